@@ -1,0 +1,22 @@
+"""What a user did wrong, as one line: the command line prints it and exits with code 2, nothing written."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(Exception):
+    """A mistake in what was asked for: one line that says what, where, what was expected and the nearest valid name."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(" ".join(message.split()))
+
+
+def did_you_mean(word: object, names: Iterable[str]) -> str:
+    """`` (did you mean 'chunk'?)`` for the name nearest to ``word``; the names themselves when none is near."""
+    known = sorted(names)
+    near = difflib.get_close_matches(str(word), known, n=1, cutoff=0.5)
+    if near:
+        return f" (did you mean {near[0]!r}?)"
+    return f" (one of: {', '.join(known)})" if known else ""

@@ -1,0 +1,85 @@
+"""Who can be measured: static facts about every system, as data.
+
+No torch here: ``glabench ls`` and the validation of sweep files read this before anything heavy is imported. The code
+behind each entry is named by ``module`` and loaded by ``glabench.systems.load``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Family = Literal["gla", "linear", "attention"]
+Operator = Literal["gla", "attention"]
+
+TRAINING = ("fwd", "bwd", "fwdbwd")
+WITH_STEP = (*TRAINING, "step")
+SCHEDULE = frozenset({"chunk", "sub_chunk", "materialize"})
+
+GLA_PAPER = "Yang et al. 2024, Gated Linear Attention Transformers with Hardware-Efficient Training, arXiv:2312.06635"
+FA2_PAPER = "Dao 2023, FlashAttention-2, arXiv:2307.08691"
+FLA_REPO = "https://github.com/fla-org/flash-linear-attention"
+SDPA_DOCS = "https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html"
+
+
+@dataclass(frozen=True)
+class SystemInfo:
+    """One system under measurement."""
+
+    name: str
+    title: str
+    family: Family  # "linear" is linear attention without a gate
+    operator: Operator  # what the accuracy gate compares it with
+    axes: frozenset[str]  # the fields of Case beyond the common ones that it uses: a subset of SCHEDULE
+    modes: tuple[str, ...]
+    triton: bool  # a Triton kernel of ours: on a CPU it runs in the interpreter and is never timed
+    module: str  # "package.module:Class"
+    summary: str
+    source: str
+
+    @property
+    def gated(self) -> bool:
+        """Whether the system reads the gates g, so that the gate strength is part of its cases."""
+        return self.family == "gla"
+
+
+def _gla(name: str, title: str, module: str, summary: str, source: str, *, axes: frozenset[str] = frozenset(),
+         modes: tuple[str, ...] = TRAINING, triton: bool = False) -> SystemInfo:  # fmt: skip
+    return SystemInfo(name, title, "gla", "gla", axes, modes, triton, f"glabench.systems.{module}", summary, source)
+
+
+def _attention(name: str, title: str, module: str, summary: str, source: str) -> SystemInfo:
+    return SystemInfo(
+        name, title, "attention", "attention", frozenset(), TRAINING, False, f"glabench.systems.{module}", summary, source
+    )
+
+
+_SYSTEMS = (
+    _gla("gla", "GLA, chunkwise (ours)", "gla:Gla",
+         "chunkwise Triton kernels, two-level chunking, states materialized or not", GLA_PAPER,
+         axes=SCHEDULE, triton=True),
+    _gla("gla_recurrent", "GLA, fused recurrent (ours)", "gla_recurrent:GlaRecurrent",
+         "one Triton program walks the whole sequence with the state on chip; mode step decodes one token", GLA_PAPER,
+         modes=WITH_STEP, triton=True),
+    _gla("recurrent_torch", "Recurrence, PyTorch loop", "recurrent_torch:RecurrentTorch",
+         "the recurrence as a Python loop over time", "Katharopoulos et al. 2020, arXiv:2006.16236", modes=WITH_STEP),
+    _gla("chunkwise_torch", "Chunkwise, PyTorch (not I/O-aware)", "chunkwise_torch:ChunkwiseTorch",
+         "the chunkwise form in plain PyTorch: every intermediate goes through memory", GLA_PAPER,
+         axes=frozenset({"chunk"})),
+    _gla("parallel_torch", "Parallel form, PyTorch", "parallel_torch:ParallelTorch",
+         "the quadratic form, in log space so that strong gates do not overflow", GLA_PAPER),
+    _attention("sdpa", "Attention, torch SDPA", "sdpa:Sdpa",
+               "softmax attention with the backend that PyTorch picks: the attention baseline of a CPU", SDPA_DOCS),
+    _attention("fa2", "FlashAttention-2", "fa2:FlashAttention2",
+               "flash_attn where it is installed, else torch SDPA's flash backend; the row says which", FA2_PAPER),
+    _attention("cudnn", "Attention, cuDNN", "cudnn:CudnnAttention",
+               "softmax attention through torch SDPA's cuDNN backend", SDPA_DOCS),
+    _gla("fla", "FLA chunk_gla", "fla:FlaChunk",
+         "fla-core's chunkwise GLA, autotuned by itself", FLA_REPO),
+    SystemInfo("fla_linear", "FLA chunk_linear_attn (no gate)", "linear", "gla", frozenset(), TRAINING, False,
+               "glabench.systems.fla:FlaLinear", "fla-core's chunkwise linear attention without a gate", FLA_REPO),
+    _gla("fla_recurrent", "FLA fused_recurrent_gla", "fla:FlaRecurrent",
+         "fla-core's fused recurrence; mode step decodes one token", FLA_REPO, modes=WITH_STEP),
+)  # fmt: skip
+
+CATALOG: dict[str, SystemInfo] = {info.name: info for info in _SYSTEMS}
