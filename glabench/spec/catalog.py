@@ -49,9 +49,8 @@ def _gla(name: str, title: str, module: str, summary: str, source: str, *, axes:
 
 
 def _attention(name: str, title: str, module: str, summary: str, source: str) -> SystemInfo:
-    return SystemInfo(
-        name, title, "attention", "attention", frozenset(), TRAINING, False, f"glabench.systems.{module}", summary, source
-    )
+    path = f"glabench.systems.{module}"
+    return SystemInfo(name, title, "attention", "attention", frozenset(), TRAINING, False, path, summary, source)
 
 
 _SYSTEMS = (
