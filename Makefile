@@ -1,0 +1,51 @@
+# make sweep and make test do everything from a fresh clone; make help lists the rest.
+
+PYTHON ?= python3
+SWEEP ?= quick
+VENV := .venv
+BIN := $(VENV)/bin
+NAME = $(basename $(notdir $(SWEEP)))
+
+.DEFAULT_GOAL := help
+.PHONY: help sweep test lint format venv clean
+
+help: ## list what can be made
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo "  SWEEP=name runs another sweep than quick; PYTHON=path makes the environment with another Python"
+
+sweep: $(VENV)/.installed ## run the quick sweep and render its report
+	$(BIN)/glabench sweep $(SWEEP)
+	$(BIN)/glabench report results/local/$(NAME)-*.jsonl --out reports/local/$(NAME)
+
+test: $(VENV)/.installed-dev ## run the tests on every core
+	$(BIN)/pytest --numprocesses auto --dist worksteal
+
+lint: $(VENV)/.installed-dev ## check style, types and files
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	SKIP=ruff,ruff-format,mypy $(BIN)/pre-commit run --all-files
+
+format: $(VENV)/.installed-dev ## put the code into its one format
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+venv: $(VENV)/.installed-dev ## make .venv with the development tools
+
+clean: ## remove the environment, caches and builds; results and reports stay
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "make: glabench needs Python 3.11 or newer, and '$(PYTHON)' is none; name one: make PYTHON=python3.12" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
+
+# The stamps make pip run again only when what it reads has changed.
+$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/pip install --constraint constraints.txt --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/pip install --constraint constraints.txt --editable '.[dev]'
+	@touch $@ $(VENV)/.installed

@@ -1,0 +1,61 @@
+"""``glabench --help`` answers at once, because nothing heavy is imported before a command needs it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Callable
+
+import pytest
+
+import glabench
+
+HEAVY = ("torch", "triton", "pandas", "numpy", "matplotlib", "pydantic", "yaml", "jinja2", "pynvml")
+COMMANDS = ("sweep", "report", "ls", "doctor")
+
+# Runs the command line as the console script does, then says which of the heavy packages came in with it.
+PROBE = f"""
+import sys
+from glabench.cli import main
+sys.argv = ["glabench", *sys.argv[1:]]
+try:
+    main()
+except SystemExit as stop:
+    code = stop.code
+else:
+    code = 0
+loaded = [name for name in {HEAVY!r} if name in sys.modules]
+print("loaded:", " ".join(loaded))
+sys.exit(code)
+"""
+
+
+@pytest.mark.parametrize("arguments", [["--help"], *([command, "--help"] for command in COMMANDS)], ids=" ".join)
+def test_help_imports_nothing_heavy(
+    python_process: Callable[..., subprocess.CompletedProcess[str]], arguments: list[str]
+) -> None:
+    done = python_process("-c", PROBE, *arguments)
+    assert "Usage:" in done.stdout
+    assert done.stdout.splitlines()[-1].split() == ["loaded:"]
+
+
+def test_probe_sees_a_heavy_import(python_process: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    done = python_process("-c", "import yaml\n" + PROBE, "--help")
+    assert done.stdout.splitlines()[-1].split() == ["loaded:", "yaml"]
+
+
+def test_help_lists_every_command(python_process: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    done = python_process("-m", "glabench", "--help")
+    listed = [name for name in COMMANDS if re.search(rf"^\W*{name}\s", done.stdout, re.MULTILINE)]
+    assert listed == list(COMMANDS)
+
+
+def test_version_is_the_package_version(python_process: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    done = python_process("-m", "glabench", "--version")
+    assert glabench.__version__ in done.stdout.split()
+
+
+def test_misspelt_command_exits_2(python_process: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    done = python_process("-m", "glabench", "swep", check=False)
+    assert done.returncode == 2
+    assert "swep" in done.stderr
