@@ -1,0 +1,113 @@
+"""How much a case must compute and move, and the time that takes at best. No torch.
+
+Multiply and add are two FLOP; intra-chunk and attention matrices count their causal half. Bytes are the compulsory
+ones: every input read once, every output written once, nothing materialized in between. Per token and head, with e
+bytes per element and chunks of C rows:
+
+    gated linear attention, forward    4KV + C(K+V) FLOP      e(3K + 2V) bytes     q, k, g, v read; o written
+    and backward                      10KV + C(3K+2V) FLOP    e(6K + 3V) bytes     q, k, g, v, do read; dq, dk, dg, dv
+    attention, causal, forward         2TD FLOP               4eD bytes            q, k, v read; o written
+    and backward                       5TD FLOP               8eD bytes            q, k, v, o, do read; dq, dk, dv
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from glabench.spec.case import DTYPE_BYTES
+from glabench.spec.catalog import CATALOG
+
+DEFAULT_CHUNK = 64  # where a chunkwise system chooses for itself
+STATE_BYTES = 4  # states are float32
+
+
+@dataclass(frozen=True)
+class Datasheet:
+    """What the maker of a GPU promises, for floors on a machine one does not have. A copy reaches some 90 % of it."""
+
+    name: str
+    arch: str
+    bytes_per_s: float
+    source: str
+
+
+DATASHEET: dict[str, Datasheet] = {
+    "A100": Datasheet(
+        "NVIDIA A100 80GB SXM",
+        "sm_80",
+        2.039e12,
+        "https://www.nvidia.com/content/dam/en-zz/Solutions/Data-Center/a100/pdf/nvidia-a100-datasheet-nvidia-us-2188504-web.pdf",
+    ),
+    "H100": Datasheet("NVIDIA H100 SXM", "sm_90", 3.35e12, "https://www.nvidia.com/en-us/data-center/h100/"),
+    "H200": Datasheet("NVIDIA H200 SXM", "sm_90", 4.8e12, "https://www.nvidia.com/en-us/data-center/h200/"),
+}
+
+
+def work(case: dict[str, Any]) -> dict[str, int]:
+    """``{"flops", "hbm_bytes"}`` of a case given as a dict (``Case.to_dict``). Raises KeyError for an unknown system.
+
+    Modes: "fwd" and "bwd" are one direction, "fwdbwd" both, "step" one token with its state read and written.
+    """
+    if CATALOG[case["system"]].operator == "attention":
+        return _attention(case)
+    return _step(case) if case["mode"] == "step" else _gla(case)
+
+
+def floor_ms(hbm_bytes: int, bytes_per_s: float) -> float:
+    """The time in ms that the bytes take at that bandwidth (bytes per second, read plus written)."""
+    return 1000 * hbm_bytes / bytes_per_s
+
+
+def _directions(mode: str) -> tuple[int, int]:
+    """(forward passes, backward passes) of a mode."""
+    return {"fwd": (1, 0), "bwd": (0, 1), "fwdbwd": (1, 1)}[mode]
+
+
+def _gla(case: dict[str, Any]) -> dict[str, int]:
+    k, v, t = case["K"], case["V"], case["T"]
+    heads = case["B"] * case["H"]
+    fwd, bwd = _directions(case["mode"])
+    gates = int(case["gate_strength"] is not None and CATALOG[case["system"]].gated)
+
+    through_state, rows = _form(case)
+    flops = fwd * (4 * through_state * k * v + rows * (k + v)) + bwd * (
+        10 * through_state * k * v + rows * (3 * k + 2 * v)
+    )
+    elements = fwd * ((2 + gates) * k + 2 * v) + bwd * ((4 + 2 * gates) * k + 3 * v)
+    # forward: initial state read, final state written; backward: both states' gradients and the initial state
+    states = (2 * fwd + 3 * bwd) if case["initial_state"] else 0
+    nbytes = heads * (t * elements * DTYPE_BYTES[case["dtype"]] + states * k * v * STATE_BYTES)
+    return {"flops": heads * t * flops, "hbm_bytes": nbytes}
+
+
+def _form(case: dict[str, Any]) -> tuple[int, int]:
+    """(1 when the form carries a K x V state, rows that one row's scores span): T for the parallel form, which has no
+    state, the chunk for a chunkwise form, none for a recurrence."""
+    name = case["system"]
+    if "parallel" in name:
+        return 0, case["T"]
+    if "recurrent" in name:
+        return 1, 0
+    return 1, min(case["chunk"] or DEFAULT_CHUNK, case["T"])
+
+
+def _step(case: dict[str, Any]) -> dict[str, int]:
+    k, v = case["K"], case["V"]
+    heads = case["B"] * case["H"]
+    gates = int(case["gate_strength"] is not None)
+    elements = (2 + gates) * k + 2 * v
+    return {
+        "flops": heads * 4 * k * v,
+        "hbm_bytes": heads * (2 * STATE_BYTES * k * v + elements * DTYPE_BYTES[case["dtype"]]),
+    }
+
+
+def _attention(case: dict[str, Any]) -> dict[str, int]:
+    heads, dim, t = case["attn_heads"] or case["H"], case["attn_dim"] or case["V"], case["T"]
+    fwd, bwd = _directions(case["mode"])
+    rows = case["B"] * heads * t
+    return {
+        "flops": rows * t * dim * (2 * fwd + 5 * bwd),
+        "hbm_bytes": rows * dim * DTYPE_BYTES[case["dtype"]] * (4 * fwd + 8 * bwd),
+    }

@@ -1,0 +1,1 @@
+"""The machine: environment, clocks, ceilings and cross-compilation."""

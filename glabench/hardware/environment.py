@@ -1,0 +1,164 @@
+"""Where a row was made: what must be equal for two rows to be compared. The cheap parts need no torch."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import re
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import glabench
+from glabench.hardware import nvml
+from glabench.run.settings import Device
+
+# What of this package can change a result. Reports, commands and the driver read and move rows, no more.
+RESULT_SOURCES = ("spec/case.py", "systems/*.py", "hardware/*.py", "analysis/work.py") + tuple(
+    f"run/{name}.py" for name in ("settings", "pipeline", "inputs", "oracle", "gate", "measure", "memory")
+)
+# Packages whose version can change a result.
+RESULT_PACKAGES = ("torch", "triton", "fla-core", "flash-linear-attention", "flash-attn")
+
+
+def package_version(distribution: str) -> str | None:
+    """The installed version of a distribution, without importing it; None when it is not installed."""
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def detect_device() -> Device:
+    """"cuda" where there is an NVIDIA GPU and a torch built for it, else "cpu". Imports no torch."""
+    torch_version = package_version("torch") or ""
+    return "cuda" if nvml.gpu_info() is not None and "+cpu" not in torch_version else "cpu"
+
+
+def device_name(kind: Device) -> str:
+    """The GPU's name as NVML gives it ("NVIDIA H200"), or the CPU's model. Imports no torch."""
+    if kind == "cuda":
+        info = nvml.gpu_info()
+        return info.name if info is not None else "unknown NVIDIA GPU"
+    return _cpu_model()
+
+
+def _cpu_model() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        text = ""
+    found = re.search(r"^(?:model name|Model)\s*:\s*(.+)$", text, re.MULTILINE)
+    return " ".join(found[1].split()) if found else platform.processor() or platform.machine()
+
+
+def slug(name: str) -> str:
+    """A device name as part of a file name: "NVIDIA H100 80GB HBM3" -> "nvidia-h100-80gb-hbm3"."""
+    plain = re.sub(r"\((?:R|TM)\)|@.*$", "", name, flags=re.IGNORECASE)
+    return re.sub(r"[^a-z0-9]+", "-", plain.lower()).strip("-") or "unknown"
+
+
+def device_slug(kind: Device) -> str:
+    """The device's name for file names, without torch: "nvidia-h200", "cpu-amd-epyc-7763-64-core-processor"."""
+    return slug(device_name(kind)) if kind == "cuda" else f"cpu-{slug(device_name(kind))}"
+
+
+def _kernels_root() -> Path | None:
+    spec = importlib.util.find_spec("gla_kernels")
+    return Path(spec.origin).parent if spec is not None and spec.origin else None
+
+
+@cache
+def fingerprint() -> str:
+    """Twelve hex digits over the sources and the package versions that can change a result. Imports no torch."""
+    digest = hashlib.sha256()
+    package = Path(glabench.__file__).parent
+    files = sorted(path for pattern in RESULT_SOURCES for path in package.glob(pattern))
+    roots = [(package, files)]
+    kernels = _kernels_root()
+    if kernels is not None:
+        roots.append((kernels, sorted(p for s in ("*.py", "*.json") for p in kernels.rglob(s))))
+    for root, paths in roots:
+        for path in paths:
+            digest.update(f"{root.name}/{path.relative_to(root).as_posix()}\0".encode())
+            digest.update(path.read_bytes())
+    for name in RESULT_PACKAGES:
+        digest.update(f"\0{name}={package_version(name)}".encode())
+    return digest.hexdigest()[:12]
+
+
+@cache
+def _git() -> tuple[str | None, bool | None]:
+    """(commit, dirty) of the checkout this package runs from; (None, None) when it is installed without one."""
+    root = Path(glabench.__file__).parent
+
+    def ask(*arguments: str) -> str | None:
+        try:
+            done = subprocess.run(
+                ["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=10, check=True
+            )
+        except (OSError, subprocess.SubprocessError):
+            return None
+        return done.stdout.strip()
+
+    # A package installed into somebody else's checkout (a virtual environment inside it) is not that checkout.
+    if ask("ls-files", "--error-unmatch", "__init__.py") is None:
+        return None, None
+    status = ask("status", "--porcelain", "--untracked-files=no")
+    return ask("rev-parse", "HEAD"), None if status is None else bool(status)
+
+
+def _memory_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+@cache
+def environment(device: Device) -> dict[str, Any]:
+    """The row's ``environment``. Imports torch; on CUDA measures the copy bandwidth once per process.
+
+    Keys: device, kind, device_slug, memory_bytes, driver, cuda, capability, torch, triton, python, glabench, commit,
+    dirty, fingerprint, copy_bytes_per_s (bytes read plus bytes written per second; CUDA only), os, cpu_count.
+    """
+    import torch
+
+    commit, dirty = _git()
+    facts: dict[str, Any] = {
+        "device": device_name(device),
+        "kind": device,
+        "device_slug": device_slug(device),
+        "memory_bytes": _memory_bytes(),
+        "driver": None,
+        "cuda": None,
+        "capability": None,
+        "torch": torch.__version__,
+        "triton": package_version("triton"),
+        "python": platform.python_version(),
+        "glabench": glabench.__version__,
+        "commit": commit,
+        "dirty": dirty,
+        "fingerprint": fingerprint(),
+        "copy_bytes_per_s": None,
+        "os": platform.platform(terse=True),
+        "cpu_count": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+    }
+    if device == "cuda":
+        from glabench.hardware.ceilings import copy_bytes_per_s
+
+        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+        info = nvml.gpu_info(str(properties.uuid))
+        facts |= {
+            "device": properties.name,
+            "device_slug": slug(properties.name),
+            "memory_bytes": properties.total_memory,
+            "driver": info.driver if info is not None else None,
+            "cuda": torch.version.cuda,
+            "capability": f"{properties.major}.{properties.minor}",
+            "copy_bytes_per_s": copy_bytes_per_s(),
+        }
+    else:
+        facts["threads"] = torch.get_num_threads()
+    return facts

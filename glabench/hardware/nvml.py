@@ -1,0 +1,174 @@
+"""What NVIDIA's management library says about the GPU: clocks, power, temperature, who else is on it.
+
+Every function answers None or an empty value where there is no NVML, so that callers need no second path. NVML counts
+the machine's GPUs while CUDA_VISIBLE_DEVICES renumbers them for CUDA: ``handle`` goes by the UUID when it is given one.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+# NVML's bits for why clocks are held back (nvmlClocksEventReasons). Idle, and clocks that somebody set by hand, are
+# no throttling of a benchmark in progress and are reported by the doctor alone.
+THROTTLE_BITS = {
+    0x4: "power cap",
+    0x8: "hardware slowdown",
+    0x20: "thermal (software)",
+    0x40: "thermal (hardware)",
+    0x80: "power brake",
+}
+SETTING_BITS = {0x2: "application clocks set", 0x10: "sync boost", 0x100: "display clock"}
+
+
+@dataclass(frozen=True)
+class Clocks:
+    """One reading of the GPU while it works."""
+
+    sm_mhz: float
+    sm_mhz_max: float
+    power_w: float | None
+    temperature_c: float | None
+    throttle: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class GpuInfo:
+    """The facts about a GPU that do not change while it runs."""
+
+    name: str
+    uuid: str
+    memory_bytes: int
+    driver: str
+    cuda: str  # the newest CUDA version the driver serves, "13.0"
+    capability: tuple[int, int]
+    persistence: bool | None
+
+
+@cache
+def _library() -> Any | None:
+    """pynvml, initialised; None where the package, the driver or a GPU is missing."""
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+        if pynvml.nvmlDeviceGetCount() == 0:
+            return None
+    except pynvml.NVMLError:
+        return None
+    return pynvml
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+@cache
+def handle(uuid: str | None = None) -> Any | None:
+    """NVML's handle of the GPU with that UUID; without one, of the first GPU that CUDA would see."""
+    nvml = _library()
+    if nvml is None:
+        return None
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip()
+    try:
+        if uuid is None and visible.startswith("GPU-"):
+            uuid = visible
+        if uuid is not None:
+            return nvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
+        return nvml.nvmlDeviceGetHandleByIndex(int(visible) if visible.isdigit() else 0)
+    except nvml.NVMLError:
+        return None
+
+
+def _ask(name: str, *args: Any) -> Any | None:
+    """NVML's answer, or None for a question that this GPU, driver or container does not answer."""
+    nvml = _library()
+    try:
+        return getattr(nvml, name)(*args) if nvml is not None else None
+    except (nvml.NVMLError, AttributeError):  # type: ignore[union-attr]  # nvml is set where the call can raise
+        return None
+
+
+def gpu_info(uuid: str | None = None) -> GpuInfo | None:
+    """Name, memory, driver and capability of the GPU, or None without NVML."""
+    gpu = handle(uuid)
+    if gpu is None:
+        return None
+    cuda = _ask("nvmlSystemGetCudaDriverVersion_v2") or 0
+    memory = _ask("nvmlDeviceGetMemoryInfo", gpu)
+    capability = _ask("nvmlDeviceGetCudaComputeCapability", gpu)
+    persistence = _ask("nvmlDeviceGetPersistenceMode", gpu)
+    return GpuInfo(
+        name=_text(_ask("nvmlDeviceGetName", gpu) or "unknown NVIDIA GPU"),
+        uuid=_text(_ask("nvmlDeviceGetUUID", gpu) or ""),
+        memory_bytes=int(memory.total) if memory is not None else 0,
+        driver=_text(_ask("nvmlSystemGetDriverVersion") or "unknown"),
+        cuda=f"{cuda // 1000}.{cuda % 1000 // 10}",
+        capability=(capability[0], capability[1]) if capability else (0, 0),
+        persistence=None if persistence is None else bool(persistence),
+    )
+
+
+def _reason_bits(gpu: Any) -> int:
+    bits = _ask("nvmlDeviceGetCurrentClocksEventReasons", gpu)
+    if bits is None:  # the name before driver 535
+        bits = _ask("nvmlDeviceGetCurrentClocksThrottleReasons", gpu)
+    return int(bits or 0)
+
+
+def clocks(uuid: str | None = None) -> Clocks | None:
+    """One reading of SM clock (MHz), power (W), temperature (degrees C) and throttle reasons; None without NVML."""
+    gpu = handle(uuid)
+    nvml = _library()
+    if gpu is None or nvml is None:
+        return None
+    now = _ask("nvmlDeviceGetClockInfo", gpu, nvml.NVML_CLOCK_SM)
+    top = _ask("nvmlDeviceGetMaxClockInfo", gpu, nvml.NVML_CLOCK_SM)
+    if now is None or not top:
+        return None
+    power = _ask("nvmlDeviceGetPowerUsage", gpu)
+    temperature = _ask("nvmlDeviceGetTemperature", gpu, nvml.NVML_TEMPERATURE_GPU)
+    bits = _reason_bits(gpu)
+    return Clocks(
+        sm_mhz=float(now),
+        sm_mhz_max=float(top),
+        power_w=None if power is None else power / 1000,
+        temperature_c=None if temperature is None else float(temperature),
+        throttle=tuple(name for bit, name in THROTTLE_BITS.items() if bits & bit),
+    )
+
+
+def clock_settings(uuid: str | None = None) -> tuple[str, ...]:
+    """What holds the clocks by somebody's choice (application clocks, sync boost), for the doctor."""
+    gpu = handle(uuid)
+    if gpu is None:
+        return ()
+    bits = _reason_bits(gpu)
+    return tuple(name for bit, name in SETTING_BITS.items() if bits & bit)
+
+
+def other_processes(uuid: str | None = None) -> list[int] | None:
+    """Process ids computing on the GPU beside this one; None where NVML does not say (containers often hide them)."""
+    gpu = handle(uuid)
+    running = None if gpu is None else _ask("nvmlDeviceGetComputeRunningProcesses", gpu)
+    return None if running is None else [p.pid for p in running if p.pid != os.getpid()]
+
+
+def summarise(readings: list[Clocks]) -> dict[str, Any] | None:
+    """The row's ``clocks``: mean clock and power, highest temperature, every throttle reason seen; None for none."""
+    if not readings:
+        return None
+    power = [r.power_w for r in readings if r.power_w is not None]
+    heat = [r.temperature_c for r in readings if r.temperature_c is not None]
+    return {
+        "sm_mhz": round(sum(r.sm_mhz for r in readings) / len(readings), 1),
+        "sm_mhz_min": min(r.sm_mhz for r in readings),
+        "sm_mhz_max": readings[0].sm_mhz_max,
+        "power_w": round(sum(power) / len(power), 1) if power else None,
+        "temperature_c": max(heat) if heat else None,
+        "throttle": sorted({reason for r in readings for reason in r.throttle}),
+    }

@@ -1,0 +1,1 @@
+"""How one case becomes one row: inputs, gate, measure, memory, in the order that ``pipeline`` knows."""

@@ -1,0 +1,192 @@
+"""The correctness gate: no time without it.
+
+A system computes its whole case; a sample of (batch, head) pairs of what it returns is compared with float64, row
+block by row block, so that one wrong row among thousands is seen. What is allowed is a multiple of the error that a
+plain PyTorch form makes in the same dtype: the same for every system.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from glabench.run import oracle
+from glabench.run.inputs import DTYPES, Inputs, make_inputs, pick_pairs
+from glabench.run.settings import Settings
+from glabench.spec.case import Case
+from glabench.systems.base import System
+
+BLOCK = 16  # rows that are compared together
+
+# The least that is allowed, in units of the dtype's rounding (u = eps / 2), whatever the plain form's error is: storing
+# the result costs up to one u, one rounded operand another. In fp32 the exponent of a decay, a sum of gates over a
+# chunk, carries |G| u of error: a few hundred nats are a few hundred u.
+FLOOR = {"bf16": 2.0, "fp16": 2.0, "fp32": 256.0}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The gate's answer; ``accuracy`` is what the row keeps."""
+
+    passed: bool
+    reason: str | None
+    accuracy: dict[str, Any] = field(repr=False)
+
+
+def reduced(case: Case, system: System, settings: Settings, interpreter: bool) -> Case:
+    """The case that is compared on a CPU: few tokens and heads, the schedule as it is.
+
+    In the interpreter two chunks and a ragged rest, head dimensions capped; PyTorch forms keep their head dimensions.
+    """
+    if interpreter:
+        chunk = case.chunk or 64
+        most = settings.gate_dim_interpreter
+        tokens = min(case.T, 2 * chunk + chunk // 2 + 5)
+        return replace(case, B=1, H=min(case.H, 2), K=min(case.K, most), V=min(case.V, most), T=tokens)
+    heads = None if case.attn_heads is None else min(case.attn_heads, 2)
+    return replace(case, B=1, H=min(case.H, 2), attn_heads=heads, T=min(case.T, settings.gate_tokens_cpu))
+
+
+def check(system: System, case: Case, settings: Settings, where: str) -> Verdict:
+    """Run the case twice and compare it with float64 on sampled pairs. ``where``: "cuda", "cpu" or "interpreter".
+
+    A run fails when an output's error exceeds its tolerance, is not finite, or is missing; and, for our own kernels,
+    when the second run differs from the first in any bit.
+    """
+    gradients = case.mode in ("bwd", "fwdbwd")
+    question = oracle.ask(case, settings.device, settings.gate_pairs, gradients)
+    right = oracle.answer(question)
+    inputs = make_inputs(case, system.info.operator, settings.device)
+    _poison(inputs)
+    first = run_once(system, inputs, case, gradients)
+    second = run_once(system, inputs, case, gradients)
+    same = all(_bits_equal(first[name], second[name]) for name in first)
+    del second
+    scores = {
+        name: _score(name, _pick(first.get(name), name, question), right, case.dtype, settings.gate_factor)
+        for name in right.reference
+    }
+    reason = _worst(scores)
+    if reason is None and not same and system.info.triton:
+        reason = "two runs of the same inputs differ"
+    accuracy = {
+        "passed": reason is None,
+        "where": where,
+        "shape": {axis: getattr(case, axis) for axis in "BTHKV"},
+        "reference": question.names,
+        "pairs": len(question.pairs),
+        "factor": settings.gate_factor,
+        "deterministic": same,
+        "outputs": scores,
+    }
+    return Verdict(reason is None, reason, accuracy)
+
+
+def run_once(system: System, inputs: Inputs, case: Case, gradients: bool) -> oracle.Outputs:
+    """The system's outputs and gradients by name, in full."""
+    if case.mode == "step":
+        assert inputs.initial_state is not None  # mode "step" always has one
+        fresh = replace(inputs, initial_state=inputs.initial_state.clone())
+        with torch.no_grad():
+            o, state = system.step(fresh, case)
+        return {"o": o, "final_state": state}
+    given = inputs.with_grad() if gradients else inputs
+    with torch.set_grad_enabled(gradients):
+        o, final = system.forward(given, case)
+    return oracle.collect(given, o, final, gradients)
+
+
+def _poison(inputs: Inputs) -> None:
+    """Leave NaN in the allocator's free blocks: a kernel that does not write all of its output is found out."""
+    shapes = [torch.full_like(x, float("nan")) for _, x in inputs.tensors()]
+    del shapes
+
+
+def _bits_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
+    word = {2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]
+    return torch.equal(a.contiguous().view(word), b.contiguous().view(word))
+
+
+def _pick(x: torch.Tensor | None, name: str, question: oracle.Question) -> torch.Tensor | None:
+    if x is None:
+        return None
+    return pick_pairs(x, question.pairs, time_axis=question.case.mode != "step" and "state" not in name)
+
+
+def _blocks(x: torch.Tensor, name: str) -> torch.Tensor:
+    """Squared norms [P, blocks] of blocks of 16 rows of an output [1,T,P,D], a state [1,P,K,V] or a step's o [1,P,V]."""
+    if x.dim() == 3:
+        rows = x[0].unsqueeze(1)
+    else:
+        rows = x[0] if "state" in name else x[0].transpose(0, 1)
+    squares = rows.double().square().sum(-1)
+    padded = torch.nn.functional.pad(squares, (0, -squares.shape[1] % BLOCK))
+    return padded.unflatten(1, (-1, BLOCK)).sum(-1)
+
+
+def _score(
+    name: str, x: torch.Tensor | None, right: oracle.Answer, dtype: str, factor: float
+) -> dict[str, Any]:
+    """One output's errors, the plain form's and what is allowed; see ``_errors`` for the two kinds."""
+    ref = right.reference[name]
+    if x is None:
+        return {"error": None, "baseline": 0.0, "tolerance": 0.0, "missing": True}
+    floor = FLOOR[dtype] * torch.finfo(DTYPES[dtype]).eps / 2
+    terms = right.terms if name == "dg" else None
+    error, local = _errors(x, ref, name, terms, dtype)
+    base, base_local = _errors(right.baseline[name], ref, name, terms, dtype)
+    return {
+        "error": _finite(error),
+        "baseline": base,
+        "tolerance": max(factor * base, floor),
+        "block_error": _finite(local),
+        "block_baseline": base_local,
+        "block_tolerance": max(factor * base_local, 2 * floor),
+        "nonfinite": int((~torch.isfinite(x)).sum()),
+    }
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no NaN: an error that is not a number is None, and passes nothing."""
+    return value if value == value and value != float("inf") else None
+
+
+def _errors(
+    x: torch.Tensor, ref: torch.Tensor, name: str, terms: torch.Tensor | None, dtype: str
+) -> tuple[float, float]:
+    """(||x-ref|| / ||ref|| of the worst pair, the same of its worst block of 16 rows).
+
+    A block is measured against its own norm, or the pair's mean block where its own is smaller. dg is a sum of
+    differences of q*dq and k*dk, which cancel under strong gates: it is measured against half the norm of q*dq at
+    least. Nothing is measured against less than the dtype's smallest normal number, which is as good as zero.
+    """
+    apart = _blocks(x.double() - ref, name)
+    size = _blocks(ref, name)
+    if terms is not None:
+        size = torch.maximum(size, _blocks(terms, name) / 4)
+    tiny = torch.finfo(DTYPES[dtype]).tiny ** 2 * ref.shape[-1]
+    size = size.clamp_min(tiny) if dtype != "bf16" else size.clamp_min(torch.finfo(torch.float32).tiny ** 2)
+    whole = (apart.sum(1) / size.sum(1)).sqrt()
+    local = (apart / torch.maximum(size, size.mean(1, keepdim=True))).sqrt()
+    return float(whole.max()), float(local.max())
+
+
+def _worst(scores: dict[str, dict[str, Any]]) -> str | None:
+    """One line that names the output furthest beyond its tolerance, or None when all are within."""
+    worst, excess = None, 1.0
+    for name, score in scores.items():
+        if score.get("missing"):
+            return f"{name} was not returned"
+        if score["nonfinite"] or score["error"] is None or score["block_error"] is None:
+            return f"{name} holds {score['nonfinite']} values that are NaN or infinite"
+        for kind, what in (("", ""), ("block_", " in a block of 16 rows")):
+            ratio = score[f"{kind}error"] / score[f"{kind}tolerance"]
+            if not ratio <= excess:
+                excess = ratio
+                worst = (
+                    f"{name} is off by {score[f'{kind}error']:.2e}{what}, "
+                    f"{score[f'{kind}tolerance']:.2e} is allowed (relative to float64)"
+                )
+    return worst

@@ -1,0 +1,119 @@
+"""Fresh random inputs, seeded: two systems asked the same question are given the same numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+
+import torch
+import torch.nn.functional as F
+
+from glabench.spec.case import Case
+from glabench.spec.catalog import CATALOG, Operator
+
+DTYPES: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What an operator is given, and the gradients that come back to it.
+
+    GLA: q, k, g, ``[B,T,H,K]``, v, do ``[B,T,H,V]``, states ``[B,H,K,V]`` in float32. For mode "step" the T axis is
+    gone. Attention: q, k, v, do ``[B,T,heads,dim]``, the rest None.
+    """
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    do: torch.Tensor
+    g: torch.Tensor | None = None
+    initial_state: torch.Tensor | None = None
+    dstate: torch.Tensor | None = None  # the gradient of the final state; where there is an initial state
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every tensor that is there, with its name."""
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if value is not None:
+                yield f.name, value
+
+    def leaves(self) -> dict[str, torch.Tensor]:
+        """The tensors that gradients are taken of."""
+        return {name: x for name, x in self.tensors() if name not in ("do", "dstate")}
+
+    def with_grad(self) -> Inputs:
+        """The same numbers as leaves of a new autograd graph."""
+        return replace(self, **{name: x.detach().requires_grad_() for name, x in self.leaves().items()})
+
+    @property
+    def nbytes(self) -> int:
+        return sum(x.numel() * x.element_size() for _, x in self.tensors())
+
+
+def attention_shape(case: Case) -> tuple[int, int]:
+    """(heads, dim) of the attention that answers the case: its own, or the case's H heads of V."""
+    return case.attn_heads or case.H, case.attn_dim or case.V
+
+
+def make_inputs(case: Case, operator: Operator, device: str, salt: int = 0) -> Inputs:
+    """Draw q, k, v, do from N(0, 1) and g = gate_strength * logsigmoid(N(0, 1)), rounded to the case's dtype.
+
+    The operator's own scale (K^-1/2) is applied by the system. Numbers depend on the shape, the case's seed, ``salt``
+    (the number of the set when several are rotated) and the kind of device, on nothing else.
+    """
+    generator = torch.Generator(device).manual_seed(1_000_003 * case.seed + salt)
+    dtype = DTYPES[case.dtype]
+
+    def normal(*shape: int, dtype: torch.dtype = dtype) -> torch.Tensor:
+        return torch.randn(shape, generator=generator, device=device).to(dtype)
+
+    if operator == "attention":
+        heads, dim = attention_shape(case)
+        q, k, v, do = (normal(case.B, case.T, heads, dim) for _ in range(4))
+        return Inputs(q, k, v, do)
+
+    lead = (case.B, case.H) if case.mode == "step" else (case.B, case.T, case.H)
+    q, k = normal(*lead, case.K), normal(*lead, case.K)
+    v, do = normal(*lead, case.V), normal(*lead, case.V)
+    g = None
+    if case.gate_strength is not None:
+        gates = F.logsigmoid(normal(*lead, case.K, dtype=torch.float32)) * case.gate_strength
+        g = gates.clamp_min(torch.finfo(dtype).min).to(dtype)
+    state = dstate = None
+    if case.initial_state or case.mode == "step":
+        shape = (case.B, case.H, case.K, case.V)
+        state = normal(*shape, dtype=torch.float32)
+        dstate = None if case.mode == "step" else normal(*shape, dtype=torch.float32)
+    return Inputs(q, k, v, do, g, state, dstate)
+
+
+def input_bytes(case: Case) -> int:
+    """Bytes of one set of inputs, without making it."""
+    operator = CATALOG[case.system].operator
+    e = DTYPES[case.dtype].itemsize
+    if operator == "attention":
+        heads, dim = attention_shape(case)
+        return 4 * e * case.B * case.T * heads * dim
+    rows = case.B * case.H * (1 if case.mode == "step" else case.T)
+    keys = 2 if case.gate_strength is None else 3
+    states = 1 if case.mode == "step" else 2 * int(case.initial_state)
+    return e * rows * (keys * case.K + 2 * case.V) + 4 * states * case.B * case.H * case.K * case.V
+
+
+def set_count(nbytes: int, cache_bytes: int, free_bytes: int, most: int = 8) -> int:
+    """How many input sets to rotate so that none is still in the cache when its turn comes again.
+
+    Together they hold twice the cache, at least two sets, but never more than an eighth of the free memory.
+    """
+    wanted = max(2, -(-2 * cache_bytes // max(nbytes, 1)))
+    fits = max(1, free_bytes // (8 * max(nbytes, 1)))
+    return min(wanted, fits, most)
+
+
+def pick_pairs(x: torch.Tensor, pairs: tuple[tuple[int, int], ...], time_axis: bool = True) -> torch.Tensor:
+    """The (batch, head) pairs of ``x`` side by side: [B,T,H,D] -> [1,T,P,D], or [B,H,...] -> [1,P,...]."""
+    batch = torch.tensor([b for b, _ in pairs], device=x.device)
+    head = torch.tensor([h for _, h in pairs], device=x.device)
+    if time_axis:
+        return x.detach()[batch, :, head].transpose(0, 1).unsqueeze(0).contiguous()
+    return x.detach()[batch, head].unsqueeze(0).contiguous()

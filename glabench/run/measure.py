@@ -1,0 +1,256 @@
+"""Time: raw samples of one call, and the rule that says when there are enough of them.
+
+On CUDA a sample is taken cold: a buffer twice the L2 is written first, then the GPU spins for longer than Python needs
+to queue the call, then two events bracket the call alone. All of the call's kernels are queued by the time the clock
+starts, so neither Python nor the launch latency of the first kernel is in the time, only the GPU's own gaps between
+kernels. A call of thousands of kernels (a Python loop over time) cannot be queued ahead: its time holds its launches,
+as it does in real use, and ``launch_bound`` says so.
+
+On a CPU a sample is the wall time of the call, in a warm process.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from glabench.hardware import nvml
+from glabench.run.inputs import Inputs
+from glabench.run.settings import Settings
+from glabench.spec.case import Case
+from glabench.systems.base import System
+
+Call = Callable[[], object]
+
+MAX_SPIN_S = 0.01  # a call that Python needs longer than this to queue is bound by its launches
+SPIN_MARGIN_S = 20e-6
+BATCH_S = 0.05  # samples queued between two looks at the clocks
+BATCH_MOST = 32
+NOISE_WINDOW = 24  # values of the noise that must agree before it counts as levelled off
+NOISE_SPREAD = 0.05
+
+
+@dataclass(frozen=True)
+class StoppingRule:
+    """When there are enough samples: nvbench's standard-deviation criterion.
+
+    After ``min_samples`` and ``min_time_s`` of samples, stop when the noise (stdev / mean) is under ``max_noise``, or
+    when it has levelled off: the noise after each of the last 24 samples differs by less than 5 % (stdev / mean), so
+    that more samples would say the same. Otherwise at ``max_samples`` or ``max_time_s``.
+    """
+
+    min_samples: int
+    max_samples: int
+    min_time_s: float
+    max_time_s: float
+    max_noise: float
+
+    @classmethod
+    def of(cls, settings: Settings) -> StoppingRule:
+        return cls(
+            settings.min_samples, settings.max_samples, settings.min_time_s, settings.max_time_s, settings.max_noise
+        )
+
+    def verdict(self, samples_ms: Sequence[float]) -> str | None:
+        """Why to stop now, or None to go on."""
+        n, total = len(samples_ms), sum(samples_ms) / 1000
+        if n >= max(self.min_samples, 2) and total >= self.min_time_s:
+            noise = running_noise(samples_ms)
+            if noise[-1] < self.max_noise:
+                return f"noise under {self.max_noise:.1%}"
+            window = noise[-NOISE_WINDOW:]
+            if len(window) == NOISE_WINDOW and _spread(window) < NOISE_SPREAD:
+                return f"noise levelled off at {noise[-1]:.1%}"
+        if n >= self.max_samples:
+            return f"{n} samples"
+        if n >= self.min_samples and total >= self.max_time_s:
+            return f"time budget of {self.max_time_s:g} s"
+        return None
+
+
+def running_noise(samples: Sequence[float]) -> list[float]:
+    """stdev / mean of the first n samples, for n from 2 on."""
+    noise, mean, squares = [], 0.0, 0.0
+    for n, x in enumerate(samples, 1):
+        delta = x - mean
+        mean += delta / n
+        squares += delta * (x - mean)
+        if n > 1:
+            noise.append(math.sqrt(squares / (n - 1)) / mean if mean > 0 else 0.0)
+    return noise
+
+
+def _spread(values: Sequence[float]) -> float:
+    mean = sum(values) / len(values)
+    return math.sqrt(sum((v - mean) ** 2 for v in values) / len(values)) / mean if mean > 0 else 0.0
+
+
+def calls(system: System, case: Case, sets: Sequence[Inputs]) -> list[Call]:
+    """What the clock brackets, one callable an input set.
+
+    fwd: the forward without autograd. bwd: the gradients of every input from a forward done beforehand. fwdbwd: the
+    forward and then those gradients. step: one token, the state carried on from call to call.
+    """
+    return [_call(system, case, one) for one in sets]
+
+
+def _call(system: System, case: Case, inputs: Inputs) -> Call:
+    if case.mode == "step":
+        return _without_grad(lambda: system.step(inputs, case))
+    if case.mode == "fwd":
+        return _without_grad(lambda: system.forward(inputs, case))
+    given = inputs.with_grad()
+    leaves = list(given.leaves().values())
+
+    def ends() -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        o, state = system.forward(given, case)
+        if state is None or given.dstate is None:
+            return [o], [given.do]
+        return [o, state], [given.do, given.dstate]
+
+    if case.mode == "fwdbwd":
+        return lambda: torch.autograd.grad(*_split(ends(), leaves))
+    outputs, ups = ends()
+    return lambda: torch.autograd.grad(outputs, leaves, ups, retain_graph=True)
+
+
+def _split(
+    ends: tuple[list[torch.Tensor], list[torch.Tensor]], leaves: list[torch.Tensor]
+) -> tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]:
+    return ends[0], leaves, ends[1]
+
+
+def _without_grad(call: Call) -> Call:
+    def quiet() -> object:
+        with torch.no_grad():
+            return call()
+
+    return quiet
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What was measured: the row's ``time`` and ``clocks``."""
+
+    time: dict[str, Any]
+    clocks: dict[str, Any] | None
+
+
+def measure(run: Sequence[Call], settings: Settings) -> Timing:
+    """Samples of the calls in rotation, on the settings' device."""
+    return _measure_cuda(run, settings) if settings.device == "cuda" else _measure_cpu(run, settings)
+
+
+def _warm_up(run: Sequence[Call], seconds: float, synchronize: Callable[[], None]) -> int:
+    """Call every input set at least once, and for ``seconds``; how many calls that took."""
+    count, start = 0, time.perf_counter()
+    while count < len(run) or time.perf_counter() - start < seconds:
+        run[count % len(run)]()
+        synchronize()
+        count += 1
+    return count
+
+
+def _measure_cpu(run: Sequence[Call], settings: Settings) -> Timing:
+    warmup = _warm_up(run, settings.warmup_s, lambda: None)
+    rule, samples = StoppingRule.of(settings), list[float]()
+    began = time.perf_counter()
+    while (stopped := rule.verdict(samples)) is None:
+        if len(samples) >= 2 and time.perf_counter() - began > settings.max_wall_s:
+            stopped = f"wall budget of {settings.max_wall_s:g} s"
+            break
+        call = run[len(samples) % len(run)]
+        start = time.perf_counter()
+        call()
+        samples.append((time.perf_counter() - start) * 1000)
+    return Timing({"clock": "cpu_wall", "samples_ms": samples, "dropped": 0, "stopped": stopped, "warmup": warmup}, None)
+
+
+class ColdSampler:
+    """Takes batches of cold samples on the current CUDA device; see the module's docstring."""
+
+    def __init__(self, run: Sequence[Call]) -> None:
+        self.run = run
+        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+        self.uuid = str(properties.uuid)
+        self.flush = torch.empty(2 * properties.L2_cache_size, dtype=torch.int8, device="cuda")
+        self.turn = 0
+        self.host_s = min(self._host_seconds(call) for call in [*run, *run][:4])
+        top = nvml.clocks(self.uuid)
+        hertz = (top.sm_mhz_max if top is not None else 2000.0) * 1e6
+        spin_s = min(1.5 * self.host_s + SPIN_MARGIN_S, MAX_SPIN_S)
+        self.spin_cycles = int(spin_s * hertz)
+
+    @property
+    def launch_bound(self) -> bool:
+        """Whether Python needs longer to queue the call than the GPU is kept spinning."""
+        return self.host_s > MAX_SPIN_S
+
+    def _host_seconds(self, call: Call) -> float:
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        call()
+        seconds = time.perf_counter() - start
+        torch.cuda.synchronize()
+        return seconds
+
+    def batch(self, count: int) -> tuple[list[float], nvml.Clocks | None]:
+        """``count`` samples in ms, and the clocks while the last of them was running."""
+        marks = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(count)]
+        for start, end in marks:
+            call = self.run[self.turn % len(self.run)]
+            self.turn += 1
+            self.flush.zero_()
+            torch.cuda._sleep(self.spin_cycles)
+            start.record()
+            call()
+            end.record()
+        reading = nvml.clocks(self.uuid)
+        torch.cuda.synchronize()
+        return [start.elapsed_time(end) for start, end in marks], reading
+
+
+def _measure_cuda(run: Sequence[Call], settings: Settings) -> Timing:
+    warmup = _warm_up(run, settings.warmup_s, torch.cuda.synchronize)
+    sampler, rule = ColdSampler(run), StoppingRule.of(settings)
+    kept, slow, readings = list[float](), list[float](), list[nvml.Clocks]()
+    count, began = 1, time.perf_counter()
+    while (stopped := rule.verdict(kept)) is None:
+        if len(kept) + len(slow) >= 2 and time.perf_counter() - began > settings.max_wall_s:
+            stopped = f"wall budget of {settings.max_wall_s:g} s"
+            break
+        samples, reading = sampler.batch(count)
+        if reading is not None:
+            readings.append(reading)
+        held_back = reading is not None and reading.sm_mhz < settings.min_clock * reading.sm_mhz_max
+        (slow if held_back else kept).extend(samples)
+        count = max(1, min(BATCH_MOST, int(BATCH_S * 1000 / max(sum(samples) / len(samples), 1e-3))))
+    if len(kept) < min(settings.min_samples, len(slow)):
+        # A GPU that is never fast (a power cap, locked clocks) still has a time; the reader is told what it is of.
+        kept, slow = kept + slow, []
+        stopped += f"; SM clock under {settings.min_clock:.0%} of its maximum throughout, nothing dropped"
+    facts = {
+        "clock": "cuda_events_cold_l2",
+        "samples_ms": kept,
+        "dropped": len(slow),
+        "stopped": stopped,
+        "warmup": warmup,
+        "launch_bound": sampler.launch_bound,
+        "host_ms": round(sampler.host_s * 1000, 4),
+    }
+    return Timing(facts, nvml.summarise(readings))
+
+
+def rotated(case: Case, sets: int) -> int:
+    """Input sets to rotate: mode bwd keeps a whole autograd graph for each of them, so it has two at most."""
+    return min(sets, 2) if case.mode == "bwd" else sets
+
+
+def forget(inputs: Inputs) -> Inputs:
+    """The same numbers outside any autograd graph."""
+    return replace(inputs, **{name: x.detach() for name, x in inputs.tensors()})

@@ -1,0 +1,185 @@
+"""What is right: the operator in float64, and how far a plain same-dtype PyTorch form is from it.
+
+Heads do not see each other, so a sample of (batch, head) pairs is computed alone and judges the whole run's outputs of
+those pairs. Both answers are functions of the question alone, so they are kept for the next system that is asked it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import torch
+from gla_kernels import reference
+
+from glabench.run.inputs import Inputs, make_inputs, pick_pairs
+from glabench.spec.case import Case
+from glabench.spec.catalog import CATALOG, Operator
+
+Outputs = dict[str, torch.Tensor]
+Pairs = tuple[tuple[int, int], ...]
+
+TILE = 512  # rows of the attention matrix held at a time
+
+
+@dataclass(frozen=True)
+class Question:
+    """All that decides the right answer: the case without its system and schedule."""
+
+    case: Case
+    operator: Operator
+    device: str
+    pairs: Pairs
+    gradients: bool
+
+    @property
+    def names(self) -> str:
+        return "float64 softmax attention" if self.operator == "attention" else "float64 recurrence"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Outputs of the sampled pairs in float64 and in the case's dtype: o, final_state, dq, dk, dv, dg, dinitial_state.
+
+    ``[1,T,P,D]`` each, states ``[1,P,K,V]``. ``terms`` is q*dq, whose differences dg is summed from.
+    """
+
+    reference: Outputs
+    baseline: Outputs
+    terms: torch.Tensor | None
+
+
+def ask(case: Case, device: str, pair_count: int, gradients: bool) -> Question:
+    """The question of a case, the same for every system that answers it.
+
+    The first and the last (batch, head) pair are always among the sample, the others are drawn from the seed.
+    """
+    operator = CATALOG[case.system].operator
+    heads = (case.attn_heads or case.H) if operator == "attention" else case.H
+    every = [(b, h) for b in range(case.B) for h in range(heads)]
+    middle = every[1:-1]
+    drawn = random.Random(case.seed).sample(middle, min(max(pair_count - 2, 0), len(middle)))
+    pairs = tuple(sorted({every[0], every[-1], *drawn}))
+    mode = case.mode if case.mode == "step" else "fwdbwd" if gradients else "fwd"
+    plain = replace(case, system="", chunk=None, sub_chunk=None, materialize=None, mode=mode)
+    return Question(plain, operator, device, pairs, gradients)
+
+
+@lru_cache(maxsize=4)
+def answer(question: Question) -> Answer:
+    """The right outputs and the same-dtype form's, for the question's pairs."""
+    inputs = make_inputs(question.case, question.operator, question.device)
+    picked = _picked(inputs, question)
+    del inputs
+    doubles = replace(picked, **{name: x.double() for name, x in picked.tensors()})
+    if question.case.mode == "step":
+        return Answer(_step(doubles), _step(picked), None)
+    if question.operator == "attention":
+        right = attention(doubles, question.gradients)
+        return Answer(right, attention(picked, question.gradients), None)
+    right = differentiate(reference.recurrent, doubles, question.gradients)
+    plain = differentiate(_chunkwise, picked, question.gradients)
+    terms = doubles.q * right["dq"] if "dg" in right else None
+    return Answer(right, plain, terms)
+
+
+def _picked(inputs: Inputs, question: Question) -> Inputs:
+    step = question.case.mode == "step"
+    return Inputs(
+        **{
+            name: pick_pairs(x, question.pairs, time_axis=not step and "state" not in name)
+            for name, x in inputs.tensors()
+        }
+    )
+
+
+Form = Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
+
+
+def _chunkwise(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor | None, *, initial_state: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The plain form whose error sets the tolerance: two-level chunks of 64 and 16 in the inputs' dtype."""
+    return reference.chunkwise(q, k, v, g, initial_state=initial_state, chunk=64, sub_chunk=16)
+
+
+def differentiate(form: Form, inputs: Inputs, gradients: bool) -> Outputs:
+    """Outputs of a GLA form and, when asked, the gradients of its inputs by autograd."""
+    given = inputs.with_grad() if gradients else inputs
+    with torch.set_grad_enabled(gradients):
+        o, state = form(given.q, given.k, given.v, given.g, initial_state=given.initial_state)
+    return collect(given, o, state, gradients)
+
+
+def collect(given: Inputs, o: torch.Tensor, state: torch.Tensor | None, gradients: bool) -> Outputs:
+    """Name the outputs, and take the gradients of the inputs from do and, where it is there, dstate."""
+    outputs = {"o": o.detach()}
+    ends, ups = [o], [given.do.to(o.dtype)]
+    if given.initial_state is not None and state is not None:
+        outputs["final_state"] = state.detach()
+        if given.dstate is not None:
+            ends, ups = [o, state], [ups[0], given.dstate.to(state.dtype)]
+    if gradients:
+        leaves = given.leaves()
+        taken = torch.autograd.grad(ends, list(leaves.values()), ups)
+        outputs |= {f"d{name}": x for name, x in zip(leaves, taken, strict=True)}
+    return outputs
+
+
+def _step(inputs: Inputs) -> Outputs:
+    """One token of the recurrence in the dtype of q; the state in its own.
+
+    S = Diag(exp g) S + k^T v,  o = K^-1/2 q S.  Shapes as ``Inputs`` gives them for mode "step".
+    """
+    state = inputs.initial_state
+    assert state is not None  # mode "step" always has one
+    wide = state.dtype
+    decay = torch.ones_like(inputs.k) if inputs.g is None else inputs.g.to(wide).exp()
+    new = decay.to(wide)[..., None] * state + inputs.k.to(wide)[..., None] * inputs.v.to(wide)[..., None, :]
+    o = torch.einsum("...k,...kv->...v", inputs.q.to(wide), new) * inputs.q.shape[-1] ** -0.5
+    return {"o": o.to(inputs.q.dtype), "final_state": new}
+
+
+def attention(inputs: Inputs, gradients: bool) -> Outputs:
+    """Causal softmax attention and its gradients in the inputs' dtype, a tile of rows at a time.
+
+    Products are rounded to the dtype as PyTorch's plain form rounds them, the softmax is taken in float32 or wider.
+    ``P = softmax(s Q K^T)``, ``dV = P^T dO``, ``dS = P * (dO V^T - rowsum(dO * O))``, ``dQ = s dS K``, ``dK = s dS^T Q``.
+    """
+    outputs = {"o": torch.empty_like(inputs.v)}
+    if gradients:
+        outputs |= {f"d{n}": torch.zeros_like(getattr(inputs, n), dtype=_wide(inputs.q.dtype)) for n in "qkv"}
+    for pair in range(inputs.q.shape[2]):
+        one = tuple(x[0, :, pair] for x in (inputs.q, inputs.k, inputs.v, inputs.do))
+        into = {name: x[0, :, pair] for name, x in outputs.items()}
+        for start in range(0, inputs.q.shape[1], TILE):
+            _attention_tile(*one, slice(start, start + TILE), into)
+    return {name: x.to(inputs.q.dtype) for name, x in outputs.items()}
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
+
+
+def _attention_tile(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, do: torch.Tensor, rows: slice, into: Outputs
+) -> None:
+    """Rows ``rows`` of one head: q, k, v, do ``[T, D]``; adds to the gradients in ``into``."""
+    scale = q.shape[-1] ** -0.5
+    q, do = q[rows], do[rows]
+    end = rows.start + q.shape[0]
+    k, v = k[:end], v[:end]
+    future = torch.arange(end, device=q.device) > torch.arange(rows.start, end, device=q.device)[:, None]
+    scores = (q @ k.T).to(_wide(q.dtype)) * scale
+    p = scores.masked_fill_(future, float("-inf")).softmax(-1)
+    o = p.to(q.dtype) @ v
+    into["o"][rows] = o
+    if "dq" not in into:
+        return
+    row_sum = (do * o).to(p.dtype).sum(-1, keepdim=True)
+    ds = (p * ((do @ v.T).to(p.dtype) - row_sum) * scale).to(q.dtype)
+    into["dv"][:end] += p.to(q.dtype).T @ do
+    into["dq"][rows] += ds @ k
+    into["dk"][:end] += ds.T @ q

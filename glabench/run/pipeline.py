@@ -1,0 +1,138 @@
+"""The order of things for one case: available? supported? -> inputs -> gate -> measure -> memory -> compiled -> Row."""
+
+from __future__ import annotations
+
+import gc
+import time
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import torch
+
+from glabench.analysis.work import work
+from glabench.hardware.environment import environment
+from glabench.run import failures, gate, measure, memory
+from glabench.run.inputs import input_bytes, make_inputs, set_count
+from glabench.run.parts import merge, parts
+from glabench.run.settings import Settings
+from glabench.spec.case import Case
+from glabench.store import Row
+from glabench.systems.base import System, load
+
+__all__ = ["merge", "run_case"]
+
+CPU_CACHE_BYTES = 32 * 2**20  # a common size of a laptop's last-level cache; what is rotated on a CPU is twice this
+
+
+@dataclass
+class _Draft:
+    """The row in the making: what a failing stage leaves behind is kept."""
+
+    status: str = "ok"
+    found: dict[str, Any] = field(default_factory=dict)
+
+    def fail(self, status: str, reason: str, detail: str | None = None) -> None:
+        self.status = status
+        self.found |= {"reason": reason, "detail": detail}
+
+
+def run_case(case: Case, sweep: str, settings: Settings, system: System | None = None) -> Row:
+    """Run one case, or the settings' part of it, and say what it came to. Whatever the case does, a Row comes back.
+
+    ``system`` replaces the one that the catalog names; for tests.
+    """
+    started, began = datetime.now(UTC), time.perf_counter()
+    draft = _Draft()
+    facts: dict[str, Any] = {}
+    try:
+        facts = environment(settings.device)
+        _run(draft, case, settings, system or load(case.system))
+    except Exception as error:
+        draft.fail(failures.classify(error), failures.reason(error), failures.detail(error))
+    _release(settings)
+    return Row(
+        case_id=case.id,
+        sweep=sweep,
+        case=case.to_dict(),
+        status=draft.status,
+        work=work(case.to_dict()),
+        environment=facts,
+        started=started.isoformat(timespec="seconds"),
+        wall_s=round(time.perf_counter() - began, 3),
+        **draft.found,
+    )
+
+
+def _run(draft: _Draft, case: Case, settings: Settings, system: System) -> None:
+    part = settings.part
+    if part == "all" and "all" not in parts(case, settings.device):
+        draft.fail("unsupported", f"{system.name} on a CPU is run in two parts, gate and compile")
+        return
+    # Triton's interpreter and its compiler both stand in for the GPU that a system would otherwise need.
+    missing = system.unavailable(settings.device)
+    if missing is not None:
+        draft.fail("unsupported", str(missing))
+        return
+    refusal = system.unsupported(case, settings.device)
+    if refusal is not None:
+        draft.fail("unsupported", refusal)
+        return
+    draft.found["implementation"] = system.implementation(case)
+    if part == "compile":
+        _compile(draft, case, settings, system)
+        return
+    if not _gate(draft, case, settings, system) or part == "gate":
+        return
+    _measure(draft, case, settings, system)
+    draft.found["memory"] = memory.peak_memory(system, case, settings)
+    if settings.device == "cuda" and system.info.triton:
+        _compile(draft, case, settings, system)
+
+
+def _gate(draft: _Draft, case: Case, settings: Settings, system: System) -> bool:
+    where = "cuda" if settings.device == "cuda" else "interpreter" if settings.part == "gate" else "cpu"
+    asked = case if where == "cuda" else gate.reduced(case, system, settings, interpreter=where == "interpreter")
+    verdict = gate.check(system, asked, settings, where)
+    draft.found["accuracy"] = verdict.accuracy
+    if not verdict.passed:
+        draft.fail("wrong", verdict.reason or "the gate failed")
+    return verdict.passed
+
+
+def _measure(draft: _Draft, case: Case, settings: Settings, system: System) -> None:
+    if settings.device == "cuda":
+        cache = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
+        free, _ = torch.cuda.mem_get_info()
+    else:
+        cache, free = CPU_CACHE_BYTES, environment("cpu")["memory_bytes"]
+    count = measure.rotated(case, set_count(input_bytes(case), cache, free))
+    sets = [make_inputs(case, system.info.operator, settings.device, salt) for salt in range(count)]
+    timing = measure.measure(measure.calls(system, case, sets), settings)
+    draft.found |= {"time": timing.time, "clocks": timing.clocks}
+
+
+def _compile(draft: _Draft, case: Case, settings: Settings, system: System) -> None:
+    from glabench.hardware.crosscompile import cross_compile  # imports triton
+
+    archs = settings.archs
+    if settings.device == "cuda":
+        major, minor = torch.cuda.get_device_capability()
+        archs = (f"sm_{major}{minor}",)
+    entries = [entry for arch in archs for entry in cross_compile(system.launches(case), arch)]
+    draft.found["compiled"] = entries
+    failed = {arch: next((e for e in entries if e["arch"] == arch and e["error"]), None) for arch in archs}
+    if settings.part == "compile" and all(failed.values()):
+        entry = failed[archs[0]]
+        assert entry is not None  # all of them failed
+        draft.fail("compile_error", f"{entry['kernel']} on {entry['arch']}: {entry['error']}")
+
+
+def _release(settings: Settings) -> None:
+    """Give back what the case held, so that the next one's memory is its own."""
+    gc.collect()
+    if settings.device == "cuda" and torch.cuda.is_available():
+        try:
+            torch.cuda.empty_cache()
+        except RuntimeError:
+            return  # a broken context cannot be cleaned; the row says what broke it

@@ -1,0 +1,65 @@
+"""How cases are run, as plain data that travels to a worker process as JSON. No torch here."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Literal
+
+Device = Literal["cpu", "cuda"]
+Part = Literal["all", "gate", "compile"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything but the case that decides how it is run. Times are in seconds.
+
+    ``part`` matters for our own Triton kernels on a CPU only: "gate" compares them with the reference in Triton's
+    interpreter (a process started with TRITON_INTERPRET=1), "compile" cross-compiles them (a process without it).
+    See ``glabench.run.parts``.
+    """
+
+    device: Device = "cuda"
+    part: Part = "all"
+
+    # The gate: error <= gate_factor x error of the same-dtype PyTorch form, on gate_pairs (batch, head) pairs.
+    # Four leaves room for another order of summation and one more rounding to the dtype (a factor of about two
+    # was seen between sound kernels) and still catches a single factor that is off by 2 % in bf16.
+    gate_factor: float = 4.0
+    gate_pairs: int = 5
+    gate_tokens_cpu: int = 512  # a CPU compares at most this many tokens of a PyTorch system
+    gate_dim_interpreter: int = 64  # the interpreter compares at most this head dimension
+
+    # Sampling: see glabench.run.measure.StoppingRule
+    warmup_s: float = 0.1
+    min_samples: int = 10
+    max_samples: int = 2000
+    min_time_s: float = 0.3
+    max_time_s: float = 1.0
+    max_wall_s: float = 3.0
+    max_noise: float = 0.005
+    min_clock: float = 0.75  # samples taken below this share of the maximal SM clock are dropped
+
+    # Cross-compilation on a machine without a GPU; with a GPU it is the architecture of that GPU.
+    archs: tuple[str, ...] = ("sm_80", "sm_90")
+
+    @classmethod
+    def for_device(cls, device: Device) -> Settings:
+        """The defaults of a kind of device: a CPU takes fewer and longer samples."""
+        if device == "cpu":
+            return cls(device=device, min_samples=3, max_samples=200, min_time_s=0.2, max_time_s=0.5, max_wall_s=3.0)
+        return cls(device=device)
+
+    def with_part(self, part: Part) -> Settings:
+        return replace(self, part=part)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Settings:
+        """The inverse of ``to_dict``; JSON's lists become tuples again, an unknown key is a TypeError."""
+        known = {f.name for f in fields(cls)}
+        unknown = sorted(set(values) - known)
+        if unknown:
+            raise TypeError(f"unknown settings: {', '.join(unknown)}")
+        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})

@@ -1,0 +1,90 @@
+"""What a system is: something that computes the operator, and says what it cannot do before it is asked to."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from glabench.run.settings import Device
+from glabench.spec.case import Case
+from glabench.spec.catalog import CATALOG, SystemInfo
+
+if TYPE_CHECKING:
+    import torch
+    from gla_kernels.launch import Launch
+
+    from glabench.run.inputs import Inputs
+
+
+@dataclass(frozen=True)
+class Unavailable:
+    """Why a system cannot run on this machine at all, and how to get it."""
+
+    reason: str  # "the package flash_attn is not installed"
+    remedy: str  # "pip install flash-attn --no-build-isolation", "run on an NVIDIA GPU"
+
+    def __str__(self) -> str:
+        return f"{self.reason}; {self.remedy}"
+
+
+class System(ABC):
+    """One implementation under measurement. ``load`` makes it from its catalog entry."""
+
+    def __init__(self, info: SystemInfo) -> None:
+        self.info = info
+
+    @property
+    def name(self) -> str:
+        return self.info.name
+
+    def unavailable(self, device: Device) -> Unavailable | None:
+        """Why it cannot run here at all, or None. Cheap: imports neither torch nor the package in question."""
+        return None
+
+    def unsupported(self, case: Case, device: Device) -> str | None:
+        """One line: why it cannot run this case (a head dimension, a dtype ...), or None."""
+        return None
+
+    @abstractmethod
+    def implementation(self, case: Case) -> str:
+        """What really runs, with its version: "fla-core 0.6.0 chunk_gla"."""
+
+    @abstractmethod
+    def forward(self, inputs: Inputs, case: Case) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """``(o [B,T,H,V], final_state [B,H,K,V] or None)``, differentiable with respect to every input that
+        requires a gradient. The final state is returned where the case has an initial state."""
+
+    def step(self, inputs: Inputs, case: Case) -> tuple[torch.Tensor, torch.Tensor]:
+        """One token: ``(o [B,H,V], state [B,H,K,V])``. May update ``inputs.initial_state`` in place.
+
+        Only systems whose catalog entry lists the mode "step" are asked.
+        """
+        raise TypeError(f"{self.name} has no mode step")
+
+    def launches(self, case: Case) -> list[Launch]:
+        """The Triton launches of the case for cross-compilation; empty for systems that are not our kernels."""
+        return []
+
+
+def load(name: str) -> System:
+    """The system of that name in the catalog; its module is imported now. Raises KeyError for an unknown name."""
+    info = CATALOG[name]
+    module, _, cls = info.module.partition(":")
+    made: Any = getattr(importlib.import_module(module), cls)
+    system: System = made(info)
+    return system
+
+
+def missing_package(package: str, remedy: str) -> Unavailable | None:
+    """Unavailable when the import package is not installed; finds it without importing it."""
+    if importlib.util.find_spec(package) is not None:
+        return None
+    return Unavailable(f"the package {package} is not installed", remedy)
+
+
+def needs_gpu(device: Device) -> Unavailable | None:
+    """Unavailable anywhere but on a CUDA device."""
+    return None if device == "cuda" else Unavailable("it needs an NVIDIA GPU", "run with --device cuda where there is one")
