@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -42,10 +42,9 @@ def device() -> torch.device:
 
 
 @pytest.fixture(autouse=True)
-def same_numbers() -> Iterator[None]:
+def same_numbers() -> None:
     """Seed torch before each test, so that a failure shows again on its own."""
     torch.manual_seed(0)
-    yield
 
 
 PythonProcess = Callable[..., "subprocess.CompletedProcess[str]"]

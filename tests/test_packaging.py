@@ -65,7 +65,9 @@ def test_kernels_is_no_package() -> None:
 def test_constraints_pin_every_dependency(project: dict[str, Any]) -> None:
     groups = [project["project"]["dependencies"], *project["project"]["optional-dependencies"].values()]
     names = {
-        re.sub(r"[-_.]+", "-", re.split(r"[\s<>=!~;\[]", requirement)[0]).lower() for group in groups for requirement in group
+        re.sub(r"[-_.]+", "-", re.split(r"[\s<>=!~;\[]", requirement)[0]).lower()
+        for group in groups
+        for requirement in group
     }
     assert names <= set(pins())
 

@@ -1,0 +1,110 @@
+"""What the documents tell a reader to run or open is there."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import glabench
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = ("README.md", "CONTRIBUTING.md")
+
+
+def text(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def fences(name: str, language: str) -> list[str]:
+    """The contents of a document's code blocks in one language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", text(name), re.DOTALL | re.MULTILINE)
+
+
+def commands(name: str) -> list[list[str]]:
+    """The command lines of a document's shell blocks, split into words."""
+    lines = [line for block in fences(name, "(?:sh|bash|console)") for line in block.splitlines()]
+    return [shlex.split(line, comments=True) for line in lines if line.strip()]
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_links_lead_somewhere(name: str) -> None:
+    links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text(name))
+    relative = [link for link in links if "://" not in link]
+    assert [link for link in relative if not (ROOT / link).exists()] == []
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_named_files_exist(name: str) -> None:
+    """Every path in backquotes that starts in a folder of the tree, unless it has a placeholder in it."""
+    folders = {path.name for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith(".")}
+    named = re.findall(r"`([\w.]+/[\w./-]*)`", text(name))
+    inside = [path for path in named if path.split("/")[0] in folders and "/local" not in path]
+    assert inside
+    assert [path for path in inside if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_make_targets_exist(name: str) -> None:
+    targets = set(re.findall(r"^([a-z]+):", text("Makefile"), re.MULTILINE))
+    named = set(re.findall(r"\bmake ([a-z]+)\b(?=`)", text(name)))
+    named |= {words[1] for words in commands(name) if words[0] == "make"}
+    assert named
+    assert named <= targets
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_glabench_commands_and_options_exist(name: str) -> None:
+    from typer.main import get_command
+
+    from glabench.cli import app
+
+    known = getattr(get_command(app), "commands", {})
+    lines = [words[1:] for words in commands(name) if words[0] == "glabench" and not words[1].startswith("-")]
+    assert {words[0] for words in lines} <= set(known)
+    for command, *words in lines:
+        options = {
+            option for parameter in known[command].params for option in parameter.opts + parameter.secondary_opts
+        }
+        used = {word.split("=")[0] for word in words if word.startswith("--")}
+        assert used <= options, f"{name}: glabench {command} has no {sorted(used - options)}"
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_named_sweeps_exist(name: str) -> None:
+    """A sweep of a command line is one of ours, unless it is the reader's own: my_something.yaml."""
+    ours = {path.stem for path in (ROOT / "sweeps").glob("*.yaml")}
+    named = {words[2] for words in commands(name) if words[:2] == ["glabench", "sweep"]}
+    assert {sweep for sweep in named if not sweep.startswith("my_")} <= ours
+
+
+def test_sweep_examples_are_valid(tmp_path: Path) -> None:
+    from glabench.spec.expand import check
+    from glabench.spec.sweep import load
+
+    examples = [block for name in DOCUMENTS for block in fences(name, "yaml")]
+    assert examples
+    for number, block in enumerate(examples):
+        path = tmp_path / f"example_{number}.yaml"
+        path.write_text(block, encoding="utf-8")
+        check(load(path))
+
+
+def test_readme_example_of_the_kernels_runs(device: torch.device) -> None:
+    """As it is printed on a GPU; in the interpreter with its device, and a dtype that the interpreter gets right."""
+    (example,) = fences("README.md", "python")
+    if device.type == "cpu":
+        example = example.replace('"cuda"', '"cpu"').replace("torch.bfloat16", "torch.float32")
+    names: dict[str, Any] = {}
+    exec(compile(example, "README.md", "exec"), names)
+    assert [x.grad.shape for x in names["inputs"][:3]] == [x.shape for x in names["inputs"][:3]]
+    assert names["o"].shape == (names["B"], names["H"], names["V"])
+    assert names["o"].isfinite().all()
+
+
+def test_changelog_has_the_current_version() -> None:
+    assert f"## [{glabench.__version__}]" in text("CHANGELOG.md")
