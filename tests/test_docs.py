@@ -95,10 +95,10 @@ def test_sweep_examples_are_valid(tmp_path: Path) -> None:
 
 
 def test_readme_example_of_the_kernels_runs(device: torch.device) -> None:
-    """As it is printed on a GPU; in the interpreter with its device, and a dtype that the interpreter gets right."""
+    """As it is printed, on a GPU; in the interpreter where there is none."""
     (example,) = fences("README.md", "python")
     if device.type == "cpu":
-        example = example.replace('"cuda"', '"cpu"').replace("torch.bfloat16", "torch.float32")
+        example = example.replace('"cuda"', '"cpu"')
     names: dict[str, Any] = {}
     exec(compile(example, "README.md", "exec"), names)
     assert [x.grad.shape for x in names["inputs"][:3]] == [x.shape for x in names["inputs"][:3]]
