@@ -1,0 +1,215 @@
+"""The public functions, with autograd.
+
+Layout everywhere: q, k, g [B, T, H, K]; v, o [B, T, H, V]; states [B, H, K, V] in float32. g = log(alpha) <= 0.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from . import chunk, recurrent
+from .config import KernelConfig, Schedule, default_config, default_schedule
+from .launch import Launch, execute
+from .validate import check_inputs, check_scale
+
+
+def gla(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    *,
+    schedule: Schedule | None = None,
+    config: KernelConfig | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Gated linear attention in its chunkwise form (Yang et al. 2024, arXiv 2312.06635).
+
+        S_t = Diag(exp g_t) S_{t-1} + k_t^T v_t          o_t = scale q_t S_t
+
+    q, k: [B, T, H, K], float32, float16 or bfloat16; K from 1 to 512.
+    v: [B, T, H, V], dtype of q; V from 1 to 512.
+    g: [B, T, H, K], natural log of the decay, <= 0, dtype of q or float32. None: no decay (plain linear attention).
+    scale: factor on the output; K^-1/2 by default.
+    initial_state: [B, H, K, V], float32; zeros by default.
+    output_final_state: whether to return the state after the last token.
+    schedule: chunk, sub-chunk, materialized or not; None picks one by shape.
+    config: tiles and warps of the kernels; None picks them by size.
+
+    Returns o [B, T, H, V] in the dtype of q, and the final state [B, H, K, V] in float32 or None. Differentiable once
+    in q, k, v, g and initial_state, also through the final state. Deterministic: the same inputs give the same bits.
+
+    Raises ValueError, naming the argument, for a wrong shape, dtype, device or schedule.
+    """
+    check_inputs(q, k, v, g, initial_state)
+    scale = check_scale(scale, q.shape[-1])
+    B, T, H, K = q.shape
+    V = v.shape[-1]
+    if schedule is None:
+        schedule = default_schedule(B, T, H, K, V)
+    elif not isinstance(schedule, Schedule):
+        raise ValueError(f"schedule: expected a Schedule or None, got {type(schedule).__name__}")
+    if config is None:
+        config = default_config(K, V, q.element_size(), schedule)
+    elif not isinstance(config, KernelConfig):
+        raise ValueError(f"config: expected a KernelConfig or None, got {type(config).__name__}")
+    elif schedule.rows % config.block_t:
+        raise ValueError(f"config: block_t={config.block_t} does not divide sub_chunk={schedule.rows}")
+    return _ChunkGLA.apply(q, k, v, g, scale, initial_state, output_final_state, schedule, config)  # type: ignore[no-any-return]
+
+
+def gla_recurrent(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """Gated linear attention token by token, the state on chip: arguments, returns and errors are those of `gla`.
+
+    Work that a GPU cannot spread over time; for short sequences and as a baseline.
+    """
+    check_inputs(q, k, v, g, initial_state)
+    scale = check_scale(scale, q.shape[-1])
+    return _RecurrentGLA.apply(q, k, v, g, scale, initial_state, output_final_state)  # type: ignore[no-any-return]
+
+
+def gla_step(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, state: Tensor, scale: float | None = None) -> Tensor:
+    """One token of decoding: ``state`` is updated in place, o is returned.
+
+    q, k, g: [B, H, K]; v: [B, H, V]; state: [B, H, K, V], float32, contiguous. Returns o [B, H, V] in the dtype of q.
+    Not differentiable. Raises ValueError, naming the argument, for a wrong shape, dtype or device.
+    """
+    if state is None:
+        raise ValueError("state: expected a tensor [B, H, K, V], got None")
+    check_inputs(q, k, v, g, state, rows=False)
+    if not state.is_contiguous():
+        raise ValueError(f"state: expected a contiguous tensor to update in place, got strides {list(state.stride())}")
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, g, state)):
+        raise ValueError("gla_step: expected inputs without gradients (torch.no_grad()), got one that requires them")
+    scale = check_scale(scale, q.shape[-1])
+    q, k, v, g = _contiguous(q, k, v, g)
+    return recurrent.step(q, k, v, g, state, scale, execute)
+
+
+def launches(
+    op: str,
+    *,
+    B: int,
+    T: int,
+    H: int,
+    K: int,
+    V: int,
+    dtype: torch.dtype,
+    mode: str = "fwdbwd",
+    schedule: Schedule | None = None,
+    config: KernelConfig | None = None,
+    gated: bool = True,
+    initial_state: bool = False,
+) -> list[Launch]:
+    """The kernels that a call would launch, in order, without running one: for cross-compilation and for models.
+
+    op: "gla", "gla_recurrent" or "gla_step"; mode: "fwd", "bwd", "fwdbwd" or "step". Tensors in the launches are on
+    the meta device. Raises ValueError as the call itself would.
+    """
+    if op not in ("gla", "gla_recurrent", "gla_step"):
+        raise ValueError(f"op: expected gla, gla_recurrent or gla_step, got {op!r}")
+    if mode not in ("fwd", "bwd", "fwdbwd", "step") or (mode == "step") != (op == "gla_step"):
+        raise ValueError(f"mode: expected {'step' if op == 'gla_step' else 'fwd, bwd or fwdbwd'}, got {mode!r}")
+    lead = (B, H) if op == "gla_step" else (B, T, H)
+    q = torch.empty(*lead, K, dtype=dtype, device="meta")
+    v = torch.empty(*lead, V, dtype=dtype, device="meta")
+    g = torch.empty_like(q) if gated else None
+    state = torch.empty(B, H, K, V, device="meta") if initial_state or op == "gla_step" else None
+    check_inputs(q, q, v, g, state, rows=op != "gla_step")
+    scale = float(K**-0.5)
+    fwd: list[Launch] = []
+    bwd: list[Launch] = []
+    if op == "gla_step":
+        assert state is not None
+        recurrent.step(q, q, v, g, state, scale, fwd.append)
+    elif op == "gla_recurrent":
+        recurrent.forward(q, q, v, g, scale, state, False, fwd.append)
+        recurrent.backward(q, q, v, g, scale, state, v, None, None, bwd.append)
+    else:
+        schedule = schedule or default_schedule(B, T, H, K, V)
+        config = config or default_config(K, V, q.element_size(), schedule)
+        chunk.forward(_problem(q, q, v, g, scale, state, schedule, config, grad=False), False, fwd.append)
+        chunk.backward(_problem(q, q, v, g, scale, state, schedule, config, grad=True), v, None, None, bwd.append)
+    return {"fwd": fwd, "bwd": bwd, "fwdbwd": fwd + bwd, "step": fwd}[mode]
+
+
+def _problem(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, scale: float, initial_state: Tensor | None,
+    schedule: Schedule, config: KernelConfig, grad: bool,
+) -> chunk.Problem:  # fmt: skip
+    seg_chunks = chunk.segment_chunks(schedule, q.shape[1], grad)
+    return chunk.Problem(q, k, v, g, scale, initial_state, schedule, config, seg_chunks)
+
+
+def _contiguous(*tensors: Tensor | None) -> tuple[Any, ...]:
+    return tuple(None if x is None else x.contiguous() for x in tensors)
+
+
+def _both_or_neither(d_final: Tensor | None, final_state: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """The final state and its gradient for the kernels: both or neither."""
+    if d_final is None or final_state is None:
+        return None, None
+    return final_state, d_final.contiguous()
+
+
+class _ChunkGLA(torch.autograd.Function):
+    @staticmethod
+    def forward(  # type: ignore[no-untyped-def]  # autograd's calling convention
+        ctx, q, k, v, g, scale, initial_state, output_final_state, schedule, config
+    ):
+        q, k, v, g, initial_state = _contiguous(q, k, v, g, initial_state)
+        problem = _problem(q, k, v, g, scale, initial_state, schedule, config, grad=False)
+        o, final_state = chunk.forward(problem, output_final_state, execute)
+        ctx.save_for_backward(q, k, v, g, initial_state, final_state)
+        ctx.set_materialize_grads(False)
+        ctx.scale, ctx.schedule, ctx.config = scale, schedule, config
+        return o, final_state
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, do, d_final):  # type: ignore[no-untyped-def]
+        q, k, v, g, initial_state, final_state = ctx.saved_tensors
+        problem = _problem(q, k, v, g, ctx.scale, initial_state, ctx.schedule, ctx.config, grad=True)
+        do = torch.zeros_like(v) if do is None else do.contiguous()
+        final_state, d_final = _both_or_neither(d_final, final_state)
+        dq, dk, dv, dg, d_initial = chunk.backward(problem, do, final_state, d_final, execute)
+        return dq, dk, dv, dg, None, d_initial, None, None, None
+
+
+class _RecurrentGLA(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, g, scale, initial_state, output_final_state):  # type: ignore[no-untyped-def]
+        q, k, v, g, initial_state = _contiguous(q, k, v, g, initial_state)
+        o, final_state = recurrent.forward(q, k, v, g, scale, initial_state, output_final_state, execute)
+        ctx.save_for_backward(q, k, v, g, initial_state, final_state)
+        ctx.set_materialize_grads(False)
+        ctx.scale = scale
+        return o, final_state
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, do, d_final):  # type: ignore[no-untyped-def]
+        q, k, v, g, initial_state, final_state = ctx.saved_tensors
+        do = torch.zeros_like(v) if do is None else do.contiguous()
+        final_state, d_final = _both_or_neither(d_final, final_state)
+        dq, dk, dv, dg, d_initial = recurrent.backward(
+            q, k, v, g, ctx.scale, initial_state, do, final_state, d_final, execute
+        )
+        return dq, dk, dv, dg, None, d_initial, None
+
+
+__all__ = ["gla", "gla_recurrent", "gla_step", "launches"]

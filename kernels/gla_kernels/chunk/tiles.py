@@ -1,0 +1,54 @@
+"""Loading and storing tiles of rows, and products of tiles: what every kernel of the chunkwise form shares.
+
+Names: p_ pointer, i_ index, o_ offsets, m_ mask, b_ tile (block) in registers. A row is one token of one head; rows of
+the layout [B, T, H, D] lie ``stride`` = H*D elements apart.
+"""
+
+# Triton's language is not typed.
+# mypy: disallow-untyped-defs=False
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def load_tile(p_x, i_row, T, stride, o_d, D: tl.constexpr, BT: tl.constexpr):
+    """Rows i_row .. i_row+BT-1, columns o_d -> [BT, BD]; rows from T on and columns from D on read as 0."""
+    o_r = tl.arange(0, BT)
+    m_x = (i_row + o_r < T)[:, None] & (o_d < D)[None, :]
+    p_x += tl.cast(i_row, tl.int64) * stride
+    return tl.load(p_x + o_r[:, None] * stride + o_d[None, :], mask=m_x, other=0.0)
+
+
+@triton.jit
+def store_tile(p_x, b_x, i_row, T, stride, o_d, D: tl.constexpr, BT: tl.constexpr):
+    """The inverse of load_tile: rows from T on and columns from D on are not written."""
+    o_r = tl.arange(0, BT)
+    m_x = (i_row + o_r < T)[:, None] & (o_d < D)[None, :]
+    p_x += tl.cast(i_row, tl.int64) * stride
+    tl.store(p_x + o_r[:, None] * stride + o_d[None, :], b_x.to(p_x.dtype.element_ty), mask=m_x)
+
+
+@triton.jit
+def load_row(p_x, i_row, m_row, stride, o_d, D: tl.constexpr):
+    """Row i_row as float32 [BD], zeros where m_row is false."""
+    return tl.load(p_x + tl.cast(i_row, tl.int64) * stride + o_d, mask=m_row & (o_d < D), other=0.0).to(tl.float32)
+
+
+@triton.jit
+def load_state(p_s, o_k, o_v, K: tl.constexpr, V: tl.constexpr):
+    """A state's tile [BK, BV] as float32, from a [K, V] matrix."""
+    m_s = (o_k < K)[:, None] & (o_v < V)[None, :]
+    return tl.load(p_s + o_k[:, None] * V + o_v[None, :], mask=m_s, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def store_state(p_s, b_s, o_k, o_v, K: tl.constexpr, V: tl.constexpr):
+    """The inverse of load_state."""
+    m_s = (o_k < K)[:, None] & (o_v < V)[None, :]
+    tl.store(p_s + o_k[:, None] * V + o_v[None, :], b_s.to(p_s.dtype.element_ty), mask=m_s)
+
+
+@triton.jit
+def dot(b_x, b_y, DOT: tl.constexpr, PRECISION: tl.constexpr):
+    """x @ y with float32 accumulation. DOT is the operands' type; PRECISION is what a float32 operand is cut to."""
+    return tl.dot(b_x.to(DOT), b_y.to(DOT), input_precision=PRECISION)

@@ -1,0 +1,125 @@
+"""How the operator is scheduled, and the tiles its kernels use: plain data, no kernel in sight.
+
+`Schedule` is the algorithm a user chooses (the papers' chunk size, sub-chunk size, materialized or not). `KernelConfig`
+is how one GPU runs it: it changes speed, never the result's accuracy class.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+CHUNKS = (16, 32, 64, 128, 256)
+MAX_HEAD_DIM = 512
+
+# Tensor-core products need at least 16 rows and columns.
+MIN_TILE = 16
+# A row block of this many elements (rows x padded head dimension) in float32 is 64 registers a thread at 4 warps.
+ROW_BLOCK_ELEMENTS = 8192
+# The same for the state's tile [BK, BV], which a walk carries along.
+STATE_ELEMENTS = 8192
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Two-level chunking of the time axis (Yang et al. 2024, sections 3.2 and 4.2).
+
+    chunk: rows a chunk; a state is read and written once a chunk. One of 16, 32, 64, 128, 256.
+    sub_chunk: rows a sub-chunk: scores inside a sub-chunk are computed in full precision, scores between sub-chunks as
+        products in the inputs' precision. At least 16, at most ``chunk``, and a divisor of it. None: min(chunk, 64).
+    materialize: True keeps every chunk's state in HBM and works on all chunks at once; False walks over the chunks with
+        the state on chip.
+
+    Raises ValueError for any other combination.
+    """
+
+    chunk: int = 64
+    sub_chunk: int | None = None
+    materialize: bool = True
+
+    def __post_init__(self) -> None:
+        if self.chunk not in CHUNKS or isinstance(self.chunk, bool):
+            raise ValueError(f"chunk: expected one of {', '.join(map(str, CHUNKS))}, got {self.chunk!r}")
+        if self.sub_chunk is None:
+            object.__setattr__(self, "sub_chunk", min(self.chunk, 64))
+        sub = self.sub_chunk
+        if not isinstance(sub, int) or isinstance(sub, bool) or sub < MIN_TILE or sub > self.chunk or self.chunk % sub:
+            raise ValueError(
+                f"sub_chunk: expected a divisor of chunk={self.chunk} from {MIN_TILE} to {self.chunk}, got {sub!r}"
+            )
+        if not isinstance(self.materialize, bool):
+            raise ValueError(f"materialize: expected True or False, got {self.materialize!r}")
+
+    @property
+    def rows(self) -> int:
+        """The sub-chunk's rows, never None."""
+        assert self.sub_chunk is not None
+        return self.sub_chunk
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What one program of one kernel works on: columns of K and of V, and how it is compiled."""
+
+    block_k: int
+    block_v: int
+    num_warps: int = 4
+    num_stages: int = 1
+
+
+@dataclass(frozen=True)
+class KernelConfig:
+    """Tiles of every pass. ``block_t`` rows make a row block; it divides the sub-chunk."""
+
+    block_t: int
+    states: Tile
+    output: Tile
+    grad_q: Tile
+    grad_k: Tile
+    grad_v: Tile
+
+
+def padded(dim: int) -> int:
+    """The power of two, at least 16, that a head dimension is padded to in registers."""
+    return max(MIN_TILE, 1 << (dim - 1).bit_length())
+
+
+def _power_of_two_at_most(limit: int, low: int, high: int) -> int:
+    """The largest power of two in [low, high] that is <= limit; low if there is none."""
+    best = low
+    while best * 2 <= min(limit, high):
+        best *= 2
+    return best
+
+
+def default_config(K: int, V: int, element_bytes: int, schedule: Schedule) -> KernelConfig:
+    """Tiles that fit an SM of an A100 or H100 for any head dimension, by size alone.
+
+    K, V: head dimensions; element_bytes: bytes of one element of q (float32 rows take twice the shared memory).
+    """
+    k, v = padded(K), padded(V)
+    rows = ROW_BLOCK_ELEMENTS // max(k, v)
+    if element_bytes == 4 or not schedule.materialize:
+        rows //= 2  # the walk also carries a state; float32 operands fill shared memory twice as fast
+    block_t = _power_of_two_at_most(rows, MIN_TILE, min(schedule.rows, 64))
+
+    def split(full: int, other: int) -> int:
+        return _power_of_two_at_most(STATE_ELEMENTS // full, MIN_TILE, min(other, 128))
+
+    part = min(64, k), min(64, v)
+    return KernelConfig(
+        block_t=block_t,
+        states=Tile(*part),
+        output=Tile(k, split(k, v)),
+        grad_q=Tile(split(v, k), v),
+        grad_k=Tile(split(v, k), v),
+        grad_v=Tile(k, split(k, v)),
+    )
+
+
+def default_schedule(B: int, T: int, H: int, K: int, V: int) -> Schedule:
+    """A sensible schedule for a shape: materialized chunks of 64 rows, shorter for short sequences.
+
+    B sequences of T tokens, H heads of K (keys) and V (values).
+    """
+    chunk = next((c for c in CHUNKS if c >= T), 64)
+    return Schedule(chunk=min(chunk, 64), materialize=T > 64)

@@ -1,0 +1,53 @@
+"""One kernel launch as data, so that the same host code can run it, or only say what it would run.
+
+The host functions of this package never call a kernel directly: they build a `Launch` and hand it to a function.
+On a GPU that function is `execute`. To cross-compile without a GPU it is a list's ``append``: the tensors are then
+on torch's meta device and nothing runs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import triton
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A Triton kernel, its grid and everything it is given.
+
+    ``args`` holds the run-time arguments by name (tensors, numbers, None for an absent tensor), ``constexprs`` the
+    compile-time ones.
+    """
+
+    kernel: Any  # triton.JITFunction, or InterpretedFunction under TRITON_INTERPRET=1
+    grid: tuple[int, ...]
+    args: dict[str, Any]
+    constexprs: dict[str, Any] = field(default_factory=dict)
+    num_warps: int = 4
+    num_stages: int = 1
+
+    @property
+    def name(self) -> str:
+        """The kernel's name, as profilers show it."""
+        return str(self.kernel.fn.__name__)
+
+
+Launcher = Callable[[Launch], None]
+
+
+def execute(launch: Launch) -> None:
+    """Run the kernel on the device that its tensors are on. An empty grid runs nothing."""
+    if math.prod(launch.grid) == 0:
+        return
+    launch.kernel[launch.grid](
+        **launch.args, **launch.constexprs, num_warps=launch.num_warps, num_stages=launch.num_stages
+    )
+
+
+def interpreting() -> bool:
+    """Whether kernels run on CPU tensors through Triton's interpreter (TRITON_INTERPRET=1 at import)."""
+    return bool(triton.knobs.runtime.interpret)

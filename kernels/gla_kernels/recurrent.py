@@ -1,0 +1,239 @@
+"""The fused recurrent form: one program walks over time, token by token, with its tile of the state in registers.
+
+    S_t = Diag(e^g_t) S_{t-1} + k_t^T v_t          o_t = scale q_t S_t
+
+Products are float32 on CUDA cores; HBM sees inputs and outputs only. A sum over K needs all of K in one program (o and
+dv), a sum over V all of V (dq and dk): hence one kernel each. `step_kernel` is one token, with the state in HBM.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .chunk.tiles import load_state, store_state
+from .config import padded
+from .launch import Launch, Launcher
+
+# Elements of the state that one program holds: 32 float32 registers a thread.
+STATE_ELEMENTS = 4096
+NUM_WARPS = 4
+
+
+@triton.jit
+def _load(p_x, o_x, D: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton's language is not typed
+    return tl.load(p_x + o_x, mask=o_x < D, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def recurrent_output_kernel(  # type: ignore[no-untyped-def]
+    p_q, p_k, p_v, p_g, p_s0, p_o, p_st, scale, T, H,
+    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    GATED: tl.constexpr, HAS_S0: tl.constexpr, STORE_ST: tl.constexpr,
+):  # fmt: skip
+    """o [B, T, H, V] of one tile of V, and the final state [B*H, K, V]; BK covers all of K."""
+    NV: tl.constexpr = (V + BV - 1) // BV
+    i_p = tl.program_id(0)
+    i_v, i_bh = i_p % NV, (i_p // NV).to(tl.int64)
+    o_k, o_v = tl.arange(0, BK), i_v * BV + tl.arange(0, BV)
+    i_row = (i_bh // H) * T * H + i_bh % H
+    b_s = tl.zeros([BK, BV], dtype=tl.float32)
+    if HAS_S0:
+        b_s += load_state(p_s0 + i_bh * K * V, o_k, o_v, K, V)
+    for _ in range(0, T):
+        b_q, b_k = _load(p_q + i_row * K, o_k, K), _load(p_k + i_row * K, o_k, K)
+        b_v = _load(p_v + i_row * V, o_v, V)
+        if GATED:
+            b_s *= tl.exp(_load(p_g + i_row * K, o_k, K))[:, None]
+        b_s += b_k[:, None] * b_v[None, :]
+        b_o = tl.sum(b_s * b_q[:, None], axis=0) * scale
+        tl.store(p_o + i_row * V + o_v, b_o.to(p_o.dtype.element_ty), mask=o_v < V)
+        i_row += H
+    if STORE_ST:
+        store_state(p_st + i_bh * K * V, b_s, o_k, o_v, K, V)
+
+
+@triton.jit
+def recurrent_grad_q_kernel(  # type: ignore[no-untyped-def]
+    p_q, p_k, p_v, p_g, p_s0, p_do, p_dq, p_qdq, scale, T, H,
+    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, GATED: tl.constexpr, HAS_S0: tl.constexpr,
+):  # fmt: skip
+    """dq_t = scale S_t do_t for one tile of K; BV covers all of V.
+
+    p_qdq [B, T, H, K] float32: q * dq without a token's own k v^T, which has passed through no gate.
+    """
+    NK: tl.constexpr = (K + BK - 1) // BK
+    i_p = tl.program_id(0)
+    i_k, i_bh = i_p % NK, (i_p // NK).to(tl.int64)
+    o_k, o_v = i_k * BK + tl.arange(0, BK), tl.arange(0, BV)
+    i_row = (i_bh // H) * T * H + i_bh % H
+    b_s = tl.zeros([BK, BV], dtype=tl.float32)
+    if HAS_S0:
+        b_s += load_state(p_s0 + i_bh * K * V, o_k, o_v, K, V)
+    for _ in range(0, T):
+        b_k, b_v = _load(p_k + i_row * K, o_k, K), _load(p_v + i_row * V, o_v, V)
+        b_do = _load(p_do + i_row * V, o_v, V) * scale
+        if GATED:
+            b_s *= tl.exp(_load(p_g + i_row * K, o_k, K))[:, None]
+        b_dq = tl.sum(b_s * b_do[None, :], axis=1)
+        if GATED:
+            tl.store(p_qdq + i_row * K + o_k, _load(p_q + i_row * K, o_k, K) * b_dq, mask=o_k < K)
+        b_dq += b_k * tl.sum(b_v * b_do, axis=0)
+        tl.store(p_dq + i_row * K + o_k, b_dq.to(p_dq.dtype.element_ty), mask=o_k < K)
+        b_s += b_k[:, None] * b_v[None, :]
+        i_row += H
+
+
+@triton.jit
+def recurrent_grad_k_kernel(  # type: ignore[no-untyped-def]
+    p_q, p_k, p_v, p_g, p_st, p_dst, p_do, p_qdq, p_dk, p_dg, p_ds0, scale, T, H,
+    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    GATED: tl.constexpr, HAS_DST: tl.constexpr, STORE_DS0: tl.constexpr,
+):  # fmt: skip
+    """dk_t = dS_t v_t, dg_t = sum_{i>=t} (q dq - k dk)_i + sum_V S_T dS_T, and dS_0, for one tile of K."""
+    NK: tl.constexpr = (K + BK - 1) // BK
+    i_p = tl.program_id(0)
+    i_k, i_bh = i_p % NK, (i_p // NK).to(tl.int64)
+    o_k, o_v = i_k * BK + tl.arange(0, BK), tl.arange(0, BV)
+    i_row = (i_bh // H) * T * H + i_bh % H + (T - 1).to(tl.int64) * H
+    b_ds = tl.zeros([BK, BV], dtype=tl.float32)
+    b_dg = tl.zeros([BK], dtype=tl.float32)
+    if HAS_DST:
+        b_ds += load_state(p_dst + i_bh * K * V, o_k, o_v, K, V)
+        if GATED:
+            b_dg += tl.sum(b_ds * load_state(p_st + i_bh * K * V, o_k, o_v, K, V), axis=1)
+    for _ in range(0, T):
+        b_q, b_v = _load(p_q + i_row * K, o_k, K), _load(p_v + i_row * V, o_v, V)
+        b_do = _load(p_do + i_row * V, o_v, V) * scale
+        b_dk = tl.sum(b_ds * b_v[None, :], axis=1)
+        if GATED:
+            b_dg += _load(p_qdq + i_row * K, o_k, K) - _load(p_k + i_row * K, o_k, K) * b_dk
+            # a gate that lets nothing through has no gradient, and neither do rounding errors pass it
+            b_dg = tl.where(tl.exp(_load(p_g + i_row * K, o_k, K)) > 0.0, b_dg, 0.0)
+            tl.store(p_dg + i_row * K + o_k, b_dg.to(p_dg.dtype.element_ty), mask=o_k < K)
+        b_dk += b_q * tl.sum(b_v * b_do, axis=0)
+        tl.store(p_dk + i_row * K + o_k, b_dk.to(p_dk.dtype.element_ty), mask=o_k < K)
+        b_ds += b_q[:, None] * b_do[None, :]
+        if GATED:
+            b_ds *= tl.exp(_load(p_g + i_row * K, o_k, K))[:, None]
+        i_row -= H
+    if STORE_DS0:
+        store_state(p_ds0 + i_bh * K * V, b_ds, o_k, o_v, K, V)
+
+
+@triton.jit
+def recurrent_grad_v_kernel(  # type: ignore[no-untyped-def]
+    p_q, p_k, p_g, p_dst, p_do, p_dv, scale, T, H,
+    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, GATED: tl.constexpr, HAS_DST: tl.constexpr,
+):  # fmt: skip
+    """dv_t = k_t dS_t for one tile of V; BK covers all of K."""
+    NV: tl.constexpr = (V + BV - 1) // BV
+    i_p = tl.program_id(0)
+    i_v, i_bh = i_p % NV, (i_p // NV).to(tl.int64)
+    o_k, o_v = tl.arange(0, BK), i_v * BV + tl.arange(0, BV)
+    i_row = (i_bh // H) * T * H + i_bh % H + (T - 1).to(tl.int64) * H
+    b_ds = tl.zeros([BK, BV], dtype=tl.float32)
+    if HAS_DST:
+        b_ds += load_state(p_dst + i_bh * K * V, o_k, o_v, K, V)
+    for _ in range(0, T):
+        b_q, b_k = _load(p_q + i_row * K, o_k, K), _load(p_k + i_row * K, o_k, K)
+        b_do = _load(p_do + i_row * V, o_v, V) * scale
+        b_ds += b_q[:, None] * b_do[None, :]
+        b_dv = tl.sum(b_ds * b_k[:, None], axis=0)
+        tl.store(p_dv + i_row * V + o_v, b_dv.to(p_dv.dtype.element_ty), mask=o_v < V)
+        if GATED:
+            b_ds *= tl.exp(_load(p_g + i_row * K, o_k, K))[:, None]
+        i_row -= H
+
+
+@triton.jit
+def step_kernel(  # type: ignore[no-untyped-def]
+    p_q, p_k, p_v, p_g, p_s, p_o, scale,
+    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, GATED: tl.constexpr,
+):  # fmt: skip
+    """One token: the state [B*H, K, V] is updated in place, o [B*H, V]."""
+    NV: tl.constexpr = (V + BV - 1) // BV
+    i_p = tl.program_id(0)
+    i_v, i_bh = i_p % NV, (i_p // NV).to(tl.int64)
+    o_k, o_v = tl.arange(0, BK), i_v * BV + tl.arange(0, BV)
+    b_s = load_state(p_s + i_bh * K * V, o_k, o_v, K, V)
+    if GATED:
+        b_s *= tl.exp(_load(p_g + i_bh * K, o_k, K))[:, None]
+    b_s += _load(p_k + i_bh * K, o_k, K)[:, None] * _load(p_v + i_bh * V, o_v, V)[None, :]
+    b_o = tl.sum(b_s * _load(p_q + i_bh * K, o_k, K)[:, None], axis=0) * scale
+    tl.store(p_o + i_bh * V + o_v, b_o.to(p_o.dtype.element_ty), mask=o_v < V)
+    store_state(p_s + i_bh * K * V, b_s, o_k, o_v, K, V)
+
+
+def _blocks(K: int, V: int, split: str) -> tuple[dict[str, int], int]:
+    """Tile sizes with the head dimension ``split`` ("K" or "V") cut into tiles, and the number of those tiles."""
+    full = padded(V if split == "K" else K)
+    dim = K if split == "K" else V
+    block = max(8, min(padded(dim), STATE_ELEMENTS // full))
+    blocks = {"BK": block, "BV": full} if split == "K" else {"BK": full, "BV": block}
+    return {"K": K, "V": V} | blocks, triton.cdiv(dim, block)
+
+
+def _launch(kernel: Any, split: str, args: dict[str, Any], shape: tuple[int, int, int, int], **flags: bool) -> Launch:
+    """``shape`` is B, H, K, V."""
+    B, H, K, V = shape
+    constexprs, tiles = _blocks(K, V, split)
+    return Launch(kernel, (tiles * B * H,), args, constexprs | flags, num_warps=NUM_WARPS)
+
+
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, scale: float, initial_state: Tensor | None,
+    output_final_state: bool, launch: Launcher,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """o [B, T, H, V], and the final state [B, H, K, V] in float32 if asked for."""
+    B, T, H, K = q.shape
+    shape = (B, H, K, v.shape[-1])
+    o = torch.empty_like(v)
+    final_state = q.new_empty(shape, dtype=torch.float32) if output_final_state else None
+    args = {"p_q": q, "p_k": k, "p_v": v, "p_g": g, "p_s0": initial_state, "p_o": o, "p_st": final_state}
+    launch(
+        _launch(
+            recurrent_output_kernel, "V", args | {"scale": scale, "T": T, "H": H}, shape,
+            GATED=g is not None, HAS_S0=initial_state is not None, STORE_ST=final_state is not None,
+        )  # fmt: skip
+    )
+    return o, final_state
+
+
+def backward(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, scale: float, initial_state: Tensor | None,
+    do: Tensor, final_state: Tensor | None, d_final: Tensor | None, launch: Launcher,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:  # fmt: skip
+    """dq, dk, dv, dg and the initial state's gradient; final_state and d_final both given or both None."""
+    B, T, H, K = q.shape
+    shape = (B, H, K, v.shape[-1])
+    dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    dg = None if g is None else torch.empty_like(g)
+    qdq = None if g is None else torch.empty_like(g, dtype=torch.float32)
+    d_initial = None if initial_state is None else torch.empty_like(initial_state)
+    common = {"p_q": q, "p_k": k, "p_g": g, "p_do": do, "scale": scale, "T": T, "H": H}
+    gated, has_final = g is not None, d_final is not None
+    args = common | {"p_v": v, "p_s0": initial_state, "p_dq": dq, "p_qdq": qdq}
+    launch(_launch(recurrent_grad_q_kernel, "K", args, shape, GATED=gated, HAS_S0=initial_state is not None))
+    args = common | {"p_v": v, "p_st": final_state, "p_dst": d_final, "p_qdq": qdq}
+    args |= {"p_dk": dk, "p_dg": dg, "p_ds0": d_initial}
+    flags = {"GATED": gated, "HAS_DST": has_final, "STORE_DS0": d_initial is not None}
+    launch(_launch(recurrent_grad_k_kernel, "K", args, shape, **flags))
+    args = common | {"p_dst": d_final, "p_dv": dv}
+    launch(_launch(recurrent_grad_v_kernel, "V", args, shape, GATED=gated, HAS_DST=has_final))
+    return dq, dk, dv, dg, d_initial
+
+
+def step(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, state: Tensor, scale: float, launch: Launcher
+) -> Tensor:  # fmt: skip
+    """o [B, H, V]; ``state`` [B, H, K, V] float32 is updated in place."""
+    B, H, K = q.shape
+    o = torch.empty_like(v)
+    args = {"p_q": q, "p_k": k, "p_v": v, "p_g": g, "p_s": state, "p_o": o, "scale": scale}
+    launch(_launch(step_kernel, "V", args, (B, H, K, v.shape[-1]), GATED=g is not None))
+    return o

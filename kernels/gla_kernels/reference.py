@@ -1,0 +1,167 @@
+"""The operator in plain PyTorch: what every kernel is judged by.
+
+    S_t = Diag(exp g_t) S_{t-1} + k_t^T v_t          o_t = scale q_t S_t
+
+Layout: q, k, g [B, T, H, K]; v, o [B, T, H, V]; states [B, H, K, V]. ``g`` is the natural log of the decay, <= 0; None
+means no decay. ``scale`` defaults to K^-1/2. All three forms compute in the dtype of their inputs (call them on doubles
+for the judge), take an initial state, return ``(o, final_state)`` and are differentiable by autograd. With 16-bit inputs
+the products have 16-bit operands and results, while states and sums of gates are float32: what a careful PyTorch
+program would do, and so the yardstick of a kernel's error.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+# Steps between two states that the recurrence keeps for its backward pass; the steps between are computed again.
+SEGMENT = 64
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    """The dtype of states and of sums of gates: at least float32."""
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+def _start(q: Tensor, v: Tensor, scale: float | None, initial_state: Tensor | None) -> tuple[float, Tensor]:
+    B, _, H, K = q.shape
+    if scale is None:
+        scale = K**-0.5
+    if initial_state is None:
+        return scale, q.new_zeros(B, H, K, v.shape[-1], dtype=_wide(q))
+    return scale, initial_state.to(_wide(q))
+
+
+def _heads_first(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """[B, T, H, D] -> [B, H, T, D]; gates in the wide dtype."""
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    return q, k, v, None if g is None else g.transpose(1, 2).to(_wide(q))
+
+
+def _walk(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, state: Tensor) -> tuple[Tensor, Tensor]:
+    outputs = []
+    for t in range(q.shape[1]):
+        if g is not None:
+            state = state * g[:, t, :, :, None].to(state.dtype).exp()
+        state = state + k[:, t, :, :, None] * v[:, t, :, None, :]
+        outputs.append((q[:, t, :, None, :].to(state.dtype) @ state).squeeze(-2).to(v.dtype))
+    return torch.stack(outputs, dim=1), state
+
+
+def recurrent(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The definition, one token after another. In float64 this is the judge of every other form.
+
+    With gradients, states are kept every SEGMENT tokens only, so that T = 8192 fits.
+    """
+    scale, state = _start(q, v, scale, initial_state)
+    parts = []
+    for t in range(0, q.shape[1], SEGMENT):
+        rows = slice(t, t + SEGMENT)
+        g_rows = None if g is None else g[:, rows]
+        o, state = checkpoint(_walk, q[:, rows], k[:, rows], v[:, rows], g_rows, state, use_reentrant=False)
+        parts.append(o)
+    o = torch.cat(parts, dim=1) if parts else torch.empty_like(v)
+    return o * scale, state
+
+
+def _block_scores(q: Tensor, k: Tensor, g: Tensor | None) -> Tensor:
+    """A_ij = sum_k q_ik k_jk exp(sum of g over (j, i]) for i >= j, element by element: [..., C, K] -> [..., C, C]."""
+    C = q.shape[-2]
+    lower = torch.ones(C, C, dtype=torch.bool, device=q.device).tril()
+    if g is None:
+        return (q @ k.mT).masked_fill(~lower, 0.0)
+    # decay[i, j] = sum of g over (j, i]: cumulative over i of g_i where i > j. A sum, not a difference of running sums,
+    # because a hard reset (g = -1e4) would swallow the digits of every later difference.
+    strictly = lower.tril(-1)[:, :, None]
+    decay = torch.where(strictly, g[..., :, None, :], torch.zeros((), dtype=g.dtype, device=g.device)).cumsum(-3)
+    scores = torch.einsum("...ik,...jk,...ijk->...ij", q.to(g.dtype), k.to(g.dtype), decay.exp())
+    return scores.masked_fill(~lower, 0.0).to(q.dtype)
+
+
+def parallel(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The quadratic form O = scale (((Q B)(K/B)^T * M) V + (Q B) S_0), in log space; O(T^2 K) memory."""
+    scale, state = _start(q, v, scale, initial_state)
+    q, k, v, g = _heads_first(q, k, v, g)
+    o = _block_scores(q, k, g) @ v
+    inter, state = _through_state(q, k, v, g, state)
+    return ((o + inter) * scale).transpose(1, 2), state
+
+
+def _through_state(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """(Q e^G) S_0 and the state after the last row, all heads first."""
+    if g is None:
+        return q @ state.to(q.dtype), state + k.mT @ v
+    prefix = g.cumsum(-2)
+    inter = (q * prefix.exp()).to(q.dtype) @ state.to(q.dtype)
+    update = (k * _sum_after(g).exp()).to(k.dtype).mT @ v
+    return inter, state * prefix[..., -1, :, None].exp() + update
+
+
+def _sum_after(g: Tensor) -> Tensor:
+    """Sum of g over the rows after each row, [..., C, K]."""
+    following = torch.cat([g[..., 1:, :], torch.zeros_like(g[..., :1, :])], dim=-2)
+    return following.flip(-2).cumsum(-2).flip(-2)
+
+
+def chunkwise(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    chunk: int = 64,
+    sub_chunk: int = 16,
+) -> tuple[Tensor, Tensor]:
+    """Two-level chunking, every intermediate in memory: the chunkwise form without a thought for input and output.
+
+    Blocks of ``sub_chunk`` rows off the diagonal are matrix products anchored before the row block, blocks on it are
+    computed element by element (Yang et al. 2024, section 4.2).
+    """
+    scale, state = _start(q, v, scale, initial_state)
+    T = q.shape[1]
+    outputs = []
+    q, k, v, g = _heads_first(q, k, v, g)
+    for t in range(0, T, chunk):
+        rows = slice(t, min(t + chunk, T))
+        g_c = None if g is None else g[:, :, rows]
+        o, state = _one_chunk(q[:, :, rows], k[:, :, rows], v[:, :, rows], g_c, state, sub_chunk)
+        outputs.append(o)
+    o = torch.cat(outputs, dim=2) if outputs else torch.empty_like(v)
+    return (o * scale).transpose(1, 2), state
+
+
+def _one_chunk(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, state: Tensor, sub_chunk: int
+) -> tuple[Tensor, Tensor]:
+    """Output and next state of one chunk; q, k, g [B, H, C, K], v [B, H, C, V]."""
+    o, state = _through_state(q, k, v, g, state)
+    if g is None:
+        return o + _block_scores(q, k, None) @ v, state
+    rows = []
+    for a in range(0, q.shape[-2], sub_chunk):
+        here = slice(a, min(a + sub_chunk, q.shape[-2]))
+        block = _block_scores(q[..., here, :], k[..., here, :], g[..., here, :]) @ v[..., here, :]
+        if a:
+            decayed_q = (q[..., here, :] * g[..., here, :].cumsum(-2).exp()).to(q.dtype)
+            decayed_k = (k[..., :a, :] * _sum_after(g[..., :a, :]).exp()).to(k.dtype)
+            block = block + (decayed_q @ decayed_k.mT) @ v[..., :a, :]
+        rows.append(block)
+    return o + torch.cat(rows, dim=-2), state

@@ -1,0 +1,90 @@
+"""Checks of what a caller passes: each failure is a ValueError that names the argument, what it must be and what came."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .config import MAX_HEAD_DIM
+from .launch import interpreting
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def _shape(name: str, x: Tensor, expected: tuple[int, ...], layout: str) -> None:
+    if tuple(x.shape) != expected:
+        raise ValueError(f"{name}: expected shape {list(expected)} ({layout}), got {list(x.shape)}")
+
+
+def _tensor(name: str, x: object) -> Tensor:
+    if not isinstance(x, Tensor):
+        raise ValueError(f"{name}: expected a tensor, got {type(x).__name__}")
+    return x
+
+
+def _head_dim(name: str, dim: int) -> None:
+    if not 1 <= dim <= MAX_HEAD_DIM:
+        raise ValueError(f"{name}: expected a head dimension (last axis) from 1 to {MAX_HEAD_DIM}, got {dim}")
+
+
+def _same_device(name: str, x: Tensor, q: Tensor) -> None:
+    if x.device != q.device:
+        raise ValueError(f"{name}: expected device {q.device} as of q, got {x.device}")
+
+
+def check_device(q: Tensor) -> None:
+    """Kernels run on CUDA tensors, in Triton's interpreter on CPU tensors, and nowhere on meta ones (planning)."""
+    if q.device.type == "cuda" or q.device.type == "meta":
+        return
+    if q.device.type == "cpu" and interpreting():
+        return
+    hint = "; set TRITON_INTERPRET=1 before Python starts to run on the CPU" if q.device.type == "cpu" else ""
+    raise ValueError(f"q: expected a CUDA tensor, got one on {q.device}{hint}")
+
+
+def check_inputs(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, initial_state: Tensor | None, rows: bool = True
+) -> None:
+    """q, k, g [B, T, H, K] and v [B, T, H, V] of one dtype and device, g perhaps float32; state [B, H, K, V] float32.
+
+    rows=False: one token, without the axis T. Raises ValueError.
+    """
+    layout = "B, T, H, K" if rows else "B, H, K"
+    n_axes = 4 if rows else 3
+    if _tensor("q", q).dim() != n_axes:
+        raise ValueError(f"q: expected {n_axes} axes [{layout}], got shape {list(q.shape)}")
+    if q.dtype not in DTYPES:
+        raise ValueError(f"q: expected float32, float16 or bfloat16, got {q.dtype}")
+    lead = tuple(q.shape[:-1])
+    for name, x, expected in (("k", k, tuple(q.shape)), ("g", g, tuple(q.shape))):
+        if x is not None or name == "k":
+            _shape(name, _tensor(name, x), expected, f"{layout}, as q")
+    if _tensor("v", v).dim() != n_axes or tuple(v.shape[:-1]) != lead:
+        raise ValueError(f"v: expected shape {[*lead, 'V']} ({layout[:-1]}V), got {list(v.shape)}")
+    _head_dim("q", q.shape[-1])
+    _head_dim("v", v.shape[-1])
+    for name, x in (("k", k), ("v", v)):
+        if x.dtype != q.dtype:
+            raise ValueError(f"{name}: expected dtype {q.dtype} as of q, got {x.dtype}")
+        _same_device(name, x, q)
+    if g is not None:
+        if g.dtype not in (q.dtype, torch.float32):
+            raise ValueError(f"g: expected dtype {q.dtype} (as of q) or float32, got {g.dtype}")
+        _same_device("g", g, q)
+    if initial_state is not None:
+        name = "initial_state" if rows else "state"
+        B, H, K, V = q.shape[0], q.shape[-2], q.shape[-1], v.shape[-1]
+        _shape(name, _tensor(name, initial_state), (B, H, K, V), "B, H, K, V")
+        if initial_state.dtype != torch.float32:
+            raise ValueError(f"{name}: expected dtype float32, got {initial_state.dtype}")
+        _same_device(name, initial_state, q)
+    check_device(q)
+
+
+def check_scale(scale: float | None, K: int) -> float:
+    """The scale as a float; K^-1/2 by default. Raises ValueError."""
+    if scale is None:
+        return float(K**-0.5)
+    if isinstance(scale, bool) or not isinstance(scale, int | float):
+        raise ValueError(f"scale: expected a number or None, got {type(scale).__name__}")
+    return float(scale)
