@@ -1,0 +1,5 @@
+"""``python -m glabench``."""
+
+from glabench.cli import main
+
+main()

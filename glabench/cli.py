@@ -1,0 +1,76 @@
+"""The command line: joins the commands, and turns every mistake of a user into one line and exit code 2."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from glabench import __version__
+from glabench.commands.doctor import doctor
+from glabench.commands.ls import ls
+from glabench.commands.report import report
+from glabench.commands.sweep import sweep
+from glabench.errors import UserError, did_you_mean
+
+app = typer.Typer(
+    name="glabench",
+    help="Benchmark, correctness gate and report for gated linear attention kernels.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+COMMANDS = {function.__name__: function for function in (sweep, report, ls, doctor)}
+for _function in COMMANDS.values():
+    app.command()(_function)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"glabench {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Options of glabench itself."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line and exit: 0 done, 1 something in the results is bad, 2 a mistake in what was asked."""
+    given = sys.argv[1:] if arguments is None else arguments
+    try:
+        code = typer.main.get_command(app).main(args=given, prog_name="glabench", standalone_mode=False)
+    except UserError as error:
+        _fail(str(error))
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:  # the reader of our output went away: `glabench ls | head`
+        sys.stderr.close()
+        sys.exit(141)
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # not one of the parser's own
+            raise
+        _fail(_usage(error, given))
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _usage(error: Any, given: list[str]) -> str:
+    """What the parser found wrong, in one line with the nearest command."""
+    message = str(error.format_message()).strip().rstrip(".")
+    name = next((word for word in given if not word.startswith("-")), "")
+    if message.startswith("No such command"):
+        return f"no such command {name!r}{did_you_mean(name, COMMANDS)}"
+    command = f"glabench {name}" if name in COMMANDS else "glabench"
+    return f"{message[:1].lower()}{message[1:]}; see `{command} --help`"
+
+
+def _fail(message: str) -> None:
+    print(f"glabench: error: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(2)

@@ -1,0 +1,203 @@
+"""From a plan to its rows: which cases are left, in which processes they run, and one row of each on the disk at once.
+
+Nothing here imports torch: what a case needs happens in workers (``glabench.run.worker``).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from glabench import store
+from glabench.hardware import environment
+from glabench.run.parts import merge, parts, timed
+from glabench.run.settings import Device, Part, Settings
+from glabench.run.worker import PIPELINE, Worker
+from glabench.spec.case import Case
+from glabench.store import Appender, Row
+
+# Untimed work runs in as many processes as there are cores, each with one thread.
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+
+
+class Progress(Protocol):
+    """Who is told how the sweep goes; see ``glabench.run.progress``."""
+
+    def running(self, case: Case, part: Part) -> None: ...
+
+    def finished(self, row: Row) -> None: ...
+
+
+@dataclass(frozen=True)
+class Job:
+    """One part of one case."""
+
+    case: Case
+    part: Part
+
+
+@dataclass
+class Outcome:
+    """What a run of the sweep came to."""
+
+    statuses: Counter[str] = field(default_factory=Counter)  # of the rows that this run wrote
+    interrupted: bool = False
+
+
+@dataclass
+class Driver:
+    """Runs cases on one device and appends their rows.
+
+    compiled: ids of the cases whose kernels are cross-compiled on a CPU besides being checked.
+    limit_s: a part of a case that takes longer is killed, and its row says "timeout".
+    """
+
+    sweep: str
+    device: Device
+    settings: Settings
+    limit_s: float
+    compiled: frozenset[str]
+    out: Appender
+    progress: Progress
+    pipeline: str = PIPELINE
+    _workers: list[Worker] = field(default_factory=list, init=False)
+    _halves: dict[str, Row] = field(default_factory=dict, init=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+    _stopped: bool = field(default=False, init=False)
+    _outcome: Outcome = field(default_factory=Outcome, init=False)
+
+    def run(self, cases: Sequence[Case]) -> Outcome:
+        """Run the cases; Ctrl-C ends the workers and comes back with ``interrupted``, every finished row kept.
+
+        On a CPU what is not timed comes first, in parallel; what is timed runs alone, with nothing beside it.
+        """
+        try:
+            self._run_untimed([case for case in cases if not timed(case, self.device)])
+            self._run_timed([case for case in cases if timed(case, self.device)])
+        except KeyboardInterrupt:
+            self._outcome.interrupted = True
+        finally:
+            self._stop()
+        return self._outcome
+
+    def _run_timed(self, cases: Iterable[Case]) -> None:
+        worker = self._worker("all")
+        for case in cases:
+            self._run_job(worker, Job(case, "all"))
+        worker.close()
+
+    def _run_untimed(self, cases: Sequence[Case]) -> None:
+        """Gates and compilations side by side; a process is kept for one kind of part as long as there are any."""
+        jobs = [Job(case, part) for case in cases for part in self._parts(case)]
+        if not jobs:
+            return
+        queues = {part: deque(job for job in jobs if job.part == part) for part in ("gate", "compile")}
+        count = min(cores(), len(jobs))
+        with ThreadPoolExecutor(count) as pool:
+            kinds: tuple[Part, Part] = ("gate", "compile")
+            running = [pool.submit(self._work, queues, kinds[index % 2]) for index in range(count)]
+            try:
+                for done in as_completed(running):
+                    done.result()
+            except BaseException:
+                self._stop()  # before the pool waits for its threads
+                raise
+
+    def _parts(self, case: Case) -> tuple[Part, ...]:
+        needed = parts(case, self.device)
+        return tuple(part for part in needed if part != "compile" or case.id in self.compiled)
+
+    def _work(self, queues: dict[str, deque[Job]], part: Part) -> None:
+        """One thread: jobs of one kind while there are any, then of the other."""
+        other: Part = "compile" if part == "gate" else "gate"
+        for kind in (part, other):
+            worker: Worker | None = None
+            while not self._stopped:
+                try:
+                    job = queues[kind].popleft()
+                except IndexError:
+                    break
+                worker = worker or self._worker(kind)
+                self._run_job(worker, job)
+            if worker is not None:
+                worker.close()
+
+    def _worker(self, part: Part) -> Worker:
+        worker = Worker(worker_env(part), known_environment(self.device), self.pipeline)
+        with self._lock:
+            self._workers.append(worker)
+        return worker
+
+    def _run_job(self, worker: Worker, job: Job) -> None:
+        if self._stopped:
+            return
+        self.progress.running(job.case, job.part)
+        row = worker.run(job.case, self.sweep, self.settings.with_part(job.part), self.limit_s)
+        with self._lock:
+            if not self._stopped:
+                self._finish(row, job)
+
+    def _finish(self, row: Row, job: Job) -> None:
+        """Append the case's row once all its parts are in."""
+        if len(self._parts(job.case)) > 1:
+            half = self._halves.pop(row.case_id, None)
+            if half is None:
+                self._halves[row.case_id] = row
+                return
+            row = merge(row, half) if job.part == "gate" else merge(half, row)
+        self.out.append(row)
+        self._outcome.statuses[row.status] += 1
+        self.progress.finished(row)
+
+    def _stop(self) -> None:
+        """Kill the workers. The lock is not taken: a thread may hold it, and a row it writes meanwhile is valid."""
+        self._stopped = True
+        for worker in list(self._workers):
+            worker.close()
+
+
+def finished(path: Path, device: Device) -> dict[str, str]:
+    """Cases of a file that need not run again, with their status: same device, same sources and versions.
+
+    Any status counts as finished: a case that ran out of memory would do so again.
+    """
+    if not path.exists():
+        return {}
+    here = known_environment(device)
+    return {
+        row.case_id: row.status
+        for row in store.read(path)
+        if all(row.environment.get(key) == here[key] for key in ("fingerprint", "device_slug"))
+    }
+
+
+def known_environment(device: Device) -> dict[str, Any]:
+    """What is known of this machine without torch: for the rows of workers that died before they could say more."""
+    return {
+        "device": environment.device_name(device),
+        "kind": device,
+        "device_slug": environment.device_slug(device),
+        "fingerprint": environment.fingerprint(),
+    }
+
+
+def worker_env(part: Part) -> dict[str, str | None]:
+    """The environment of a process for this kind of part: Triton reads TRITON_INTERPRET once, when it is imported."""
+    if part == "gate":
+        return {"TRITON_INTERPRET": "1", **ONE_THREAD}
+    if part == "compile":
+        return {"TRITON_INTERPRET": None, **ONE_THREAD}
+    return {"TRITON_INTERPRET": None}
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
