@@ -1,0 +1,106 @@
+"""The worked examples of CONTRIBUTING.md do what they say, as they are printed."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parent.parent
+
+Load = Callable[[str], ModuleType]
+
+
+@pytest.fixture
+def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
+    """Import the example that names ``path`` in its first line, under the name that it would have there."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    examples = dict(re.findall(r"^```python\n# (\S+\.py)\n(.*?)^```", text, re.DOTALL | re.MULTILINE))
+
+    def start(path: str) -> ModuleType:
+        name = path.removeprefix("kernels/").removesuffix(".py").replace("/", ".")
+        file = tmp_path / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(examples[path], encoding="utf-8")
+        spec = importlib.util.spec_from_file_location(name, file)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, name, module)
+        spec.loader.exec_module(module)
+        return module
+
+    return start
+
+
+def test_system(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It passes the gate and is timed on a CPU."""
+    from glabench.run.pipeline import run_case
+    from glabench.run.settings import Settings
+    from glabench.spec import catalog
+    from glabench.spec.case import Case
+    from glabench.systems.base import load as load_system
+
+    load("glabench/systems/sdpa_math.py")
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    (entry,) = re.findall(r"`(_attention\(.*?\))`", text)
+    info = eval(entry, vars(catalog))
+    monkeypatch.setitem(catalog.CATALOG, info.name, info)
+
+    settings = Settings(device="cpu", min_samples=2, max_samples=2, min_time_s=0.001, max_time_s=0.01, warmup_s=0.001)
+    case = Case("sdpa_math", B=1, T=64, H=2, K=32, V=32, dtype="fp32", gate_strength=None, attn_heads=2, attn_dim=32)
+    row = run_case(case, "example", settings, load_system("sdpa_math"))
+    assert (row.status, row.reason) == ("ok", None)
+    assert row.implementation is not None
+    assert row.implementation.endswith("SDPA math")
+    assert row.time is not None
+    assert len(row.time["samples_ms"]) >= 2
+
+
+def test_kernel_step(load: Load, device: torch.device) -> None:
+    """The example's own test passes, and fails when the kernel is not what it should be."""
+    step = load("kernels/gla_kernels/chunk/gate_sums.py")
+    example = load("tests/gla_kernels/test_gate_sums.py")
+    test: Any = example.test_gate_sums_are_those_of_float64
+    (mark,) = test.pytestmark
+    for length in mark.args[1]:
+        test(device, length)
+
+    def wrong(g: torch.Tensor, chunk: int, launch: Callable[..., None]) -> torch.Tensor:
+        result: torch.Tensor = step.gate_sums(g, chunk, launch)
+        return result - g
+
+    vars(example)["gate_sums"] = wrong
+    with pytest.raises(AssertionError):
+        test(device, 63)
+
+
+def test_figure(load: Load) -> None:
+    """It draws a point for each case that went through the gate."""
+    from glabench.analysis.frame import frame
+    from glabench.spec.case import Case
+    from glabench.store import Row
+
+    def row(system: str, length: int, error: float) -> Row:
+        case = Case(system, B=1, T=length, H=2, K=32, V=32)
+        outputs = {"o": {"error": error, "baseline": 1e-3, "tolerance": 4e-3}}
+        accuracy = {"passed": True, "where": "cpu", "outputs": outputs}
+        return Row(
+            case.id, "example", case.to_dict(), "ok", accuracy=accuracy, environment={"device": "CPU", "kind": "cpu"}
+        )
+
+    figures = load("glabench/report/accuracy.py")
+    table = frame(
+        [row("recurrent_torch", 64, 1e-3), row("chunkwise_torch", 64, 2e-3), row("chunkwise_torch", 128, 3e-3)]
+    )
+    (figure,) = figures.error_share(table)
+    values = [point.value for panel in figure.panels for series in panel.series for point in series.points]
+    assert sorted(values) == pytest.approx([0.25, 0.5, 0.75])
+    assert figures.error_share(table.iloc[:0]) == ()
