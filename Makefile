@@ -14,8 +14,9 @@ help: ## list what can be made
 	@echo "  SWEEP=name runs another sweep than quick; PYTHON=path makes the environment with another Python"
 
 sweep: $(VENV)/.installed ## run the quick sweep and render its report
-	$(BIN)/glabench sweep $(SWEEP)
-	$(BIN)/glabench report results/local/$(NAME)-*.jsonl --out reports/local/$(NAME)
+	@# Exit code 1 says that a kernel is wrong, crashed or did not compile: the report shows which, and make fails then.
+	$(BIN)/glabench sweep $(SWEEP); code=$$?; [ $$code -le 1 ] || exit $$code; \
+	$(BIN)/glabench report results/local/$(NAME)-*.jsonl --out reports/local/$(NAME) && exit $$code
 
 test: $(VENV)/.installed-dev ## run the tests on every core
 	$(BIN)/pytest --numprocesses auto --dist worksteal
