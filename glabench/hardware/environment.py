@@ -18,8 +18,12 @@ from glabench.hardware import nvml
 from glabench.run.settings import Device
 
 # What of this package can change a result. Reports, commands and the driver read and move rows, no more.
-RESULT_SOURCES = ("spec/case.py", "systems/*.py", "hardware/*.py", "analysis/work.py") + tuple(
-    f"run/{name}.py" for name in ("settings", "pipeline", "inputs", "oracle", "gate", "measure", "memory")
+RESULT_SOURCES = (
+    "spec/case.py",
+    "systems/*.py",
+    "hardware/*.py",
+    "analysis/work.py",
+    *(f"run/{name}.py" for name in ("settings", "pipeline", "inputs", "oracle", "gate", "measure", "memory")),
 )
 # Packages whose version can change a result.
 RESULT_PACKAGES = ("torch", "triton", "fla-core", "flash-linear-attention", "flash-attn")

@@ -18,7 +18,7 @@ STATUS_BY_NAME = {
 # RuntimeErrors that only their text tells apart.
 STATUS_BY_TEXT = (
     (re.compile(r"out of memory|can't allocate memory|not enough memory", re.IGNORECASE), "oom"),
-    (re.compile(r"PassManager::run failed|ptxas|failed to translate module|LLVM ERROR", re.IGNORECASE), "compile_error"),
+    (re.compile(r"PassManager::run failed|ptxas|failed to translate|LLVM ERROR", re.IGNORECASE), "compile_error"),
     (re.compile(r"no available kernel|no viable backend|not supported|only supports?", re.IGNORECASE), "unsupported"),
 )
 DETAIL_LINES = 12
@@ -34,8 +34,13 @@ def classify(error: BaseException) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """The error's name and the first line of its message that says something."""
-    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    """The error's name and the first line of its message that says something.
+
+    Where that line only introduces the rest ("at 2:11:" and the source, as Triton's compiler writes), the last line
+    follows it: it is the one that says what is wrong.
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
+    first = f"{lines[0]} {lines[-1]}" if lines[0].endswith(":") and len(lines) > 1 else lines[0]
     text = f"{type(error).__name__}: {first}" if first else type(error).__name__
     return text if len(text) <= 300 else f"{text[:297]}..."
 

@@ -116,11 +116,13 @@ def _pick(x: torch.Tensor | None, name: str, question: oracle.Question) -> torch
 
 
 def _blocks(x: torch.Tensor, name: str) -> torch.Tensor:
-    """Squared norms [P, blocks] of blocks of 16 rows of an output [1,T,P,D], a state [1,P,K,V] or a step's o [1,P,V]."""
+    """Squared norms [P, blocks] of blocks of 16 rows.
+
+    ``x`` is an output [1,T,P,D], a state [1,P,K,V], whose rows are those of K, or one step's o [1,P,V].
+    """
     if x.dim() == 3:
-        rows = x[0].unsqueeze(1)
-    else:
-        rows = x[0] if "state" in name else x[0].transpose(0, 1)
+        x = x.unsqueeze(1)
+    rows = x[0] if "state" in name else x[0].transpose(0, 1)
     squares = rows.double().square().sum(-1)
     padded = torch.nn.functional.pad(squares, (0, -squares.shape[1] % BLOCK))
     return padded.unflatten(1, (-1, BLOCK)).sum(-1)
@@ -132,25 +134,20 @@ def _score(
     """One output's errors, the plain form's and what is allowed; see ``_errors`` for the two kinds."""
     ref = right.reference[name]
     if x is None:
-        return {"error": None, "baseline": 0.0, "tolerance": 0.0, "missing": True}
+        return {"error": float("nan"), "baseline": 0.0, "tolerance": 0.0, "missing": True}
     floor = FLOOR[dtype] * torch.finfo(DTYPES[dtype]).eps / 2
     terms = right.terms if name == "dg" else None
     error, local = _errors(x, ref, name, terms, dtype)
     base, base_local = _errors(right.baseline[name], ref, name, terms, dtype)
     return {
-        "error": _finite(error),
+        "error": error,
         "baseline": base,
         "tolerance": max(factor * base, floor),
-        "block_error": _finite(local),
+        "block_error": local,
         "block_baseline": base_local,
         "block_tolerance": max(factor * base_local, 2 * floor),
         "nonfinite": int((~torch.isfinite(x)).sum()),
     }
-
-
-def _finite(value: float) -> float | None:
-    """JSON has no NaN: an error that is not a number is None, and passes nothing."""
-    return value if value == value and value != float("inf") else None
 
 
 def _errors(
@@ -179,8 +176,8 @@ def _worst(scores: dict[str, dict[str, Any]]) -> str | None:
     for name, score in scores.items():
         if score.get("missing"):
             return f"{name} was not returned"
-        if score["nonfinite"] or score["error"] is None or score["block_error"] is None:
-            return f"{name} holds {score['nonfinite']} values that are NaN or infinite"
+        if score["nonfinite"]:
+            return f"{name} has {score['nonfinite']} values that are NaN or infinite"
         for kind, what in (("", ""), ("block_", " in a block of 16 rows")):
             ratio = score[f"{kind}error"] / score[f"{kind}tolerance"]
             if not ratio <= excess:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from glabench.spec.case import Case
 from glabench.spec.catalog import CATALOG, Operator
+from glabench.systems.sdpa import attention_shape
 
 DTYPES: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -48,11 +49,6 @@ class Inputs:
     @property
     def nbytes(self) -> int:
         return sum(x.numel() * x.element_size() for _, x in self.tensors())
-
-
-def attention_shape(case: Case) -> tuple[int, int]:
-    """(heads, dim) of the attention that answers the case: its own, or the case's H heads of V."""
-    return case.attn_heads or case.H, case.attn_dim or case.V
 
 
 def make_inputs(case: Case, operator: Operator, device: str, salt: int = 0) -> Inputs:

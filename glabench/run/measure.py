@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -168,7 +168,8 @@ def _measure_cpu(run: Sequence[Call], settings: Settings) -> Timing:
         start = time.perf_counter()
         call()
         samples.append((time.perf_counter() - start) * 1000)
-    return Timing({"clock": "cpu_wall", "samples_ms": samples, "dropped": 0, "stopped": stopped, "warmup": warmup}, None)
+    facts = {"clock": "cpu_wall", "samples_ms": samples, "dropped": 0, "stopped": stopped, "warmup": warmup}
+    return Timing(facts, None)
 
 
 class ColdSampler:
@@ -249,8 +250,3 @@ def _measure_cuda(run: Sequence[Call], settings: Settings) -> Timing:
 def rotated(case: Case, sets: int) -> int:
     """Input sets to rotate: mode bwd keeps a whole autograd graph for each of them, so it has two at most."""
     return min(sets, 2) if case.mode == "bwd" else sets
-
-
-def forget(inputs: Inputs) -> Inputs:
-    """The same numbers outside any autograd graph."""
-    return replace(inputs, **{name: x.detach() for name, x in inputs.tensors()})

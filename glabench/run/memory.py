@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import re
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 import torch
 
 from glabench.run.gate import run_once
@@ -30,3 +36,34 @@ def peak_memory(system: System, case: Case, settings: Settings) -> dict[str, int
     torch.cuda.synchronize()
     beyond = torch.cuda.max_memory_allocated() - before
     return {"peak_bytes": beyond + inputs.nbytes, "inputs_bytes": inputs.nbytes, "beyond_inputs_bytes": beyond}
+
+
+def _proc_bytes(file: str, key: str) -> int | None:
+    """A "Key:   123 kB" line of a /proc file, in bytes."""
+    try:
+        found = re.search(rf"^{key}:\s+(\d+) kB", Path(file).read_text(), re.MULTILINE)
+    except OSError:
+        return None
+    return int(found[1]) * 1024 if found else None
+
+
+@contextmanager
+def cpu_memory_limit(share: float = 0.9) -> Iterator[None]:
+    """Let the process allocate no more than ``share`` of the memory that is free now; the limit ends with the block.
+
+    Without it Linux promises memory that it does not have and kills the process that touches it; with it the
+    allocation fails, and the case ends as oom with what it asked for. Does nothing where /proc does not tell.
+    """
+    free, used = _proc_bytes("/proc/meminfo", "MemAvailable"), _proc_bytes("/proc/self/status", "VmData")
+    if free is None or used is None:
+        yield
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    wanted = used + int(share * free)
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (wanted, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))

@@ -12,11 +12,12 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
-from gla_kernels import reference
 
+from gla_kernels import reference
 from glabench.run.inputs import Inputs, make_inputs, pick_pairs
 from glabench.spec.case import Case
 from glabench.spec.catalog import CATALOG, Operator
+from glabench.systems.sdpa import attention_shape
 
 Outputs = dict[str, torch.Tensor]
 Pairs = tuple[tuple[int, int], ...]
@@ -57,7 +58,7 @@ def ask(case: Case, device: str, pair_count: int, gradients: bool) -> Question:
     The first and the last (batch, head) pair are always among the sample, the others are drawn from the seed.
     """
     operator = CATALOG[case.system].operator
-    heads = (case.attn_heads or case.H) if operator == "attention" else case.H
+    heads = attention_shape(case)[0] if operator == "attention" else case.H
     every = [(b, h) for b in range(case.B) for h in range(heads)]
     middle = every[1:-1]
     drawn = random.Random(case.seed).sample(middle, min(max(pair_count - 2, 0), len(middle)))
@@ -146,16 +147,16 @@ def attention(inputs: Inputs, gradients: bool) -> Outputs:
     """Causal softmax attention and its gradients in the inputs' dtype, a tile of rows at a time.
 
     Products are rounded to the dtype as PyTorch's plain form rounds them, the softmax is taken in float32 or wider.
-    ``P = softmax(s Q K^T)``, ``dV = P^T dO``, ``dS = P * (dO V^T - rowsum(dO * O))``, ``dQ = s dS K``, ``dK = s dS^T Q``.
+    ``P = softmax(s Q K^T)``, ``dV = P^T dO``, ``dS = s P * (dO V^T - rowsum(dO * O))``, ``dQ = dS K``, ``dK = dS^T Q``.
     """
     outputs = {"o": torch.empty_like(inputs.v)}
     if gradients:
         outputs |= {f"d{n}": torch.zeros_like(getattr(inputs, n), dtype=_wide(inputs.q.dtype)) for n in "qkv"}
     for pair in range(inputs.q.shape[2]):
-        one = tuple(x[0, :, pair] for x in (inputs.q, inputs.k, inputs.v, inputs.do))
+        q, k, v, do = (x[0, :, pair] for x in (inputs.q, inputs.k, inputs.v, inputs.do))
         into = {name: x[0, :, pair] for name, x in outputs.items()}
         for start in range(0, inputs.q.shape[1], TILE):
-            _attention_tile(*one, slice(start, start + TILE), into)
+            _attention_tile(q, k, v, do, slice(start, start + TILE), into)
     return {name: x.to(inputs.q.dtype) for name, x in outputs.items()}
 
 

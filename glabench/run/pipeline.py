@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -47,7 +48,8 @@ def run_case(case: Case, sweep: str, settings: Settings, system: System | None =
     facts: dict[str, Any] = {}
     try:
         facts = environment(settings.device)
-        _run(draft, case, settings, system or load(case.system))
+        with nullcontext() if settings.device == "cuda" else memory.cpu_memory_limit():
+            _run(draft, case, settings, system or load(case.system))
     except Exception as error:
         draft.fail(failures.classify(error), failures.reason(error), failures.detail(error))
     _release(settings)

@@ -14,8 +14,8 @@ from glabench.spec.catalog import CATALOG, SystemInfo
 
 if TYPE_CHECKING:
     import torch
-    from gla_kernels.launch import Launch
 
+    from gla_kernels.launch import Launch
     from glabench.run.inputs import Inputs
 
 
@@ -87,4 +87,4 @@ def missing_package(package: str, remedy: str) -> Unavailable | None:
 
 def needs_gpu(device: Device) -> Unavailable | None:
     """Unavailable anywhere but on a CUDA device."""
-    return None if device == "cuda" else Unavailable("it needs an NVIDIA GPU", "run with --device cuda where there is one")
+    return None if device == "cuda" else Unavailable("it needs an NVIDIA GPU", "run it where there is one")

@@ -1,0 +1,43 @@
+"""The chunkwise form in plain PyTorch: the right amount of arithmetic, every intermediate through memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from glabench.hardware.environment import package_version
+from glabench.run.settings import Device
+from glabench.spec.case import Case
+from glabench.systems.base import System
+
+if TYPE_CHECKING:
+    import torch
+
+    from glabench.run.inputs import Inputs
+
+DEFAULT_CHUNK = 64
+SUB_CHUNK = 16
+
+
+class ChunkwiseTorch(System):
+    """``gla_kernels.reference.chunkwise`` with the case's chunk and sub-chunks of 16."""
+
+    def unsupported(self, case: Case, device: Device) -> str | None:
+        chunk = case.chunk or DEFAULT_CHUNK
+        return None if chunk > 0 else f"chunk={chunk} is not a positive number of rows"
+
+    def implementation(self, case: Case) -> str:
+        return f"torch {package_version('torch')}, chunks of {case.chunk or DEFAULT_CHUNK}"
+
+    def forward(self, inputs: Inputs, case: Case) -> tuple[torch.Tensor, torch.Tensor | None]:
+        from gla_kernels import reference
+
+        chunk = case.chunk or DEFAULT_CHUNK
+        return reference.chunkwise(
+            inputs.q,
+            inputs.k,
+            inputs.v,
+            inputs.g,
+            initial_state=inputs.initial_state,
+            chunk=chunk,
+            sub_chunk=min(SUB_CHUNK, chunk),
+        )

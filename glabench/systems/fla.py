@@ -1,0 +1,104 @@
+"""Flash-linear-attention's kernels: chunkwise GLA, chunkwise linear attention without a gate, fused recurrence."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from glabench.hardware.environment import package_version
+from glabench.run.settings import Device
+from glabench.spec.case import Case
+from glabench.systems.base import System, Unavailable, missing_package, needs_gpu
+
+if TYPE_CHECKING:
+    import torch
+
+    from glabench.run.inputs import Inputs
+
+INSTALL = "pip install fla-core einops"
+
+
+class _Fla(System):
+    """What FLA's systems share: the package and the GPU they need."""
+
+    function = ""
+
+    def unavailable(self, device: Device) -> Unavailable | None:
+        return missing_package("fla", INSTALL) or needs_gpu(device)
+
+    def implementation(self, case: Case) -> str:
+        core, full = package_version("fla-core"), package_version("flash-linear-attention")
+        return f"{f'fla-core {core}' if core else f'flash-linear-attention {full}'} {self.function}"
+
+
+class FlaChunk(_Fla):
+    """``fla.ops.gla.chunk_gla``; it has no ungated path."""
+
+    function = "chunk_gla"
+
+    def unsupported(self, case: Case, device: Device) -> str | None:
+        return "chunk_gla needs gates; fla_linear is FLA without them" if case.gate_strength is None else None
+
+    def forward(self, inputs: Inputs, case: Case) -> tuple[torch.Tensor, torch.Tensor | None]:
+        from fla.ops.gla import chunk_gla
+
+        return chunk_gla(
+            inputs.q,
+            inputs.k,
+            inputs.v,
+            inputs.g,
+            initial_state=inputs.initial_state,
+            output_final_state=case.initial_state,
+        )
+
+
+class FlaLinear(_Fla):
+    """``fla.ops.linear_attn.chunk_linear_attn`` without its normalisation, which GLA does not have."""
+
+    function = "chunk_linear_attn"
+
+    def unsupported(self, case: Case, device: Device) -> str | None:
+        return None if case.gate_strength is None else "chunk_linear_attn has no gate"
+
+    def forward(self, inputs: Inputs, case: Case) -> tuple[torch.Tensor, torch.Tensor | None]:
+        from fla.ops.linear_attn import chunk_linear_attn
+
+        return chunk_linear_attn(
+            inputs.q,
+            inputs.k,
+            inputs.v,
+            initial_state=inputs.initial_state,
+            output_final_state=case.initial_state,
+            normalize=False,
+        )
+
+
+class FlaRecurrent(_Fla):
+    """``fla.ops.gla.fused_recurrent_gla``; mode "step" is a sequence of one token, whose new state is a new tensor."""
+
+    function = "fused_recurrent_gla"
+
+    def forward(self, inputs: Inputs, case: Case) -> tuple[torch.Tensor, torch.Tensor | None]:
+        from fla.ops.gla import fused_recurrent_gla
+
+        return fused_recurrent_gla(
+            inputs.q,
+            inputs.k,
+            inputs.v,
+            gk=inputs.g,
+            initial_state=inputs.initial_state,
+            output_final_state=case.initial_state,
+        )
+
+    def step(self, inputs: Inputs, case: Case) -> tuple[torch.Tensor, torch.Tensor]:
+        from fla.ops.gla import fused_recurrent_gla
+
+        g = None if inputs.g is None else inputs.g[:, None]
+        o, state = fused_recurrent_gla(
+            inputs.q[:, None],
+            inputs.k[:, None],
+            inputs.v[:, None],
+            gk=g,
+            initial_state=inputs.initial_state,
+            output_final_state=True,
+        )
+        return o[:, 0], state
