@@ -30,13 +30,20 @@ sys.exit(code)
 """
 
 
-@pytest.mark.parametrize("arguments", [["--help"], *([command, "--help"] for command in COMMANDS)], ids=" ".join)
-def test_help_imports_nothing_heavy(
-    python_process: Callable[..., subprocess.CompletedProcess[str]], arguments: list[str]
-) -> None:
-    done = python_process("-c", PROBE, *arguments)
+def test_help_imports_nothing_heavy(python_process: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    done = python_process("-c", PROBE, "--help")
     assert "Usage:" in done.stdout
     assert done.stdout.splitlines()[-1].split() == ["loaded:"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_a_command_imports_nothing_heavy(
+    python_process: Callable[..., subprocess.CompletedProcess[str]], command: str
+) -> None:
+    """But pydantic, with which some versions of typer convert options themselves."""
+    done = python_process("-c", PROBE, command, "--help")
+    assert "Usage:" in done.stdout
+    assert set(done.stdout.splitlines()[-1].split()) <= {"loaded:", "pydantic"}
 
 
 def test_probe_sees_a_heavy_import(python_process: Callable[..., subprocess.CompletedProcess[str]]) -> None:
