@@ -6,14 +6,10 @@ come from the ``cuobjdump`` that Triton's wheel brings along. Must run in a proc
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterable
-from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,6 +17,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from glabench.hardware.environment import cuobjdump
 from glabench.run import failures
 
 if TYPE_CHECKING:
@@ -150,18 +147,9 @@ def tensor_core(ptx: str) -> str:
     return "mma" if re.search(r"\bmma\.sync", ptx) else "none"
 
 
-@cache
-def _cuobjdump() -> str | None:
-    """The cuobjdump of Triton's wheel, or of the CUDA toolkit on the PATH."""
-    bundled = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-    if os.access(bundled, os.X_OK):
-        return str(bundled)
-    return shutil.which("cuobjdump")
-
-
 def resources(cubin: bytes) -> dict[str, int | None]:
     """Registers and spilled bytes a thread (the stack frame) of the kernel in a cubin; None without cuobjdump."""
-    tool = _cuobjdump()
+    tool = cuobjdump()
     if tool is None:
         return {"registers": None, "spill_bytes": None}
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:

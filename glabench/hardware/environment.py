@@ -8,6 +8,7 @@ import importlib.util
 import os
 import platform
 import re
+import shutil
 import subprocess
 from functools import cache
 from pathlib import Path
@@ -38,17 +39,35 @@ def package_version(distribution: str) -> str | None:
 
 
 def detect_device() -> Device:
-    """"cuda" where there is an NVIDIA GPU and a torch built for it, else "cpu". Imports no torch."""
-    torch_version = package_version("torch") or ""
-    return "cuda" if nvml.gpu_info() is not None and "+cpu" not in torch_version else "cpu"
+    """The default device: "cuda" where there is an NVIDIA GPU and a torch built for it, else "cpu". Imports no torch."""
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1")
+    return "cuda" if gpu_name() is not None and torch_has_cuda() and not hidden else "cpu"
+
+
+def torch_has_cuda() -> bool:
+    """Whether the installed torch is built for CUDA, from its version file, without importing it."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return False
+    found = re.search(r"^cuda: .*= *(.+)$", Path(spec.origin).with_name("version.py").read_text(), re.MULTILINE)
+    return found is not None and found[1].strip() != "None"
+
+
+def gpu_name() -> str | None:
+    """The GPU's name by NVML, or by the driver's files where NVML does not answer; None without a GPU."""
+    info = nvml.gpu_info()
+    if info is not None:
+        return info.name
+    for file in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
+        found = re.search(r"^Model:\s*(.+)$", file.read_text(), re.MULTILINE)
+        if found:
+            return found[1].strip()
+    return None
 
 
 def device_name(kind: Device) -> str:
     """The GPU's name as NVML gives it ("NVIDIA H200"), or the CPU's model. Imports no torch."""
-    if kind == "cuda":
-        info = nvml.gpu_info()
-        return info.name if info is not None else "unknown NVIDIA GPU"
-    return _cpu_model()
+    return gpu_name() or "unknown NVIDIA GPU" if kind == "cuda" else _cpu_model()
 
 
 def _cpu_model() -> str:
@@ -96,7 +115,7 @@ def fingerprint() -> str:
 
 
 @cache
-def _git() -> tuple[str | None, bool | None]:
+def git_state() -> tuple[str | None, bool | None]:
     """(commit, dirty) of the checkout this package runs from; (None, None) when it is installed without one."""
     root = Path(glabench.__file__).parent
 
@@ -116,8 +135,24 @@ def _git() -> tuple[str | None, bool | None]:
     return ask("rev-parse", "HEAD"), None if status is None else bool(status)
 
 
-def _memory_bytes() -> int:
+def memory_bytes() -> int:
+    """The machine's memory."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def cpu_count() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def cuobjdump() -> str | None:
+    """The cuobjdump of Triton's wheel, or of the CUDA toolkit on the PATH; None when there is neither."""
+    spec = importlib.util.find_spec("triton")
+    if spec is not None and spec.origin is not None:
+        bundled = Path(spec.origin).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+        if os.access(bundled, os.X_OK):
+            return str(bundled)
+    return shutil.which("cuobjdump")
 
 
 @cache
@@ -129,12 +164,12 @@ def environment(device: Device) -> dict[str, Any]:
     """
     import torch
 
-    commit, dirty = _git()
+    commit, dirty = git_state()
     facts: dict[str, Any] = {
         "device": device_name(device),
         "kind": device,
         "device_slug": device_slug(device),
-        "memory_bytes": _memory_bytes(),
+        "memory_bytes": memory_bytes(),
         "driver": None,
         "cuda": None,
         "capability": None,
@@ -147,7 +182,7 @@ def environment(device: Device) -> dict[str, Any]:
         "fingerprint": fingerprint(),
         "copy_bytes_per_s": None,
         "os": platform.platform(terse=True),
-        "cpu_count": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cpu_count": cpu_count(),
     }
     if device == "cuda":
         from glabench.hardware.ceilings import copy_bytes_per_s
@@ -155,8 +190,7 @@ def environment(device: Device) -> dict[str, Any]:
         properties = torch.cuda.get_device_properties(torch.cuda.current_device())
         info = nvml.gpu_info(str(properties.uuid))
         facts |= {
-            "device": properties.name,
-            "device_slug": slug(properties.name),
+            "device": gpu_name() or properties.name,
             "memory_bytes": properties.total_memory,
             "driver": info.driver if info is not None else None,
             "cuda": torch.version.cuda,

@@ -128,9 +128,7 @@ def _blocks(x: torch.Tensor, name: str) -> torch.Tensor:
     return padded.unflatten(1, (-1, BLOCK)).sum(-1)
 
 
-def _score(
-    name: str, x: torch.Tensor | None, right: oracle.Answer, dtype: str, factor: float
-) -> dict[str, Any]:
+def _score(name: str, x: torch.Tensor | None, right: oracle.Answer, dtype: str, factor: float) -> dict[str, Any]:
     """One output's errors, the plain form's and what is allowed; see ``_errors`` for the two kinds."""
     ref = right.reference[name]
     if x is None:

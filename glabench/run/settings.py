@@ -62,4 +62,5 @@ class Settings:
         unknown = sorted(set(values) - known)
         if unknown:
             raise TypeError(f"unknown settings: {', '.join(unknown)}")
-        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+        plain: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+        return cls(**plain)

@@ -1,0 +1,53 @@
+"""``glabench doctor``: what this machine is, and what to fix before trusting its numbers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from glabench.hardware.diagnosis import Finding
+
+
+def doctor() -> None:
+    """Examine GPU, clocks, driver, versions and baselines; say what to fix. Exit code 1 when something is broken."""
+    from rich.console import Console
+
+    from glabench.hardware.diagnosis import examine
+
+    findings = examine()
+    console = Console(highlight=False, markup=False)
+    for group in dict.fromkeys(finding.group for finding in findings):
+        _print_group(console, group, [finding for finding in findings if finding.group == group])
+    _print_fixes(console, [finding for finding in findings if finding.fix is not None])
+    if any(finding.broken for finding in findings):
+        raise typer.Exit(1)
+
+
+def _print_group(console: Console, group: str, findings: list[Finding]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True, min_width=18)
+    table.add_column(overflow="fold")
+    for finding in findings:
+        style = "red" if finding.broken else "yellow" if finding.fix is not None else ""
+        table.add_row(f"  {finding.label}", Text(finding.value, style=style))
+    console.print(Text(group, style="bold"))
+    console.print(table)
+
+
+def _print_fixes(console: Console, findings: list[Finding]) -> None:
+    from rich.text import Text
+
+    if not findings:
+        console.print(Text("\nNothing to fix", style="bold green"))
+        return
+    console.print(Text("\nWhat to fix", style="bold"))
+    for number, finding in enumerate(findings, 1):
+        mark = "must" if finding.broken else "should"
+        console.print(Text(f"  {number}. {mark}: {finding.fix}", style="red" if finding.broken else "yellow"))

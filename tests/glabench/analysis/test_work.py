@@ -1,0 +1,88 @@
+"""Work against values counted by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from glabench.analysis.work import DATASHEET, floor_ms, work
+from glabench.spec.case import Case
+
+
+def of(system: str = "gla", **changes: Any) -> dict[str, int]:
+    values: dict[str, Any] = {"B": 2, "T": 100, "H": 3, "K": 8, "V": 16, "dtype": "bf16", "mode": "fwd"} | changes
+    return work(Case(system, **values).to_dict())
+
+
+def test_forward_reads_q_k_g_v_and_writes_o() -> None:
+    # 600 tokens and heads; 3*8 + 2*16 = 56 elements of 2 bytes; 4*8*16 + 64*(8+16) FLOP
+    assert of() == {"flops": 600 * (512 + 64 * 24), "hbm_bytes": 600 * 56 * 2}
+
+
+def test_backward_and_both() -> None:
+    backward = {"flops": 600 * (10 * 128 + 64 * (24 + 32)), "hbm_bytes": 600 * (48 + 48) * 2}
+    assert of(mode="bwd") == backward
+    both = of(mode="fwdbwd")
+    assert both == {key: of()[key] + backward[key] for key in backward}
+
+
+def test_the_chunk_counts_in_flops_and_not_in_bytes() -> None:
+    small, large = of(chunk=16), of(chunk=100)
+    assert large["flops"] - small["flops"] == 600 * (100 - 16) * 24
+    assert large["hbm_bytes"] == small["hbm_bytes"]
+    assert of(chunk=256) == of(chunk=100)  # no chunk is longer than the sequence
+
+
+def test_the_recurrence_has_no_scores_and_the_parallel_form_no_state() -> None:
+    assert of("gla_recurrent")["flops"] == 600 * 4 * 128
+    assert of("parallel_torch")["flops"] == 600 * 100 * 24
+
+
+def test_no_gate_is_not_read() -> None:
+    assert of(gate_strength=None)["hbm_bytes"] == 600 * (2 * 8 + 2 * 16) * 2
+    assert of(gate_strength=None, mode="bwd")["hbm_bytes"] == 600 * (4 * 8 + 3 * 16) * 2
+    assert of("fla_linear", gate_strength=None) == of(gate_strength=None)
+
+
+def test_states_are_float32() -> None:
+    states = 6 * 8 * 16 * 4
+    assert of(initial_state=True)["hbm_bytes"] - of()["hbm_bytes"] == 2 * states
+    assert of(initial_state=True, mode="bwd")["hbm_bytes"] - of(mode="bwd")["hbm_bytes"] == 3 * states
+
+
+def test_one_step_reads_and_writes_its_state() -> None:
+    assert of("gla_recurrent", mode="step") == {"flops": 6 * 512, "hbm_bytes": 6 * (2 * 4 * 128 + 56 * 2)}
+
+
+@pytest.mark.parametrize(("mode", "flops", "elements"), [("fwd", 2, 4), ("bwd", 5, 8), ("fwdbwd", 7, 12)])
+def test_causal_attention_with_its_own_heads(mode: str, flops: int, elements: int) -> None:
+    found = of("fa2", attn_heads=5, attn_dim=32, mode=mode)
+    assert found == {"flops": flops * 2 * 5 * 100 * 100 * 32, "hbm_bytes": elements * 2 * 5 * 100 * 32 * 2}
+
+
+def test_attention_without_heads_of_its_own_takes_the_case_s() -> None:
+    assert of("fa2") == of("fa2", attn_heads=3, attn_dim=16)
+
+
+def test_float32_doubles_the_bytes() -> None:
+    assert of(dtype="fp32")["hbm_bytes"] == 2 * of()["hbm_bytes"]
+
+
+def test_the_floor_of_a_known_shape() -> None:
+    # B=1 T=8192 H=96 K=V=128 bf16: 8192 * 96 * 640 * 2 bytes; at 4.28 TB/s that is 0.235 ms
+    found = work(Case("gla", 1, 8192, 96, 128, 128, mode="fwd").to_dict())
+    assert found["hbm_bytes"] == 1_006_632_960
+    assert floor_ms(found["hbm_bytes"], 4.28e12) == pytest.approx(0.2352, abs=1e-4)
+
+
+def test_datasheets_name_their_source() -> None:
+    assert {sheet.arch for sheet in DATASHEET.values()} == {"sm_80", "sm_90"}
+    for sheet in DATASHEET.values():
+        assert 1e12 < sheet.bytes_per_s < 1e13
+        assert sheet.source.startswith("https://www.nvidia.com/")
+
+
+def test_an_unknown_system_is_an_error() -> None:
+    with pytest.raises(KeyError):
+        of("no_such_system")

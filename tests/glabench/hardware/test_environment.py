@@ -1,0 +1,95 @@
+"""The environment of a row, and the names that files carry."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import glabench
+from glabench.hardware import environment, nvml
+
+
+@pytest.mark.parametrize(
+    ("name", "slug"),
+    [
+        ("NVIDIA H200", "nvidia-h200"),
+        ("NVIDIA H100 80GB HBM3", "nvidia-h100-80gb-hbm3"),
+        ("Intel(R) Xeon(R) CPU E5-2690 v4 @ 2.60GHz", "intel-xeon-cpu-e5-2690-v4"),
+        ("", "unknown"),
+    ],
+)
+def test_device_names_become_file_names(name: str, slug: str) -> None:
+    assert environment.slug(name) == slug
+
+
+def test_the_environment_of_a_cpu() -> None:
+    found = environment.environment("cpu")
+    assert found["kind"] == "cpu"
+    assert found["device_slug"].startswith("cpu-")
+    assert found["device_slug"] == environment.device_slug("cpu")
+    assert found["memory_bytes"] > 2**28
+    assert found["glabench"] == glabench.__version__
+    assert found["fingerprint"] == environment.fingerprint()
+    assert found["copy_bytes_per_s"] is None  # measured on a GPU only
+    assert found["cpu_count"] >= 1
+
+
+def test_the_cheap_facts_need_no_torch(python_process: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    code = (
+        "import sys; from glabench.hardware import environment as e;"
+        "e.fingerprint(); e.device_slug(e.detect_device()); print('torch' in sys.modules, 'triton' in sys.modules)"
+    )
+    assert python_process("-c", code).stdout.split() == ["False", "False"]
+
+
+def test_the_fingerprint_follows_what_can_change_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "glabench"
+    for name in ("run/gate.py", "report/page.py"):
+        (package / name).parent.mkdir(parents=True)
+        (package / name).write_text("1")
+    monkeypatch.setattr(glabench, "__file__", str(package / "__init__.py"))
+    fresh = environment.fingerprint.__wrapped__
+    before = fresh()
+    (package / "report/page.py").write_text("2")
+    assert fresh() == before
+    (package / "run/gate.py").write_text("2")
+    after = fresh()
+    assert after != before
+    monkeypatch.setattr(environment, "package_version", lambda name: f"{name} of another version")
+    assert fresh() != after
+
+
+def test_every_source_that_the_fingerprint_names_exists() -> None:
+    package = Path(glabench.__file__).parent
+    for pattern in environment.RESULT_SOURCES:
+        assert list(package.glob(pattern)), pattern
+
+
+def test_a_gpu_that_nvml_does_not_show_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "gpu_name", lambda: None)
+    assert environment.detect_device() == "cpu"
+    monkeypatch.setattr(environment, "gpu_name", lambda: "NVIDIA H200")
+    monkeypatch.setattr(environment, "torch_has_cuda", lambda: False)
+    assert environment.detect_device() == "cpu"
+    monkeypatch.setattr(environment, "torch_has_cuda", lambda: True)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert environment.detect_device() == "cuda"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert environment.detect_device() == "cpu"
+
+
+def test_torch_s_build_is_read_without_importing_it() -> None:
+    import torch
+
+    assert environment.torch_has_cuda() == (torch.version.cuda is not None)
+
+
+@pytest.mark.gpu
+def test_the_environment_of_a_gpu() -> None:
+    found = environment.environment("cuda")
+    assert found["device_slug"] == environment.device_slug("cuda")
+    assert found["copy_bytes_per_s"] > 1e11
+    assert nvml.gpu_info() is None or found["driver"]

@@ -1,0 +1,97 @@
+"""Readings of a GPU, from a library that is not NVIDIA's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from glabench.hardware import nvml
+
+
+class NVMLError(Exception):
+    pass
+
+
+def refuse(*_: Any) -> Any:
+    raise NVMLError("not supported")
+
+
+def library(**changes: Any) -> Any:
+    """An H200 at work, as pynvml would answer."""
+    answers = {
+        "NVMLError": NVMLError,
+        "NVML_CLOCK_SM": 1,
+        "NVML_TEMPERATURE_GPU": 0,
+        "nvmlDeviceGetHandleByIndex": lambda index: f"gpu {index}",
+        "nvmlDeviceGetHandleByUUID": lambda uuid: uuid,
+        "nvmlDeviceGetName": lambda gpu: b"NVIDIA H200",
+        "nvmlDeviceGetUUID": lambda gpu: "GPU-1234",
+        "nvmlDeviceGetMemoryInfo": lambda gpu: SimpleNamespace(total=150 * 10**9),
+        "nvmlDeviceGetCudaComputeCapability": lambda gpu: (9, 0),
+        "nvmlDeviceGetPersistenceMode": lambda gpu: 1,
+        "nvmlSystemGetDriverVersion": lambda: "580.65",
+        "nvmlSystemGetCudaDriverVersion_v2": lambda: 13000,
+        "nvmlDeviceGetClockInfo": lambda gpu, kind: 1200,
+        "nvmlDeviceGetMaxClockInfo": lambda gpu, kind: 1980,
+        "nvmlDeviceGetPowerUsage": lambda gpu: 350_500,
+        "nvmlDeviceGetTemperature": lambda gpu, kind: 61,
+        "nvmlDeviceGetCurrentClocksEventReasons": lambda gpu: 0x4 | 0x2,
+        "nvmlDeviceGetComputeRunningProcesses": lambda gpu: [SimpleNamespace(pid=99_999_999)],
+    }
+    return SimpleNamespace(**(answers | changes))
+
+
+@pytest.fixture
+def use(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    nvml.handle.cache_clear()
+    yield lambda found: monkeypatch.setattr(nvml, "_library", lambda: found)
+    nvml.handle.cache_clear()
+
+
+def test_a_gpu_at_work(use: Any) -> None:
+    use(library())
+    assert nvml.clocks() == nvml.Clocks(1200.0, 1980.0, 350.5, 61.0, ("power cap",))
+    assert nvml.clock_settings() == ("application clocks set",)
+    assert nvml.other_processes() == [99_999_999]
+    info = nvml.gpu_info()
+    assert info is not None
+    assert (info.name, info.cuda, info.capability, info.persistence) == ("NVIDIA H200", "13.0", (9, 0), True)
+
+
+def test_without_nvml_every_answer_is_empty(use: Any) -> None:
+    use(None)
+    assert nvml.clocks() is None
+    assert nvml.gpu_info() is None
+    assert nvml.other_processes() is None
+    assert nvml.clock_settings() == ()
+
+
+def test_what_a_gpu_does_not_tell_is_left_out(use: Any) -> None:
+    use(library(nvmlDeviceGetPowerUsage=refuse, nvmlDeviceGetTemperature=refuse))
+    reading = nvml.clocks()
+    assert reading is not None
+    assert (reading.power_w, reading.temperature_c) == (None, None)
+    use(library(nvmlDeviceGetClockInfo=refuse))
+    assert nvml.clocks() is None
+
+
+def test_an_older_driver_names_its_reasons_otherwise(use: Any) -> None:
+    old = library(nvmlDeviceGetCurrentClocksThrottleReasons=lambda gpu: 0x40)
+    del old.nvmlDeviceGetCurrentClocksEventReasons
+    use(old)
+    reading = nvml.clocks()
+    assert reading is not None
+    assert reading.throttle == ("thermal (hardware)",)
+
+
+def test_readings_are_summed_up() -> None:
+    readings = [nvml.Clocks(1000, 2000, 300, 60, ()), nvml.Clocks(2000, 2000, None, 70, ("power cap",))]
+    assert nvml.summarise(readings) == {
+        "sm_mhz": 1500.0, "sm_mhz_min": 1000, "sm_mhz_max": 2000, "power_w": 300.0, "temperature_c": 70,
+        "throttle": ["power cap"],
+    }  # fmt: skip
+    assert nvml.summarise([]) is None

@@ -1,0 +1,85 @@
+"""Inputs: the same question gives the same numbers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from glabench.run.inputs import input_bytes, make_inputs, pick_pairs, set_count
+from glabench.spec.case import Case
+from glabench.spec.catalog import CATALOG
+
+CASE = Case("gla", 2, 20, 3, 8, 12, "bf16", chunk=64, initial_state=True)
+
+
+def test_shapes_and_dtypes() -> None:
+    inputs = make_inputs(CASE, "gla", "cpu")
+    assert {name: tuple(x.shape) for name, x in inputs.tensors()} == {
+        "q": (2, 20, 3, 8), "k": (2, 20, 3, 8), "v": (2, 20, 3, 12), "do": (2, 20, 3, 12), "g": (2, 20, 3, 8),
+        "initial_state": (2, 3, 8, 12), "dstate": (2, 3, 8, 12),
+    }  # fmt: skip
+    assert {x.dtype for name, x in inputs.tensors() if "state" not in name} == {torch.bfloat16}
+    assert inputs.initial_state is not None
+    assert inputs.initial_state.dtype == torch.float32
+    assert set(inputs.leaves()) == {"q", "k", "v", "g", "initial_state"}
+
+
+def test_two_systems_get_the_same_numbers() -> None:
+    one = make_inputs(CASE, "gla", "cpu")
+    two = make_inputs(replace(CASE, system="gla_recurrent", chunk=None), "gla", "cpu")
+    assert all(torch.equal(a, b) for (_, a), (_, b) in zip(one.tensors(), two.tensors(), strict=True))
+
+
+@pytest.mark.parametrize("change", [{"seed": 1}, {"salt": 1}])
+def test_another_seed_or_set_gives_others(change: dict[str, int]) -> None:
+    salt = change.pop("salt", 0)
+    other = make_inputs(replace(CASE, **change), "gla", "cpu", salt)  # type: ignore[arg-type]  # integers only
+    assert not torch.equal(make_inputs(CASE, "gla", "cpu").q, other.q)
+
+
+def test_gates_are_never_positive_and_as_strong_as_asked() -> None:
+    weak = make_inputs(CASE, "gla", "cpu").g
+    strong = make_inputs(replace(CASE, gate_strength=1e4, dtype="fp16"), "gla", "cpu").g
+    assert weak is not None
+    assert strong is not None
+    assert weak.max() <= 0
+    assert strong.min() < -1e4
+    assert torch.isfinite(strong).all()
+    open_gate = make_inputs(replace(CASE, gate_strength=0.0), "gla", "cpu").g
+    assert open_gate is not None
+    assert (open_gate == 0).all()
+    assert make_inputs(replace(CASE, gate_strength=None), "gla", "cpu").g is None
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        CASE,
+        replace(CASE, gate_strength=None, initial_state=False),
+        replace(CASE, system="gla_recurrent", mode="step", chunk=None),
+        Case("fa2", 2, 20, 3, 8, 12, attn_heads=5, attn_dim=16),
+        Case("sdpa", 2, 20, 3, 8, 12, "fp32"),
+    ],
+)
+def test_bytes_are_known_before_anything_is_made(case: Case) -> None:
+    inputs = make_inputs(case, CATALOG[case.system].operator, "cpu")
+    assert input_bytes(case) == inputs.nbytes
+
+
+def test_enough_sets_to_leave_the_cache() -> None:
+    assert set_count(nbytes=10, cache_bytes=50, free_bytes=10**9, most=100) == 10
+    assert set_count(nbytes=10, cache_bytes=50, free_bytes=10**9) == 8
+    assert set_count(nbytes=1000, cache_bytes=50, free_bytes=10**9) == 2
+    assert set_count(nbytes=1000, cache_bytes=50, free_bytes=9000) == 1  # an eighth of the memory and no more
+
+
+def test_pairs_are_picked_side_by_side() -> None:
+    x = torch.arange(2 * 5 * 3 * 4).view(2, 5, 3, 4)
+    picked = pick_pairs(x, ((0, 1), (1, 2)))
+    assert picked.shape == (1, 5, 2, 4)
+    assert torch.equal(picked[0, :, 0], x[0, :, 1])
+    assert torch.equal(picked[0, :, 1], x[1, :, 2])
+    state = torch.arange(2 * 3 * 4 * 6).view(2, 3, 4, 6)
+    assert torch.equal(pick_pairs(state, ((1, 0),), time_axis=False), state[1:, :1])

@@ -1,0 +1,123 @@
+"""The stopping rule on streams of made-up samples; what the clock brackets."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+
+from glabench.run import measure
+from glabench.run.inputs import make_inputs
+from glabench.run.measure import StoppingRule, running_noise
+from glabench.run.settings import Settings
+from glabench.spec.case import Case
+from glabench.systems.base import load
+
+RULE = StoppingRule(min_samples=10, max_samples=500, min_time_s=0.1, max_time_s=2.0, max_noise=0.005)
+
+
+def run_rule(rule: StoppingRule, stream: Iterator[float]) -> tuple[int, str]:
+    samples: list[float] = []
+    while (verdict := rule.verdict(samples)) is None:
+        samples.append(next(stream))
+    return len(samples), verdict
+
+
+def steady(mean: float, noise: float, seed: int = 0) -> Iterator[float]:
+    draw = random.Random(seed)
+    while True:
+        yield max(1e-3, draw.gauss(mean, noise * mean))
+
+
+def test_a_quiet_stream_stops_as_soon_as_it_may() -> None:
+    n, why = run_rule(RULE, steady(1.0, 0.001))
+    assert n in (100, 101)  # 0.1 s of samples of 1 ms
+    assert why == "noise under 0.5%"
+
+
+def test_long_samples_need_the_smallest_number() -> None:
+    assert run_rule(RULE, steady(100.0, 0.001))[0] == 10
+
+
+def test_a_noisy_stream_stops_when_its_noise_has_levelled_off() -> None:
+    n, why = run_rule(RULE, steady(1.0, 0.1))
+    assert 100 <= n < 500
+    assert why.startswith("noise levelled off at")
+
+
+def test_few_long_and_noisy_samples_end_with_the_time_budget() -> None:
+    n, why = run_rule(RULE, steady(150.0, 0.1))
+    assert why == "time budget of 2 s"
+    assert 12 <= n <= 16
+
+
+def test_many_short_samples_end_at_their_number() -> None:
+    assert run_rule(RULE, steady(0.01, 0.1)) == (500, "500 samples")
+
+
+def test_the_running_noise_is_stdev_over_mean() -> None:
+    samples = [1.0, 2.0, 4.0, 8.0]
+    expected = [torch.tensor(samples[:n]).std().item() / torch.tensor(samples[:n]).mean().item() for n in (2, 3, 4)]
+    assert running_noise(samples) == pytest.approx(expected, rel=1e-6)
+
+
+CASE = Case("chunkwise_torch", 1, 40, 2, 8, 8, "fp32", initial_state=True)
+
+
+@pytest.mark.parametrize(("mode", "results"), [("fwd", 2), ("bwd", 5), ("fwdbwd", 5)])
+def test_a_call_runs_what_its_mode_says(mode: str, results: int) -> None:
+    case = replace(CASE, mode=mode)  # type: ignore[arg-type]  # a mode from the list above
+    call, other = measure.calls(load(case.system), case, [make_inputs(case, "gla", "cpu", salt) for salt in (0, 1)])
+    found = call()
+    assert isinstance(found, tuple)
+    assert len(found) == results  # (o, state), or the gradients of q, k, v, g and the initial state
+    again = call()  # a graph may be walked again
+    assert isinstance(again, tuple)
+    assert all(torch.equal(a, b) for a, b in zip(found, again, strict=True))
+    other_found = other()
+    assert isinstance(other_found, tuple)
+    assert not torch.equal(found[0], other_found[0])  # each call has its own numbers
+
+
+def test_a_forward_builds_no_graph() -> None:
+    case = replace(CASE, mode="fwd")
+    (call,) = measure.calls(load(case.system), case, [make_inputs(case, "gla", "cpu")])
+    found = call()
+    assert isinstance(found, tuple)
+    assert not found[0].requires_grad
+
+
+def test_a_step_carries_its_state_on() -> None:
+    case = replace(CASE, system="recurrent_torch", mode="step")
+    (call,) = measure.calls(load(case.system), case, [make_inputs(case, "gla", "cpu")])
+    first, second = call(), call()
+    assert isinstance(first, tuple)
+    assert isinstance(second, tuple)
+    assert not torch.equal(first[0], second[0])
+
+
+def test_a_cpu_measurement_keeps_its_samples() -> None:
+    settings = replace(Settings.for_device("cpu"), warmup_s=0.0, min_time_s=0.0, max_time_s=0.01, min_samples=4)
+    seen: list[int] = []
+    timing = measure.measure([lambda: seen.append(0), lambda: seen.append(1)], settings)
+    assert timing.clocks is None
+    assert timing.time["clock"] == "cpu_wall"
+    assert timing.time["warmup"] == 2
+    assert len(timing.time["samples_ms"]) >= 4
+    assert len(seen) == 2 + len(timing.time["samples_ms"])
+    assert seen[2:6] == [0, 1, 0, 1]  # the sets take turns
+    assert timing.time["stopped"]
+
+
+@pytest.mark.gpu
+def test_a_cuda_measurement_is_cold_and_queued_ahead() -> None:
+    x = torch.zeros(1 << 20, device="cuda")
+    timing = measure.measure([lambda: x.add_(1)], replace(Settings(), min_time_s=0.0, max_time_s=0.05))
+    samples = timing.time["samples_ms"]
+    assert timing.time["clock"] == "cuda_events_cold_l2"
+    assert not timing.time["launch_bound"]
+    assert len(samples) + timing.time["dropped"] >= 10
+    assert min(samples) > 0

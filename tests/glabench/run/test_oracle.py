@@ -1,0 +1,74 @@
+"""The judge must itself be right, and ask everybody the same."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from glabench.run import oracle
+from glabench.run.inputs import make_inputs
+from glabench.spec.case import Case
+
+CASE = Case("gla", 3, 40, 4, 8, 8, "fp32", initial_state=True)
+
+
+def test_the_first_and_the_last_pair_are_always_asked_about() -> None:
+    pairs = oracle.ask(CASE, "cpu", 5, True).pairs
+    assert len(pairs) == len(set(pairs)) == 5
+    assert {(0, 0), (2, 3)} <= set(pairs)
+    assert oracle.ask(replace(CASE, B=1, H=1), "cpu", 5, True).pairs == ((0, 0),)
+    assert len(oracle.ask(CASE, "cpu", 1000, True).pairs) == 12
+
+
+def test_systems_and_schedules_are_asked_the_same_question() -> None:
+    one = oracle.ask(replace(CASE, chunk=64, mode="bwd"), "cpu", 5, True)
+    two = oracle.ask(replace(CASE, system="gla_recurrent", mode="fwdbwd"), "cpu", 5, True)
+    assert one == two
+    assert oracle.answer(one) is oracle.answer(two)  # computed once
+    assert one != oracle.ask(replace(CASE, seed=1), "cpu", 5, True)
+
+
+def test_pairs_alone_have_the_outputs_they_have_among_all() -> None:
+    question = oracle.ask(CASE, "cpu", 3, True)
+    found = oracle.answer(question).reference
+    inputs = make_inputs(CASE, "gla", "cpu")
+    doubles = replace(inputs, **{name: x.double() for name, x in inputs.tensors()})
+    from gla_kernels import reference
+
+    whole = oracle.differentiate(reference.recurrent, doubles, True)
+    for i, (b, h) in enumerate(question.pairs):
+        assert torch.allclose(found["o"][0, :, i], whole["o"][b, :, h])
+        assert torch.allclose(found["dg"][0, :, i], whole["dg"][b, :, h])
+        assert torch.allclose(found["dinitial_state"][0, i], whole["dinitial_state"][b, h])
+
+
+def test_a_step_is_the_recurrence_of_one_token() -> None:
+    case = replace(CASE, mode="step")
+    question = oracle.ask(case, "cpu", 100, False)
+    inputs = make_inputs(case, "gla", "cpu")
+    from gla_kernels import reference
+
+    q, k, v = (x[:, None].double() for x in (inputs.q, inputs.k, inputs.v))
+    assert inputs.g is not None
+    assert inputs.initial_state is not None
+    o, state = reference.recurrent(q, k, v, inputs.g[:, None].double(), initial_state=inputs.initial_state.double())
+    found = oracle.answer(question).reference
+    assert torch.allclose(found["o"][0], o[:, 0].flatten(0, 1))
+    assert torch.allclose(found["final_state"][0], state.flatten(0, 1))
+
+
+@pytest.mark.parametrize("tokens", [1, 37, oracle.TILE + 3])
+def test_attention_and_its_gradients_are_those_of_autograd(tokens: int) -> None:
+    case = Case("sdpa", 1, tokens, 2, 8, 8, "fp32", gate_strength=None, attn_heads=2, attn_dim=16)
+    inputs = make_inputs(case, "attention", "cpu")
+    doubles = replace(inputs, **{name: x.double() for name, x in inputs.tensors()})
+    found = oracle.attention(doubles, gradients=True)
+    given = doubles.with_grad()
+    q, k, v = (x.transpose(1, 2) for x in (given.q, given.k, given.v))
+    o = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+    expected = oracle.collect(given, o, None, gradients=True)
+    assert set(found) == set(expected)
+    for name in found:
+        assert torch.allclose(found[name], expected[name], atol=1e-12), name

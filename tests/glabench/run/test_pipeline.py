@@ -1,0 +1,216 @@
+"""Every way that a case can end becomes a row."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+
+from glabench import store
+from glabench.run.inputs import Inputs
+from glabench.run.parts import merge, parts, timed
+from glabench.run.pipeline import run_case
+from glabench.run.settings import Device, Settings
+from glabench.spec.case import Case
+from glabench.spec.catalog import CATALOG
+from glabench.systems.base import System, Unavailable, load
+
+SETTINGS = replace(Settings.for_device("cpu"), warmup_s=0.0, min_time_s=0.0, max_time_s=0.01, gate_tokens_cpu=64)
+CASE = Case("chunkwise_torch", 1, 100, 2, 8, 8, "fp32", "fwdbwd")
+
+
+class Failing(System):
+    """Raises what it is given when it is run."""
+
+    def __init__(self, error: BaseException | None = None) -> None:
+        super().__init__(CATALOG["chunkwise_torch"])
+        self.error = error
+
+    def implementation(self, case: Case) -> str:
+        return "a system of the tests"
+
+    def forward(self, inputs: Inputs, case: Case) -> tuple[torch.Tensor, torch.Tensor | None]:
+        if self.error is not None:
+            raise self.error
+        return torch.zeros_like(inputs.v) * inputs.q.sum() * inputs.k.sum(), None
+
+
+class CompilationError(Exception):
+    """Named as Triton's."""
+
+
+class OutOfResources(Exception):
+    """Named as Triton's."""
+
+
+CUDA_OOM = torch.OutOfMemoryError(
+    "CUDA out of memory. Tried to allocate 34.00 GiB. GPU 0 has a total capacity of 139.80 GiB of which 12.11 GiB is "
+    "free. Including non-PyTorch memory, this process has 127 GiB memory in use."
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "reason"),
+    [
+        (CUDA_OOM, "oom", "out of memory: 34.00 GiB more were needed of 139.80 GiB, 12.11 GiB free"),
+        (MemoryError(), "oom", "MemoryError"),
+        (
+            CompilationError("at 2:11:\ndef kernel():\n    ^\narange's range must be a power of 2"),
+            "compile_error",
+            "CompilationError: at 2:11: arange's range must be a power of 2",
+        ),
+        (OutOfResources("out of resource: shared memory"), "compile_error", "OutOfResources: out of resource: shared"),
+        (RuntimeError("PassManager::run failed"), "compile_error", "RuntimeError: PassManager::run failed"),
+        (NotImplementedError("no chunk_gla for this"), "unsupported", "NotImplementedError: no chunk_gla for this"),
+        (RuntimeError("No available kernel. Aborting execution."), "unsupported", "RuntimeError: No available kernel"),
+        (RuntimeError("CUDA error: an illegal memory access"), "crashed", "RuntimeError: CUDA error: an illegal"),
+        (ZeroDivisionError("division by zero"), "crashed", "ZeroDivisionError: division by zero"),
+    ],
+)
+def test_an_error_becomes_a_status_with_a_reason(error: BaseException, status: str, reason: str) -> None:
+    row = run_case(CASE, "tests", SETTINGS, Failing(error))
+    assert row.status == status
+    assert row.reason is not None
+    assert row.reason.startswith(reason)
+    assert "\n" not in row.reason
+    assert row.detail is not None
+    assert row.time is None
+    assert row.work is not None
+    assert row.environment["device"]
+
+
+def test_an_allocation_beyond_the_memory_is_oom() -> None:
+    class Greedy(Failing):
+        def forward(self, inputs: Inputs, case: Case) -> tuple[torch.Tensor, torch.Tensor | None]:
+            return torch.ones(2**50, dtype=torch.int8), None
+
+    row = run_case(CASE, "tests", SETTINGS, Greedy())
+    assert row.status == "oom"
+    assert row.reason is not None
+    assert "out of memory" in row.reason
+    torch.ones(2**20)  # the limit went with the case
+
+
+def test_a_wrong_system_has_no_time() -> None:
+    row = run_case(replace(CASE, mode="fwd"), "tests", SETTINGS, Failing())
+    assert row.status == "wrong"
+    assert row.reason is not None
+    assert row.reason.startswith("o is off by")
+    assert row.time is None
+    assert row.accuracy is not None
+    assert row.accuracy["passed"] is False
+
+
+def test_what_cannot_run_here_says_why() -> None:
+    class Absent(Failing):
+        def unavailable(self, device: Device) -> Unavailable | None:
+            return Unavailable("the package absent is not installed", "pip install absent")
+
+    row = run_case(CASE, "tests", SETTINGS, Absent())
+    assert (row.status, row.reason) == ("unsupported", "the package absent is not installed; pip install absent")
+
+    class Picky(Failing):
+        def unsupported(self, case: Case, device: Device) -> str | None:
+            return f"K={case.K} is too small"
+
+    assert run_case(CASE, "tests", SETTINGS, Picky()).reason == "K=8 is too small"
+
+
+@pytest.mark.parametrize("system", ["recurrent_torch", "chunkwise_torch", "parallel_torch", "sdpa"])
+def test_a_sound_case_is_a_whole_row(system: str) -> None:
+    gated = CATALOG[system].gated
+    row = run_case(replace(CASE, system=system, gate_strength=1.0 if gated else None), "tests", SETTINGS)
+    assert row.status == "ok", row.reason
+    assert row.accuracy is not None
+    assert row.accuracy["shape"] == {"B": 1, "T": 64, "H": 2, "K": 8, "V": 8}
+    assert row.accuracy["where"] == "cpu"
+    assert row.time is not None
+    assert all(ms > 0 for ms in row.time["samples_ms"])
+    assert row.implementation is not None
+    assert "torch" in row.implementation
+    assert store.from_json(store.to_json(row)) == row
+
+
+def test_a_step_is_a_whole_row() -> None:
+    row = run_case(replace(CASE, system="recurrent_torch", mode="step"), "tests", SETTINGS)
+    assert row.status == "ok", row.reason
+    assert row.accuracy is not None
+    assert set(row.accuracy["outputs"]) == {"o", "final_state"}
+
+
+def test_our_kernels_take_two_parts_on_a_cpu_and_one_on_a_gpu() -> None:
+    ours = replace(CASE, system="gla")
+    assert parts(ours, "cpu") == ("gate", "compile")
+    assert parts(ours, "cuda") == parts(CASE, "cpu") == ("all",)
+    assert timed(CASE, "cpu")
+    assert not timed(ours, "cpu")
+    row = run_case(ours, "tests", SETTINGS)
+    assert row.status == "unsupported"
+    assert row.reason is not None
+    assert "two parts" in row.reason
+
+
+GATE = """
+import json
+from glabench import store
+from glabench.run.pipeline import run_case
+from glabench.run.settings import Settings
+from glabench.spec.case import Case
+case = Case("gla", 1, 100, 2, 16, 16, "bf16", "fwdbwd", chunk=32, sub_chunk=16, materialize=True)
+print(store.to_json(run_case(case, "tests", Settings.for_device("cpu").with_part("{part}"))))
+"""
+
+
+PythonProcess = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def test_the_two_parts_of_a_kernel_make_one_row(python_process: PythonProcess) -> None:
+    def run(part: str) -> store.Row:
+        code = GATE.format(part=part)
+        return store.from_json(python_process("-c", code, interpret=part == "gate").stdout.splitlines()[-1])
+
+    gate, compiled = run("gate"), run("compile")
+    row = merge(gate, compiled)
+    assert row.status == "ok", row.reason
+    assert row.accuracy is not None
+    assert row.accuracy["where"] == "interpreter"
+    assert row.time is None
+    assert row.compiled is not None
+    assert {entry["arch"] for entry in row.compiled} == {"sm_80", "sm_90"}
+    assert all(entry["registers"] > 0 and entry["error"] is None for entry in row.compiled)
+    assert row.wall_s == pytest.approx(gate.wall_s + compiled.wall_s)
+
+    wrong = replace(gate, status="wrong", reason="dk is off")
+    assert (merge(wrong, compiled).status, merge(wrong, compiled).reason) == ("wrong", "dk is off")
+    broken = replace(compiled, status="compile_error", reason="no")
+    assert merge(gate, broken).status == "compile_error"
+    with pytest.raises(ValueError, match="two cases"):
+        merge(gate, replace(compiled, case_id="another"))
+
+
+def test_settings_travel_as_json() -> None:
+    settings = Settings.for_device("cpu").with_part("gate")
+    assert Settings.from_dict(json.loads(json.dumps(settings.to_dict()))) == settings
+    with pytest.raises(TypeError, match="unknown settings: speed"):
+        Settings.from_dict({"speed": 11})
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("system", ["gla", "gla_recurrent", "fa2"])
+def test_a_case_on_a_gpu_is_a_whole_row(system: str) -> None:
+    gated = CATALOG[system].gated
+    case = Case(system, 2, 300, 2, 64, 64, "bf16", "fwdbwd", gate_strength=1.0 if gated else None)
+    row = run_case(case, "tests", replace(Settings(), min_time_s=0.0, max_time_s=0.1))
+    assert row.status == "ok", row.reason
+    assert row.time is not None
+    assert row.time["clock"] == "cuda_events_cold_l2"
+    assert row.memory is not None
+    assert row.memory["beyond_inputs_bytes"] > 0
+    assert row.environment["copy_bytes_per_s"] > 1e11
+    if load(system).info.triton:
+        assert row.compiled
+        assert all(entry["error"] is None for entry in row.compiled)

@@ -1,0 +1,84 @@
+"""Every system of the catalog: it loads, and says what it needs and what it cannot do."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from glabench.run.inputs import make_inputs
+from glabench.spec.case import Case
+from glabench.spec.catalog import CATALOG
+from glabench.systems import load
+
+CASE = Case("gla", 1, 64, 2, 16, 16)
+
+
+@pytest.mark.parametrize("name", CATALOG)
+def test_every_system_loads_and_answers(name: str) -> None:
+    system = load(name)
+    assert system.name == name
+    for device in ("cpu", "cuda"):
+        missing = system.unavailable(device)
+        assert missing is None or (missing.reason and missing.remedy)
+    if system.unavailable("cuda") is None:
+        assert system.implementation(replace(CASE, system=name))
+
+
+def test_an_unknown_name_is_an_error() -> None:
+    with pytest.raises(KeyError):
+        load("flash_attention_9")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("fla") is not None, reason="fla is installed")
+@pytest.mark.parametrize("name", ["fla", "fla_linear", "fla_recurrent"])
+def test_a_missing_package_comes_with_the_command_that_installs_it(name: str) -> None:
+    assert str(load(name).unavailable("cuda")) == "the package fla is not installed; pip install fla-core einops"
+
+
+@pytest.mark.parametrize("name", ["fa2", "cudnn"])
+def test_gpu_systems_say_so_on_a_cpu(name: str) -> None:
+    missing = load(name).unavailable("cpu")
+    assert missing is not None
+    assert missing.reason == "it needs an NVIDIA GPU"
+    assert load(name).unavailable("cuda") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "word"),
+    [
+        ("gla", {"K": 513}, "K=513"),
+        ("gla_recurrent", {"V": 1024}, "V=1024"),
+        ("gla", {"chunk": 64, "sub_chunk": 48}, "sub_chunk"),
+        ("fa2", {"dtype": "fp32"}, "fp32"),
+        ("fa2", {"attn_dim": 512}, "512"),
+        ("cudnn", {"dtype": "fp32"}, "fp32"),
+        ("sdpa", {"initial_state": True}, "initial state"),
+        ("fla", {"gate_strength": None}, "gates"),
+        ("fla_linear", {"gate_strength": 1.0}, "gate"),
+    ],
+)
+def test_a_case_that_cannot_be_run_is_refused_with_a_reason(name: str, changes: dict[str, Any], word: str) -> None:
+    reason = load(name).unsupported(replace(CASE, system=name, **changes), "cuda")
+    assert reason is not None
+    assert word in reason
+    assert "\n" not in reason
+
+
+def test_a_schedule_is_the_case_s_or_left_to_the_kernels() -> None:
+    from glabench.systems.gla import Gla
+
+    system = load("gla")
+    assert isinstance(system, Gla)
+    assert system.schedule(CASE) is None
+    schedule = system.schedule(replace(CASE, chunk=128, materialize=False))
+    assert schedule is not None
+    assert (schedule.chunk, schedule.materialize) == (128, False)
+
+
+def test_only_systems_with_the_mode_step_have_one() -> None:
+    inputs = make_inputs(replace(CASE, mode="step"), "gla", "cpu")
+    with pytest.raises(TypeError, match="chunkwise_torch has no mode step"):
+        load("chunkwise_torch").step(inputs, CASE)
