@@ -1,0 +1,175 @@
+"""Who is faster, by how much, and whether the samples bear it out.
+
+Two rows are compared only where they answer the same question on the same device: QUESTION below. Attention and linear
+attention know no gates, so a row of theirs stands beside every gate strength of its shape; linear attention without
+gates does less than was asked, so there it is shown and never wins.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from glabench.analysis import labels
+from glabench.analysis.statistics import log_log_crossing
+
+QUESTION = ["device", "B", "T", "H", "K", "V", "dtype", "mode", "gate", "initial_state"]
+SHAPE = ["device", "B", "T", "H", "K", "V", "dtype", "mode"]
+# What stays the same along a curve over T; B may vary with T where a sweep keeps B*T constant.
+SETTING = ["device", "H", "K", "V", "dtype", "gate", "initial_state"]
+
+
+def answers(table: pd.DataFrame) -> pd.DataFrame:
+    """Timed rows, one for each (question, variant): the fastest schedule where there are several.
+
+    Rows of systems without gates are repeated for every (gate, initial_state) that others were asked at their shape.
+    """
+    timed = aligned(table[(table["status"] == "ok") & table["ms"].notna()])
+    fastest = timed.sort_values("ms", kind="stable").drop_duplicates([*QUESTION, "variant"])
+    return fastest.sort_values(QUESTION, kind="stable").reset_index(drop=True)
+
+
+def aligned(table: pd.DataFrame) -> pd.DataFrame:
+    """``table`` with rows of systems without gates repeated for every (gate, initial_state) asked at their shape."""
+    gated = table["family"] == "gla"
+    asked = table.loc[gated, QUESTION].drop_duplicates()
+    repeated = table[~gated].merge(asked, on=SHAPE, how="left", suffixes=("_own", ""))
+    for column in ("gate", "initial_state"):
+        repeated[column] = repeated[column].where(repeated[column].notna(), repeated[f"{column}_own"])
+    repeated["initial_state"] = repeated["initial_state"].astype(bool)
+    return pd.concat([table[gated], repeated[table.columns]], ignore_index=True)
+
+
+def speedups(best: pd.DataFrame, baseline: str) -> pd.DataFrame:
+    """Each row of ``answers`` beside the baseline's row of the same question: speed-up = baseline ms / own ms.
+
+    Adds speedup, speedup_lo, speedup_hi (worst and best case of the two intervals) and verdict: "faster", "slower",
+    or "ambiguous" when the interval holds 1 or there is none. Questions the baseline has no time for are left out.
+    """
+    base = best.loc[best["variant"] == baseline, [*QUESTION, "ms", "ms_lo", "ms_hi"]]
+    pairs = best[best["variant"] != baseline].merge(base, on=QUESTION, suffixes=("", "_base"))
+    pairs["speedup"] = pairs["ms_base"] / pairs["ms"]
+    pairs["speedup_lo"] = pairs["ms_lo_base"] / pairs["ms_hi"]
+    pairs["speedup_hi"] = pairs["ms_hi_base"] / pairs["ms_lo"]
+    pairs["verdict"] = [verdict(lo, hi) for lo, hi in zip(pairs["speedup_lo"], pairs["speedup_hi"], strict=True)]
+    return pairs
+
+
+def verdict(low: float, high: float) -> str:
+    """What an interval of a speed-up says; without an interval (one sample) it says nothing."""
+    if math.isnan(low) or math.isnan(high):
+        return "ambiguous"
+    if low > 1:
+        return "faster"
+    return "slower" if high < 1 else "ambiguous"
+
+
+@dataclass(frozen=True)
+class Winner:
+    """The fastest variant of one question and how far ahead of the next it is."""
+
+    question: dict[str, Any]
+    variant: str
+    ms: float
+    runner_up: str | None  # None where nothing else was timed
+    lead: float  # ms of the runner-up / ms of the winner; NaN without a runner-up
+    clear: bool  # the two intervals do not meet
+
+
+def winners(best: pd.DataFrame, family: str | None = None) -> list[Winner]:
+    """The fastest variant of every question, among all or among one family ("gla", "attention")."""
+    chosen = best[(best["family"] != "linear") | (best["gate"] == "none")]
+    if family is not None:
+        chosen = chosen[chosen["family"] == family]
+    return [_winner(dict(zip(QUESTION, key, strict=True)), group) for key, group in by(chosen, QUESTION)]
+
+
+def _winner(question: dict[str, Any], group: pd.DataFrame) -> Winner:
+    ranked = group.sort_values("ms", kind="stable")
+    first = ranked.iloc[0]
+    if len(ranked) == 1:
+        return Winner(question, first["variant"], float(first["ms"]), None, math.nan, False)
+    second = ranked.iloc[1]
+    clear = bool(first["ms_hi"] < second["ms_lo"])  # False when either interval is missing
+    return Winner(question, first["variant"], float(first["ms"]), second["variant"], second["ms"] / first["ms"], clear)
+
+
+@dataclass(frozen=True)
+class Crossover:
+    """How two variants compare along T at one setting and mode."""
+
+    setting: dict[str, Any]
+    mode: str
+    points: int  # values of T at which both have a time
+    wins_from: float | None  # the first measured T from which on the variant is faster to the end; None: never
+    crossing: float | None  # T where the curves cross last, straight in log-log; None: no crossing in between
+    first_t: float
+    last_t: float
+    last_speedup: float  # at last_t
+
+
+def crossovers(best: pd.DataFrame, challenger: str, baseline: str) -> list[Crossover]:
+    """Where ``challenger`` overtakes ``baseline`` as T grows, for every curve on which both have times."""
+    pairs = speedups(best, baseline)
+    pairs = pairs[pairs["variant"] == challenger]
+    found = []
+    for curve in curves(pairs):
+        setting = {name: curve.table.iloc[0][name] for name in SETTING}
+        found += [crossover(setting, mode, group) for (mode,), group in by(curve.table, ["mode"])]
+    return found
+
+
+def crossover(setting: dict[str, Any], mode: str, pairs: pd.DataFrame) -> Crossover:
+    """The crossover on one curve: ``pairs`` are rows of ``speedups`` of one variant at one setting and mode."""
+    ordered = pairs.sort_values("T").drop_duplicates("T")
+    t = [float(x) for x in ordered["T"]]
+    ratio = [float(x) for x in ordered["speedup"]]
+    losses = [i for i, r in enumerate(ratio) if r <= 1]
+    after = losses[-1] + 1 if losses else 0
+    crossing = None
+    for i in range(len(t) - 1):
+        crossing = log_log_crossing(t[i], t[i + 1], ratio[i], ratio[i + 1]) or crossing
+    wins_from = t[after] if after < len(t) else None
+    return Crossover(setting, mode, len(t), wins_from, crossing, t[0], t[-1], ratio[-1])
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Rows that make one picture over T: one setting, with B constant or B*T constant."""
+
+    held: str  # "B" or "tokens"
+    value: int  # of B, or of B*T
+    table: pd.DataFrame
+
+
+def curves(table: pd.DataFrame, least: int = 2) -> list[Curve]:
+    """Splits rows into curves over T with at least ``least`` values of T. B constant goes first; of the rows left
+    over, those that share B*T make a curve too. Rows that join no curve are left out."""
+    found: list[Curve] = []
+    for _, group in by(table, SETTING):
+        left = []
+        for (batch,), rows in by(group, ["B"]):
+            if rows["T"].nunique() >= least:
+                found.append(Curve("B", int(batch), rows))
+            else:
+                left.append(rows)
+        if left:
+            rest = pd.concat(left)
+            same = by(rest.assign(tokens=rest["B"] * rest["T"]), ["tokens"])
+            found += [Curve("tokens", int(n), rows) for (n,), rows in same if rows["T"].nunique() >= least]
+    return found
+
+
+def by(table: pd.DataFrame, columns: list[str]) -> Iterator[tuple[tuple[Any, ...], pd.DataFrame]]:
+    """Groups in the order of the columns; an empty table has no group; keys are always tuples."""
+    if len(table):
+        yield from table.groupby(columns, dropna=False, sort=True)
+
+
+def variants(table: pd.DataFrame) -> list[str]:
+    """The variants in a table in the order of every legend."""
+    return sorted(table["variant"].unique(), key=labels.order)

@@ -1,0 +1,134 @@
+"""Rows -> one flat pandas table, with medians, intervals and ratios worked out from the raw samples."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+
+from glabench.analysis import labels
+from glabench.analysis.load import device
+from glabench.analysis.statistics import Estimate, estimate
+from glabench.store import Row
+
+MIB = 2.0**20
+
+CASE_COLUMNS = (
+    "system", "B", "T", "H", "K", "V", "dtype", "mode", "chunk", "sub_chunk", "materialize", "gate_strength",
+    "initial_state", "attn_heads", "attn_dim", "seed",
+)  # fmt: skip
+
+
+def frame(rows: Sequence[Row]) -> pd.DataFrame:
+    """One line a row, in the order of ``rows`` (the index is the position in ``rows``).
+
+    Columns besides the case's own: variant, label, family, gate (text key of the gate strength), device, kind,
+    status, ms with ms_lo and ms_hi, samples and interval (how lo and hi came about), tokens_per_s, peak_mib,
+    beyond_mib (peak memory beyond the inputs, MiB), floor_ms (compulsory HBM bytes over the copy bandwidth measured
+    on that GPU), over_floor (ms / floor_ms), error_share (worst error / tolerance), clocks and versions.
+    What a row does not have is NaN or None. Expects what ``load.latest`` returns: one row for each case and device.
+    """
+    table = pd.DataFrame([_line(row) for row in rows], columns=_columns())
+    numbers = [name for name, kind in _KINDS.items() if kind == "number"]
+    table[numbers] = table[numbers].apply(pd.to_numeric, errors="coerce").astype(float)
+    return table
+
+
+def label(case: dict[str, Any]) -> str:
+    """The system with its schedule: "GLA w/o m. C64/16"."""
+    return f"{labels.title(labels.variant(case))} {labels.schedule(case)}".strip()
+
+
+def timing(row: Row) -> Estimate:
+    """The estimate from a row's raw samples; nothing unless the row is ok and a clock that counts took them.
+
+    What ran in the interpreter says nothing about speed, so a time beside such a gate is not read at all.
+    """
+    interpreted = (row.accuracy or {}).get("where") == "interpreter"
+    samples = (row.time or {}).get("samples_ms") or []
+    return estimate([] if interpreted or row.status != "ok" else samples)
+
+
+_KINDS = {
+    "case_id": "text", "sweep": "text", "device": "text", "kind": "text", "status": "text", "reason": "text",
+    "implementation": "text", "variant": "text", "label": "text", "family": "text", "gate": "text",
+    "ms": "number", "ms_lo": "number", "ms_hi": "number", "samples": "number", "interval": "text", "clock": "text",
+    "tokens_per_s": "number", "peak_mib": "number", "beyond_mib": "number", "floor_ms": "number",
+    "over_floor": "number", "tflop_per_s": "number", "error_share": "number", "gated": "text",
+    "sm_mhz": "number", "power_w": "number", "temperature_c": "number", "throttle": "text",
+    "commit": "text", "dirty": "text", "fingerprint": "text", "started": "text", "wall_s": "number",
+}  # fmt: skip
+
+
+def _columns() -> list[str]:
+    return [*_KINDS, *CASE_COLUMNS]
+
+
+def _line(row: Row) -> dict[str, Any]:
+    case, environment = row.case, row.environment
+    key = labels.variant(case)
+    return {
+        "case_id": row.case_id, "sweep": row.sweep, "device": device(row), "kind": environment.get("kind"),
+        "status": row.status, "reason": row.reason, "implementation": row.implementation,
+        "variant": key, "label": label(case), "family": labels.family(key),
+        "gate": labels.gate(case.get("gate_strength")),
+        **_time(row), **_memory(row), **_accuracy(row), **_clocks(row),
+        "commit": environment.get("commit"), "dirty": environment.get("dirty"),
+        "fingerprint": environment.get("fingerprint"), "started": row.started, "wall_s": row.wall_s,
+        **{name: case.get(name) for name in CASE_COLUMNS}, "initial_state": bool(case.get("initial_state")),
+    }  # fmt: skip
+
+
+def _time(row: Row) -> dict[str, Any]:
+    found = timing(row)
+    case, work = row.case, row.work or {}
+    tokens = case["B"] * (1 if case["mode"] == "step" else case["T"])
+    bandwidth = row.environment.get("copy_bytes_per_s")
+    floor = work["hbm_bytes"] / bandwidth * 1e3 if bandwidth and work.get("hbm_bytes") else math.nan
+    return {
+        "ms": found.median, "ms_lo": found.low, "ms_hi": found.high, "samples": found.samples,
+        "interval": found.kind, "clock": (row.time or {}).get("clock") if found.samples else None,
+        "tokens_per_s": tokens / found.median * 1e3 if found.median > 0 else math.nan,
+        "floor_ms": floor, "over_floor": found.median / floor,
+        "tflop_per_s": (work.get("flops") or math.nan) / found.median / 1e9 if found.median > 0 else math.nan,
+    }  # fmt: skip
+
+
+def _memory(row: Row) -> dict[str, Any]:
+    memory = row.memory or {} if row.status == "ok" else {}
+    return {
+        "peak_mib": _over(memory.get("peak_bytes"), MIB),
+        "beyond_mib": _over(memory.get("beyond_inputs_bytes"), MIB),
+    }
+
+
+def _accuracy(row: Row) -> dict[str, Any]:
+    accuracy = row.accuracy or {}
+    shares = [share(output) for output in (accuracy.get("outputs") or {}).values()]
+    return {"error_share": max(shares, default=math.nan), "gated": accuracy.get("where")}
+
+
+def share(output: dict[str, Any]) -> float:
+    """An output's error over its tolerance: up to 1 passes. What is not a number counts as infinitely wrong."""
+    error, tolerance = output.get("error"), output.get("tolerance")
+    if tolerance is None:
+        return math.nan
+    if error is None or not math.isfinite(error):
+        return math.inf
+    if tolerance == 0:
+        return 0.0 if error == 0 else math.inf
+    return float(error) / float(tolerance)
+
+
+def _clocks(row: Row) -> dict[str, Any]:
+    clocks = row.clocks or {}
+    return {
+        **{key: clocks.get(key) for key in ("sm_mhz", "power_w", "temperature_c")},
+        "throttle": ", ".join(clocks.get("throttle") or []) or None,
+    }
+
+
+def _over(value: float | None, unit: float) -> float:
+    return math.nan if value is None else value / unit

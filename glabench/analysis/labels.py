@@ -1,0 +1,85 @@
+"""What systems are called in tables and figures, and which of them answer the same kind of question."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from glabench.spec.catalog import CATALOG
+
+# variant -> its name in a legend. A variant is a system, except that gla counts as three: the two versions of the
+# paper and the default schedule, because telling them apart is what the benchmark is for. The order is that of legends.
+TITLES: dict[str, str] = {
+    "gla:wo": "GLA w/o m.",
+    "gla:w": "GLA w/ m.",
+    "gla": "GLA, default schedule",
+    "gla_recurrent": "GLA recurrent",
+    "fla": "FLA chunk_gla",
+    "fla_recurrent": "FLA recurrent",
+    "fla_linear": "FLA linear, no gates",
+    "recurrent_torch": "PyTorch recurrent",
+    "chunkwise_torch": "PyTorch chunkwise",
+    "parallel_torch": "PyTorch parallel",
+    "fa2": "FlashAttention-2",
+    "cudnn": "cuDNN attention",
+    "sdpa": "PyTorch SDPA",
+}
+
+OURS = ("gla:wo", "gla:w", "gla", "gla_recurrent")
+
+MODE_TITLES = {"fwd": "forward", "bwd": "backward", "fwdbwd": "forward + backward", "step": "one decoding step"}
+MODE_ORDER = tuple(MODE_TITLES)
+
+STATUS_TITLES = {
+    "ok": "ok",
+    "wrong": "wrong result",
+    "compile_error": "did not compile",
+    "oom": "out of memory",
+    "timeout": "ran out of time",
+    "crashed": "crashed",
+    "unsupported": "cannot run here",
+}
+
+
+def variant(case: Mapping[str, Any]) -> str:
+    """The key of the curve that a case belongs to: its system, and for ``gla`` whether states are materialized."""
+    system = str(case["system"])
+    if system != "gla" or case.get("materialize") is None:
+        return system
+    return "gla:w" if case["materialize"] else "gla:wo"
+
+
+def title(key: str) -> str:
+    """The short name of a variant; one that is not known goes by its own key."""
+    return TITLES.get(key, key)
+
+
+def family(key: str) -> str:
+    """ "gla", "linear" (no gates) or "attention"; a system that the catalog does not know counts as "gla"."""
+    info = CATALOG.get(key.split(":")[0])
+    return info.family if info else "gla"
+
+
+def order(key: str) -> tuple[int, str]:
+    """Sorts variants the same way in every legend and table: ours first, strangers last."""
+    known = list(TITLES)
+    return (known.index(key) if key in TITLES else len(known), key)
+
+
+def place(case: Mapping[str, Any]) -> tuple[tuple[int, str], int, int]:
+    """Sorts cases by variant, then chunk, then sub-chunk, as numbers."""
+    return (order(variant(case)), case.get("chunk") or 0, case.get("sub_chunk") or 0)
+
+
+def schedule(case: Mapping[str, Any]) -> str:
+    """The schedule in short: "C64" for chunk 64, "C64/16" with sub-chunks of 16, "" where there is none."""
+    chunk, sub_chunk = case.get("chunk"), case.get("sub_chunk")
+    if chunk is None:
+        return ""
+    return f"C{chunk}" if sub_chunk is None else f"C{chunk}/{sub_chunk}"
+
+
+def gate(strength: float | None) -> str:
+    """The gate strength as a key: "1", "0.5", or "none" for no gate at all."""
+    return "none" if strength is None or math.isnan(strength) else f"{strength:g}"

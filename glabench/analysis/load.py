@@ -1,0 +1,84 @@
+"""From what the user named, files and folders of rows, to the rows that count."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from glabench.errors import UserError
+from glabench.store import Row, read, warn_on_stderr
+
+NEEDED_CASE = ("system", "B", "T", "H", "K", "V", "dtype", "mode")
+
+
+def files(paths: Sequence[Path]) -> list[Path]:
+    """The result files behind ``paths``: a folder stands for every *.jsonl in it, at any depth.
+
+    Raises:
+        UserError: a path does not exist, or a folder holds no result file.
+    """
+    found: list[Path] = []
+    for path in paths:
+        if path.is_dir():
+            inside = sorted(path.rglob("*.jsonl"))
+            if not inside:
+                raise UserError(f"{path}: no *.jsonl file in this folder; `glabench sweep` writes them")
+            found += inside
+        elif path.is_file():
+            found.append(path)
+        else:
+            raise UserError(f"{path}: no such file or folder{_nearest(path)}")
+    return list(dict.fromkeys(found))
+
+
+def load(paths: Sequence[Path], warn: Callable[[str], None] = warn_on_stderr) -> list[Row]:
+    """Every row that counts, in the order they were written: the latest of each (case, device).
+
+    A line that is not a row, as a crash may leave one at the end, is reported to ``warn`` and left out.
+
+    Raises:
+        UserError: a path is missing, a file has no row in it, or a row's case lacks what every case has.
+    """
+    return latest([row for path in files(paths) for row in _rows(path, warn)])
+
+
+def latest(rows: Iterable[Row]) -> list[Row]:
+    """One row for each (case, device): the one started last, and of equals the one written last."""
+    kept: dict[tuple[str, str], Row] = {}
+    for row in rows:
+        key = (row.case_id, device(row))
+        old = kept.get(key)
+        if old is None or row.started >= old.started:
+            kept.pop(key, None)
+            kept[key] = row
+    return list(kept.values())
+
+
+def device(row: Row) -> str:
+    """The name of the machine part that ran the row: the GPU's, or the CPU's model."""
+    return str(row.environment.get("device") or "unknown device")
+
+
+def _rows(path: Path, warn: Callable[[str], None]) -> list[Row]:
+    broken: list[str] = []
+    rows = list(read(path, broken.append))
+    if not rows and broken:
+        raise UserError(f"{broken[0]}; expected one JSON row a line, as `glabench sweep` writes them")
+    if not rows:
+        raise UserError(f"{path}: the file is empty; expected one JSON row a line, as `glabench sweep` writes them")
+    for row in rows:
+        missing = [key for key in NEEDED_CASE if key not in row.case]
+        if missing:
+            raise UserError(f"{path}: the case of row {row.case_id} lacks {', '.join(missing)}")
+    for message in broken:
+        warn(message)
+    return rows
+
+
+def _nearest(path: Path) -> str:
+    """A guess at what was meant, from the folder it should have been in."""
+    folder = path.parent
+    names = [p.name for p in folder.iterdir()] if folder.is_dir() else []
+    close = difflib.get_close_matches(path.name, names, n=1)
+    return f"; did you mean {folder / close[0]}?" if close else ""

@@ -1,0 +1,250 @@
+"""Draws figures with matplotlib: a panel on axes, a figure as PNG and SVG files, a panel as SVG for the page."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Canvas
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedFormatter, FixedLocator, MaxNLocator, NullLocator
+
+from glabench.report import style, text
+from glabench.report.model import Figure, Panel, Point, Series
+from glabench.report.style import AXIS, INK, RULE
+from glabench.report.svg import Hit, inline
+
+WIDTH, HEIGHT = 4.0, 2.95  # of a panel, inches; text is sized so that it still reads when that is a phone's width
+SPREAD = 0.03  # intervals narrower than this share of the value are thinner than the marker, and are not drawn
+SETTINGS = {
+    "font.family": ["DejaVu Sans"], "font.size": 9, "axes.edgecolor": AXIS.light, "axes.linewidth": 0.7,
+    "axes.labelcolor": INK.light, "text.color": INK.light, "xtick.color": AXIS.light, "ytick.color": AXIS.light,
+    "xtick.labelcolor": INK.light, "ytick.labelcolor": INK.light, "axes.spines.top": False,
+    "axes.spines.right": False, "svg.fonttype": "none", "svg.hashsalt": "glabench", "lines.linewidth": 1.6,
+    "lines.markersize": 5.0, "xtick.major.size": 3, "ytick.major.size": 0, "figure.dpi": 72,
+}  # fmt: skip
+
+
+@contextmanager
+def settings() -> Iterator[None]:
+    """matplotlib's settings for our figures, put back afterwards."""
+    with matplotlib.rc_context(SETTINGS):  # type: ignore[arg-type]  # its keys are typed one by one
+        yield
+
+
+def write(figure: Figure, folder: Path) -> list[Path]:
+    """Writes ``figure`` as <name>.png (220 dpi) and <name>.svg (text stays text, points have titles) into ``folder``.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"{figure.name}.png", folder / f"{figure.name}.svg"]
+    with settings():
+        canvas = _whole(figure)
+        canvas.savefig(paths[0], dpi=220, facecolor="white")
+        # Without a date, the same rows give the same file.
+        canvas.savefig(paths[1], facecolor="white", metadata={"Date": None, "Title": figure.title})
+    return paths
+
+
+def panel_svg(panel: Panel, name: str) -> str:
+    """``panel`` as an <svg> for the page: colours are CSS variables, ids start with ``name``, points carry titles."""
+    with settings():
+        canvas = Canvas(figsize=(WIDTH, _height(panel)), layout="constrained")
+        axes = canvas.add_subplot()
+        draw(axes, panel)
+        buffer = io.StringIO()
+        canvas.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+        placed = _apart(panel.series) if panel.categories else panel.series
+        hits = [_hit(axes, panel, s, p) for s in placed for p in s.points]
+    return inline(buffer.getvalue(), name, f"{panel.title}: {panel.value_label}", hits)
+
+
+def _whole(figure: Figure) -> Canvas:
+    """All panels side by side, at most three in a row, under the title and above the legend."""
+    columns = min(3, len(figure.panels))
+    rows = math.ceil(len(figure.panels) / columns)
+    tallest = max(_height(panel) for panel in figure.panels)
+    entries = 0.22 * math.ceil(len(figure.keys) / _legend_columns(columns))
+    canvas = Canvas(figsize=(WIDTH * columns, tallest * rows + 0.45 + entries), layout="constrained")
+    canvas.suptitle(figure.title, x=0.01, ha="left", fontsize=11, fontweight="bold")
+    for place, panel in enumerate(figure.panels, 1):
+        draw(canvas.add_subplot(rows, columns, place), panel)
+    handles = [_legend_line(key, title) for key, title in figure.keys]
+    canvas.legend(
+        handles=handles, loc="outside lower left", ncols=_legend_columns(columns), frameon=False, handlelength=3
+    )
+    return canvas
+
+
+def _legend_columns(columns: int) -> int:
+    return 2 * columns
+
+
+def _legend_line(key: str, title: str) -> Line2D:
+    look = style.style(key)
+    return Line2D(
+        [], [], color=look.colour.light, marker=look.marker or "none", linestyle=look.line, label=title,
+        markerfacecolor=look.colour.light if look.filled else "white",
+    )  # fmt: skip
+
+
+def _height(panel: Panel) -> float:
+    """In inches; a category gets room for all its series, one beside the other."""
+    if not panel.categories:
+        return HEIGHT
+    return max(1.5, 0.95 + len(panel.categories) * (0.16 + 0.055 * len(panel.series)))
+
+
+def draw(axes: Axes, panel: Panel) -> None:
+    """Draws ``panel`` on ``axes``: lines over a length, or dots by category."""
+    axes.set_title(panel.title, loc="left", fontsize=10, fontweight="bold", pad=17 if not panel.categories else 7)
+    if panel.categories:
+        _dots(axes, panel)
+    else:
+        _lines(axes, panel)
+
+
+def _lines(axes: Axes, panel: Panel) -> None:
+    # The unit stands above the axis and upright: it reads without turning the head, and leaves width to the data.
+    axes.annotate(panel.value_label, (0, 1), (0, 5), "axes fraction", textcoords="offset points", fontsize=8.5)
+    axes.set_xlabel(panel.at_label, fontsize=8.5)
+    axes.grid(True, axis="y", color=RULE.light, linewidth=0.7)
+    axes.set_axisbelow(True)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log" if panel.value_scale == "log" else "linear")
+    for series in panel.series:
+        look = style.style(series.key)
+        colour = look.colour.light
+        at, value = [p.at for p in series.points], [p.value for p in series.points]
+        (line,) = axes.plot(
+            at, value, color=colour, marker=look.marker or "none", linestyle=look.line, markeredgecolor=colour,
+            zorder=2 if look.marker else 1.5, markerfacecolor=colour if look.filled else "white",
+        )  # fmt: skip
+        line.set_gid(f"series:{series.key}")
+        _intervals(axes, series, upright=True)
+    if panel.reference:
+        axes.axhline(panel.reference[0], color=AXIS.light, linewidth=1.1, zorder=1)
+    ats = sorted({p.at for s in panel.series for p in s.points})
+    axes.margins(x=0.04, y=0.08)
+    _widen(axes)
+    _ticks(axes.xaxis, *_length_ticks(ats))
+    values = [p.value for s in panel.series for p in s.points]
+    _ticks(axes.yaxis, *_value_ticks([*values, *([panel.reference[0]] if panel.reference else [])]))
+
+
+def _dots(axes: Axes, panel: Panel) -> None:
+    axes.set_xlabel(panel.value_label, fontsize=8.5)
+    axes.set_xscale("log" if panel.value_scale == "log" else "linear")
+    axes.grid(True, axis="x", color=RULE.light, linewidth=0.7)
+    for edge in range(1, len(panel.categories)):
+        axes.axhline(edge - 0.5, color=RULE.light, linewidth=0.7, zorder=0.5)
+    axes.set_axisbelow(True)
+    for series in _apart(panel.series):
+        look = style.style(series.key)
+        colour = look.colour.light
+        (line,) = axes.plot(
+            [p.value for p in series.points], [p.at for p in series.points], color=colour, linestyle="none",
+            marker=look.marker or "|", markerfacecolor=colour if look.filled else "white", markeredgecolor=colour,
+            markersize=5.5,
+        )  # fmt: skip
+        line.set_gid(f"series:{series.key}")
+        _intervals(axes, series, upright=False)
+    if panel.reference:
+        axes.axvline(panel.reference[0], color=AXIS.light, linewidth=1.1, zorder=1)
+    axes.set_ylim(len(panel.categories) - 0.5, -0.5)  # the first category on top
+    _ticks(axes.yaxis, list(range(len(panel.categories))), list(panel.categories))
+    axes.margins(x=0.06)
+    values = [p.value for s in panel.series for p in s.points]
+    _ticks(axes.xaxis, *_value_ticks([*values, *([panel.reference[0]] if panel.reference else [])], most=6))
+    axes.tick_params(axis="y", labelsize=8)
+
+
+def _apart(found: Sequence[Series]) -> list[Series]:
+    """The series of a dot plot, each a little above or below the middle of its category, so that none hides another."""
+    room = 0.62 if len(found) > 2 else 0.25
+    step = room / max(1, len(found) - 1)
+    shifts = [(i - (len(found) - 1) / 2) * step for i in range(len(found))]
+    return [
+        replace(series, points=tuple(replace(p, at=p.at + shift) for p in series.points))
+        for series, shift in zip(found, shifts, strict=True)
+    ]
+
+
+def _intervals(axes: Axes, series: Series, upright: bool) -> None:
+    """Intervals wide enough to be seen, as bars with caps."""
+    wide = [p for p in series.points if p.high - p.low > SPREAD * p.value]  # False for NaN
+    if not wide:
+        return
+    ends = [[p.value - p.low for p in wide], [p.high - p.value for p in wide]]
+    at, value = [p.at for p in wide], [p.value for p in wide]
+    x, y, across, along = (at, value, None, ends) if upright else (value, at, ends, None)
+    bars = axes.errorbar(x, y, xerr=across, yerr=along, fmt="none", ecolor=style.style(series.key).colour.light,
+                         elinewidth=1, capsize=2.5, zorder=1.8)  # fmt: skip
+    for artist in bars.get_children():
+        artist.set_gid(f"series:{series.key}")
+
+
+def _widen(axes: Axes, least: float = 1.6) -> None:
+    """A log axis of values spans at least a factor of ``least``: noise of a few per cent shall not look like news."""
+    low, high = axes.get_ylim()
+    if axes.get_yscale() == "log" and high / low < least:
+        middle = math.sqrt(low * high)
+        axes.set_ylim(middle / math.sqrt(least), middle * math.sqrt(least))
+
+
+def _ticks(axis: matplotlib.axis.Axis, places: Sequence[float], names: Sequence[str]) -> None:
+    axis.set_major_locator(FixedLocator(list(places)))
+    axis.set_major_formatter(FixedFormatter(list(names)))
+    axis.set_minor_locator(NullLocator())
+
+
+def _length_ticks(ats: list[float]) -> tuple[list[float], list[str]]:
+    """A tick at each length that was measured, thinned where labels would touch (a tenth of the axis apart)."""
+    if not ats:
+        return [], []
+    span = math.log2(ats[-1] / ats[0]) or 1.0
+    kept: list[float] = []
+    for at in ats:
+        if not kept or math.log2(at / kept[-1]) > span / 10:
+            kept.append(at)
+    return kept, [text.length(at) for at in kept]
+
+
+def _value_ticks(values: list[float], most: int = 8) -> tuple[list[float], list[str]]:
+    """Round values on a log axis, from dense to sparse: as many as fit, plain numbers, no exponents."""
+    low, high = min(values), max(values)
+    first, last = math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1
+    for steps in ((1, 1.5, 2, 3, 4, 5, 6, 8), (1, 2, 3, 5), (1, 2, 5), (1, 3), (1,)):
+        places = [s * 10.0**e for e in range(first, last + 1) for s in steps]
+        inside = [p for p in places if low * 0.93 <= p <= high * 1.07]
+        if 2 <= len(inside) <= most:
+            return inside, [f"{p:,.10g}" for p in inside]
+    if high / low < 10:
+        return _close_ticks(low, high)
+    decades = [10.0**e for e in range(first, last + 1) if low * 0.93 <= 10.0**e <= high * 1.07]
+    thinned = decades[:: math.ceil(len(decades) / most) or 1]
+    return thinned, [f"{p:,.10g}" for p in thinned]
+
+
+def _close_ticks(low: float, high: float) -> tuple[list[float], list[str]]:
+    """Ticks for values too close together for round numbers on a log axis: round on a linear one."""
+    inside = [float(p) for p in MaxNLocator(4).tick_values(low, high) if p > 0]
+    return inside, [f"{p:,.6g}" for p in inside]
+
+
+def _hit(axes: Axes, panel: Panel, series: Series, point: Point) -> Hit:
+    """Where a point lies in the SVG, whose unit is 1/72 inch with y down."""
+    x, y = (point.value, point.at) if panel.categories else (point.at, point.value)
+    place = axes.transData.transform((x, y))
+    figure = axes.get_figure()
+    assert figure is not None
+    height = figure.get_window_extent().height
+    return Hit(float(place[0]), float(height - place[1]), series.key, point.tip)

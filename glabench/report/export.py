@@ -1,0 +1,80 @@
+"""Writes a report: an HTML page with its figures beside it, figures alone, a CSV table, or Markdown."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from glabench.analysis.frame import frame
+from glabench.errors import UserError, did_you_mean
+from glabench.report import draw, markdown, page
+from glabench.report.figures import all_figures, sections
+from glabench.store import Row
+
+
+def html(rows: Sequence[Row], out: Path) -> list[Path]:
+    """The page at ``out`` and every figure as PNG and SVG in figures/ beside it; returns the page's path first."""
+    table = frame(rows)
+    found = sections(table)
+    written = [_write(out, page.render(rows, table, found))]
+    return written + [path for figure in all_figures(found) for path in draw.write(figure, out.parent / "figures")]
+
+
+def png(rows: Sequence[Row], out: Path) -> list[Path]:
+    """Every figure as PNG and SVG in the folder ``out``; UserError when the rows give none."""
+    figures = all_figures(sections(frame(rows)))
+    if not figures:
+        raise UserError("these rows give no figure: no case has a time that can be compared; try --format md")
+    return [path for figure in figures for path in draw.write(figure, out)]
+
+
+def csv(rows: Sequence[Row], out: Path) -> list[Path]:
+    """The flat table of ``analysis.frame``, one line a row; units are in the names of the columns."""
+    return [_write(out, frame(rows).to_csv(index=False))]
+
+
+def md(rows: Sequence[Row], out: Path) -> list[Path]:
+    """A summary in GitHub's Markdown: the answer, times by question, failures, environment."""
+    return [_write(out, markdown.render(rows, frame(rows)))]
+
+
+# format -> what writes it, and the file or folder it writes by default inside the report's folder
+FORMATS: dict[str, tuple[Callable[[Sequence[Row], Path], list[Path]], str]] = {
+    "html": (html, "index.html"),
+    "png": (png, "figures"),
+    "csv": (csv, "table.csv"),
+    "md": (md, "summary.md"),
+}
+
+
+def write(rows: Sequence[Row], form: str, out: Path) -> list[Path]:
+    """Writes ``rows`` in the format ``form`` and returns the paths, the one to open first.
+
+    ``out`` with the format's own suffix is the file to write; otherwise it is the folder that it goes into.
+
+    Raises:
+        UserError: the format is unknown, or ``out`` cannot be written.
+    """
+    check(form)
+    writer, default = FORMATS[form]
+    target = out if form == "png" or out.suffix == f".{form}" else out / default
+    try:
+        return writer(rows, target)
+    except OSError as error:
+        raise UserError(f"{error.filename or target}: cannot be written ({error.strerror})") from None
+
+
+def check(form: str) -> None:
+    """UserError unless ``form`` is a known format."""
+    if form not in FORMATS:
+        raise UserError(f"unknown format {form!r}{did_you_mean(form, FORMATS)}; expected {', '.join(FORMATS)}")
+
+
+def _write(path: Path, text: str) -> Path:
+    """Writes ``text`` so that the file is either the old one or the whole new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.part")
+    part.write_text(text, encoding="utf-8")
+    os.replace(part, path)
+    return path

@@ -1,0 +1,38 @@
+"""Which figures a set of rows gives, in the order of the page, and which sweep would give those it does not."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from glabench.analysis.compare import answers
+from glabench.report import lengths, schedules, shapes
+from glabench.report.model import Figure, Section
+
+
+def sections(table: pd.DataFrame) -> list[Section]:
+    """Every section of figures, from the table of ``analysis.frame``; without data, a section of words."""
+    best = answers(table)
+    return [
+        Section("speed", "Speed", "Speed", lengths.speed(best) + shapes.every_shape(best),
+                "No row has a time over several sequence lengths or at a shape of its own. "
+                "`glabench sweep sequence_length` measures them."),
+        Section("memory", "Memory", "Memory", lengths.memory(table),
+                "No row has memory over several sequence lengths. Memory is measured on a GPU: run "
+                "`glabench sweep board` there."),
+        Section("schedule", "Schedule", "Chunk and sub-chunk size", schedules.chunk(table) + schedules.sub_chunk(table),
+                "No shape was timed with more than one chunk size. A GPU and `glabench sweep chunk_size` give this; "
+                "on a CPU only PyTorch forms are timed."),
+        Section("materialize", "Materialized", "Materialized or not", schedules.materialized(best, table),
+                "No shape was timed both with states materialized and without. A GPU and `glabench sweep materialize` "
+                "give this."),
+        Section("heads", "Heads", "Head dimension", shapes.head_dimension(best),
+                "No width was timed with more than one head dimension. A GPU and `glabench sweep head_dim` give this."),
+        Section("speedup", "Speed-up", "Speed-up over baselines", lengths.speed_up(best) + shapes.speed_up(best),
+                "No baseline was timed on the same question as another system. `glabench sweep quick` times them."),
+        Section("floor", "Floor", "Distance from the hardware's limit", shapes.floor(best),
+                "No row has a measured copy bandwidth, so there is no floor to compare with. It is measured on a GPU."),
+    ]  # fmt: skip
+
+
+def all_figures(found: list[Section]) -> list[Figure]:
+    return [figure for section in found for figure in section.figures]

@@ -1,0 +1,182 @@
+"""The answer in words: who wins where and by how much, worked out from the rows, one finding a sentence."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from dataclasses import dataclass
+
+import pandas as pd
+
+from glabench.analysis import labels
+from glabench.analysis.compare import QUESTION, Curve, answers, by, crossover, curves, speedups, variants, winners
+from glabench.analysis.statistics import geometric_mean
+from glabench.report import text
+from glabench.report.lengths import held, lean
+from glabench.report.parts import modes
+
+RIVALS = ("fa2", "cudnn", "sdpa")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One answer: a figure to catch the eye, what it counts, and the sentence that tells the rest."""
+
+    figure: str
+    lead: str
+    sentence: str
+
+
+def findings(table: pd.DataFrame, device: str) -> list[Finding]:
+    """What the rows of one device say, the most asked first; never empty."""
+    rows = table[table["device"] == device]
+    best = answers(rows)
+    found = [*_winners(best), *_against(best), *_memory(rows), *_floor(best), *_gates(rows), *_not_timed(rows)]
+    found += _failures(rows)
+    return found or [Finding("0", "cases ran on this device", "There is nothing to compare.")]
+
+
+def _winners(best: pd.DataFrame) -> list[Finding]:
+    everyone = [w for w in winners(best) if w.runner_up is not None]
+    if not everyone:
+        return []
+    ahead = Counter(w.variant for w in everyone if w.clear)
+    close = sum(not w.clear for w in everyone)
+    total = text.count(len(everyone), "question")
+    if not ahead:
+        lead = "questions with one system clearly ahead"
+        return [Finding(f"0 of {len(everyone)}", lead, f"The intervals of the two fastest meet at each of {total}.")]
+    (first, wins), *rest = ahead.most_common()
+    lead = f"questions where {labels.title(first)} is the fastest of {text.count(len(variants(best)), 'system')}"
+    others = [f"{labels.title(key)} is the fastest at {n}" for key, n in rest] or ["No other is ahead anywhere"]
+    others += [f"{close} {'is' if close == 1 else 'are'} too close to call"] if close else []
+    found = [Finding(f"{wins} of {len(everyone)}", lead, text.sentence("; ".join(others)))]
+    return found + _own_kind(best)
+
+
+def _own_kind(best: pd.DataFrame) -> list[Finding]:
+    """The fastest among gated linear attention alone, where attention competed too."""
+    if not (best["family"] == "attention").any():
+        return []
+    own = [w for w in winners(best, "gla") if w.runner_up is not None]
+    ahead = Counter(w.variant for w in own if w.clear)
+    if not ahead:
+        return []
+    key, wins = ahead.most_common(1)[0]
+    leads = [w.lead for w in own if w.clear and w.variant == key]
+    sentence = f"There it is {text.times(geometric_mean(leads))} as fast as the next, on the geometric mean."
+    return [
+        Finding(
+            f"{wins} of {len(own)}",
+            f"questions where {labels.title(key)} is the fastest gated linear attention",
+            sentence,
+        )
+    ]
+
+
+def _against(best: pd.DataFrame) -> list[Finding]:
+    """For each attention baseline and curve over T: where the linear form that does best there overtakes it."""
+    found = []
+    for rival in RIVALS:
+        pairs = speedups(best, rival)
+        pairs = pairs[pairs["family"] == "gla"]
+        for curve in curves(pairs)[:2]:
+            found += _overtaking(curve, rival)
+    return found
+
+
+def _overtaking(curve: Curve, rival: str) -> list[Finding]:
+    scores = [(geometric_mean(list(rows["speedup"])), key) for (key,), rows in by(curve.table, ["variant"])]
+    champion = max(scores)[1]
+    own = curve.table[curve.table["variant"] == champion]
+    said: list[str] = []
+    end = ("", 0.0, 0.0)
+    for mode, rows in modes(own):
+        c = crossover({}, mode, rows)
+        end = (text.mode(mode), c.last_speedup, c.last_t) if mode != "step" or not said else end
+        at_end = f"{text.times(c.last_speedup)} at T = {text.length(c.last_t)}"
+        if c.points < 2:
+            said.append(f"{text.mode(mode)}: {at_end}")
+        elif c.wins_from is None:
+            said.append(f"{text.mode(mode)}: slower at the longest T, {at_end}")
+        elif c.wins_from == c.first_t:
+            said.append(f"{text.mode(mode)}: faster at every T from {text.length(c.first_t)} on, {at_end}")
+        else:
+            near = f" (they cross near {text.number(c.crossing, 2)})" if c.crossing else ""
+            said.append(f"{text.mode(mode)}: faster from T = {text.length(c.wins_from)} on{near}, {at_end}")
+    mode, ratio, longest = end
+    lead = f"the speed of {labels.title(rival)}: {labels.title(champion)} at T = {text.length(longest)}, {mode}"
+    return [Finding(text.times(ratio), lead, text.sentence(f"At {held(curve)}. {'; '.join(said)}"))]
+
+
+def _memory(rows: pd.DataFrame) -> list[Finding]:
+    """Memory of each of ours against FlashAttention-2, or the first rival there is, where gradients are needed."""
+    leanest = lean(rows)
+    for rival in RIVALS:
+        base = leanest.loc[leanest["variant"] == rival, [*QUESTION, "beyond_mib"]]
+        pairs = leanest.merge(base, on=QUESTION, suffixes=("", "_base"))
+        pairs = pairs[pairs["variant"].isin(labels.OURS) & (pairs["mode"] == "fwdbwd")]
+        if pairs.empty:
+            continue
+        ratio = pairs["beyond_mib"] / pairs["beyond_mib_base"]
+        values = sorted((statistics.median(ratio[pairs["variant"] == key]), key) for key in variants(pairs))
+        parts = [f"{labels.title(key)} {text.times(value)}" for value, key in values]
+        questions = text.count(len(pairs.drop_duplicates(QUESTION)), "question")
+        lead = f"the memory of {labels.title(rival)}: {labels.title(values[0][1])}, forward + backward"
+        sentence = f"Peak beyond the inputs, median of {questions}: {text.listing(parts)}"
+        return [Finding(text.times(values[0][0]), lead, text.sentence(sentence))]
+    return []
+
+
+def _floor(best: pd.DataFrame) -> list[Finding]:
+    known = best[(best["family"] == "gla") & (best["over_floor"] > 0) & (best["mode"] != "step")]
+    said, nearest = [], (0.0, "", "")
+    for mode, rows in modes(known):
+        mean, key = min((geometric_mean(list(group["over_floor"])), key) for (key,), group in by(rows, ["variant"]))
+        nearest = (mean, labels.title(key), text.mode(mode))
+        questions = text.count(len(rows.drop_duplicates(QUESTION)), "question")
+        said.append(f"{text.mode(mode)} {text.times(mean)} ({labels.title(key)}, {questions})")
+    if not said:
+        return []
+    lead = f"the HBM floor: {nearest[1]}, {nearest[2]}"
+    floor = "The floor is the time of moving inputs and outputs alone."
+    sentence = f"{floor} Nearest on the geometric mean: {text.listing(said)}."
+    return [Finding(text.times(nearest[0]), lead, sentence)]
+
+
+def _gates(rows: pd.DataFrame) -> list[Finding]:
+    gated = rows[rows["error_share"].notna()]
+    if gated.empty:
+        return []
+    wrong = rows[rows["status"] == "wrong"]
+    passed = len(gated) - len(gated[gated["status"] == "wrong"])
+    right = gated[gated["status"] != "wrong"]
+    said = (
+        [f"The worst of them uses {text.number(100 * right['error_share'].max(), 2)} % of its tolerance."]
+        if len(right)
+        else []
+    )
+    if len(wrong):
+        said.append(f"Wrong, and so not timed: {text.sentence(text.listing(sorted(set(wrong['label']))))}")
+    return [Finding(f"{passed} of {len(gated)}", "cases agree with the float64 reference", " ".join(said))]
+
+
+def _not_timed(rows: pd.DataFrame) -> list[Finding]:
+    interpreted = rows[(rows["gated"] == "interpreter") & (rows["status"] == "ok")]
+    if interpreted.empty:
+        return []
+    lead = f"{'case' if len(interpreted) == 1 else 'cases'} of our Triton kernels checked, not timed"
+    sentence = "They ran in Triton's interpreter, which says nothing about speed, and were compiled for the GPUs below."
+    return [Finding(str(len(interpreted)), lead, sentence)]
+
+
+def _failures(rows: pd.DataFrame) -> list[Finding]:
+    failed = Counter(rows.loc[rows["status"] != "ok", "status"])
+    if not failed:
+        return []
+    parts = [f"{n} {labels.STATUS_TITLES.get(status, status)}" for status, n in failed.most_common()]
+    return [
+        Finding(
+            f"{sum(failed.values())} of {len(rows)}", "cases gave no result", f"{text.listing(parts)}. Reasons below."
+        )
+    ]

@@ -1,0 +1,170 @@
+"""Figures over the length of the sequence: time, memory, and the speed-up over a baseline."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import pandas as pd
+
+from glabench.analysis import labels
+from glabench.analysis.compare import QUESTION, Curve, aligned, by, crossover, curves, speedups
+from glabench.report import text
+from glabench.report.model import Figure, Panel, Point, Series
+from glabench.report.parts import (
+    MIB,
+    MS,
+    by_mode,
+    conditions,
+    length_of,
+    memory_tip,
+    modes,
+    most_telling,
+    series,
+    slug,
+    time_tip,
+)
+
+T_LABEL = "sequence length T, tokens"
+BASELINES = ("fa2", "gla_recurrent", "recurrent_torch", "fla", "sdpa")
+
+
+def speed(best: pd.DataFrame) -> tuple[Figure, ...]:
+    """Time over T, a panel a mode, with the HBM floor as a dotted line; one figure a setting."""
+    found = []
+    for curve in curves(best):
+        panels = tuple(_speed_panel(mode, rows) for mode, rows in modes(curve.table))
+        found.append(
+            Figure(name("speed", curve), f"Time over sequence length: {held(curve)}", _speed_caption(curve), panels)
+        )
+    return most_telling(found)
+
+
+def _speed_panel(mode: str, rows: pd.DataFrame) -> Panel:
+    return Panel(text.mode(mode), T_LABEL, MS, (*series(rows, "ms", length_of, time_tip), *_floor(rows)))
+
+
+def _floor(rows: pd.DataFrame) -> tuple[Series, ...]:
+    known = rows[(rows["family"] == "gla") & rows["floor_ms"].notna()].drop_duplicates("T").sort_values("T")
+    points = tuple(
+        Point(
+            float(t),
+            float(ms),
+            tip=f"HBM floor\nT {text.length(t)}\n{text.number(ms)} ms: compulsory bytes / copy bandwidth",
+        )
+        for t, ms in zip(known["T"], known["floor_ms"], strict=True)
+    )
+    return (Series("floor", "HBM floor", points),) if len(points) > 1 else ()
+
+
+def _speed_caption(curve: Curve) -> str:
+    """Who is ahead at the longest T of each mode, from the data."""
+    ahead = []
+    for mode, rows in modes(curve.table):
+        longest = rows[(rows["T"] == rows["T"].max()) & (rows["family"] != "linear")].sort_values("ms")
+        if len(longest) > 1:
+            first, second = longest.iloc[0], longest.iloc[1]
+            ahead.append(
+                f"{text.mode(mode)}: {labels.title(first['variant'])} first, {text.times(second['ms'] / first['ms'])} "
+                f"as fast as {labels.title(second['variant'])}"
+            )
+    intro = "Lower is better. Where a system ran with several schedules, the fastest is drawn; hover to see which."
+    longest_t = text.length(curve.table["T"].max())
+    return text.sentence(f"{intro} At T = {longest_t}, {'; '.join(ahead)}") if ahead else intro
+
+
+def memory(table: pd.DataFrame) -> tuple[Figure, ...]:
+    """Peak memory beyond the inputs over T: of several schedules of a variant, the leanest."""
+    leanest = lean(table)
+    found = []
+    for curve in curves(leanest):
+        panels = by_mode(curve.table, "beyond_mib", length_of, memory_tip, T_LABEL, MIB)
+        if panels:
+            caption = (
+                "What a call needs on top of its inputs; lower is better. Of several schedules the leanest is drawn."
+            )
+            if (curve.table["family"] == "attention").any():
+                caption += " FlashAttention and its kind keep no T×T matrix, so their memory is linear in T too."
+            title = f"Memory over sequence length: {held(curve)}"
+            found.append(Figure(name("memory", curve), title, caption, panels))
+    return most_telling(found)
+
+
+def lean(table: pd.DataFrame) -> pd.DataFrame:
+    """Like ``compare.answers`` with memory for time: one row for each (question, variant), the one that needs least."""
+    known = aligned(table[(table["status"] == "ok") & (table["beyond_mib"] > 0)])
+    return known.sort_values("beyond_mib", kind="stable").drop_duplicates([*QUESTION, "variant"]).reset_index(drop=True)
+
+
+def speed_up(best: pd.DataFrame) -> tuple[Figure, ...]:
+    """Speed-up over each baseline, over T; a value above 1 is faster than the baseline."""
+    found = []
+    for baseline in baselines(best):
+        pairs = speedups(best, baseline)
+        pairs = pairs[pairs["variant"] != "fla_linear"]
+        for curve in curves(pairs):
+            title = labels.title(baseline)
+            panels = by_mode(
+                curve.table, "speedup", length_of, partial(speedup_tip, over=title), T_LABEL,
+                f"speed-up over {title}, ×", reference=(1.0, f"as fast as {title}"),
+            )  # fmt: skip
+            caption = f"Above the line is faster than {title}, at the same question. {_overtakes(curve.table)}"
+            found.append(
+                Figure(name(f"speedup-{baseline}", curve), f"Speed-up over {title}: {held(curve)}", caption, panels)
+            )
+    return most_telling(found)
+
+
+def speedup_tip(row: Mapping[str, Any], over: str) -> str:
+    """The ratio with its interval, and both times."""
+    low, high = row["speedup_lo"], row["speedup_hi"]
+    spread = "" if math.isnan(low) else f" ({text.number(low)} to {text.number(high)})"
+    return "\n".join([
+        row["label"],
+        f"{text.shape(row)}, {text.mode(row['mode'])}",
+        f"{text.times(row['speedup'])} {over}{spread}: {row['verdict']}",
+        f"{text.number(row['ms'])} ms against {text.number(row['ms_base'])} ms",
+    ])  # fmt: skip
+
+
+def baselines(best: pd.DataFrame) -> list[str]:
+    """Those of BASELINES that have a time; the PyTorch loop only where no fused recurrence ran."""
+    timed = set(best["variant"])
+    return [key for key in BASELINES if key in timed and not (key == "recurrent_torch" and "gla_recurrent" in timed)]
+
+
+def _overtakes(pairs: pd.DataFrame) -> str:
+    """One clause a curve that crosses the line for good: where, by straight lines in log-log."""
+    said = []
+    for (key,), rows in by(pairs[pairs["family"] == "gla"], ["variant"]):
+        for mode, group in modes(rows):
+            found = crossover({}, mode, group)
+            if found.crossing and found.wins_from:
+                said.append(
+                    f"{labels.title(key)} overtakes at T ≈ {text.number(found.crossing, 2)} ({text.mode(mode)})"
+                )
+    return text.sentence("; ".join(said[:4])) if said else ""
+
+
+def held(curve: Curve) -> str:
+    """What the curve holds constant: "4 heads of 128×256, 32,768 tokens, bf16"."""
+    row = curve.table.iloc[0]
+    amount = f"batch {curve.value}" if curve.held == "B" else f"{curve.value:,} tokens in all"
+    return f"{text.heads(row)}, {amount}, {conditions(row)}"
+
+
+def name(kind: str, curve: Curve) -> str:
+    row = curve.table.iloc[0]
+    state = "state" if row["initial_state"] else ""
+    parts = (
+        kind,
+        row["device"],
+        f"h{row['H']}",
+        f"k{row['K']}",
+        f"v{row['V']}",
+        f"{curve.held}{curve.value}",
+        row["dtype"],
+    )
+    return slug(*parts, f"g{row['gate']}", state)

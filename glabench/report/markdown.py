@@ -1,0 +1,88 @@
+"""The report as Markdown, for a README or an issue."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from glabench.analysis import labels
+from glabench.analysis.compare import QUESTION, answers, by, variants
+from glabench.report import tables, text
+from glabench.report.environments import environments, mixed
+from glabench.report.headline import findings
+from glabench.report.lengths import lean
+from glabench.report.parts import conditions, modes
+from glabench.store import Row
+
+
+def render(rows: Sequence[Row], table: pd.DataFrame) -> str:
+    """The answer of each device, its times and memory by question, what failed, and where the rows come from."""
+    parts = [_device(table, str(device)) for device in dict.fromkeys(table["device"])]
+    parts += [_failures(rows, table), _environments(rows)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _device(table: pd.DataFrame, device: str) -> str:
+    rows = table[table["device"] == device]
+    said = [f"- **{f.figure}** {_plain(f.lead)}. {_plain(f.sentence)}" for f in findings(table, device)]
+    parts = [f"## {_plain(device)}", "\n".join(said)]
+    for mode, part in modes(answers(rows)):
+        parts += [f"### Time, {text.mode(mode)} (median, ms)", _by_shape(part, "ms")]
+    for mode, part in modes(lean(rows)):
+        parts += [f"### Memory beyond inputs, {text.mode(mode)} (MiB)", _by_shape(part, "beyond_mib")]
+    return "\n\n".join(parts)
+
+
+def _by_shape(part: pd.DataFrame, value: str) -> str:
+    """A line a question, a column a variant; the best of a line is bold, ties included."""
+    columns = variants(part)
+    lines = []
+    for _, group in by(part, QUESTION):
+        row = group.iloc[0]
+        values = dict(zip(group["variant"], group[value], strict=True))
+        # Linear attention without gates does less than was asked, so it is never the best there.
+        best = min(
+            (v for key, v in values.items() if row["gate"] == "none" or labels.family(key) != "linear"), default=None
+        )
+        cells = [_cell(values.get(key), best) for key in columns]
+        lines.append([text.shape(row), conditions(row), *cells])
+    head = ["shape", "dtype, gates", *(labels.title(key) for key in columns)]
+    return _table(head, lines, numeric_from=2)
+
+
+def _cell(value: float | None, best: float | None) -> str:
+    if value is None:
+        return ""
+    return f"**{text.number(value)}**" if value == best else text.number(value)
+
+
+def _failures(rows: Sequence[Row], table: pd.DataFrame) -> str:
+    found = tables.failures(rows, table)
+    if not found:
+        return ""
+    lines = [[f.status, f.system, f"{f.questions[0]}{_more(len(f.questions))}", f.reason] for f in found]
+    return "## No result, and why\n\n" + _table(["status", "system", "question", "reason"], lines)
+
+
+def _more(count: int) -> str:
+    return f" and {count - 1} more" if count > 1 else ""
+
+
+def _environments(rows: Sequence[Row]) -> str:
+    found = environments(rows)
+    parts = ["## Environment", _plain(mixed(found))]
+    for e in found:
+        lines = [[name, value] for name, value in e.facts] + [["note", warning] for warning in e.warnings]
+        parts.append(_table([e.device, text.count(e.rows, "case")], lines))
+    return "\n\n".join(part for part in parts if part)
+
+
+def _table(head: list[str], lines: list[list[str]], numeric_from: int | None = None) -> str:
+    rule = ["---:" if numeric_from is not None and i >= numeric_from else "---" for i in range(len(head))]
+    return "\n".join("| " + " | ".join(map(_plain, line)) + " |" for line in [head, rule, *lines])
+
+
+def _plain(words: str) -> str:
+    """Text from rows as text: no HTML, no column breaks, one line."""
+    return " ".join(words.split()).replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|")

@@ -1,0 +1,68 @@
+"""A figure as data: what is drawn, before anyone draws it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+Scale = Literal["log", "linear"]
+
+
+@dataclass(frozen=True)
+class Point:
+    """One mark. ``value`` is what is measured; ``at`` is where: a length, or the index of a category."""
+
+    at: float
+    value: float
+    low: float = math.nan  # the interval of value; NaN draws none
+    high: float = math.nan
+    tip: str = ""  # shown on hover, one fact a line
+
+
+@dataclass(frozen=True)
+class Series:
+    """The points of one variant, in its style everywhere (report/style.py)."""
+
+    key: str
+    title: str
+    points: tuple[Point, ...]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One pair of axes. With ``categories`` it is a dot plot: a line for each category, values along x."""
+
+    title: str
+    at_label: str
+    value_label: str  # with its unit
+    series: tuple[Series, ...]
+    value_scale: Scale = "log"
+    categories: tuple[str, ...] = ()
+    reference: tuple[float, str] | None = None  # a line across, and what it stands for
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Panels that answer one question together, with the sentence that says what to see."""
+
+    name: str  # file name and anchor, without extension
+    title: str
+    caption: str
+    panels: tuple[Panel, ...]
+
+    @property
+    def keys(self) -> list[tuple[str, str]]:
+        """(key, title) of every series, in the order they first appear."""
+        return list(dict.fromkeys((s.key, s.title) for panel in self.panels for s in panel.series))
+
+
+@dataclass(frozen=True)
+class Section:
+    """Figures under one heading, or the sentence that says which sweep would give them."""
+
+    name: str
+    short: str  # in the navigation
+    title: str
+    figures: tuple[Figure, ...]
+    missing: str

@@ -1,0 +1,113 @@
+"""The page: one HTML file that needs nothing else, neither network nor other files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+import numpy as np
+import pandas as pd
+from jinja2 import Environment, StrictUndefined, Template, select_autoescape
+from markupsafe import Markup
+from matplotlib.markers import MarkerStyle
+from matplotlib.transforms import Affine2D
+
+import glabench
+from glabench.report import environments, headline, style, tables, text
+from glabench.report.draw import panel_svg
+from glabench.report.model import Figure, Section
+from glabench.store import Row
+
+TEMPLATES = files("glabench.report") / "templates"
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A figure with its panels as SVG, and its legend as (key, title, glyph)."""
+
+    figure: Figure
+    panels: tuple[Markup, ...]
+    legend: tuple[tuple[str, str, Markup], ...]
+
+
+def render(rows: Sequence[Row], table: pd.DataFrame, sections: Sequence[Section]) -> str:
+    """The whole page as text. ``table`` is ``analysis.frame.frame(rows)``, ``sections`` that of ``report.figures``.
+
+    Everything that comes out of a row is escaped by the template; only our own SVG, CSS and script pass as markup.
+    """
+    devices = list(dict.fromkeys(table.sort_values("kind", ascending=False, kind="stable")["device"]))
+    found = environments.environments(rows)
+    return _template().render(
+        title=text.listing(devices),
+        version=glabench.__version__,
+        sweeps=sorted(set(table["sweep"])),
+        started=_dates(rows),
+        total=len(rows),
+        timed=int(table["ms"].notna().sum()),
+        answers=[(device, headline.findings(table, device)) for device in devices],
+        systems=tables.systems(table),
+        sections=[(s, [_drawn(s, i, figure) for i, figure in enumerate(s.figures)]) for s in sections if s.figures],
+        missing=[(s.title, s.missing) for s in sections if not s.figures],
+        kernels=tables.kernels(rows),
+        floors=tables.floors(rows),
+        archs=tables.archs(rows),
+        accuracy=tables.accuracy(rows),
+        measurements=tables.measurements(table),
+        failures=tables.failures(rows, table),
+        environments=found,
+        mixed=environments.mixed(found),
+        css=Markup(_asset("page.css")),
+        light=style.css_variables(dark=False),
+        dark=style.css_variables(dark=True),
+        script=Markup(_asset("page.js")),
+    )
+
+
+def _dates(rows: Sequence[Row]) -> str:
+    days = sorted({row.started[:10] for row in rows if row.started})
+    if not days:
+        return "date unknown"
+    return days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
+
+
+@cache
+def _template() -> Template:
+    environment = Environment(
+        autoescape=select_autoescape(default=True), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    return environment.from_string(_asset("page.html.j2"))
+
+
+def _asset(name: str) -> str:
+    return (TEMPLATES / name).read_text(encoding="utf-8")
+
+
+def _drawn(section: Section, index: int, figure: Figure) -> Drawn:
+    panels = tuple(Markup(panel_svg(panel, f"{section.name}{index}p{i}")) for i, panel in enumerate(figure.panels))
+    return Drawn(figure, panels, tuple((key, title, glyph(key)) for key, title in figure.keys))
+
+
+def glyph(key: str) -> Markup:
+    """A legend's line and marker as a small SVG, from the same style as the figures."""
+    look = style.style(key)
+    colour = f"var(--c-{look.colour.name})"
+    dashes = ",".join(f"{1.6 * x:.1f}" for x in look.dashes)
+    fill = colour if look.filled else "var(--card)"
+    marker = _marker_path(look.marker)
+    return Markup(
+        f'<svg class="glyph" viewBox="0 0 30 12" aria-hidden="true"><path d="M1 6H29" stroke="{colour}" '
+        f'stroke-width="1.7" stroke-dasharray="{dashes}"/><path d="{marker}" fill="{fill}" '
+        f'stroke="{colour}" stroke-width="1.2"/></svg>'
+    )
+
+
+def _marker_path(marker: str) -> str:
+    """matplotlib's marker as path data around the middle of the glyph."""
+    if not marker:
+        return ""
+    mark = MarkerStyle(marker)
+    place = mark.get_transform() + Affine2D().scale(6.2, -6.2).translate(15, 6)
+    outlines = [np.asarray(outline) for outline in mark.get_path().transformed(place).to_polygons()]
+    return "".join("M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in outline.tolist()) + "Z" for outline in outlines)

@@ -1,0 +1,144 @@
+"""What all figures are made of: series from a table, hover text, and the words for what is held constant."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from glabench.analysis import labels
+from glabench.analysis.compare import by, variants
+from glabench.report import text
+from glabench.report.model import Figure, Panel, Point, Series
+
+MOST_FIGURES = 6  # of one kind; the table has the rest
+MOST_CATEGORIES = 24
+
+MS = "median time, ms"
+MIB = "peak memory beyond inputs, MiB"
+
+
+def modes(table: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
+    """The table split by mode, in the order forward, backward, both, step."""
+    present = [mode for mode in labels.MODE_ORDER if (table["mode"] == mode).any()]
+    return [(mode, table[table["mode"] == mode]) for mode in present]
+
+
+def series(
+    table: pd.DataFrame, value: str, at: Callable[[Mapping[str, Any]], float], tip: Callable[[Mapping[str, Any]], str]
+) -> tuple[Series, ...]:
+    """One series a variant: ``value`` (with value_lo and value_hi where the table has them) over ``at``.
+
+    Values that are not positive cannot stand on a log axis and are left out.
+    """
+    found = []
+    for key in variants(table):
+        rows = table[(table["variant"] == key) & (table[value] > 0)]
+        points = [_point(row, value, at, tip) for row in rows.to_dict("records")]
+        if points:
+            found.append(Series(key, labels.title(key), tuple(sorted(points, key=lambda p: p.at))))
+    return tuple(found)
+
+
+def _point(
+    row: dict[Any, Any],
+    value: str,
+    at: Callable[[Mapping[str, Any]], float],
+    tip: Callable[[Mapping[str, Any]], str],
+) -> Point:
+    low, high = row.get(f"{value}_lo", math.nan), row.get(f"{value}_hi", math.nan)
+    return Point(float(at(row)), float(row[value]), float(low), float(high), tip(row))
+
+
+def time_tip(row: Mapping[str, Any]) -> str:
+    """The system and schedule, the shape, the time with its interval, and what follows from it."""
+    lines = [
+        row["label"],
+        f"{text.shape(row)}, {text.mode(row['mode'])}",
+        f"{text.number(row['ms'])} ms{interval(row)}",
+    ]
+    facts = [f"{text.rate(row['tokens_per_s'])} tokens/s"]
+    if not math.isnan(row["over_floor"]) and row["family"] != "attention":
+        facts.append(f"{text.times(row['over_floor'])} HBM floor")
+    lines.append(", ".join(facts))
+    return "\n".join([*lines, *implementation(row)])
+
+
+def memory_tip(row: Mapping[str, Any]) -> str:
+    lines = [row["label"], f"{text.shape(row)}, {text.mode(row['mode'])}"]
+    lines.append(f"{text.number(row['beyond_mib'])} MiB beyond inputs, {text.number(row['peak_mib'])} MiB peak")
+    return "\n".join([*lines, *implementation(row)])
+
+
+def interval(row: Mapping[str, Any]) -> str:
+    """ " (95 %: 1.21 to 1.25, 30 samples)"; without an interval, the number of samples."""
+    samples = text.count(int(row["samples"]), "sample")
+    if math.isnan(row["ms_lo"]):
+        return f" ({samples})"
+    return f" ({row['interval']}: {text.number(row['ms_lo'])} to {text.number(row['ms_hi'])}, {samples})"
+
+
+def implementation(row: Mapping[str, Any]) -> list[str]:
+    name = row["implementation"]
+    return [name] if isinstance(name, str) and name else []
+
+
+def length_of(row: Mapping[str, Any]) -> float:
+    return float(row["T"])
+
+
+def conditions(row: Mapping[str, Any]) -> str:
+    """dtype, gates and state in words, the usual ones left out: "bf16", "fp32, gates 8×, initial state"."""
+    words = [str(row["dtype"])]
+    if row["gate"] == "none":
+        words.append("no gates")
+    elif row["gate"] != "1":
+        words.append(f"gate strength {row['gate']}")
+    if row["initial_state"]:
+        words.append("initial state")
+    return ", ".join(words)
+
+
+def by_mode(
+    table: pd.DataFrame, value: str, at: Callable[[Mapping[str, Any]], float], tip: Callable[[Mapping[str, Any]], str],
+    at_label: str, value_label: str, reference: tuple[float, str] | None = None,
+) -> tuple[Panel, ...]:  # fmt: skip
+    """A panel a mode, of lines over ``at``; modes without a value are left out."""
+    panels = [
+        Panel(text.mode(mode), at_label, value_label, series(rows, value, at, tip), reference=reference)
+        for mode, rows in modes(table)
+    ]
+    return tuple(panel for panel in panels if panel.series)
+
+
+def dots(
+    table: pd.DataFrame, value: str, tip: Callable[[Mapping[str, Any]], str], value_label: str, title: str,
+    reference: tuple[float, str] | None = None,
+) -> Panel | None:  # fmt: skip
+    """A dot plot with a line for each shape of the table (its first MOST_CATEGORIES); None without a value."""
+    keys = ["T", "B", "H", "K", "V", "dtype", "gate", "initial_state"]
+    shapes = [rows.iloc[0] for _, rows in by(table[table[value] > 0], keys)][:MOST_CATEGORIES]
+    mixed = len({conditions(row) for row in shapes}) > 1
+    names = [text.shape(row) + (f" {conditions(row)}" if mixed else "") for row in shapes]
+    place = {tuple(row[key] for key in keys): i for i, row in enumerate(shapes)}
+    inside = table[[tuple(row[key] for key in keys) in place for row in table.to_dict("records")]]
+    found = series(inside, value, lambda row: place[tuple(row[key] for key in keys)], tip)
+    return Panel(title, "", value_label, found, categories=tuple(names), reference=reference) if found else None
+
+
+def most_telling(figures: Sequence[Figure]) -> tuple[Figure, ...]:
+    """The MOST_FIGURES figures with the most points, in their own order."""
+
+    def points(figure: Figure) -> int:
+        return sum(len(s.points) for panel in figure.panels for s in panel.series)
+
+    kept = sorted(figures, key=points, reverse=True)[:MOST_FIGURES]
+    return tuple(figure for figure in figures if figure in kept)
+
+
+def slug(*parts: object) -> str:
+    """Parts as a file name: lower case, dashes."""
+    raw = "-".join(str(part) for part in parts).lower()
+    return "".join(c if c.isalnum() else "-" for c in raw).strip("-").replace("--", "-")

@@ -1,0 +1,82 @@
+"""How every system looks in every figure: colour, marker and line, on a light and on a dark page.
+
+The colours are those of Okabe and Ito (https://jfly.uni-koeln.de/color/), told apart by people who see red and green
+alike; yellow is darkened to be legible on white. Colour says the family, marker and line say which member, so that a
+figure still reads when printed in grey. On the page every colour is a CSS variable with a dark counterpart.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Colour:
+    """A named colour as it is on white and on a dark page."""
+
+    name: str  # the CSS variable is --c-<name>
+    light: str
+    dark: str
+
+
+VERMILLION = Colour("vermillion", "#d55e00", "#ff8b45")
+BLUE = Colour("blue", "#0072b2", "#6aa9ff")
+GREEN = Colour("green", "#009e73", "#2fd0a0")
+PURPLE = Colour("purple", "#b0578d", "#e79ac6")
+ORANGE = Colour("orange", "#e69f00", "#f5b83d")
+SKY = Colour("sky", "#3f9fd6", "#84dcfb")
+OLIVE = Colour("olive", "#8a7d00", "#d8cb3e")
+INK = Colour("ink", "#1b1f24", "#eceff3")
+GREY = Colour("grey", "#747b84", "#a8afb8")
+RULE = Colour("rule", "#e1e5ea", "#2d343c")
+AXIS = Colour("axis", "#8b929b", "#7d8691")
+COLOURS = (VERMILLION, BLUE, GREEN, PURPLE, ORANGE, SKY, OLIVE, INK, GREY, RULE, AXIS)
+
+
+@dataclass(frozen=True)
+class Style:
+    """One curve's look, in matplotlib's terms; ``filled`` is whether its markers are."""
+
+    colour: Colour
+    marker: str
+    dashes: tuple[float, ...] = ()  # lengths of dash, gap, dash ... in line widths; () is solid
+    filled: bool = True
+
+    @property
+    def line(self) -> Literal["-"] | tuple[float, tuple[float, ...]]:
+        """matplotlib's linestyle."""
+        return (0.0, self.dashes) if self.dashes else "-"
+
+
+_DOT = (1.2, 1.8)
+_DASH = (5.0, 2.2)
+_DASH_DOT = (5.0, 2.0, 1.2, 2.0)
+
+STYLES: dict[str, Style] = {
+    "gla:wo": Style(VERMILLION, "o"),
+    "gla:w": Style(BLUE, "s"),
+    "gla": Style(GREEN, "D"),
+    "gla_recurrent": Style(PURPLE, "^"),
+    "fla": Style(ORANGE, "v", _DASH),
+    "fla_recurrent": Style(ORANGE, "<", _DASH_DOT, False),
+    "fla_linear": Style(ORANGE, ">", _DOT, False),
+    "recurrent_torch": Style(PURPLE, "^", _DOT, False),
+    "chunkwise_torch": Style(GREEN, "D", _DOT, False),
+    "parallel_torch": Style(OLIVE, "h", _DOT, False),
+    "fa2": Style(INK, "P", _DASH),
+    "cudnn": Style(GREY, "X", _DASH_DOT),
+    "sdpa": Style(SKY, "p", _DASH),
+    "floor": Style(AXIS, "", _DOT),
+}
+_STRANGERS = tuple(Style(colour, "*", _DASH, False) for colour in (GREY, OLIVE, SKY, INK, GREEN))
+
+
+def style(key: str) -> Style:
+    """The look of a variant; one that is not known gets a star, in the same colour wherever it appears."""
+    return STYLES.get(key) or _STRANGERS[sum(key.encode()) % len(_STRANGERS)]
+
+
+def css_variables(dark: bool) -> str:
+    """The declarations of --c-<name> for one of the two themes."""
+    return "".join(f"--c-{c.name}:{c.dark if dark else c.light};" for c in COLOURS)

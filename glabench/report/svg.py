@@ -1,0 +1,59 @@
+"""Makes matplotlib's SVG at home on the page: small, themed by CSS variables, with points that answer a pointer."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from html import escape
+
+from glabench.report.style import COLOURS
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A point that shows its values: its place in SVG units, its series, and the text."""
+
+    x: float
+    y: float
+    series: str
+    tip: str
+
+
+def inline(svg: str, name: str, title: str, hits: list[Hit]) -> str:
+    """``svg`` as an element for the page.
+
+    The XML prologue, metadata and comments go; ids and their references start with ``name``, because ids are shared
+    by the whole page; hex colours become var(--c-..., hex); series get a data-s attribute so that a legend can hide
+    them; ``hits`` become invisible circles whose <title> holds the values, for script and for browsers without.
+    """
+    body = svg[svg.index("<svg") :]
+    body = re.sub(
+        r"<metadata>.*?</metadata>|<!--.*?-->|<title>.*?</title>|<style.*?</style>", "", body, flags=re.DOTALL
+    )
+    body = re.sub(r'<g id="series:([^"]*)"', lambda m: f'<g data-s="{m[1].split(".")[0]}"', body)
+    body = re.sub(
+        r' id="((?:figure|axes|patch|line2d|text|matplotlib\.axis|xtick|ytick|LineCollection)_\d+)"', "", body
+    )
+    body = re.sub(r' id="', f' id="{name}-', body)
+    body = re.sub(r"url\(#", f"url(#{name}-", body)
+    body = re.sub(r'xlink:href="#', f'href="#{name}-', body)
+    body = re.sub(r"'DejaVu Sans'[^;\"]*", "var(--sans)", body)
+    body = re.sub(r' transform="rotate\(-?0 [^)]*\)"', "", body)
+    for colour in COLOURS:
+        body = body.replace(f": {colour.light}", f": var(--c-{colour.name})")
+    body = body.replace("fill: #ffffff", "fill: var(--card)")
+    body = re.sub(r"(\d+\.\d{2})\d+", r"\1", body)
+    body = re.sub(r">\s+<", "><", body)
+    body = re.sub(
+        r'<svg [^>]*?viewBox="([^"]*)"[^>]*>', f'<svg viewBox="\\1" role="img" aria-label="{escape(title)}">', body
+    )
+    return body.rstrip().removesuffix("</svg>") + _hits(hits) + "</svg>"
+
+
+def _hits(hits: list[Hit]) -> str:
+    circles = "".join(
+        f'<circle class="hit" data-s="{escape(h.series)}" cx="{h.x:.1f}" cy="{h.y:.1f}" r="6">'
+        f"<title>{escape(h.tip)}</title></circle>"
+        for h in hits
+    )
+    return f"<g>{circles}</g>"

@@ -1,0 +1,228 @@
+"""The tables of the page: every row, accuracy by system, compiled kernels, failures, environments."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from glabench.analysis import labels
+from glabench.analysis.compare import by
+from glabench.analysis.frame import label, share
+from glabench.analysis.work import DATASHEET, floor_ms
+from glabench.report import text
+from glabench.report.parts import conditions
+from glabench.store import Row
+
+SIZES = ("B", "T", "H", "K", "V")
+SEVERITY = ("wrong", "crashed", "compile_error", "oom", "timeout", "unsupported")
+OUTPUTS = ("o", "final_state", "state", "dq", "dk", "dv", "dg", "dinitial_state")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What a cell shows, and the number it sorts by (text when None)."""
+
+    text: str
+    value: float | None = None
+    flag: str = ""  # "bad" or "good": how the cell is coloured, never the only sign
+
+
+@dataclass(frozen=True)
+class Table:
+    columns: tuple[str, ...]
+    numeric: tuple[bool, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    groups: tuple[tuple[str, int], ...] = ()  # headings over several columns: (title, columns)
+
+
+def measurements(table: pd.DataFrame) -> Table:
+    """Every row with its question, its time and what follows from it."""
+    many = table["device"].nunique() > 1
+    columns = ["system", "B", "T", "H", "K", "V", "dtype", "mode", "gate", "status", "time, ms", "± %", "samples",
+               "tokens/s", "memory, MiB", "× floor", "error, % of tolerance"]  # fmt: skip
+    rows = [_measurement(row, many) for row in table.to_dict("records")]
+    shown = (["device"] if many else []) + columns
+    words = {"device", "system", "dtype", "mode", "gate", "status"}
+    return Table(tuple(shown), tuple(column not in words for column in shown), tuple(rows))
+
+
+def _measurement(row: dict[Any, Any], with_device: bool) -> tuple[Cell, ...]:
+    width = (row["ms_hi"] - row["ms_lo"]) / 2 / row["ms"] * 100
+    over_floor = row["over_floor"] if row["family"] != "attention" else math.nan
+    status = row["status"]
+    return (
+        *([Cell(row["device"])] if with_device else []),
+        Cell(row["label"]),
+        *(Cell(text.length(row[name]) if name == "T" else str(row[name]), row[name]) for name in SIZES),
+        Cell(row["dtype"]), Cell(row["mode"]), Cell(row["gate"] + (" + state" if row["initial_state"] else "")),
+        Cell(status, flag="" if status == "ok" else "bad"),
+        _number(row["ms"]), _number(width, 2),
+        Cell(f"{row['samples']:.0f}", row["samples"]) if row["samples"] else Cell("–"),
+        Cell(text.rate(row["tokens_per_s"]), _or_none(row["tokens_per_s"])),
+        _number(row["beyond_mib"]), _number(over_floor), _number(100 * row["error_share"], 2),
+    )  # fmt: skip
+
+
+def _number(value: float, digits: int = 3) -> Cell:
+    return Cell(text.number(value, digits), _or_none(value))
+
+
+def _or_none(value: float) -> float | None:
+    return None if math.isnan(value) else float(value)
+
+
+def accuracy(rows: Sequence[Row]) -> Table:
+    """The worst error of every output beside its tolerance, by system, schedule, dtype, gates and where it ran."""
+    groups: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        if row.accuracy and row.accuracy.get("outputs"):
+            where = str(row.accuracy.get("where") or "")
+            key = (label(row.case), row.case["dtype"], labels.gate(row.case.get("gate_strength")), where)
+            groups.setdefault(key, []).append(row)
+    names = sorted({name for group in groups.values() for row in group for name in _outputs(row)}, key=_output_order)
+    columns = ("system", "dtype", "gate", "where", "cases", "passed", *names)
+    lines = []
+    for words, group in sorted(groups.items(), key=lambda item: (labels.place(item[1][0].case), item[0])):
+        passed = sum(bool((row.accuracy or {}).get("passed")) for row in group)
+        flag = "" if passed == len(group) else "bad"
+        worst = [_worst([_outputs(row)[name] for row in group if name in _outputs(row)]) for name in names]
+        lines.append((*map(Cell, words), Cell(str(len(group)), len(group)), Cell(str(passed), passed, flag), *worst))
+    return Table(columns, (False,) * 4 + (True,) * (2 + len(names)), tuple(lines))
+
+
+def _outputs(row: Row) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = (row.accuracy or {}).get("outputs") or {}
+    return found
+
+
+def _output_order(name: str) -> tuple[int, str]:
+    return (OUTPUTS.index(name) if name in OUTPUTS else len(OUTPUTS), name)
+
+
+def _worst(outputs: list[dict[str, Any]]) -> Cell:
+    """The output nearest to its tolerance or beyond it: "2.1e-3 of 8.4e-3"."""
+    shares = [(share(output), output) for output in outputs]
+    shares = [(value, output) for value, output in shares if not math.isnan(value)]
+    if not shares:
+        return Cell("–")
+    value, output = max(shares, key=lambda pair: pair[0])
+    error, tolerance = output.get("error"), output["tolerance"]
+    written = "not finite" if error is None or not math.isfinite(error) else text.power(error)
+    return Cell(f"{written} of {text.power(tolerance)}", value, "bad" if value > 1 else "")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Cases of one system that gave no result, all for the same reason."""
+
+    system: str
+    status: str
+    reason: str
+    questions: tuple[str, ...]
+    detail: str  # of the first
+
+
+def failures(rows: Sequence[Row], table: pd.DataFrame) -> list[Failure]:
+    """Every row that is not ok, by system and reason, the worst first: wrong results, crashes, then what cannot be."""
+    many = table["device"].nunique() > 1
+    groups: dict[tuple[str, str, str], list[tuple[Row, str]]] = {}
+    for row, line in zip(rows, table.to_dict("records"), strict=True):
+        if row.status != "ok":
+            question = f"{text.shape(line)}, {conditions(line)}, {text.mode(line['mode'])}"
+            where = f"{question}, {line['device']}" if many else question
+            key = (row.status, line["label"], row.reason or "no reason was recorded")
+            groups.setdefault(key, []).append((row, where))
+    return [_failure(*key, group) for key, group in sorted(groups.items(), key=lambda item: _severity(item[0][0]))]
+
+
+def _severity(status: str) -> int:
+    return SEVERITY.index(status) if status in SEVERITY else len(SEVERITY)
+
+
+def _failure(status: str, system: str, reason: str, group: list[tuple[Row, str]]) -> Failure:
+    said = labels.STATUS_TITLES.get(status, status)
+    return Failure(system, said, reason, tuple(question for _, question in group), group[0][0].detail or "")
+
+
+def archs(rows: Sequence[Row]) -> list[tuple[str, str]]:
+    """(arch, name) of the GPUs that kernels were compiled for, newest first."""
+    names = {"sm_80": "A100 (sm_80)", "sm_90": "H100 and H200 (sm_90)", "sm_100": "B200 (sm_100)"}
+    found = {str(fact["arch"]) for row in rows for fact in row.compiled or []}
+    return [(arch, names.get(arch, arch)) for arch in sorted(found, key=lambda a: -int(a.split("_")[-1].rstrip("a")))]
+
+
+def kernels(rows: Sequence[Row]) -> Table:
+    """Every kernel of ours as it was compiled: a line a kernel and schedule, the GPUs side by side."""
+    targets = archs(rows)
+    found: dict[tuple[str, str, str], dict[str, dict[str, Any]]] = {}
+    for row in rows:
+        size = f"{row.case['K']}×{row.case['V']} {row.case['dtype']}"
+        for fact in row.compiled or []:
+            found.setdefault((label(row.case), size, fact["kernel"]), {})[str(fact["arch"])] = fact
+    facts = ("registers", "spilled, B", "shared, KiB", "tensor cores")
+    columns = ("system", "K×V", "kernel", "warps", *(facts * len(targets)))
+    lines = [
+        (
+            *(Cell(word) for word in key),
+            _warps(by_arch),
+            *(cell for arch, _ in targets for cell in _facts(by_arch.get(arch))),
+        )
+        for key, by_arch in found.items()
+    ]
+    numeric = (False, False, False, True, *((True, True, True, False) * len(targets)))
+    groups = (("", 4), *((name, len(facts)) for _, name in targets))
+    return Table(columns, numeric, tuple(lines), groups)
+
+
+def _warps(by_arch: dict[str, dict[str, Any]]) -> Cell:
+    counts = sorted({fact["num_warps"] for fact in by_arch.values() if fact.get("num_warps")})
+    return Cell(" / ".join(map(str, counts)) or "–", counts[0] if counts else None)
+
+
+def _facts(fact: dict[str, Any] | None) -> tuple[Cell, ...]:
+    if fact is None:
+        return (Cell("–"),) * 4
+    if fact.get("error"):
+        return (Cell(str(fact["error"])[:80], flag="bad"), Cell("–"), Cell("–"), Cell("–"))
+    spilled = fact.get("spill_bytes")
+    shared = fact.get("shared_bytes")
+    return (
+        Cell(str(fact.get("registers", "–")), fact.get("registers")),
+        Cell("–" if spilled is None else f"{spilled:,}", spilled, "bad" if spilled else ""),
+        _number(_float(shared) / 1024),
+        Cell(str(fact.get("tensor_core") or "–")),
+    )
+
+
+def _float(value: float | None) -> float:
+    return math.nan if value is None else float(value)
+
+
+def floors(rows: Sequence[Row]) -> Table:
+    """The compulsory bytes of each question whose kernels were compiled, and their time at datasheet bandwidth."""
+    asked: dict[tuple[str, str, str], int] = {}
+    for row in rows:
+        if row.compiled and row.work and row.work.get("hbm_bytes"):
+            asked[text.shape(row.case), row.case["dtype"], row.case["mode"]] = int(row.work["hbm_bytes"])
+    gpus = [DATASHEET[name] for name in ("H200", "H100", "A100") if name in DATASHEET]
+    columns = ("shape", "dtype", "mode", "compulsory, MiB", *(f"{gpu.name}, ms" for gpu in gpus))
+    lines = [
+        (
+            *(Cell(word) for word in key),
+            _number(size / 2**20),
+            *(_number(floor_ms(size, gpu.bytes_per_s)) for gpu in gpus),
+        )
+        for key, size in asked.items()
+    ]
+    return Table(columns, (False,) * 3 + (True,) * (1 + len(gpus)), tuple(lines))
+
+
+def systems(table: pd.DataFrame) -> list[tuple[str, int, int]]:
+    """(name, rows, rows with a time) of every variant, in legend order."""
+    counted = [(key, len(rows), int(rows["ms"].notna().sum())) for (key,), rows in by(table, ["variant"])]
+    ordered = sorted(counted, key=lambda item: labels.order(item[0]))
+    return [(labels.title(key), total, timed) for key, total, timed in ordered]

@@ -1,0 +1,79 @@
+"""Numbers and shapes as a person writes them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from glabench.analysis import labels
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """At least ``digits`` significant digits, no exponent, thousands set apart: 0.0123, 1.23, 12,300. "–" for NaN."""
+    if value is None or math.isnan(value):
+        return "–"
+    if math.isinf(value):
+        return "∞" if value > 0 else "-∞"
+    if value == 0:
+        return "0"
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    return f"{value:,.{min(decimals, 9)}f}"
+
+
+def times(value: float) -> str:
+    """A ratio: 1.83×, 12.4×, 340×."""
+    return f"{number(value, 3 if value >= 1 else 2)}×"
+
+
+def length(tokens: float) -> str:
+    """1024 -> 1k, 16384 -> 16k, 3001 -> 3001."""
+    whole = int(tokens)
+    return f"{whole // 1024}k" if whole >= 1024 and whole % 1024 == 0 else str(whole)
+
+
+def rate(per_second: float) -> str:
+    """Tokens per second: 13.6 M, 850 k."""
+    if math.isnan(per_second):
+        return "–"
+    for unit, name in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if per_second >= unit:
+            return f"{number(per_second / unit, 3)}{name}"
+    return number(per_second, 3)
+
+
+def heads(row: Mapping[str, Any]) -> str:
+    """H, K and V: "4 heads of 128×256", "16 heads of 64"."""
+    size = f"{int(row['K'])}" if row["K"] == row["V"] else f"{int(row['K'])}×{int(row['V'])}"
+    return f"{int(row['H'])} head{'s' if row['H'] != 1 else ''} of {size}"
+
+
+def shape(row: Mapping[str, Any]) -> str:
+    """A shape for an axis: "B2 T16k H16 128", with V where it differs from K."""
+    size = f"{int(row['K'])}" if row["K"] == row["V"] else f"{int(row['K'])}×{int(row['V'])}"
+    return f"B{int(row['B'])} T{length(row['T'])} H{int(row['H'])} {size}"
+
+
+def mode(name: str) -> str:
+    return labels.MODE_TITLES.get(name, name)
+
+
+def count(amount: int, noun: str, plural: str | None = None) -> str:
+    """1 question, 2 questions."""
+    return f"{amount:,} {noun if amount == 1 else plural or noun + 's'}"
+
+
+def sentence(words: str) -> str:
+    """``words`` with a full stop, unless an abbreviation at its end brought one: "faster than GLA w/ m."."""
+    return words if words.endswith(".") else f"{words}."
+
+
+def power(value: float) -> str:
+    """A small number as 2.1e-3."""
+    mantissa, exponent = f"{value:.1e}".split("e")
+    return f"{mantissa}e{int(exponent)}"
+
+
+def listing(names: list[str]) -> str:
+    """a, b and c."""
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}" if names else "nothing"

@@ -1,0 +1,202 @@
+"""Synthetic rows that look like a sweep on an H200 and like `quick` on a CPU. Made up, and only ever used by tests."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import asdict, replace
+from typing import Any
+
+import pytest
+
+from glabench.spec.case import DTYPE_BYTES, Case, Mode
+from glabench.store import Row
+
+H200 = {
+    "device": "NVIDIA H200", "kind": "cuda", "device_slug": "nvidia-h200", "memory_bytes": 150_754_820_096,
+    "driver": "570.86.15", "cuda": "13.0", "torch": "2.11.0+cu130", "triton": "3.6.0", "python": "3.12.9",
+    "glabench": "0.1.0", "commit": "0123456789abcdef", "dirty": True, "fingerprint": "f00dfeed",
+    "copy_bytes_per_s": 4.28e12, "os": "Linux 6.8", "cpu_count": 16,
+}  # fmt: skip
+CPU = {
+    "device": "AMD EPYC 9554", "kind": "cpu", "device_slug": "amd-epyc-9554", "memory_bytes": 8_000_000_000,
+    "driver": None, "cuda": None, "torch": "2.13.0+cpu", "triton": "3.7.1", "python": "3.11.2", "glabench": "0.1.0",
+    "commit": "0123456789abcdef", "dirty": False, "fingerprint": "f00dfeed", "copy_bytes_per_s": None,
+    "os": "Linux 6.1", "cpu_count": 2,
+}  # fmt: skip
+
+# Times over the floor: made up, of the right order.
+OVER_FLOOR = {"gla:wo": 5.6, "gla:w": 5.1, "gla": 5.0, "gla_recurrent": 30.0, "fla": 9.1, "fla_linear": 4.0}
+MODE_SHARE = {"fwd": 1.0, "bwd": 2.6, "fwdbwd": 3.7, "step": 0.01}
+OUTPUTS = {"fwd": ("o",), "bwd": ("dq", "dk", "dv", "dg"), "fwdbwd": ("o", "dq", "dk", "dv", "dg"), "step": ("o",)}
+
+
+MODES: tuple[Mode, ...] = ("fwd", "bwd", "fwdbwd")
+SHAPES: list[dict[str, Any]] = [
+    *({"B": 32768 // t, "T": t, "H": 4, "K": 128, "V": 256} for t in (1024, 2048, 4096, 8192, 16384)),
+    {"B": 1, "T": 8192, "H": 96, "K": 128, "V": 128},
+    {"B": 4, "T": 2048, "H": 16, "K": 128, "V": 128},
+    *({"B": 8, "T": 2048, "H": 1024 // d, "K": d, "V": d} for d in (64, 128, 256)),
+]
+
+
+def hbm_bytes(case: Case) -> int:
+    per_token = DTYPE_BYTES[case.dtype] * {"fwd": 3 * case.K + 2 * case.V, "bwd": 6 * case.K + 3 * case.V}.get(
+        case.mode, 9 * case.K + 5 * case.V
+    )
+    return per_token * case.B * case.T * case.H
+
+
+def samples(rng: random.Random, ms: float, count: int = 30) -> list[float]:
+    return [round(ms * rng.lognormvariate(0, 0.012), 6) for _ in range(count)]
+
+
+def accuracy(rng: random.Random, case: Case, where: str, passed: bool = True) -> dict[str, Any]:
+    outputs = {
+        name: {"error": rng.uniform(1.5e-3, 2.4e-3) * (1 if passed else 900), "baseline": 2.1e-3, "tolerance": 5e-3}
+        for name in OUTPUTS[case.mode]
+    }
+    shape = {"B": 1, "T": 130, "H": 1, "K": case.K, "V": case.V} if where == "interpreter" else None
+    return {
+        "passed": passed, "where": where, "pairs": 2, "reference": "float64 recurrence", "outputs": outputs,
+        "shape": shape or {"B": case.B, "T": case.T, "H": case.H, "K": case.K, "V": case.V},
+    }  # fmt: skip
+
+
+def gpu_row(rng: random.Random, case: Case, sweep: str = "board", environment: dict[str, Any] | None = None) -> Row:
+    floor = hbm_bytes(case) / 4.28e12 * 1e3
+    width = case.B * case.T * case.H * case.V
+    key = case.system if case.materialize is None else f"gla:{'w' if case.materialize else 'wo'}"
+    if case.system in ("fa2", "cudnn"):
+        ms = case.B * case.H * case.V * case.T**2 * 7.0e-12 * MODE_SHARE[case.mode] * (0.65 if key == "cudnn" else 1)
+    elif case.system == "recurrent_torch":
+        ms = case.T * 0.055 * MODE_SHARE[case.mode]
+    else:
+        shape = {16: 2.1, 32: 1.4, 64: 1.0, 128: 0.97, 256: 1.35}.get(case.chunk or 64, 1.0)
+        ms = floor * OVER_FLOOR.get(key, 5.0) * shape * (1 + 0.1 * abs((case.sub_chunk or 16) - 16) / 16)
+    beyond = int(width * 2 * {"gla:w": 4.2, "gla:wo": 1.3, "fla": 8.0, "recurrent_torch": 90}.get(key, 2.0))
+    return Row(
+        case.id, sweep, asdict(case), "ok", implementation=f"{case.system}, made up",
+        accuracy=accuracy(rng, case, "cuda"), environment=environment or H200, started="2026-11-21T09:00:00+00:00",
+        time={"clock": "cuda_events_cold_l2", "samples_ms": samples(rng, ms), "dropped": 1, "stopped": "noise",
+              "warmup": 5},
+        memory={"peak_bytes": beyond + 4 * width, "inputs_bytes": 4 * width, "beyond_inputs_bytes": beyond},
+        work={"flops": 4 * case.K * width, "hbm_bytes": hbm_bytes(case)}, wall_s=1.5,
+        clocks={"sm_mhz": 1965.0, "sm_mhz_max": 1980.0, "power_w": 640.0, "temperature_c": 61.0,
+                "throttle": ["sw_power_cap"] if case.T > 8000 else []},
+    )  # fmt: skip
+
+
+def failed(case: Case, status: str, reason: str, detail: str | None = None, sweep: str = "board") -> Row:
+    return Row(case.id, sweep, asdict(case), status, reason, detail, environment=H200,
+               started="2026-11-21T09:00:00+00:00", wall_s=0.4)  # fmt: skip
+
+
+def board() -> list[Row]:
+    """Sequence lengths in the papers' setting, production shapes, chunk sizes, head dimensions; 7 systems; failures."""
+    rng = random.Random(7)
+    rows = [row for shape in SHAPES for mode in MODES for row in everyone(rng, {**shape, "mode": mode})]
+    known = {row.case_id for row in rows}
+    rows += [row for row in chunk_sizes(rng) if row.case_id not in known]
+    return rows + failures(rng)
+
+
+def everyone(rng: random.Random, at: dict[str, Any]) -> list[Row]:
+    """Every system at one shape and mode; the PyTorch loop gives up on long sequences."""
+    attention: dict[str, Any] = {**at, "gate_strength": None, "attn_heads": 16, "attn_dim": 64}
+    cases = [Case("gla", chunk=64, sub_chunk=16, materialize=m, **at) for m in (True, False)]
+    cases += [Case(name, **at) for name in ("gla_recurrent", "fla")]
+    cases += [Case(name, **attention) for name in ("fa2", "cudnn")]
+    loop = Case("recurrent_torch", **at)
+    last = (
+        gpu_row(rng, loop) if loop.T <= 4096 else failed(loop, "timeout", "no result after 60 s, the limit of a case")
+    )
+    return [*(gpu_row(rng, case) for case in cases), last]
+
+
+def chunk_sizes(rng: random.Random) -> list[Row]:
+    at: dict[str, Any] = {"B": 8, "T": 4096, "H": 4, "K": 128, "V": 256}
+    modes: tuple[Mode, ...] = ("fwd", "fwdbwd")
+    choices = itertools.product(modes, (16, 32, 64, 128, 256), (16, 32, 64), (True, False))
+    rows = []
+    for mode, chunk, sub, kept in choices:
+        if sub > chunk:
+            continue
+        case = Case("gla", chunk=chunk, sub_chunk=sub, materialize=kept, **at, mode=mode)
+        if (mode, chunk, sub) == ("fwdbwd", 256, 64):
+            reason = "out of resource: shared memory, needs 294912, has 232448"
+            rows.append(failed(case, "compile_error", reason, "OutOfResources: ...\n  at states.py", "chunk_size"))
+        else:
+            rows.append(gpu_row(rng, case, "chunk_size"))
+    return rows
+
+
+def failures(rng: random.Random) -> list[Row]:
+    odd: dict[str, Any] = {"B": 2, "T": 3001, "H": 4, "K": 100, "V": 100}
+    wrong = Case("fla_recurrent", **odd, gate_strength=8.0)
+    bad = replace(
+        failed(wrong, "wrong", "dg: error 1.8 exceeds its tolerance 0.005"),
+        accuracy=accuracy(rng, wrong, "cuda", passed=False),
+    )
+    return [
+        failed(Case("cudnn", gate_strength=None, **odd), "unsupported", "head dimension 100 is no multiple of 8"),
+        failed(Case("fla", **odd, gate_strength=40.0), "oom", "CUDA out of memory: asked for 48.00 GiB"),
+        failed(Case("gla", **odd, chunk=16, sub_chunk=16, materialize=True), "crashed", "signal 11 (SIGSEGV)"),
+        bad,
+    ]
+
+
+def compiled(rng: random.Random, chunk: int, mode: str) -> list[dict[str, Any]]:
+    kernels = ["gates_kernel", "states_kernel", "output_kernel"]
+    kernels += ["states_bwd_kernel", "output_bwd_kernel"] if mode != "fwd" else []
+    return [
+        {"kernel": kernel, "arch": arch, "registers": rng.choice([64, 128, 168, 255]), "num_warps": 4, "num_stages": 2,
+         "spill_bytes": rng.choice([0, 0, 0, 96]) if arch == "sm_90" else 0, "shared_bytes": chunk * 768,
+         "tensor_core": "none" if kernel == "gates_kernel" else "wgmma" if arch == "sm_90" else "mma", "error": None}
+        for kernel in kernels for arch in ("sm_90", "sm_80")
+    ]  # fmt: skip
+
+
+def quick_cpu() -> list[Row]:
+    """PyTorch forms timed over T, Triton kernels gated in the interpreter and cross-compiled, never timed."""
+    rng = random.Random(11)
+    rows: list[Row] = []
+    per_token = {"recurrent_torch": 0.05, "chunkwise_torch": 0.008}
+    for t in (256, 512, 1024, 2048, 4096):
+        for mode in ("fwd", "fwdbwd"):
+            for name in ("recurrent_torch", "chunkwise_torch", "parallel_torch", "sdpa"):
+                at: dict[str, Any] = {"B": 1, "T": t, "H": 2, "K": 64, "V": 64, "dtype": "fp32", "mode": mode}
+                if name == "sdpa":
+                    at |= {"gate_strength": None, "attn_heads": 2, "attn_dim": 64}
+                if name == "chunkwise_torch":
+                    at |= {"chunk": 64}
+                case = Case(name, **at)
+                ms = t * per_token[name] if name in per_token else t * t * (4e-6 if name == "sdpa" else 9e-5)
+                rows.append(Row(
+                    case.id, "quick", asdict(case), "ok", implementation=f"{name}, made up", environment=CPU,
+                    accuracy=accuracy(rng, case, "cpu"), started="2026-11-21T09:00:00+00:00", wall_s=0.6,
+                    time={"clock": "cpu_wall", "samples_ms": samples(rng, ms * MODE_SHARE[mode], 9), "dropped": 0,
+                          "stopped": "budget", "warmup": 1},
+                    work={"flops": 10**9, "hbm_bytes": hbm_bytes(case)},
+                ))  # fmt: skip
+    modes: tuple[Mode, ...] = ("fwd", "fwdbwd")
+    for mode in modes:
+        for chunk in (16, 32, 64, 128, 256):
+            for m in (True, False):
+                case = Case("gla", 1, 4096, 4, 128, 256, "fp32", mode, chunk=chunk, sub_chunk=16, materialize=m)
+                rows.append(Row(
+                    case.id, "quick", asdict(case), "ok", implementation="gla_kernels, Triton 3.7.1", environment=CPU,
+                    accuracy=accuracy(rng, case, "interpreter"), compiled=compiled(rng, chunk, mode), wall_s=2.0,
+                    work={"flops": 10**9, "hbm_bytes": hbm_bytes(case)}, started="2026-11-21T09:00:00+00:00",
+                ))  # fmt: skip
+    return rows
+
+
+@pytest.fixture(scope="session")
+def board_rows() -> list[Row]:
+    return board()
+
+
+@pytest.fixture(scope="session")
+def quick_rows() -> list[Row]:
+    return quick_cpu()
