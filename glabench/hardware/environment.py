@@ -24,7 +24,7 @@ RESULT_SOURCES = (
     "systems/*.py",
     "hardware/*.py",
     "analysis/work.py",
-    *(f"run/{name}.py" for name in ("settings", "pipeline", "inputs", "oracle", "gate", "measure", "memory")),
+    *(f"run/{name}.py" for name in ("settings", "pipeline", "inputs", "errors", "oracle", "gate", "measure", "memory")),
 )
 # Packages whose version can change a result.
 RESULT_PACKAGES = ("torch", "triton", "fla-core", "flash-linear-attention", "flash-attn")
@@ -39,7 +39,7 @@ def package_version(distribution: str) -> str | None:
 
 
 def detect_device() -> Device:
-    """The default device: "cuda" where there is an NVIDIA GPU and a torch built for it, else "cpu". Imports no torch."""
+    """The default: "cuda" where there is an NVIDIA GPU and a torch built for it, else "cpu". Imports no torch."""
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1")
     return "cuda" if gpu_name() is not None and torch_has_cuda() and not hidden else "cpu"
 

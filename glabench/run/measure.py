@@ -147,9 +147,9 @@ def measure(run: Sequence[Call], settings: Settings) -> Timing:
 
 
 def _warm_up(run: Sequence[Call], seconds: float, synchronize: Callable[[], None]) -> int:
-    """Call every input set at least once, and for ``seconds``; how many calls that took."""
+    """Call at least once, and for ``seconds``; how many calls that took. The gate has run the system before."""
     count, start = 0, time.perf_counter()
-    while count < len(run) or time.perf_counter() - start < seconds:
+    while count < 1 or time.perf_counter() - start < seconds:
         run[count % len(run)]()
         synchronize()
         count += 1

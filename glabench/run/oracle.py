@@ -9,13 +9,14 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 
 from gla_kernels import reference
+from glabench.run.errors import Distance, distance, sizes
 from glabench.run.inputs import Inputs, make_inputs, pick_pairs
-from glabench.spec.case import Case
+from glabench.spec.case import Case, Mode
 from glabench.spec.catalog import CATALOG, Operator
 from glabench.systems.sdpa import attention_shape
 
@@ -33,7 +34,11 @@ class Question:
     operator: Operator
     device: str
     pairs: Pairs
-    gradients: bool
+
+    @property
+    def gradients(self) -> bool:
+        """A step has none; all else is asked for them, so that a forward and its backward are one question."""
+        return self.case.mode != "step"
 
     @property
     def names(self) -> str:
@@ -42,18 +47,20 @@ class Question:
 
 @dataclass(frozen=True)
 class Answer:
-    """Outputs of the sampled pairs in float64 and in the case's dtype: o, final_state, dq, dk, dv, dg, dinitial_state.
+    """What is right for the sampled pairs, and how far the plain same-dtype form is from it.
 
-    ``[1,T,P,D]`` each, states ``[1,P,K,V]``. ``terms`` is q*dq, whose differences dg is summed from.
+    Keys: o, final_state, dq, dk, dv, dg, dinitial_state; o and final_state alone for a step. ``reference`` is
+    ``[1,T,P,D]``, states ``[1,P,K,V]``, on the CPU: float64 for cases in fp32, else rounded to float32, a thousandth
+    of what 16 bits tell apart. ``sizes`` are what errors are measured against; see ``errors.sizes``.
     """
 
     reference: Outputs
-    baseline: Outputs
-    terms: torch.Tensor | None
+    sizes: Outputs
+    baseline: dict[str, Distance]
 
 
-def ask(case: Case, device: str, pair_count: int, gradients: bool) -> Question:
-    """The question of a case, the same for every system that answers it.
+def ask(case: Case, device: str, pair_count: int) -> Question:
+    """The question of a case, the same for every system, schedule and direction.
 
     The first and the last (batch, head) pair are always among the sample, the others are drawn from the seed.
     """
@@ -63,27 +70,38 @@ def ask(case: Case, device: str, pair_count: int, gradients: bool) -> Question:
     middle = every[1:-1]
     drawn = random.Random(case.seed).sample(middle, min(max(pair_count - 2, 0), len(middle)))
     pairs = tuple(sorted({every[0], every[-1], *drawn}))
-    mode = case.mode if case.mode == "step" else "fwdbwd" if gradients else "fwd"
+    mode: Mode = "step" if case.mode == "step" else "fwdbwd"
     plain = replace(case, system="", chunk=None, sub_chunk=None, materialize=None, mode=mode)
-    return Question(plain, operator, device, pairs, gradients)
+    return Question(plain, operator, device, pairs)
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=32)
 def answer(question: Question) -> Answer:
-    """The right outputs and the same-dtype form's, for the question's pairs."""
+    """The right outputs of the question's pairs. Takes seconds for long sequences, and is kept."""
     inputs = make_inputs(question.case, question.operator, question.device)
     picked = _picked(inputs, question)
     del inputs
     doubles = replace(picked, **{name: x.double() for name, x in picked.tensors()})
+    right, plain = _forms(question)
+    exact, rough = right(doubles), plain(picked)
+    terms = doubles.q * exact["dq"] if "dg" in exact else None
+    dtype = picked.q.dtype
+    against = {name: sizes(x, name, dtype, terms if name == "dg" else None) for name, x in exact.items()}
+    keep = torch.float64 if dtype == torch.float32 else torch.float32
+    return Answer(
+        reference={name: x.to("cpu", keep) for name, x in exact.items()},
+        sizes={name: x.cpu() for name, x in against.items()},
+        baseline={name: distance(rough[name], x, against[name], name) for name, x in exact.items()},
+    )
+
+
+def _forms(question: Question) -> tuple[Callable[[Inputs], Outputs], Callable[[Inputs], Outputs]]:
+    """(the form that is right on doubles, the plain form whose error sets the tolerance)."""
     if question.case.mode == "step":
-        return Answer(_step(doubles), _step(picked), None)
+        return _step, _step
     if question.operator == "attention":
-        right = attention(doubles, question.gradients)
-        return Answer(right, attention(picked, question.gradients), None)
-    right = differentiate(reference.recurrent, doubles, question.gradients)
-    plain = differentiate(_chunkwise, picked, question.gradients)
-    terms = doubles.q * right["dq"] if "dg" in right else None
-    return Answer(right, plain, terms)
+        return attention, attention
+    return partial(differentiate, reference.recurrent), partial(differentiate, _chunkwise)
 
 
 def _picked(inputs: Inputs, question: Question) -> Inputs:
@@ -106,12 +124,11 @@ def _chunkwise(
     return reference.chunkwise(q, k, v, g, initial_state=initial_state, chunk=64, sub_chunk=16)
 
 
-def differentiate(form: Form, inputs: Inputs, gradients: bool) -> Outputs:
-    """Outputs of a GLA form and, when asked, the gradients of its inputs by autograd."""
-    given = inputs.with_grad() if gradients else inputs
-    with torch.set_grad_enabled(gradients):
-        o, state = form(given.q, given.k, given.v, given.g, initial_state=given.initial_state)
-    return collect(given, o, state, gradients)
+def differentiate(form: Form, inputs: Inputs) -> Outputs:
+    """Outputs of a GLA form and the gradients of its inputs by autograd."""
+    given = inputs.with_grad()
+    o, state = form(given.q, given.k, given.v, given.g, initial_state=given.initial_state)
+    return collect(given, o, state, gradients=True)
 
 
 def collect(given: Inputs, o: torch.Tensor, state: torch.Tensor | None, gradients: bool) -> Outputs:
@@ -143,15 +160,14 @@ def _step(inputs: Inputs) -> Outputs:
     return {"o": o.to(inputs.q.dtype), "final_state": new}
 
 
-def attention(inputs: Inputs, gradients: bool) -> Outputs:
+def attention(inputs: Inputs) -> Outputs:
     """Causal softmax attention and its gradients in the inputs' dtype, a tile of rows at a time.
 
     Products are rounded to the dtype as PyTorch's plain form rounds them, the softmax is taken in float32 or wider.
     ``P = softmax(s Q K^T)``, ``dV = P^T dO``, ``dS = s P * (dO V^T - rowsum(dO * O))``, ``dQ = dS K``, ``dK = dS^T Q``.
     """
-    outputs = {"o": torch.empty_like(inputs.v)}
-    if gradients:
-        outputs |= {f"d{n}": torch.zeros_like(getattr(inputs, n), dtype=_wide(inputs.q.dtype)) for n in "qkv"}
+    outputs = {f"d{n}": torch.zeros_like(getattr(inputs, n), dtype=_wide(inputs.q.dtype)) for n in "qkv"}
+    outputs["o"] = torch.empty_like(inputs.v)
     for pair in range(inputs.q.shape[2]):
         q, k, v, do = (x[0, :, pair] for x in (inputs.q, inputs.k, inputs.v, inputs.do))
         into = {name: x[0, :, pair] for name, x in outputs.items()}
@@ -177,8 +193,6 @@ def _attention_tile(
     p = scores.masked_fill_(future, float("-inf")).softmax(-1)
     o = p.to(q.dtype) @ v
     into["o"][rows] = o
-    if "dq" not in into:
-        return
     row_sum = (do * o).to(p.dtype).sum(-1, keepdim=True)
     ds = (p * ((do @ v.T).to(p.dtype) - row_sum) * scale).to(q.dtype)
     into["dv"][:end] += p.to(q.dtype).T @ do

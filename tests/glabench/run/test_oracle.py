@@ -15,29 +15,29 @@ CASE = Case("gla", 3, 40, 4, 8, 8, "fp32", initial_state=True)
 
 
 def test_the_first_and_the_last_pair_are_always_asked_about() -> None:
-    pairs = oracle.ask(CASE, "cpu", 5, True).pairs
+    pairs = oracle.ask(CASE, "cpu", 5).pairs
     assert len(pairs) == len(set(pairs)) == 5
     assert {(0, 0), (2, 3)} <= set(pairs)
-    assert oracle.ask(replace(CASE, B=1, H=1), "cpu", 5, True).pairs == ((0, 0),)
-    assert len(oracle.ask(CASE, "cpu", 1000, True).pairs) == 12
+    assert oracle.ask(replace(CASE, B=1, H=1), "cpu", 5).pairs == ((0, 0),)
+    assert len(oracle.ask(CASE, "cpu", 1000).pairs) == 12
 
 
 def test_systems_and_schedules_are_asked_the_same_question() -> None:
-    one = oracle.ask(replace(CASE, chunk=64, mode="bwd"), "cpu", 5, True)
-    two = oracle.ask(replace(CASE, system="gla_recurrent", mode="fwdbwd"), "cpu", 5, True)
+    one = oracle.ask(replace(CASE, chunk=64, mode="fwd"), "cpu", 5)
+    two = oracle.ask(replace(CASE, system="gla_recurrent", mode="fwdbwd"), "cpu", 5)
     assert one == two
     assert oracle.answer(one) is oracle.answer(two)  # computed once
-    assert one != oracle.ask(replace(CASE, seed=1), "cpu", 5, True)
+    assert one != oracle.ask(replace(CASE, seed=1), "cpu", 5)
 
 
 def test_pairs_alone_have_the_outputs_they_have_among_all() -> None:
-    question = oracle.ask(CASE, "cpu", 3, True)
+    question = oracle.ask(CASE, "cpu", 3)
     found = oracle.answer(question).reference
     inputs = make_inputs(CASE, "gla", "cpu")
     doubles = replace(inputs, **{name: x.double() for name, x in inputs.tensors()})
     from gla_kernels import reference
 
-    whole = oracle.differentiate(reference.recurrent, doubles, True)
+    whole = oracle.differentiate(reference.recurrent, doubles)
     for i, (b, h) in enumerate(question.pairs):
         assert torch.allclose(found["o"][0, :, i], whole["o"][b, :, h])
         assert torch.allclose(found["dg"][0, :, i], whole["dg"][b, :, h])
@@ -46,7 +46,7 @@ def test_pairs_alone_have_the_outputs_they_have_among_all() -> None:
 
 def test_a_step_is_the_recurrence_of_one_token() -> None:
     case = replace(CASE, mode="step")
-    question = oracle.ask(case, "cpu", 100, False)
+    question = oracle.ask(case, "cpu", 100)
     inputs = make_inputs(case, "gla", "cpu")
     from gla_kernels import reference
 
@@ -64,7 +64,7 @@ def test_attention_and_its_gradients_are_those_of_autograd(tokens: int) -> None:
     case = Case("sdpa", 1, tokens, 2, 8, 8, "fp32", gate_strength=None, attn_heads=2, attn_dim=16)
     inputs = make_inputs(case, "attention", "cpu")
     doubles = replace(inputs, **{name: x.double() for name, x in inputs.tensors()})
-    found = oracle.attention(doubles, gradients=True)
+    found = oracle.attention(doubles)
     given = doubles.with_grad()
     q, k, v = (x.transpose(1, 2) for x in (given.q, given.k, given.v))
     o = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
