@@ -23,7 +23,7 @@ class _Fla(System):
     function = ""
 
     def unavailable(self, device: Device) -> Unavailable | None:
-        return missing_package("fla", INSTALL) or needs_gpu(device)
+        return missing_package("fla", INSTALL) or missing_package("einops", INSTALL) or needs_gpu(device)
 
     def implementation(self, case: Case) -> str:
         core, full = package_version("fla-core"), package_version("flash-linear-attention")

@@ -32,7 +32,7 @@ def test_an_unknown_name_is_an_error() -> None:
         load("flash_attention_9")
 
 
-@pytest.mark.skipif(importlib.util.find_spec("fla") is not None, reason="fla is installed")
+@pytest.mark.skipif(importlib.util.find_spec("fla") is not None, reason="FLA is installed")
 @pytest.mark.parametrize("name", ["fla", "fla_linear", "fla_recurrent"])
 def test_a_missing_package_comes_with_the_command_that_installs_it(name: str) -> None:
     assert str(load(name).unavailable("cuda")) == "the package fla is not installed; pip install fla-core einops"
