@@ -15,7 +15,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -216,11 +216,31 @@ class ColdSampler:
         return [start.elapsed_time(end) for start, end in marks], reading
 
 
-def _measure_cuda(run: Sequence[Call], settings: Settings) -> Timing:
-    warmup = _warm_up(run, settings.warmup_s, torch.cuda.synchronize)
-    sampler, rule = ColdSampler(run), StoppingRule.of(settings)
+class Sampler(Protocol):
+    """Takes samples in batches: ``ColdSampler`` on a GPU."""
+
+    def batch(self, count: int) -> tuple[list[float], nvml.Clocks | None]: ...
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What a sampler gave until the rule said stop."""
+
+    kept_ms: list[float]
+    dropped: int
+    stopped: str
+    readings: list[nvml.Clocks]
+
+
+def take(sampler: Sampler, settings: Settings) -> Samples:
+    """Batches of samples until the rule, or the wall budget, says stop.
+
+    A batch during which the SM clock was under ``min_clock`` of its maximum is dropped and counted. A GPU that is never
+    fast (a power cap, locked clocks) still has a time: then nothing is dropped, and ``stopped`` says so.
+    """
+    rule, began = StoppingRule.of(settings), time.perf_counter()
     kept, slow, readings = list[float](), list[float](), list[nvml.Clocks]()
-    count, began = 1, time.perf_counter()
+    count = 1
     while (stopped := rule.verdict(kept)) is None:
         if len(kept) + len(slow) >= 2 and time.perf_counter() - began > settings.max_wall_s:
             stopped = f"wall budget of {settings.max_wall_s:g} s"
@@ -232,19 +252,25 @@ def _measure_cuda(run: Sequence[Call], settings: Settings) -> Timing:
         (slow if held_back else kept).extend(samples)
         count = max(1, min(BATCH_MOST, int(BATCH_S * 1000 / max(sum(samples) / len(samples), 1e-3))))
     if len(kept) < min(settings.min_samples, len(slow)):
-        # A GPU that is never fast (a power cap, locked clocks) still has a time; the reader is told what it is of.
         kept, slow = kept + slow, []
-        stopped += f"; SM clock under {settings.min_clock:.0%} of its maximum throughout, nothing dropped"
+        stopped += f"; SM clock mostly under {settings.min_clock:.0%} of its maximum, nothing dropped"
+    return Samples(kept, len(slow), stopped, readings)
+
+
+def _measure_cuda(run: Sequence[Call], settings: Settings) -> Timing:
+    warmup = _warm_up(run, settings.warmup_s, torch.cuda.synchronize)
+    sampler = ColdSampler(run)
+    found = take(sampler, settings)
     facts = {
         "clock": "cuda_events_cold_l2",
-        "samples_ms": kept,
-        "dropped": len(slow),
-        "stopped": stopped,
+        "samples_ms": found.kept_ms,
+        "dropped": found.dropped,
+        "stopped": found.stopped,
         "warmup": warmup,
         "launch_bound": sampler.launch_bound,
         "host_ms": round(sampler.host_s * 1000, 4),
     }
-    return Timing(facts, nvml.summarise(readings))
+    return Timing(facts, nvml.summarise(found.readings))
 
 
 def rotated(case: Case, sets: int) -> int:

@@ -15,10 +15,13 @@ if TYPE_CHECKING:
 
 
 class RecurrentTorch(System):
-    """``gla_kernels.reference.recurrent`` in the case's dtype; its states are float32."""
+    """``gla_kernels.reference.recurrent`` in the case's dtype; its states are float32.
+
+    With gradients it keeps a state every 64 tokens and computes those between again, so that long sequences fit.
+    """
 
     def implementation(self, case: Case) -> str:
-        return f"torch {package_version('torch')}, Python loop over time"
+        return f"torch {package_version('torch')}, Python loop over time, states kept every 64 tokens"
 
     def forward(self, inputs: Inputs, case: Case) -> tuple[torch.Tensor, torch.Tensor | None]:
         from gla_kernels import reference

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from glabench.hardware import nvml
 from glabench.run import measure
 from glabench.run.inputs import make_inputs
 from glabench.run.measure import StoppingRule, running_noise
@@ -62,6 +63,36 @@ def test_the_running_noise_is_stdev_over_mean() -> None:
     samples = [1.0, 2.0, 4.0, 8.0]
     expected = [torch.tensor(samples[:n]).std().item() / torch.tensor(samples[:n]).mean().item() for n in (2, 3, 4)]
     assert running_noise(samples) == pytest.approx(expected, rel=1e-6)
+
+
+class FakeGpu:
+    """Samples of 1 ms at the SM clocks it is given, the last of them for ever."""
+
+    def __init__(self, *mhz: float) -> None:
+        self.mhz = list(mhz)
+        self.batches: list[int] = []
+
+    def batch(self, count: int) -> tuple[list[float], nvml.Clocks | None]:
+        self.batches.append(count)
+        mhz = self.mhz.pop(0) if len(self.mhz) > 1 else self.mhz[0]
+        return [1.0] * count, nvml.Clocks(mhz, 2000.0, 300.0, 50.0, ())
+
+
+def test_samples_at_a_low_clock_are_dropped_and_counted() -> None:
+    gpu = FakeGpu(1000, 1000, 1900)
+    found = measure.take(gpu, Settings())
+    assert gpu.batches[0] == 1  # nothing is known about the call yet
+    assert found.dropped == sum(gpu.batches[:2])
+    assert len(found.kept_ms) == sum(gpu.batches[2:])
+    assert found.stopped == "noise under 0.5%"
+    assert len(found.readings) == len(gpu.batches)
+
+
+def test_a_gpu_that_is_never_fast_has_a_time_all_the_same() -> None:
+    found = measure.take(FakeGpu(900), replace(Settings(), max_wall_s=0.01))
+    assert len(found.kept_ms) >= 2
+    assert found.dropped == 0
+    assert "under 75% of its maximum, nothing dropped" in found.stopped
 
 
 CASE = Case("chunkwise_torch", 1, 40, 2, 8, 8, "fp32", initial_state=True)
