@@ -119,7 +119,7 @@ def _lines(axes: Axes, panel: Panel) -> None:
     axes.grid(True, axis="y", color=RULE.light, linewidth=0.7)
     axes.set_axisbelow(True)
     axes.set_xscale("log", base=2)
-    axes.set_yscale("log" if panel.value_scale == "log" else "linear")
+    axes.set_yscale("log")
     for series in panel.series:
         look = style.style(series.key)
         colour = look.colour.light
@@ -134,15 +134,17 @@ def _lines(axes: Axes, panel: Panel) -> None:
         axes.axhline(panel.reference[0], color=AXIS.light, linewidth=1.1, zorder=1)
     ats = sorted({p.at for s in panel.series for p in s.points})
     axes.margins(x=0.04, y=0.08)
+    if panel.value_range:
+        low, high = panel.value_range
+        axes.set_ylim(low / 1.08, high * 1.08)
     _widen(axes)
     _ticks(axes.xaxis, *_length_ticks(ats))
-    values = [p.value for s in panel.series for p in s.points]
-    _ticks(axes.yaxis, *_value_ticks([*values, *([panel.reference[0]] if panel.reference else [])]))
+    _ticks(axes.yaxis, *_value_ticks(*axes.get_ylim()))
 
 
 def _dots(axes: Axes, panel: Panel) -> None:
     axes.set_xlabel(panel.value_label, fontsize=8.5)
-    axes.set_xscale("log" if panel.value_scale == "log" else "linear")
+    axes.set_xscale("log")
     axes.grid(True, axis="x", color=RULE.light, linewidth=0.7)
     for edge in range(1, len(panel.categories)):
         axes.axhline(edge - 0.5, color=RULE.light, linewidth=0.7, zorder=0.5)
@@ -162,8 +164,7 @@ def _dots(axes: Axes, panel: Panel) -> None:
     axes.set_ylim(len(panel.categories) - 0.5, -0.5)  # the first category on top
     _ticks(axes.yaxis, list(range(len(panel.categories))), list(panel.categories))
     axes.margins(x=0.06)
-    values = [p.value for s in panel.series for p in s.points]
-    _ticks(axes.xaxis, *_value_ticks([*values, *([panel.reference[0]] if panel.reference else [])], most=6))
+    _ticks(axes.xaxis, *_value_ticks(*axes.get_xlim(), most=6))
     axes.tick_params(axis="y", labelsize=8)
 
 
@@ -193,9 +194,9 @@ def _intervals(axes: Axes, series: Series, upright: bool) -> None:
 
 
 def _widen(axes: Axes, least: float = 1.6) -> None:
-    """A log axis of values spans at least a factor of ``least``: noise of a few per cent shall not look like news."""
+    """The axis of values spans at least a factor of ``least``: noise of a few per cent shall not look like news."""
     low, high = axes.get_ylim()
-    if axes.get_yscale() == "log" and high / low < least:
+    if high / low < least:
         middle = math.sqrt(low * high)
         axes.set_ylim(middle / math.sqrt(least), middle * math.sqrt(least))
 
@@ -218,26 +219,20 @@ def _length_ticks(ats: list[float]) -> tuple[list[float], list[str]]:
     return kept, [text.length(at) for at in kept]
 
 
-def _value_ticks(values: list[float], most: int = 8) -> tuple[list[float], list[str]]:
-    """Round values on a log axis, from dense to sparse: as many as fit, plain numbers, no exponents."""
-    low, high = min(values), max(values)
-    first, last = math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1
-    for steps in ((1, 1.5, 2, 3, 4, 5, 6, 8), (1, 2, 3, 5), (1, 2, 5), (1, 3), (1,)):
-        places = [s * 10.0**e for e in range(first, last + 1) for s in steps]
-        inside = [p for p in places if low * 0.93 <= p <= high * 1.07]
-        if 2 <= len(inside) <= most:
+def _value_ticks(low: float, high: float, most: int = 8) -> tuple[list[float], list[str]]:
+    """Round values between the ends of a log axis, as many as fit but at least three; plain numbers, no exponents."""
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for steps in ((1, 2, 3, 5), (1, 2, 5), (1, 3), (1,)):
+        inside = [p for p in (s * 10.0**e for e in decades for s in steps) if low <= p <= high]
+        if 3 <= len(inside) <= most:
             return inside, [f"{p:,.10g}" for p in inside]
-    if high / low < 10:
-        return _close_ticks(low, high)
-    decades = [10.0**e for e in range(first, last + 1) if low * 0.93 <= 10.0**e <= high * 1.07]
-    thinned = decades[:: math.ceil(len(decades) / most) or 1]
+    if high / low < 100:
+        # Too close together for round numbers on a log axis: round on a linear one.
+        inside = [float(p) for p in MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high) if low <= p <= high]
+        return inside, [f"{p:,.6g}" for p in inside]
+    whole = [10.0**e for e in decades if low <= 10.0**e <= high]
+    thinned = whole[:: math.ceil(len(whole) / most) or 1]
     return thinned, [f"{p:,.10g}" for p in thinned]
-
-
-def _close_ticks(low: float, high: float) -> tuple[list[float], list[str]]:
-    """Ticks for values too close together for round numbers on a log axis: round on a linear one."""
-    inside = [float(p) for p in MaxNLocator(4).tick_values(low, high) if p > 0]
-    return inside, [f"{p:,.6g}" for p in inside]
 
 
 def _hit(axes: Axes, panel: Panel, series: Series, point: Point) -> Hit:

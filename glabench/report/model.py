@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
-
-Scale = Literal["log", "linear"]
 
 
 @dataclass(frozen=True)
@@ -31,15 +28,15 @@ class Series:
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes. With ``categories`` it is a dot plot: a line for each category, values along x."""
+    """One pair of axes, values on a log scale; with ``categories`` a dot plot, a line a category, values along x."""
 
     title: str
     at_label: str
     value_label: str  # with its unit
     series: tuple[Series, ...]
-    value_scale: Scale = "log"
     categories: tuple[str, ...] = ()
     reference: tuple[float, str] | None = None  # a line across, and what it stands for
+    value_range: tuple[float, float] | None = None  # shared by panels that are to be compared with each other
 
 
 @dataclass(frozen=True)

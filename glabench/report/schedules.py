@@ -60,10 +60,15 @@ def sub_chunk(table: pd.DataFrame) -> tuple[Figure, ...]:
     known = timed(table)
     found = []
     for key, group in by(known[known["sub_chunk"].notna()], QUESTION):
+        drawn = [(size, rows) for (size,), rows in by(group, ["chunk"]) if rows["sub_chunk"].nunique() > 1]
+        span = (
+            min((r["ms"].min() for _, r in drawn), default=1.0),
+            max((r["ms"].max() for _, r in drawn), default=1.0),
+        )
+        label = "sub-chunk size, tokens"
         panels = [
-            Panel(f"chunk {int(size)}", "sub-chunk size, tokens", MS, series(rows, "ms", _sub_chunk, time_tip))
-            for (size,), rows in by(group, ["chunk"])
-            if rows["sub_chunk"].nunique() > 1
+            Panel(f"chunk {int(size)}", label, MS, series(rows, "ms", _sub_chunk, time_tip), value_range=span)
+            for size, rows in drawn
         ]
         row = group.iloc[0]
         if panels:

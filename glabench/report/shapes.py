@@ -8,10 +8,10 @@ from typing import Any
 import pandas as pd
 
 from glabench.analysis import labels
-from glabench.analysis.compare import by, curves, speedups
+from glabench.analysis.compare import by, curves
 from glabench.analysis.statistics import geometric_mean
 from glabench.report import text
-from glabench.report.lengths import baselines, speedup_tip
+from glabench.report.lengths import baselines, challengers, speedup_tip
 from glabench.report.model import Figure, Panel
 from glabench.report.parts import MS, by_mode, conditions, dots, modes, most_telling, slug, time_tip
 
@@ -70,8 +70,7 @@ def speed_up(best: pd.DataFrame) -> tuple[Figure, ...]:
     """Speed-up over each baseline at the shapes that no curve shows."""
     found = []
     for baseline in baselines(best):
-        pairs = speedups(best, baseline)
-        pairs = alone(pairs[pairs["variant"] != "fla_linear"])
+        pairs = alone(challengers(best, baseline))
         title = labels.title(baseline)
         for (device,), rows in by(pairs, ["device"]):
             panels = [_ratio_panel(mode, part, title) for mode, part in modes(rows)]

@@ -42,7 +42,7 @@ def inline(svg: str, name: str, title: str, hits: list[Hit]) -> str:
     for colour in COLOURS:
         body = body.replace(f": {colour.light}", f": var(--c-{colour.name})")
     body = body.replace("fill: #ffffff", "fill: var(--card)")
-    body = re.sub(r"(\d+\.\d{2})\d+", r"\1", body)
+    body = re.sub(r' (?:d|x|y)="[^"]*"', lambda m: re.sub(r"(\.\d{2})\d+", r"\1", m[0]), body)
     body = re.sub(r">\s+<", "><", body)
     body = re.sub(
         r'<svg [^>]*?viewBox="([^"]*)"[^>]*>', f'<svg viewBox="\\1" role="img" aria-label="{escape(title)}">', body

@@ -96,7 +96,7 @@ function filter() {
   document.getElementById("shown").textContent = shown === all.length ? `${shown} cases` : `${shown} of ${all.length} cases`;
 }
 form.hidden = false;
-form.addEventListener("input", filter);
+for (const kind of ["input", "change"]) form.addEventListener(kind, filter);
 form.addEventListener("submit", (event) => event.preventDefault());
 filter();
 

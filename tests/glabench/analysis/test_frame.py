@@ -1,0 +1,101 @@
+"""Columns of the table, each against a number worked out by hand."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from glabench.analysis.frame import frame
+from glabench.analysis.load import latest
+
+INTERPRETED: dict[str, Any] = {"passed": True, "where": "interpreter", "outputs": {}}
+
+
+def only(row: Any) -> dict[Any, Any]:
+    (line,) = frame([row]).to_dict("records")
+    return line
+
+
+def test_time_and_what_follows_from_it(make_row: Any) -> None:
+    # 8 * 2048 tokens in 2 ms; floor: 4e9 bytes at 4e12 bytes/s = 1 ms.
+    work = {"flops": 10**12, "hbm_bytes": 4 * 10**9}
+    line = only(make_row("gla", [2.0, 1.0, 3.0], B=8, T=2048, work=work, chunk=64, sub_chunk=16, materialize=False))
+    assert line["ms"] == 2.0
+    assert (line["ms_lo"], line["ms_hi"], line["interval"]) == (1.0, 3.0, "range")
+    assert line["tokens_per_s"] == pytest.approx(8 * 2048 / 2e-3)
+    assert line["floor_ms"] == pytest.approx(1.0)
+    assert line["over_floor"] == pytest.approx(2.0)
+    assert line["tflop_per_s"] == pytest.approx(500.0)
+    assert (line["variant"], line["label"]) == ("gla:wo", "GLA w/o m. C64/16")
+
+
+def test_a_step_makes_one_token_a_sequence(make_row: Any) -> None:
+    line = only(make_row("gla_recurrent", [0.5], B=64, T=2048, mode="step"))
+    assert line["tokens_per_s"] == pytest.approx(64 / 0.5e-3)
+
+
+def test_memory_is_in_mib(make_row: Any) -> None:
+    memory = {"peak_bytes": 3 * 2**20, "inputs_bytes": 2**20, "beyond_inputs_bytes": 2 * 2**20}
+    line = only(make_row("fla", [1.0], memory=memory))
+    assert (line["peak_mib"], line["beyond_mib"]) == (3.0, 2.0)
+
+
+def test_no_copy_bandwidth_no_floor(make_row: Any) -> None:
+    row = make_row("gla", [1.0], work={"flops": 1, "hbm_bytes": 8}, environment={"device": "CPU", "kind": "cpu"})
+    assert math.isnan(only(row)["floor_ms"])
+
+
+def test_interpreter_timings_are_never_read(make_row: Any) -> None:
+    line = only(make_row("gla", [123.0, 124.0], accuracy=INTERPRETED))
+    assert math.isnan(line["ms"])
+    assert line["samples"] == 0
+    assert math.isnan(line["tokens_per_s"])
+
+
+@pytest.mark.parametrize("status", ["wrong", "oom", "timeout", "crashed", "compile_error", "unsupported"])
+def test_a_row_that_is_not_ok_has_no_time_and_no_memory(make_row: Any, status: str) -> None:
+    memory = {"peak_bytes": 2**20, "beyond_inputs_bytes": 2**20}
+    line = only(make_row("gla", [1.0, 1.0], status=status, memory=memory))
+    assert math.isnan(line["ms"])
+    assert math.isnan(line["beyond_mib"])
+    assert line["status"] == status
+
+
+def test_error_share_is_the_worst_output_and_not_a_number_is_infinite(make_row: Any) -> None:
+    outputs = {"o": {"error": 1e-3, "tolerance": 4e-3}, "dg": {"error": 3e-3, "tolerance": 4e-3}}
+    line = only(make_row("gla", [1.0], accuracy={"passed": True, "where": "cuda", "outputs": outputs}))
+    assert line["error_share"] == pytest.approx(0.75)
+    outputs["dg"]["error"] = math.nan
+    line = only(make_row("gla", status="wrong", accuracy={"passed": False, "where": "cuda", "outputs": outputs}))
+    assert math.isinf(line["error_share"])
+
+
+def test_a_bare_row_gives_a_line(make_row: Any) -> None:
+    line = only(make_row("gla", environment={}, status="crashed"))
+    assert line["device"] == "unknown device"
+    assert math.isnan(line["ms"])
+
+
+def test_a_system_nobody_knows_goes_by_its_name(make_row: Any) -> None:
+    line = only(make_row("helion", [1.0]))
+    assert (line["label"], line["family"]) == ("helion", "gla")
+
+
+def test_no_rows_give_an_empty_table() -> None:
+    table = frame([])
+    assert len(table) == 0
+    assert "ms" in table.columns
+
+
+def test_the_latest_row_of_a_case_and_device_counts(make_row: Any) -> None:
+    old = make_row("gla", [9.0], started="2026-11-20T09:00:00+00:00")
+    new = make_row("gla", [1.0], started="2026-11-21T09:00:00+00:00")
+    other = make_row("gla", [5.0], environment={"device": "NVIDIA A100"}, started="2026-11-19T09:00:00+00:00")
+    kept = latest([new, old, other])
+    assert frame(kept).set_index("device")["ms"].to_dict() == {"NVIDIA H200": 1.0, "NVIDIA A100": 5.0}
+
+
+def test_of_rows_started_together_the_one_written_last_counts(make_row: Any) -> None:
+    assert frame(latest([make_row("gla", [1.0]), make_row("gla", [2.0])]))["ms"].tolist() == [2.0]

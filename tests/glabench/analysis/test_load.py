@@ -1,0 +1,57 @@
+"""Reading result files: folders, torn lines, and every kind of bad input as one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from glabench.analysis.load import files, load
+from glabench.errors import UserError
+from glabench.store import to_json
+
+
+def test_a_folder_stands_for_its_result_files(tmp_path: Path, make_row: Any) -> None:
+    (tmp_path / "nvidia-h200").mkdir()
+    (tmp_path / "a.jsonl").write_text(to_json(make_row("gla", [1.0])) + "\n")
+    (tmp_path / "nvidia-h200" / "b.jsonl").write_text(to_json(make_row("fla", [2.0])) + "\n")
+    (tmp_path / "notes.txt").write_text("not rows")
+    assert [path.name for path in files([tmp_path])] == ["a.jsonl", "b.jsonl"]
+    assert [row.case["system"] for row in load([tmp_path, tmp_path / "a.jsonl"])] == ["gla", "fla"]
+
+
+def test_a_torn_last_line_is_told_and_left_out(tmp_path: Path, make_row: Any) -> None:
+    line = to_json(make_row("gla", [1.0]))
+    (tmp_path / "a.jsonl").write_text(f"{line}\n{line[:40]}")
+    told: list[str] = []
+    assert len(load([tmp_path], told.append)) == 1
+    assert "a.jsonl:2" in told[0]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [("", "the file is empty"), ("# notes\n", "a.jsonl:1: not a row"), ("[1]\n", "a row is a JSON object")],
+)
+def test_a_file_without_a_row_is_one_line(tmp_path: Path, content: str, said: str) -> None:
+    (tmp_path / "a.jsonl").write_text(content)
+    with pytest.raises(UserError, match=said) as error:
+        load([tmp_path / "a.jsonl"])
+    assert "\n" not in str(error.value)
+
+
+def test_a_case_without_a_shape_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(
+        '{"schema": 1, "case_id": "77", "sweep": "s", "status": "ok", "case": {"system": "gla", "T": 1}}\n'
+    )
+    with pytest.raises(UserError, match=r"row 77 lacks B, H, K, V, dtype, mode"):
+        load([tmp_path])
+
+
+def test_missing_paths_name_the_nearest(tmp_path: Path, make_row: Any) -> None:
+    (tmp_path / "quick-cpu.jsonl").write_text(to_json(make_row("gla", [1.0])) + "\n")
+    with pytest.raises(UserError, match=r"did you mean .*quick-cpu\.jsonl"):
+        load([tmp_path / "quick-cpu.json"])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="no \\*.jsonl file"):
+        load([tmp_path / "empty"])

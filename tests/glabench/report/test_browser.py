@@ -1,0 +1,213 @@
+"""The page in a real browser: figures, hover, legends, sorting, filters, saving, and no sideways scrolling on a phone."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from glabench.analysis.frame import frame
+from glabench.report.figures import sections
+from glabench.report.page import render
+from glabench.store import Row
+
+pytestmark = pytest.mark.browser
+
+
+def found(*names: str) -> str | None:
+    return next((path for name in names if (path := shutil.which(name))), None)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Headless Chromium; skips with the reason where there is none."""
+    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed (pip install -e '.[dev]')")
+    binary, driver = found("chromium", "chromium-browser", "google-chrome"), found("chromedriver")
+    if not binary or not driver:
+        pytest.skip("no Chromium with its driver here (Debian: apt-get install chromium chromium-driver)")
+    options = webdriver.ChromeOptions()
+    options.binary_location = binary
+    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
+                     "--disable-background-networking", "--disable-component-update", "--disable-sync",
+                     f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):  # fmt: skip
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    chrome = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    yield chrome
+    chrome.quit()
+
+
+@pytest.fixture(scope="module")
+def address(board_rows: list[Row], tmp_path_factory: pytest.TempPathFactory) -> str:
+    table = frame(board_rows)
+    path: Path = tmp_path_factory.mktemp("page") / "index.html"
+    path.write_text(render(board_rows, table, sections(table)), encoding="utf-8")
+    return path.as_uri()
+
+
+def open_at(browser: Any, address: str, width: int, height: int = 900) -> None:
+    browser.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride",
+        {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500},
+    )
+    browser.get(address)
+
+
+def column(browser: Any, name: str) -> list[str]:
+    """The texts of a column of the big table, of the rows that are shown, top to bottom."""
+    texts: list[str] = browser.execute_script(
+        """const table = document.getElementById("cases");
+        const i = [...table.tHead.rows[0].cells].findIndex((cell) => cell.textContent === arguments[0]);
+        return [...table.tBodies[0].rows].filter((row) => !row.hidden).map((row) => row.cells[i].textContent);""",
+        name,
+    )
+    return texts
+
+
+def click_heading(browser: Any, name: str) -> str:
+    """Clicks a heading of the big table and returns its aria-sort."""
+    button = browser.find_element("xpath", f"//table[@id='cases']//th/button[text()='{name}']")
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", button)
+    button.click()
+    return str(button.find_element("xpath", "..").get_attribute("aria-sort"))
+
+
+def test_no_script_error_and_nothing_fetched(browser: Any, address: str) -> None:
+    open_at(browser, address, 1280)
+    assert browser.get_log("browser") == []
+    assert browser.execute_script("return performance.getEntriesByType('resource').length") == 0
+
+
+def test_plots_are_there_and_drawn(browser: Any, address: str) -> None:
+    open_at(browser, address, 1280)
+    figures = browser.find_elements("css selector", "figure.card")
+    assert len(figures) > 10
+    for svg in browser.find_elements("css selector", ".panel svg"):
+        assert svg.rect["width"] > 200
+        assert svg.rect["height"] > 80
+
+
+def test_a_point_shows_its_values_on_hover(browser: Any, address: str) -> None:
+    from selenium.webdriver import ActionChains
+
+    open_at(browser, address, 1280)
+    hit = browser.find_element("css selector", "figure.card .hit[data-s='fa2']")
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", hit)
+    tip = browser.find_element("id", "tip")
+    assert not tip.is_displayed()
+    ActionChains(browser).move_to_element(hit).perform()
+    assert tip.is_displayed()
+    shown = tip.text
+    assert shown == hit.get_attribute("data-tip")
+    assert shown.startswith("FlashAttention-2")
+    assert " ms (95 %: " in shown
+
+
+def test_a_click_on_a_heading_sorts_both_ways_by_value(browser: Any, address: str) -> None:
+    open_at(browser, address, 1280)
+    before = column(browser, "time, ms")
+    assert click_heading(browser, "time, ms") == "ascending"
+    ascending = column(browser, "time, ms")
+    assert ascending != before
+    assert sorted(ascending) == sorted(before)
+    numbers = [float(x.replace(",", "")) for x in ascending if x != "–"]
+    assert numbers == sorted(numbers)
+    assert ascending[len(numbers) :] == ["–"] * (len(ascending) - len(numbers))
+    assert click_heading(browser, "time, ms") == "descending"
+    numbers = [float(x.replace(",", "")) for x in column(browser, "time, ms") if x != "–"]
+    assert numbers == sorted(numbers, reverse=True)
+    assert click_heading(browser, "system") == "ascending"
+    names = column(browser, "system")
+    assert names[0].startswith("cuDNN")
+    assert names[-1].startswith("PyTorch")
+
+
+def test_filters_narrow_the_table(browser: Any, address: str) -> None:
+    from selenium.webdriver.support.ui import Select
+
+    open_at(browser, address, 1280)
+    everything = len(column(browser, "system"))
+    browser.find_element("id", "find").send_keys("chunk_gla bwd")
+    kept = set(zip(column(browser, "system"), column(browser, "mode"), strict=True))
+    assert kept == {("FLA chunk_gla", "bwd"), ("FLA chunk_gla", "fwdbwd")}
+    shown = browser.find_element("id", "shown").text
+    assert shown.endswith(f"of {everything} cases")
+    Select(browser.find_element("css selector", "select[data-column=mode]")).select_by_value("bwd")
+    assert set(column(browser, "mode")) == {"bwd"}
+
+
+def test_the_legend_hides_a_system(browser: Any, address: str) -> None:
+    open_at(browser, address, 1280)
+    figure = browser.find_element("css selector", "figure.card")
+    button = figure.find_element("css selector", ".legend button[data-s='fa2']")
+    curve = figure.find_element("css selector", ".panel g[data-s='fa2']")
+    assert curve.is_displayed()
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", button)
+    button.click()
+    assert button.get_attribute("aria-pressed") == "false"
+    assert not curve.is_displayed()
+
+
+@pytest.mark.parametrize("kind", ["svg", "png"])
+def test_a_figure_can_be_saved(browser: Any, address: str, kind: str) -> None:
+    open_at(browser, address, 1280)
+    answer = browser.execute_async_script(
+        """const done = arguments[1];
+        HTMLAnchorElement.prototype.click = async function () {
+          const blob = await (await fetch(this.href)).blob();
+          const image = new Image();
+          image.onload = () => done([this.download, blob.type, image.naturalWidth]);
+          image.onerror = () => done([this.download, blob.type, "not an image: " + blob.size]);
+          image.src = URL.createObjectURL(blob);
+        };
+        document.querySelector(`.save button[data-save=${arguments[0]}]`).click();""",
+        kind,
+    )
+    name, mime, width = answer
+    assert name.startswith("speed-") and name.endswith(f".{kind}")
+    assert mime == {"svg": "image/svg+xml", "png": "image/png"}[kind]
+    assert width > 600
+
+
+@pytest.mark.parametrize("width", [360, 390, 768, 1440])
+def test_no_sideways_scrolling(browser: Any, address: str, width: int) -> None:
+    open_at(browser, address, width)
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+
+
+def test_text_of_figures_is_legible_on_a_phone(browser: Any, address: str) -> None:
+    open_at(browser, address, 360)
+    smallest = browser.execute_script(
+        """let least = 99;
+        for (const svg of document.querySelectorAll(".panel svg")) {
+          const scale = svg.getBoundingClientRect().width / svg.viewBox.baseVal.width;
+          for (const text of svg.querySelectorAll("text"))
+            least = Math.min(least, parseFloat(getComputedStyle(text).fontSize) * scale);
+        }
+        return least;"""
+    )
+    assert smallest >= 8
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_text_stands_out_in_both_themes(browser: Any, address: str, theme: str) -> None:
+    browser.execute_cdp_cmd(
+        "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": theme}]}
+    )
+    open_at(browser, address, 1280)
+    ratio = browser.execute_script(
+        """const light = (rgb) => {
+          const [r, g, b] = rgb.match(/[\\d.]+/g).slice(0, 3).map((x) => x / 255)
+            .map((x) => (x <= 0.03928 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4));
+          return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+        };
+        const contrast = (a, b) => (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+        const card = light(getComputedStyle(document.querySelector(".card")).backgroundColor);
+        const parts = ["figcaption", ".card h3", ".legend button"].map((s) => getComputedStyle(document.querySelector(s)).color);
+        parts.push(getComputedStyle(document.querySelector(".panel text")).fill);
+        return Math.min(...parts.map((colour) => contrast(light(colour), card)));"""
+    )
+    assert ratio >= 4.5  # WCAG 2.1, AA

@@ -1,0 +1,149 @@
+"""Figures: the points are the data, the SVG is themed, the files are what they say."""
+
+from __future__ import annotations
+
+import re
+import statistics
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+from glabench.analysis.frame import frame
+from glabench.report import draw
+from glabench.report.figures import sections
+from glabench.report.model import Figure, Panel, Point, Series
+from glabench.report.text import length, number, rate, times
+from glabench.store import Row
+
+
+def figures(rows: list[Row]) -> dict[str, tuple[Figure, ...]]:
+    return {section.name: section.figures for section in sections(frame(rows))}
+
+
+def panel(figure: Figure, title: str) -> Panel:
+    return next(p for p in figure.panels if p.title == title)
+
+
+def points(panel: Panel, key: str) -> dict[float, float]:
+    return {p.at: p.value for p in next(s for s in panel.series if s.key == key).points}
+
+
+def median(rows: list[Row], system: str, **wanted: object) -> float:
+    (row,) = (r for r in rows if r.case["system"] == system and wanted.items() <= r.case.items())
+    assert row.time
+    return statistics.median(row.time["samples_ms"])
+
+
+def test_points_over_length_are_medians(board_rows: list[Row]) -> None:
+    forward = panel(figures(board_rows)["speed"][0], "forward")
+    drawn = points(forward, "fa2")
+    assert set(drawn) == {1024, 2048, 4096, 8192, 16384}
+    assert drawn[2048] == median(board_rows, "fa2", B=16, T=2048, H=4, mode="fwd")
+
+
+def test_speed_up_is_the_ratio_of_medians(board_rows: list[Row]) -> None:
+    over_fa2 = next(f for f in figures(board_rows)["speedup"] if "FlashAttention-2" in f.title)
+    both = panel(over_fa2, "forward + backward")
+    at = {"B": 8, "T": 4096, "H": 4, "mode": "fwdbwd"}
+    expected = median(board_rows, "fa2", **at) / median(board_rows, "fla", **at)
+    assert points(both, "fla")[4096] == pytest.approx(expected)
+    assert both.reference == (1.0, "as fast as FlashAttention-2")
+
+
+def test_chunk_figure_takes_the_fastest_sub_chunk(board_rows: list[Row]) -> None:
+    forward = panel(figures(board_rows)["schedule"][0], "forward")
+    fastest = min(
+        median(board_rows, "gla", T=4096, H=4, mode="fwd", chunk=128, sub_chunk=sub, materialize=True)
+        for sub in (16, 32, 64)
+    )
+    assert points(forward, "gla:w")[128] == fastest
+    assert set(points(forward, "gla:w")) == {16, 32, 64, 128, 256}
+
+
+def test_floor_is_the_ratio_to_compulsory_bytes(board_rows: list[Row]) -> None:
+    (figure,) = figures(board_rows)["floor"]
+    forward = panel(figure, "forward")
+    place = forward.categories.index("B4 T2k H16 128")
+    shape = {"B": 4, "T": 2048, "H": 16, "K": 128, "mode": "fwd"}
+    floor = 4 * 2048 * 16 * 2 * (3 * 128 + 2 * 128) / 4.28e12 * 1e3
+    assert points(forward, "fla")[place] == pytest.approx(median(board_rows, "fla", **shape) / floor)
+    assert "fa2" not in {s.key for s in forward.series}
+
+
+def test_a_panel_on_the_page_has_a_hit_with_values_for_every_point(board_rows: list[Row]) -> None:
+    forward = panel(figures(board_rows)["speed"][0], "forward")
+    svg = ElementTree.fromstring(draw.panel_svg(forward, "p0"))
+    hits = [e for e in svg.iter() if e.get("class") == "hit"]
+    assert len(hits) == sum(len(s.points) for s in forward.series)
+    width, height = map(float, svg.attrib["viewBox"].split()[2:])
+    assert all(0 < float(h.attrib["cx"]) < width and 0 < float(h.attrib["cy"]) < height for h in hits)
+    tip = next(h for h in hits if h.attrib["data-s"] == "fa2").findtext("title") or ""
+    assert tip.startswith("FlashAttention-2\nB32 T1k H4 128×256, forward\n")
+
+
+def test_hits_lie_on_the_markers() -> None:
+    at = tuple(Point(float(2**i), 10.0 ** (i % 3), tip="t") for i in range(8, 13))
+    svg = draw.panel_svg(Panel("p", "T", "ms", (Series("fa2", "FA2", at),)), "p")
+    (line,) = re.findall(r'<g data-s="fa2">(.*?)</g></g>', svg, re.DOTALL)
+    markers = [(float(x), float(y)) for x, y in re.findall(r'<use [^>]*?x="([\d.]+)" y="([\d.]+)"', line)]
+    hits = [(float(x), float(y)) for x, y in re.findall(r'class="hit"[^>]*? cx="([\d.]+)" cy="([\d.]+)"', svg)]
+    assert len(markers) == len(hits) == 5
+    for (mx, my), (hx, hy) in zip(markers, hits, strict=True):
+        assert abs(mx - hx) < 0.2
+        assert abs(my - hy) < 0.2
+
+
+def test_colours_on_the_page_are_variables(board_rows: list[Row]) -> None:
+    svg = draw.panel_svg(panel(figures(board_rows)["speed"][0], "forward"), "p0")
+    assert "var(--c-vermillion)" in svg
+    assert not re.search(r"(?:fill|stroke): #[0-9a-f]{6}", svg)
+    assert "<style" not in svg  # a style element inside would reach the whole page
+
+
+def test_ticks_are_plain_numbers_that_tell_values_apart() -> None:
+    at = (Point(1024.0, 0.0012), Point(16384.0, 95.0))
+    svg = draw.panel_svg(Panel("p", "T", "ms", (Series("gla", "GLA", at),)), "p")
+    labels = re.findall(r"<text[^>]*>([^<]*)</text>", svg)
+    assert {"1k", "16k", "0.01", "10"} <= set(labels)
+    assert len(labels) == len(set(labels))
+
+
+@pytest.mark.parametrize("values", [(1.0,), (1.0, 1.01), (0.5, 0.9), (1e-4, 1e5)])
+def test_any_range_of_values_gets_ticks(values: tuple[float, ...]) -> None:
+    at = tuple(Point(1024.0 * 2**i, value) for i, value in enumerate(values))
+    svg = draw.panel_svg(Panel("p", "T", "ms", (Series("gla", "GLA", at),)), "p")
+    ticks = [label for label in re.findall(r"<text[^>]*>([^<]*)</text>", svg) if re.fullmatch(r"[\d.,]+", label)]
+    assert len(ticks) >= 2
+
+
+def test_files_are_png_and_svg_with_text(board_rows: list[Row], tmp_path: Path) -> None:
+    figure = figures(board_rows)["speed"][0]
+    png, svg = draw.write(figure, tmp_path)
+    assert png.read_bytes().startswith(b"\x89PNG")
+    tree = ElementTree.parse(svg)
+    words = [e.text for e in tree.iter("{http://www.w3.org/2000/svg}text")]
+    assert "median time, ms" in words
+    assert "FlashAttention-2" in words
+    before = svg.read_bytes()
+    draw.write(figure, tmp_path)
+    assert svg.read_bytes() == before  # the same rows give the same file
+
+
+def test_wide_intervals_are_drawn_and_narrow_ones_are_not() -> None:
+    def bars(low: float, high: float) -> int:
+        point = Point(1024.0, 1.0, low, high)
+        svg = draw.panel_svg(Panel("p", "T", "ms", (Series("gla", "GLA", (point, Point(2048.0, 1.0))),)), "p")
+        return svg.count('<g data-s="gla">')
+
+    assert bars(0.999, 1.001) == 1
+    assert bars(0.8, 1.3) > 1
+
+
+def test_numbers_as_people_write_them() -> None:
+    assert [number(x) for x in (0.01234, 1.234, 12.34, 12345.0, 0.0)] == ["0.0123", "1.23", "12.3", "12,345", "0"]
+    assert number(float("nan")) == "–"
+    assert number(float("inf")) == "∞"
+    assert (times(0.654), times(1.0), times(340.2)) == ("0.65×", "1.00×", "340×")
+    assert [length(t) for t in (256, 1024, 3001, 16384)] == ["256", "1k", "3001", "16k"]
+    assert (rate(13.6e6), rate(850e3), rate(12.0)) == ("13.6 M", "850 k", "12.0")

@@ -1,0 +1,219 @@
+"""The page: its numbers are those of the samples, it stands alone, and nothing from a row becomes markup."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Sequence
+from dataclasses import replace
+from html.parser import HTMLParser
+from itertools import combinations
+
+import pytest
+
+from glabench.analysis.frame import frame
+from glabench.report import text
+from glabench.report.figures import sections
+from glabench.report.page import render
+from glabench.store import Row
+
+VOID = {"meta", "br", "input", "hr", "img", "link"}
+OPTIONAL = {"td", "th", "tr", "li", "p", "option", "tbody", "thead"}  # elements that HTML lets end by themselves
+
+
+def page(rows: Sequence[Row]) -> str:
+    table = frame(rows)
+    return render(rows, table, sections(table))
+
+
+@pytest.fixture(scope="module")
+def board_page(board_rows: list[Row]) -> str:
+    return page(board_rows)
+
+
+@pytest.fixture(scope="module")
+def quick_page(quick_rows: list[Row]) -> str:
+    return page(quick_rows)
+
+
+class Outline(HTMLParser):
+    """Collects ids, references to other files, and tags that are never closed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ids: list[str] = []
+        self.loads: list[str] = []
+        self.scripts = 0
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        for name, value in attrs:
+            if name == "id":
+                self.ids.append(value or "")
+            if name in ("src", "href", "srcset", "action", "data") and value and not value.startswith("#"):
+                self.loads.append(value)
+        self.scripts += tag == "script"
+        if tag not in VOID | OPTIONAL:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        self.handle_endtag(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID | OPTIONAL:
+            assert self.open.pop() == tag
+
+
+def outline(html: str) -> Outline:
+    found = Outline()
+    found.feed(html)
+    return found
+
+
+def test_the_page_loads_nothing_and_is_well_formed(board_page: str, quick_page: str) -> None:
+    for html in (board_page, quick_page):
+        found = outline(html)
+        assert found.loads == []
+        assert found.open == []
+        assert found.scripts == 1
+        assert len(found.ids) == len(set(found.ids))
+        assert not re.search(r"url\((?!#)|@import", html)
+
+
+def test_references_inside_figures_lead_somewhere(board_page: str) -> None:
+    ids = set(outline(board_page).ids)
+    used = set(re.findall(r'url\(#([^)]+)\)|href="#([^"]+)"', board_page))
+    assert used
+    assert {a or b for a, b in used} <= ids
+
+
+def test_times_in_the_table_and_on_hover_are_medians_of_the_samples(board_page: str, board_rows: list[Row]) -> None:
+    timed = [row for row in board_rows if row.time]
+    for row in (timed[0], timed[17], timed[-1]):
+        assert row.time
+        median = statistics.median(row.time["samples_ms"])
+        assert f'data-v="{median:.6g}">{text.number(median)}' in board_page
+        assert f"{text.number(median)} ms (95 %: " in board_page
+
+
+def test_headline_counts_winners_as_a_person_would(board_page: str, board_rows: list[Row]) -> None:
+    # By hand: of each question, the systems' best medians; a win is clear when the two best intervals do not meet.
+    # With 30 samples the interval runs from the 10th to the 21st of the sorted samples.
+    questions: dict[tuple[object, ...], dict[str, tuple[float, float, float]]] = {}
+    for row in board_rows:
+        if row.time and row.status == "ok":
+            c = row.case
+            name = c["system"] if c["materialize"] is None else "w" if c["materialize"] else "wo"
+            ordered = sorted(row.time["samples_ms"])
+            mine = (statistics.median(ordered), ordered[9], ordered[20])
+            best = questions.setdefault((c["B"], c["T"], c["H"], c["K"], c["V"], c["mode"]), {})
+            best[name] = min(mine, best.get(name, mine))
+    wins: dict[str, int] = {}
+    for best in questions.values():
+        (first, (_, _, high)), (_, (_, low, _)) = sorted(best.items(), key=lambda item: item[1])[:2]
+        if high < low:
+            wins[first] = wins.get(first, 0) + 1
+    most = max(wins, key=lambda name: wins[name])
+    assert most == "w"
+    lead = "questions where GLA w/ m. is the fastest of 7 systems"
+    assert f"<b>{wins[most]} of {len(questions)}</b><strong>{lead}</strong>" in board_page
+
+
+def test_every_question_of_the_issue_has_its_figure(board_page: str) -> None:
+    for title in ("Time over sequence length", "Memory over sequence length", "Time over chunk size",
+                  "Time over sub-chunk size", "States materialized", "Time over head dimension",
+                  "Speed-up over FlashAttention-2", "Speed-up over GLA recurrent", "Distance from the HBM floor",
+                  "Time at single shapes"):  # fmt: skip
+        assert f"<h3>{title}" in board_page, title
+
+
+def test_failed_rows_are_there_with_status_and_reason(board_page: str) -> None:
+    for status, reason in (
+        ("wrong result", "dg: error 1.8 exceeds its tolerance 0.005"),
+        ("out of memory", "asked for 48.00 GiB"),
+        ("crashed", "signal 11 (SIGSEGV)"),
+        ("cannot run here", "head dimension 100 is no multiple of 8"),
+        ("did not compile", "needs 294912, has 232448"),
+    ):
+        assert re.search(rf'class="status">{status}<.*?{re.escape(reason)}', board_page, re.DOTALL), status
+    assert "OutOfResources" in board_page
+
+
+def test_environment_and_its_warnings(board_page: str) -> None:
+    for fact in ("4.28 TB/s, read + write", "570.86.15", "2.11.0+cu130", "0123456789ab", "with uncommitted changes"):
+        assert fact in board_page
+    assert "uncommitted changes: the commit does not say exactly what ran" in board_page
+    assert re.search(r"Clocks were held back in \d+ cases: sw power cap", board_page)
+
+
+def test_cpu_rows_show_compiled_kernels_and_no_time_for_them(quick_page: str, quick_rows: list[Row]) -> None:
+    assert "A100 (sm_80)" in quick_page
+    assert "H100 and H200 (sm_90)" in quick_page
+    assert "cases of our Triton kernels checked, not timed" in quick_page
+    # Byte floor by hand: forward, fp32, B1 T4096 H4 K128 V256: 4*(3*128+2*256)*4096*4 bytes at 3.35 TB/s.
+    floor = 4 * (3 * 128 + 2 * 256) * 4096 * 4 / 3.35e12 * 1e3
+    assert f">{text.number(floor)}" in quick_page.split('id="floor-table"')[1].split("</table>")[0]
+    # None of the figures may draw a Triton kernel: its only time would be the interpreter's.
+    drawn = set(re.findall(r'class="hit" data-s="([^"]+)"', quick_page))
+    assert drawn == {"recurrent_torch", "chunkwise_torch", "parallel_torch", "sdpa"}
+
+
+def test_missing_questions_say_which_sweep_answers_them(quick_page: str) -> None:
+    missing = quick_page.split('id="missing"')[1].split("</section>")[0]
+    assert "glabench sweep chunk_size" in missing
+    assert "glabench sweep head_dim" in missing
+
+
+def test_nothing_from_a_row_becomes_markup(board_rows: list[Row]) -> None:
+    evil = '<script>alert("x")</script><img src=x onerror=alert(1)>'
+    rows = []
+    for i, row in enumerate(board_rows[:20]):
+        case = {**row.case, "system": evil if row.case["system"] == "fla" else row.case["system"]}
+        status, reason = ("crashed", evil) if i % 5 == 4 else (row.status, row.reason)
+        environment = {**row.environment, "device": f"GPU {evil}", "driver": evil, "commit": evil}
+        clocks = {"throttle": [evil]}
+        rows.append(
+            replace(row, case=case, case_id=f"{evil}{i}", status=status, reason=reason, detail=evil, sweep=evil,
+                    implementation=evil, environment=environment, clocks=clocks,
+                    accuracy={"passed": True, "where": evil, "outputs": {evil: {"error": 0.1, "tolerance": 0.2}}},
+                    compiled=[{"kernel": evil, "arch": "sm_90", "error": evil}])
+        )  # fmt: skip
+    html = page(rows)
+    assert outline(html).scripts == 1
+    assert "<img" not in html
+    assert "<script>alert" not in html
+    assert "&lt;script&gt;alert" in html
+
+
+def test_a_page_of_500_rows_stays_under_3_mib(board_rows: list[Row]) -> None:
+    again = [replace(row, environment={**row.environment, "device": "NVIDIA H100"}) for row in board_rows]
+    rows = [*board_rows, *again]
+    assert len(rows) >= 500
+    assert len(page(rows).encode()) < 3 * 2**20
+
+
+@pytest.mark.parametrize("pick", ["nothing timed", "one row", "no environment", "one sample each", "all failed"])
+def test_poor_rows_still_make_a_page(board_rows: list[Row], pick: str) -> None:
+    rows = {
+        "nothing timed": [replace(row, time=None, memory=None) for row in board_rows[:30]],
+        "one row": board_rows[:1],
+        "no environment": [replace(row, environment={}, clocks=None, work=None) for row in board_rows[:60]],
+        "one sample each": [
+            replace(row, time={**row.time, "samples_ms": row.time["samples_ms"][:1]}) for row in board_rows if row.time
+        ],
+        "all failed": [row for row in board_rows if row.status != "ok"],
+    }[pick]
+    html = page(rows)
+    assert outline(html).loads == []
+    assert f"{len(rows)} case" in html
+    if pick == "one sample each":
+        assert "questions with one system clearly ahead" in html
+        assert "is the fastest of" not in html
+
+
+def test_figures_have_distinct_looks() -> None:
+    from glabench.report.style import STYLES
+
+    looks = [(s.colour, s.marker, s.dashes, s.filled) for s in STYLES.values()]
+    assert all(a != b for a, b in combinations(looks, 2))
