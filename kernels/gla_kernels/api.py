@@ -56,7 +56,7 @@ def gla(
     elif not isinstance(schedule, Schedule):
         raise ValueError(f"schedule: expected a Schedule or None, got {type(schedule).__name__}")
     if config is None:
-        config = default_config(K, V, q.element_size(), schedule)
+        config = default_config(K, V, _operand_bytes(q.dtype), schedule)
     elif not isinstance(config, KernelConfig):
         raise ValueError(f"config: expected a KernelConfig or None, got {type(config).__name__}")
     elif schedule.rows % config.block_t:
@@ -141,7 +141,7 @@ def launches(
         recurrent.backward(q, q, v, g, scale, state, v, None, None, bwd.append)
     else:
         schedule = schedule or default_schedule(B, T, H, K, V)
-        config = config or default_config(K, V, q.element_size(), schedule)
+        config = config or default_config(K, V, _operand_bytes(q.dtype), schedule)
         chunk.forward(_problem(q, q, v, g, scale, state, schedule, config, grad=False), False, fwd.append)
         chunk.backward(_problem(q, q, v, g, scale, state, schedule, config, grad=True), v, None, None, bwd.append)
     return {"fwd": fwd, "bwd": bwd, "fwdbwd": fwd + bwd, "step": fwd}[mode]
@@ -153,6 +153,11 @@ def _problem(
 ) -> chunk.Problem:  # fmt: skip
     seg_chunks = chunk.segment_chunks(schedule, q.shape[1], grad)
     return chunk.Problem(q, k, v, g, scale, initial_state, schedule, config, seg_chunks)
+
+
+def _operand_bytes(dtype: torch.dtype) -> int:
+    """Bytes of an element as it enters a tensor-core product: bfloat16 as it is, everything else as tf32."""
+    return 2 if dtype == torch.bfloat16 else 4
 
 
 def _contiguous(*tensors: Tensor | None) -> tuple[Any, ...]:

@@ -13,10 +13,11 @@ MAX_HEAD_DIM = 512
 
 # Tensor-core products need at least 16 rows and columns.
 MIN_TILE = 16
-# A row block of this many elements (rows x padded head dimension) in float32 is 64 registers a thread at 4 warps.
-ROW_BLOCK_ELEMENTS = 8192
-# The same for the state's tile [BK, BV], which a walk carries along.
-STATE_ELEMENTS = 8192
+# A row block (rows x padded head dimension) of this many bytes of operand leaves room for the others in the shared memory
+# of an A100 (163 KiB a program); rows of v and do need fewer copies than those of q and k.
+QK_BLOCK_BYTES = 16384
+V_BLOCK_BYTES = 32768
+MAX_ROW_BLOCK = 64
 
 
 @dataclass(frozen=True)
@@ -91,28 +92,30 @@ def _power_of_two_at_most(limit: int, low: int, high: int) -> int:
     return best
 
 
-def default_config(K: int, V: int, element_bytes: int, schedule: Schedule) -> KernelConfig:
+def default_config(K: int, V: int, operand_bytes: int, schedule: Schedule) -> KernelConfig:
     """Tiles that fit an SM of an A100 or H100 for any head dimension, by size alone.
 
-    K, V: head dimensions; element_bytes: bytes of one element of q (float32 rows take twice the shared memory).
+    K, V: head dimensions; operand_bytes: bytes of an element as it enters a product, 2 for bfloat16, else 4 (tf32).
+    Found by timing each pass alone on an H200 at K = V = 128 and at K = 128, V = 256.
     """
     k, v = padded(K), padded(V)
-    rows = ROW_BLOCK_ELEMENTS // max(k, v)
-    if element_bytes == 4 or not schedule.materialize:
-        rows //= 2  # the walk also carries a state; float32 operands fill shared memory twice as fast
-    block_t = _power_of_two_at_most(rows, MIN_TILE, min(schedule.rows, 64))
+    rows = min(QK_BLOCK_BYTES // k, V_BLOCK_BYTES // v) // operand_bytes
+    block_t = _power_of_two_at_most(rows, MIN_TILE, min(schedule.rows, MAX_ROW_BLOCK))
 
-    def split(full: int, other: int) -> int:
-        return _power_of_two_at_most(STATE_ELEMENTS // full, MIN_TILE, min(other, 128))
+    def split(elements: int, full: int, other: int) -> int:
+        """Columns of the dimension that is cut, for a state's tile of at most so many elements."""
+        return _power_of_two_at_most(elements * 2 // (operand_bytes * full), MIN_TILE, min(other, 128))
 
-    part = min(64, k), min(64, v)
+    def warps(full: int, walk: int = 4) -> int:
+        return 8 if full > 256 or (operand_bytes == 4 and full > 128) else walk
+
     return KernelConfig(
         block_t=block_t,
-        states=Tile(*part),
-        output=Tile(k, split(k, v)),
-        grad_q=Tile(split(v, k), v),
-        grad_k=Tile(split(v, k), v),
-        grad_v=Tile(k, split(k, v)),
+        states=Tile(min(64, k), min(128, v), 4, 2 if operand_bytes == 2 else 1),
+        output=Tile(k, split(16384, k, v), warps(k, 4 if schedule.materialize and k <= 128 else 8)),
+        grad_q=Tile(split(8192 if v <= 128 else 16384, v, k), v, warps(v), 2 if v <= 128 and operand_bytes == 2 else 1),
+        grad_k=Tile(split(8192, v, k), v, warps(v)),
+        grad_v=Tile(k, split(16384, k, v), warps(k, 4 if k <= 128 else 8)),
     )
 
 

@@ -40,7 +40,7 @@ Launcher = Callable[[Launch], None]
 
 
 def execute(launch: Launch) -> None:
-    """Run the kernel on the device that its tensors are on. An empty grid runs nothing."""
+    """Run the kernel on the device that its tensors are on. An empty grid (no batch, no heads) runs nothing."""
     if math.prod(launch.grid) == 0:
         return
     launch.kernel[launch.grid](

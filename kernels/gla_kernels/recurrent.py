@@ -29,7 +29,7 @@ def _load(p_x, o_x, D: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton'
     return tl.load(p_x + o_x, mask=o_x < D, other=0.0).to(tl.float32)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T"])
 def recurrent_output_kernel(  # type: ignore[no-untyped-def]
     p_q, p_k, p_v, p_g, p_s0, p_o, p_st, scale, T, H,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
@@ -57,7 +57,7 @@ def recurrent_output_kernel(  # type: ignore[no-untyped-def]
         store_state(p_st + i_bh * K * V, b_s, o_k, o_v, K, V)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T"])
 def recurrent_grad_q_kernel(  # type: ignore[no-untyped-def]
     p_q, p_k, p_v, p_g, p_s0, p_do, p_dq, p_qdq, scale, T, H,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, GATED: tl.constexpr, HAS_S0: tl.constexpr,
@@ -88,7 +88,7 @@ def recurrent_grad_q_kernel(  # type: ignore[no-untyped-def]
         i_row += H
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T"])
 def recurrent_grad_k_kernel(  # type: ignore[no-untyped-def]
     p_q, p_k, p_v, p_g, p_st, p_dst, p_do, p_qdq, p_dk, p_dg, p_ds0, scale, T, H,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
@@ -125,7 +125,7 @@ def recurrent_grad_k_kernel(  # type: ignore[no-untyped-def]
         store_state(p_ds0 + i_bh * K * V, b_ds, o_k, o_v, K, V)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T"])
 def recurrent_grad_v_kernel(  # type: ignore[no-untyped-def]
     p_q, p_k, p_g, p_dst, p_do, p_dv, scale, T, H,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, GATED: tl.constexpr, HAS_DST: tl.constexpr,

@@ -60,7 +60,7 @@ class Problem:
     def constexprs(self, tile: Tile) -> dict[str, Any]:
         """Compile-time arguments that every kernel takes."""
         _, _, _, K, V = self.dims
-        dot, precision = operand_type(self.q.dtype)
+        dot, precision = operand_type(self.q.dtype, K)
         return {
             "K": K, "V": V, "BT": self.config.block_t, "BK": tile.block_k, "BV": tile.block_v,
             "GATED": self.g is not None, "DOT": dot, "PRECISION": precision,
@@ -69,19 +69,19 @@ class Problem:
     def launch_of(self, kernel: Any, tile: Tile, programs: int, args: dict[str, Any], **constexprs: Any) -> Launch:
         B, T, H, _, _ = self.dims
         args = args | {"T": T, "H": H, "n_seg": self.n_seg}
-        grid = (programs * B * H if T else 0,)
         return Launch(
-            kernel, grid, args, self.constexprs(tile) | constexprs, num_warps=tile.num_warps, num_stages=tile.num_stages
+            kernel, (programs * B * H,), args, self.constexprs(tile) | constexprs, num_warps=tile.num_warps, num_stages=tile.num_stages
         )
 
     def walk_of(
         self, kernel: Any, tile: Tile, columns: int, args: dict[str, Any], *, carry: bool, **constexprs: Any
     ) -> Launch:
         """A launch of a pass over segments; ``carry``: whether the state at the last chunk's far end is needed."""
-        schedule = self.schedule
+        chunk, block_t = self.schedule.chunk, self.config.block_t
+        args = args | {"seg_chunks": self.seg_chunks, "chunk": chunk, "scale": self.scale}
         return self.launch_of(
-            kernel, tile, columns * self.n_seg, args | {"seg_chunks": self.seg_chunks, "scale": self.scale},
-            C=schedule.chunk, SUB=schedule.rows, WALK=self.seg_chunks > 1 or carry, **constexprs,
+            kernel, tile, columns * self.n_seg, args, WALK=self.seg_chunks > 1 or carry,
+            SINGLE=chunk == block_t, FULL=self.schedule.rows > block_t, **constexprs,
         )  # fmt: skip
 
 
@@ -99,17 +99,20 @@ def segment_chunks(schedule: Schedule, T: int, grad: bool) -> int:
     return min(chunks, GRAD_SEGMENT_ROWS // schedule.chunk) if grad else chunks
 
 
-def operand_type(dtype: torch.dtype) -> tuple[Any, str]:
+def operand_type(dtype: torch.dtype, K: int) -> tuple[Any, str]:
     """Type of the tensor-core operands, and what float32 operands are cut to.
 
     bf16: bf16 products, tf32 where a decayed operand would lose bits that count (inside a sub-chunk).
     fp16: tf32, which has the same 10 mantissa bits but float32's range: states and scores overflow 65504 easily.
-    fp32: three tf32 products, within a few units of float32's last place.
+    fp32: three tf32 products, within a few units of float32's last place; plain float32 products where K is so large
+    that the split operands would not fit the shared memory of an A100.
     The interpreter's bf16 product is wrong, so it computes bf16 inputs in float32.
     """
     if dtype == torch.bfloat16 and not interpreting():
         return tl.bfloat16, "tf32"
-    return tl.float32, "tf32x3" if dtype == torch.float32 else "tf32"
+    if dtype == torch.float32:
+        return tl.float32, "tf32x3" if K <= 256 else "ieee"
+    return tl.float32, "tf32"
 
 
 def forward(p: Problem, output_final_state: bool, launch: Launcher) -> tuple[Tensor, Tensor | None]:
@@ -138,10 +141,11 @@ def _states(p: Problem, final_state: Tensor | None, launch: Launcher) -> Tensor:
     tile = p.config.states
     _, _, _, K, V = p.dims
     args = {"p_k": p.k, "p_v": p.v, "p_g": p.g, "p_s0": p.initial_state, "p_s": states, "p_st": final_state}
+    args["seg_rows"] = p.seg_chunks * p.schedule.chunk
     launch(
         p.launch_of(
             states_kernel, tile, triton.cdiv(K, tile.block_k) * triton.cdiv(V, tile.block_v), args,
-            SEG=p.seg_chunks * p.schedule.chunk, HAS_S0=p.initial_state is not None, STORE_ST=final_state is not None,
+            HAS_S0=p.initial_state is not None, STORE_ST=final_state is not None,
         )  # fmt: skip
     )
     return states
@@ -152,10 +156,11 @@ def _grad_states(p: Problem, do: Tensor, d_final: Tensor | None, d_initial: Tens
     tile = p.config.states
     _, _, _, K, V = p.dims
     args = {"p_q": p.q, "p_g": p.g, "p_do": do, "p_dst": d_final, "p_ds": grads, "p_ds0": d_initial, "scale": p.scale}
+    args["seg_rows"] = p.seg_chunks * p.schedule.chunk
     launch(
         p.launch_of(
             grad_states_kernel, tile, triton.cdiv(K, tile.block_k) * triton.cdiv(V, tile.block_v), args,
-            SEG=p.seg_chunks * p.schedule.chunk, HAS_DST=d_final is not None, STORE_DS0=d_initial is not None,
+            HAS_DST=d_final is not None, STORE_DS0=d_initial is not None,
         )  # fmt: skip
     )
     return grads

@@ -13,10 +13,10 @@ from .states import retreat
 from .tiles import dot, load_state, load_tile, store_state, store_tile
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T", "n_seg", "seg_chunks"])
 def grad_v_kernel(
-    p_q, p_k, p_g, p_ds, p_do, p_dv, p_ds0, scale, T, H, n_seg, seg_chunks,
-    K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, SUB: tl.constexpr,
+    p_q, p_k, p_g, p_ds, p_do, p_dv, p_ds0, scale, T, H, n_seg, seg_chunks, chunk,
+    K: tl.constexpr, V: tl.constexpr, SINGLE: tl.constexpr, FULL: tl.constexpr,
     BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     GATED: tl.constexpr, HAS_DS: tl.constexpr, WALK: tl.constexpr, STORE_DS0: tl.constexpr,
     DOT: tl.constexpr, PRECISION: tl.constexpr,
@@ -28,6 +28,7 @@ def grad_v_kernel(
     NV: tl.constexpr = (V + BV - 1) // BV
     i_p = tl.program_id(0)
     i_v, i_seg, i_bh = i_p % NV, (i_p // NV) % n_seg, (i_p // (NV * n_seg)).to(tl.int64)
+    OFF: tl.constexpr = tl.float32 if FULL and GATED else DOT  # operands of scores off the diagonal
     o_k, o_v = tl.arange(0, BK), i_v * BV + tl.arange(0, BV)
     i_row0 = (i_bh // H) * T * H + i_bh % H
     p_q, p_k, p_do, p_dv = p_q + i_row0 * K, p_k + i_row0 * K, p_do + i_row0 * V, p_dv + i_row0 * V
@@ -38,8 +39,8 @@ def grad_v_kernel(
     if HAS_DS:
         b_ds += load_state(p_ds + (i_bh * n_seg + i_seg) * K * V, o_k, o_v, K, V)
     for i_c in range(0, seg_chunks):
-        i_chunk = (i_seg * seg_chunks + seg_chunks - 1 - i_c) * C
-        n_blocks = tl.cdiv(tl.minimum(T - i_chunk, C), BT)
+        i_chunk = (i_seg * seg_chunks + seg_chunks - 1 - i_c) * chunk
+        n_blocks = tl.cdiv(tl.minimum(T - i_chunk, chunk), BT)
         b_after = tl.zeros([BK], dtype=tl.float32)
         for i_up in range(0, n_blocks):
             i_b = n_blocks - 1 - i_up
@@ -58,18 +59,16 @@ def grad_v_kernel(
             )
             b_dv = dot(tl.trans((b_a * scale).to(DOT)), b_do, DOT, PRECISION)
             b_dv += dot(decay(b_kd, b_after, GATED), b_ds, DOT, PRECISION)
-            b_between = tl.zeros([BK], dtype=tl.float32)
-            for i_a in range(i_b + 1, n_blocks):
-                i_col = i_chunk + i_a * BT
-                b_qd, b_step = decayed_queries(p_q, p_g, i_col, T, H * K, o_k, K, BT, GATED)
-                b_qd = decay(b_qd, b_between, GATED)
-                b_doa = load_tile(p_do, i_col, T, H * V, o_v, V, BT)
-                if GATED and SUB > BT and (i_b * BT) // SUB == (i_a * BT) // SUB:
-                    b_at = dot(b_kd, tl.trans(b_qd), tl.float32, PRECISION)
-                else:
-                    b_at = dot(b_kd, tl.trans(b_qd.to(DOT)), DOT, PRECISION)
-                b_dv += dot(b_at * scale, b_doa, DOT, PRECISION)
-                b_between += b_step
+            if not SINGLE:
+                b_between = tl.zeros([BK], dtype=tl.float32)
+                for i_a in range(i_b + 1, n_blocks):
+                    i_col = i_chunk + i_a * BT
+                    b_qd, b_step = decayed_queries(p_q, p_g, i_col, T, H * K, o_k, K, BT, GATED)
+                    b_qd = decay(b_qd, b_between, GATED)
+                    b_doa = load_tile(p_do, i_col, T, H * V, o_v, V, BT)
+                    b_at = dot(b_kd, tl.trans(b_qd.to(OFF)), OFF, PRECISION)
+                    b_dv += dot(b_at * scale, b_doa, DOT, PRECISION)
+                    b_between += b_step
             store_tile(p_dv, b_dv, i_row, T, H * V, o_v, V, BT)
             b_after += b_total
         if WALK:

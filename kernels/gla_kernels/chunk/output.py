@@ -16,10 +16,10 @@ from .states import advance
 from .tiles import dot, load_state, load_tile, store_state, store_tile
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T", "n_seg", "seg_chunks"])
 def output_kernel(
-    p_q, p_k, p_v, p_g, p_s, p_o, p_st, scale, T, H, n_seg, seg_chunks,
-    K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, SUB: tl.constexpr,
+    p_q, p_k, p_v, p_g, p_s, p_o, p_st, scale, T, H, n_seg, seg_chunks, chunk,
+    K: tl.constexpr, V: tl.constexpr, SINGLE: tl.constexpr, FULL: tl.constexpr,
     BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     GATED: tl.constexpr, HAS_S: tl.constexpr, WALK: tl.constexpr, STORE_ST: tl.constexpr,
     DOT: tl.constexpr, PRECISION: tl.constexpr,
@@ -32,6 +32,7 @@ def output_kernel(
     NV: tl.constexpr = (V + BV - 1) // BV
     i_p = tl.program_id(0)
     i_v, i_seg, i_bh = i_p % NV, (i_p // NV) % n_seg, (i_p // (NV * n_seg)).to(tl.int64)
+    OFF: tl.constexpr = tl.float32 if FULL and GATED else DOT  # operands of scores off the diagonal
     o_k, o_v = tl.arange(0, BK), i_v * BV + tl.arange(0, BV)
     i_row0 = (i_bh // H) * T * H + i_bh % H
     p_q, p_k, p_v, p_o = p_q + i_row0 * K, p_k + i_row0 * K, p_v + i_row0 * V, p_o + i_row0 * V
@@ -42,8 +43,8 @@ def output_kernel(
     if HAS_S:
         b_s += load_state(p_s + (i_bh * n_seg + i_seg) * K * V, o_k, o_v, K, V)
     for i_c in range(0, seg_chunks):
-        i_chunk = (i_seg * seg_chunks + i_c) * C
-        n_blocks = tl.cdiv(tl.minimum(T - i_chunk, C), BT)
+        i_chunk = (i_seg * seg_chunks + i_c) * chunk
+        n_blocks = tl.cdiv(tl.minimum(T - i_chunk, chunk), BT)
         b_before = tl.zeros([BK], dtype=tl.float32)  # log2 of the decay from the chunk's start to the row block
         for i_a in range(0, n_blocks):
             i_row = i_chunk + i_a * BT
@@ -64,19 +65,17 @@ def output_kernel(
             )
             b_o = dot(b_a, b_v, DOT, PRECISION)
             b_o += dot(decay(b_qd, b_before, GATED), b_s, DOT, PRECISION)
-            b_between = tl.zeros([BK], dtype=tl.float32)  # log2 of the decay from the column block to the row block
-            for i_back in range(0, i_a):
-                i_b = i_a - 1 - i_back
-                i_col = i_chunk + i_b * BT
-                b_kd, b_step = decayed_keys(p_k, p_g, i_col, T, H * K, o_k, K, BT, GATED)
-                b_kd = decay(b_kd, b_between, GATED)
-                b_vb = load_tile(p_v, i_col, T, H * V, o_v, V, BT)
-                if GATED and SUB > BT and (i_b * BT) // SUB == (i_a * BT) // SUB:
-                    b_a = dot(b_qd, tl.trans(b_kd), tl.float32, PRECISION)
-                else:
-                    b_a = dot(b_qd, tl.trans(b_kd.to(DOT)), DOT, PRECISION)
-                b_o += dot(b_a, b_vb, DOT, PRECISION)
-                b_between += b_step
+            if not SINGLE:
+                b_between = tl.zeros([BK], dtype=tl.float32)  # log2 of the decay from the column block to the row block
+                for i_back in range(0, i_a):
+                    i_b = i_a - 1 - i_back
+                    i_col = i_chunk + i_b * BT
+                    b_kd, b_step = decayed_keys(p_k, p_g, i_col, T, H * K, o_k, K, BT, GATED)
+                    b_kd = decay(b_kd, b_between, GATED)
+                    b_vb = load_tile(p_v, i_col, T, H * V, o_v, V, BT)
+                    b_a = dot(b_qd, tl.trans(b_kd.to(OFF)), OFF, PRECISION)
+                    b_o += dot(b_a, b_vb, DOT, PRECISION)
+                    b_between += b_step
             store_tile(p_o, b_o * scale, i_row, T, H * V, o_v, V, BT)
             b_before += b_total
         if WALK:

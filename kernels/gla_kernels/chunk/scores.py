@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from .gates import centred, is_mild, load_gate_row
-from .tiles import dot, load_row
+from .tiles import dot, load_row, operand
 
 
 @triton.jit
@@ -73,25 +73,34 @@ def _exact_grad_q(b_da, p_k, p_g, i_row, T, stride, o_k, K: tl.constexpr, BT: tl
 
 @triton.jit
 def diagonal_grad_q(
-    b_da, b_k, b_prefix, b_total, p_k, p_g, i_row, T, stride, o_k,
+    b_da, b_q, b_k, b_prefix, b_total, p_k, p_g, i_row, T, stride, o_k,
     K: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, GATED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """sum over j < i of da_ij k_j exp(G_i - G_j): dq of a block from its own rows, *without* j = i, [BT, BK].
+    """dq of a block from its own rows, and q * dq, both *without* j = i: float32 [BT, BK] each.
+
+        dq_i = sum over j < i of da_ij k_j exp(G_i - G_j)
 
     The term j = i does not pass through any gate. It cancels in q*dq - k*dk only up to rounding, so it is left out of
-    the gate's gradient from the start; the caller adds it to dq.
+    the gate's gradient from the start; the caller adds it to dq. For the same reason q*dq is formed from the operands
+    that the tensor core sees, as diagonal_grad_k forms k*dk: each pair (i, j) then has the same value in both.
     """
     o_r = tl.arange(0, BT)
     b_da = tl.where(o_r[:, None] > o_r[None, :], b_da, 0.0)
+    b_qf = b_q.to(tl.float32)
     if GATED:
         if is_mild(b_total):
             b_c = centred(b_prefix, b_total)
-            b_dq = dot(b_da, b_k.to(tl.float32) * tl.exp2(-b_c), tl.float32, PRECISION) * tl.exp2(b_c)
+            b_kc = operand(b_k.to(tl.float32) * tl.exp2(-b_c), tl.float32, PRECISION)
+            b_dq = dot(operand(b_da, tl.float32, PRECISION), b_kc, tl.float32, PRECISION)
+            b_qdq = operand(b_qf * tl.exp2(b_c), tl.float32, PRECISION) * b_dq
+            b_dq *= tl.exp2(b_c)
         else:
             b_dq = _exact_grad_q(b_da, p_k, p_g, i_row, T, stride, o_k, K, BT, BK)
+            b_qdq = b_qf * b_dq
     else:
         b_dq = dot(b_da, b_k, DOT, PRECISION)
-    return b_dq
+        b_qdq = b_dq  # without a gate nobody asks
+    return b_dq, b_qdq
 
 
 @triton.jit
@@ -112,21 +121,29 @@ def _exact_grad_k(b_dat, p_q, p_g, i_row, T, stride, o_k, K: tl.constexpr, BT: t
 
 @triton.jit
 def diagonal_grad_k(
-    b_dat, b_q, b_prefix, b_total, p_q, p_g, i_row, T, stride, o_k,
+    b_dat, b_q, b_k, b_prefix, b_total, p_q, p_g, i_row, T, stride, o_k,
     K: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, GATED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """sum over i > j of da_ij q_i exp(G_i - G_j): dk of a block from its own rows, *without* i = j, [BT, BK].
+    """dk of a block from its own rows, and k * dk, both *without* i = j: float32 [BT, BK] each.
 
-    ``b_dat`` is da transposed: [j, i].
+        dk_j = sum over i > j of da_ij q_i exp(G_i - G_j)
+
+    ``b_dat`` is da transposed: [j, i]. See diagonal_grad_q.
     """
     o_r = tl.arange(0, BT)
     b_dat = tl.where(o_r[:, None] < o_r[None, :], b_dat, 0.0)
+    b_kf = b_k.to(tl.float32)
     if GATED:
         if is_mild(b_total):
             b_c = centred(b_prefix, b_total)
-            b_dk = dot(b_dat, b_q.to(tl.float32) * tl.exp2(b_c), tl.float32, PRECISION) * tl.exp2(-b_c)
+            b_qc = operand(b_q.to(tl.float32) * tl.exp2(b_c), tl.float32, PRECISION)
+            b_dk = dot(operand(b_dat, tl.float32, PRECISION), b_qc, tl.float32, PRECISION)
+            b_kdk = operand(b_kf * tl.exp2(-b_c), tl.float32, PRECISION) * b_dk
+            b_dk *= tl.exp2(-b_c)
         else:
             b_dk = _exact_grad_k(b_dat, p_q, p_g, i_row, T, stride, o_k, K, BT, BK)
+            b_kdk = b_kf * b_dk
     else:
         b_dk = dot(b_dat, b_q, DOT, PRECISION)
-    return b_dk
+        b_kdk = b_dk  # without a gate nobody asks
+    return b_dk, b_kdk

@@ -41,13 +41,13 @@ def retreat(
     return b_ds + scale * dot(tl.trans(b_qd.to(DOT)), b_do, DOT, PRECISION)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T", "n_seg"])
 def states_kernel(
-    p_k, p_v, p_g, p_s0, p_s, p_st, T, H, n_seg,
-    K: tl.constexpr, V: tl.constexpr, SEG: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    p_k, p_v, p_g, p_s0, p_s, p_st, T, H, n_seg, seg_rows,
+    K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     GATED: tl.constexpr, HAS_S0: tl.constexpr, STORE_ST: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """State at the start of each segment of SEG rows: p_s [B*H, n_seg, K, V]; the last one's end: p_st [B*H, K, V]."""
+    """State at the start of each segment of seg_rows rows: p_s [B*H, n_seg, K, V]; the last one's end: p_st [B*H, K, V]."""
     NK: tl.constexpr = (K + BK - 1) // BK
     NV: tl.constexpr = (V + BV - 1) // BV
     i_p = tl.program_id(0)
@@ -63,17 +63,17 @@ def states_kernel(
         b_s += load_state(p_s0 + i_bh * K * V, o_k, o_v, K, V)
     for i_t in range(0, tl.cdiv(T, BT)):
         i_row = i_t * BT
-        if i_row % SEG == 0:
-            store_state(p_s + tl.cast(i_row // SEG, tl.int64) * K * V, b_s, o_k, o_v, K, V)
+        if i_row % seg_rows == 0:
+            store_state(p_s + tl.cast(i_row // seg_rows, tl.int64) * K * V, b_s, o_k, o_v, K, V)
         b_s = advance(b_s, p_k, p_v, p_g, i_row, T, H, o_k, o_v, K, V, BT, GATED, DOT, PRECISION)
     if STORE_ST:
         store_state(p_st + i_bh * K * V, b_s, o_k, o_v, K, V)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T", "n_seg"])
 def grad_states_kernel(
-    p_q, p_g, p_do, p_dst, p_ds, p_ds0, scale, T, H, n_seg,
-    K: tl.constexpr, V: tl.constexpr, SEG: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    p_q, p_g, p_do, p_dst, p_ds, p_ds0, scale, T, H, n_seg, seg_rows,
+    K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     GATED: tl.constexpr, HAS_DST: tl.constexpr, STORE_DS0: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Gradient of the state at the end of each segment: p_ds [B*H, n_seg, K, V]; of the initial state: p_ds0."""
@@ -93,8 +93,8 @@ def grad_states_kernel(
     n_t = tl.cdiv(T, BT)
     for i_back in range(0, n_t):
         i_row = (n_t - 1 - i_back) * BT
-        if ((i_row + BT) % SEG == 0) | (i_back == 0):
-            store_state(p_ds + tl.cast(i_row // SEG, tl.int64) * K * V, b_ds, o_k, o_v, K, V)
+        if ((i_row + BT) % seg_rows == 0) | (i_back == 0):
+            store_state(p_ds + tl.cast(i_row // seg_rows, tl.int64) * K * V, b_ds, o_k, o_v, K, V)
         b_ds = retreat(b_ds, p_q, p_do, p_g, scale, i_row, T, H, o_k, o_v, K, V, BT, GATED, DOT, PRECISION)
     if STORE_DS0:
         store_state(p_ds0 + i_bh * K * V, b_ds, o_k, o_v, K, V)

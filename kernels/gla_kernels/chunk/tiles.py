@@ -49,6 +49,30 @@ def store_state(p_s, b_s, o_k, o_v, K: tl.constexpr, V: tl.constexpr):
 
 
 @triton.jit
+def operand(b_x, DOT: tl.constexpr, PRECISION: tl.constexpr):
+    """x exactly as a tensor core will read it: cast to DOT, and a float32 rounded to tf32 where that is what is left.
+
+    The hardware would cut the bits off by itself; rounding first is unbiased, and lets two kernels agree on the value.
+    """
+    if DOT == tl.float32 and PRECISION == "tf32":
+        b_bits = b_x.to(tl.float32).to(tl.int32, bitcast=True)
+        b_y = ((b_bits + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+    else:
+        b_y = b_x.to(DOT)
+    return b_y
+
+
+@triton.jit
 def dot(b_x, b_y, DOT: tl.constexpr, PRECISION: tl.constexpr):
     """x @ y with float32 accumulation. DOT is the operands' type; PRECISION is what a float32 operand is cut to."""
     return tl.dot(b_x.to(DOT), b_y.to(DOT), input_precision=PRECISION)
+
+
+@triton.jit
+def dot_state(b_x, b_s, DOT: tl.constexpr, PRECISION: tl.constexpr, EXACT: tl.constexpr):
+    """x @ s^T for a state s [BK, BV]. EXACT: s goes in as two operands, its rounding and what that left over."""
+    b_high = operand(b_s, DOT, PRECISION)
+    b_y = dot(b_x, tl.trans(b_high), DOT, PRECISION)
+    if EXACT and PRECISION == "tf32":
+        b_y += dot(b_x, tl.trans(operand(b_s - b_high.to(tl.float32), DOT, PRECISION)), DOT, PRECISION)
+    return b_y

@@ -1,0 +1,143 @@
+"""The chunkwise kernels against the float64 recurrence: every schedule, gate strength, length, head dimension, dtype.
+
+Without a GPU everything here but the grids marked gpu runs in Triton's interpreter, on small shapes.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from gla_kernels import Schedule, gla
+from gla_kernels.config import CHUNKS
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+PAIRS = [(c, s) for c in CHUNKS for s in (16, 32, 64, 128, 256) if s <= c]
+SCHEDULES = [Schedule(c, s, m) for c, s in PAIRS for m in (True, False)]
+
+
+def name(value: object) -> str:
+    if isinstance(value, Schedule):
+        return f"{value.chunk}-{value.sub_chunk}-{'m' if value.materialize else 'w'}"
+    return str(value).removeprefix("torch.").replace(" ", "")
+
+
+def form(schedule: Schedule | None = None, final: bool = True):
+    return lambda q, k, v, g, s: gla(q, k, v, g, None, s, final, schedule=schedule)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=name)
+def test_every_schedule(judge, inputs, schedule):
+    rows = schedule.chunk + schedule.chunk // 2 + 5
+    judge(form(schedule), inputs((1, rows, 1, 16, 16), torch.float32, 0.5))
+
+
+@pytest.mark.parametrize("materialize", [True, False])
+@pytest.mark.parametrize("gates", [None, 0.0, 1 / 16, 4.0, 40.0, 1e4, "resets", "closed"])
+def test_every_gate_strength(judge, inputs, gates, materialize):
+    judge(form(Schedule(64, 32, materialize)), inputs((1, 150, 2, 32, 16), torch.float32, gates))
+
+
+@pytest.mark.parametrize("gates", [1.0, "resets"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=name)
+@pytest.mark.parametrize("materialize", [True, False])
+def test_every_dtype(judge, inputs, dtype, gates, materialize):
+    judge(form(Schedule(32, 16, materialize)), inputs((2, 70, 2, 32, 32), dtype, gates))
+
+
+@pytest.mark.parametrize("T", [1, 2, 15, 16, 63, 65, 129])
+@pytest.mark.parametrize("materialize", [True, False])
+def test_any_length(judge, inputs, T, materialize):
+    judge(form(Schedule(64, 16, materialize)), inputs((1, T, 2, 16, 16), torch.float32, 1.0))
+
+
+@pytest.mark.parametrize(("K", "V"), [(8, 8), (60, 100), (100, 60), (16, 200), (200, 16), (512, 24), (24, 512)])
+@pytest.mark.parametrize("materialize", [True, False])
+def test_any_head_dimension(judge, inputs, K, V, materialize):
+    judge(form(Schedule(32, 16, materialize)), inputs((1, 50, 1, K, V), torch.float32, 1.0))
+
+
+@pytest.mark.parametrize("materialize", [True, False])
+def test_several_segments_of_a_long_walk(judge, inputs, materialize):
+    judge(form(Schedule(256, 64, materialize)), inputs((1, 2100, 1, 16, 16), torch.float32, 0.1))
+
+
+def test_default_schedule_without_states(judge, inputs):
+    judge(form(final=False), inputs((2, 100, 2, 24, 40), torch.float32, 1.0, states=False))
+
+
+def test_gates_in_float32_with_16_bit_inputs(judge, inputs):
+    judge(form(), inputs((1, 80, 2, 32, 32), torch.bfloat16, 1.0, gate_dtype=torch.float32))
+
+
+def test_inputs_that_are_not_contiguous(inputs, outputs_of):
+    x = inputs((2, 40, 3, 16, 24), torch.float32, 1.0)
+    y = inputs((2, 40, 3, 16, 24), torch.float32, 1.0)
+    for field in ("q", "k", "v", "g", "do"):
+        heads_first = getattr(y, field).transpose(1, 2).contiguous()
+        setattr(y, field, heads_first.transpose(1, 2))
+    found, expected = outputs_of(form(), y), outputs_of(form(), x)
+    assert all(torch.equal(found[n], expected[n]) for n in expected)
+
+
+def test_the_same_inputs_give_the_same_bits(inputs, outputs_of):
+    x = inputs((1, 100, 2, 32, 32), torch.float16, 1.0)
+    once, again = outputs_of(form(), x), outputs_of(form(), x)
+    assert all(torch.equal(once[n], again[n]) for n in once)
+
+
+def test_gradient_through_the_final_state_alone(inputs):
+    x = inputs((1, 40, 1, 16, 16), torch.float32, 1.0)
+    k = x.k.requires_grad_()
+    _, final = gla(x.q, k, x.v, x.g, output_final_state=True)
+    (dk,) = torch.autograd.grad(final.sum(), k)
+    after = torch.cat([x.g[:, 1:], torch.zeros_like(x.g[:, :1])], dim=1).flip(1).cumsum(1).flip(1)
+    torch.testing.assert_close(dk, after.exp() * x.v.sum(-1, keepdim=True), rtol=1e-4, atol=1e-5)
+
+
+def test_one_sequence_in_two_halves(inputs):
+    x = inputs((1, 90, 2, 16, 16), torch.float32, 0.5)
+    whole, end = gla(x.q, x.k, x.v, x.g, initial_state=x.initial_state, output_final_state=True)
+    first, state = gla(*(t[:, :41] for t in (x.q, x.k, x.v, x.g)), None, x.initial_state, True)
+    second, state = gla(*(t[:, 41:] for t in (x.q, x.k, x.v, x.g)), None, state, True)
+    torch.testing.assert_close(torch.cat([first, second], dim=1), whole, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(state, end, rtol=1e-4, atol=1e-5)
+
+
+def test_an_empty_sequence_hands_the_state_on(inputs):
+    x = inputs((2, 0, 2, 16, 16), torch.float32, 1.0)
+    o, final = gla(x.q, x.k, x.v, x.g, initial_state=x.initial_state, output_final_state=True)
+    assert o.shape == (2, 0, 2, 16)
+    assert torch.equal(final, x.initial_state)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("gates", [1.0, "resets"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=name)
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=name)
+def test_full_grid(judge, inputs, schedule, dtype, gates):
+    judge(form(schedule), inputs((2, 1001, 3, 128, 128), dtype, gates))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("gates", [None, 0.0, 1 / 16, 1.0, 2.0, 4.0, 8.0, 40.0, 1e4, "resets", "closed"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=name)
+@pytest.mark.parametrize("schedule", [None, Schedule(64, 16), Schedule(128, 64, False)], ids=name)
+def test_gate_strengths_at_full_size(judge, inputs, schedule, dtype, gates):
+    judge(form(schedule), inputs((1, 3001, 2, 128, 64), dtype, gates))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("K", "V"), [(8, 8), (60, 100), (64, 64), (128, 256), (256, 128), (256, 256), (512, 64), (64, 512), (512, 512)]
+)
+@pytest.mark.parametrize("dtype", DTYPES, ids=name)
+@pytest.mark.parametrize("schedule", [None, Schedule(256, 256), Schedule(64, 64, False), Schedule(16, 16)], ids=name)
+def test_head_dimensions_at_full_size(judge, inputs, schedule, dtype, K, V):
+    judge(form(schedule), inputs((1, 400, 2, K, V), dtype, 1.0))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("T", [1, 63, 3001, 8192])
+@pytest.mark.parametrize("materialize", [True, False])
+def test_lengths_at_full_size(judge, inputs, T, materialize):
+    judge(form(Schedule(64, 64, materialize)), inputs((1, T, 2, 64, 64), torch.bfloat16, 0.1))

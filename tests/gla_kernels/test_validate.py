@@ -1,0 +1,95 @@
+"""Bad calls: a ValueError that names the argument, what was expected and what came."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from gla_kernels import Schedule, gla, gla_recurrent, gla_step, launches
+
+
+def good(**changes: object) -> dict[str, object]:
+    q, v = torch.zeros(2, 8, 3, 16), torch.zeros(2, 8, 3, 24)
+    return {"q": q, "k": q.clone(), "v": v, "g": q.clone()} | changes
+
+
+BAD_CALLS = [
+    ({"q": torch.zeros(2, 8, 16)}, r"q: expected 4 axes \[B, T, H, K\], got shape \[2, 8, 16\]"),
+    ({"q": None}, "q: expected a tensor, got NoneType"),
+    ({"k": torch.zeros(2, 8, 3, 32)}, r"k: expected shape \[2, 8, 3, 16\].*got \[2, 8, 3, 32\]"),
+    ({"v": torch.zeros(2, 9, 3, 24)}, r"v: expected shape \[2, 8, 3, 'V'\].*got \[2, 9, 3, 24\]"),
+    ({"g": torch.zeros(2, 8, 3)}, r"g: expected shape \[2, 8, 3, 16\].*got \[2, 8, 3\]"),
+    ({"k": torch.zeros(2, 8, 3, 16).half()}, "k: expected dtype torch.float32 as of q, got torch.float16"),
+    ({"g": torch.zeros(2, 8, 3, 16).half()}, "g: expected dtype torch.float32.*got torch.float16"),
+    ({"initial_state": torch.zeros(2, 3, 24, 16)}, r"initial_state: expected shape \[2, 3, 16, 24\].*got"),
+    ({"initial_state": torch.zeros(2, 3, 16, 24).half()}, "initial_state: expected dtype torch.float32|float32, got"),
+    ({"scale": "big"}, "scale: expected a number or None, got str"),
+    ({"v": torch.zeros(2, 8, 3, 24, device="meta")}, "v: expected device cpu as of q, got meta|cuda"),
+]
+
+
+@pytest.mark.parametrize("call", [gla, gla_recurrent])
+@pytest.mark.parametrize(("changes", "message"), BAD_CALLS)
+def test_bad_call(call, changes, message):
+    with pytest.raises(ValueError, match=message):
+        call(**good(**changes))
+
+
+def test_head_dimension_too_large():
+    q = torch.zeros(1, 2, 1, 513)
+    with pytest.raises(ValueError, match=r"q: expected a head dimension .* from 1 to 512, got 513"):
+        gla(q, q, q, q)
+
+
+def test_integer_inputs():
+    q = torch.zeros(1, 2, 1, 16, dtype=torch.int32)
+    with pytest.raises(ValueError, match="q: expected float32, float16 or bfloat16, got torch.int32"):
+        gla(q, q, q, q)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"chunk": 48}, "chunk: expected one of 16, 32, 64, 128, 256, got 48"),
+        ({"chunk": 64, "sub_chunk": 48}, "sub_chunk: expected a divisor of chunk=64 from 16 to 64, got 48"),
+        ({"chunk": 32, "sub_chunk": 64}, "sub_chunk: expected a divisor of chunk=32 from 16 to 32, got 64"),
+        ({"chunk": 64, "sub_chunk": 8}, "sub_chunk: expected a divisor of chunk=64 from 16 to 64, got 8"),
+        ({"materialize": "yes"}, "materialize: expected True or False, got 'yes'"),
+    ],
+)
+def test_bad_schedule(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        Schedule(**arguments)
+
+
+def test_schedule_of_the_wrong_type():
+    with pytest.raises(ValueError, match="schedule: expected a Schedule or None, got int"):
+        gla(**good(schedule=64))
+
+
+def test_step_needs_its_state():
+    q = torch.zeros(1, 2, 16)
+    with pytest.raises(ValueError, match="state: expected a tensor"):
+        gla_step(q, q, q, q, None)
+    with pytest.raises(ValueError, match="state: expected a contiguous tensor"):
+        gla_step(q, q, q, q, torch.zeros(1, 2, 16, 16).mT)
+
+
+def test_step_refuses_gradients():
+    q = torch.zeros(1, 2, 16, requires_grad=True)
+    with pytest.raises(ValueError, match="without gradients"):
+        gla_step(q, q, q, q, torch.zeros(1, 2, 16, 16))
+
+
+def test_launches_of_an_unknown_operator():
+    with pytest.raises(ValueError, match="op: expected gla, gla_recurrent or gla_step, got 'gal'"):
+        launches("gal", B=1, T=8, H=1, K=16, V=16, dtype=torch.float32)
+
+
+def test_launches_are_what_the_passes_need():
+    shape = {"B": 1, "T": 512, "H": 2, "K": 64, "V": 64, "dtype": torch.bfloat16}
+    names = [x.name for x in launches("gla", **shape, mode="fwd", schedule=Schedule(64, 16, True))]
+    assert names == ["states_kernel", "output_kernel"]
+    names = [x.name for x in launches("gla", **shape, mode="fwd", schedule=Schedule(64, 16, False))]
+    assert names == ["output_kernel"]
+    names = [x.name for x in launches("gla", **shape, mode="bwd", schedule=Schedule(64, 16, False))]
+    assert names == ["grad_q_kernel", "grad_k_kernel", "grad_v_kernel"]
