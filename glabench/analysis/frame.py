@@ -111,8 +111,14 @@ def _accuracy(row: Row) -> dict[str, Any]:
 
 
 def share(output: dict[str, Any]) -> float:
-    """An output's error over its tolerance: up to 1 passes. What is not a number counts as infinitely wrong."""
-    error, tolerance = output.get("error"), output.get("tolerance")
+    """An output's error over its tolerance, of the whole or of its worst block: up to 1 passes. NaN without a
+    tolerance; an error that is no number counts as infinitely wrong."""
+    parts = [_share(output.get(f"{of}error"), output.get(f"{of}tolerance")) for of in ("", "block_")]
+    known = [part for part in parts if not math.isnan(part)]
+    return max(known, default=math.nan)
+
+
+def _share(error: float | None, tolerance: float | None) -> float:
     if tolerance is None:
         return math.nan
     if error is None or not math.isfinite(error):

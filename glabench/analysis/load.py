@@ -56,8 +56,9 @@ def latest(rows: Iterable[Row]) -> list[Row]:
 
 
 def device(row: Row) -> str:
-    """The name of the machine part that ran the row: the GPU's, or the CPU's model."""
-    return str(row.environment.get("device") or "unknown device")
+    """The name of the machine part that ran the row, without trademarks: "NVIDIA H200", "Intel Xeon Processor"."""
+    name = str(row.environment.get("device") or "unknown device")
+    return " ".join(name.replace("(R)", " ").replace("(TM)", " ").split())
 
 
 def _rows(path: Path, warn: Callable[[str], None]) -> list[Row]:

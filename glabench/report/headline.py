@@ -166,7 +166,7 @@ def _not_timed(rows: pd.DataFrame) -> list[Finding]:
     if interpreted.empty:
         return []
     lead = f"{'case' if len(interpreted) == 1 else 'cases'} of our Triton kernels checked, not timed"
-    sentence = "They ran in Triton's interpreter, which says nothing about speed, and were compiled for the GPUs below."
+    sentence = "They ran in Triton's interpreter, which says whether they are right and nothing about speed."
     return [Finding(str(len(interpreted)), lead, sentence)]
 
 

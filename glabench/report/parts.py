@@ -15,6 +15,7 @@ from glabench.report.model import Figure, Panel, Point, Series
 
 MOST_FIGURES = 6  # of one kind; the table has the rest
 MOST_CATEGORIES = 24
+OFF_SCALE = 3.0
 
 MS = "median time, ms"
 MIB = "peak memory beyond inputs, MiB"
@@ -136,6 +137,21 @@ def most_telling(figures: Sequence[Figure]) -> tuple[Figure, ...]:
 
     kept = sorted(figures, key=points, reverse=True)[:MOST_FIGURES]
     return tuple(figure for figure in figures if figure in kept)
+
+
+def on_scale(rows: pd.DataFrame, value: str) -> tuple[pd.DataFrame, str]:
+    """Rows without the PyTorch loop in the modes where it would squeeze all others into a corner: where its least
+    value is more than OFF_SCALE times the most of the others. The sentence tells what is left out, if anything."""
+    off, said = [], []
+    for mode, part in modes(rows):
+        loop = part["variant"] == "recurrent_torch"
+        left, others = part.loc[loop, value], part.loc[~loop, value]
+        if len(left) and len(others) and left.min() > OFF_SCALE * others.max():
+            off += list(left.index)
+            span = " to ".join(dict.fromkeys([text.number(left.min()), text.number(left.max())]))
+            said.append(f"{text.mode(mode)} {span}{' ms' if value == 'ms' else '×'}")
+    sentence = f" Off the scale: {labels.title('recurrent_torch')}, {'; '.join(said)}." if said else ""
+    return rows.drop(index=off), sentence
 
 
 def slug(*parts: object) -> str:

@@ -13,7 +13,7 @@ from glabench.analysis.statistics import geometric_mean
 from glabench.report import text
 from glabench.report.lengths import baselines, challengers, speedup_tip
 from glabench.report.model import Figure, Panel
-from glabench.report.parts import MS, by_mode, conditions, dots, modes, most_telling, slug, time_tip
+from glabench.report.parts import MS, by_mode, conditions, dots, modes, most_telling, on_scale, slug, time_tip
 
 
 def head_dimension(best: pd.DataFrame) -> tuple[Figure, ...]:
@@ -59,8 +59,10 @@ def every_shape(best: pd.DataFrame) -> tuple[Figure, ...]:
     """Time at shapes that no curve over T shows, a panel a mode."""
     found = []
     for (device,), rows in by(alone(best), ["device"]):
-        panels = [dots(part, "ms", time_tip, MS, text.mode(mode)) for mode, part in modes(rows)]
+        shown, left_out = on_scale(rows, "ms")
+        panels = [dots(part, "ms", time_tip, MS, text.mode(mode)) for mode, part in modes(shown)]
         caption = "Lower is better. One line a shape: B batch, T tokens, H heads, then the head dimension (K, or K×V)."
+        caption += left_out
         drawn = tuple(panel for panel in panels if panel)
         found.append(Figure(slug("shapes", device), "Time at single shapes", caption, drawn))
     return tuple(figure for figure in found if figure.panels)
@@ -94,12 +96,14 @@ def floor(best: pd.DataFrame) -> tuple[Figure, ...]:
     found = []
     known = best[(best["family"] != "attention") & (best["over_floor"] > 0)]
     for (device,), rows in by(known, ["device"]):
+        shown, left_out = on_scale(rows, "over_floor")
         panels = [
             dots(part, "over_floor", time_tip, "time / HBM floor, ×", text.mode(mode), (1.0, "HBM floor"))
-            for mode, part in modes(rows)
+            for mode, part in modes(shown)
         ]
         drawn = tuple(panel for panel in panels if panel)
-        found.append(Figure(slug("floor", device), "Distance from the HBM floor", _floor_caption(rows), drawn))
+        caption = f"{_floor_caption(rows)}{left_out}"
+        found.append(Figure(slug("floor", device), "Distance from the HBM floor", caption, drawn))
     return tuple(found)
 
 

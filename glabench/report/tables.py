@@ -42,9 +42,10 @@ class Table:
 def measurements(table: pd.DataFrame) -> Table:
     """Every row with its question, its time and what follows from it."""
     many = table["device"].nunique() > 1
-    columns = ["system", "B", "T", "H", "K", "V", "dtype", "mode", "gate", "status", "time, ms", "± %", "samples",
-               "tokens/s", "memory, MiB", "× floor", "error, % of tolerance"]  # fmt: skip
-    rows = [_measurement(row, many) for row in table.to_dict("records")]
+    columns = ["system", "B", "T", "H", "K", "V", "dtype", "mode", "gate", "status", "time, ms", "± %", "n",
+               "tokens/s", "MiB", "× floor", "error %"]  # fmt: skip
+    timed_first = table.sort_values("ms", key=lambda ms: ms.isna(), kind="stable")
+    rows = [_measurement(row, many) for row in timed_first.to_dict("records")]
     shown = (["device"] if many else []) + columns
     words = {"device", "system", "dtype", "mode", "gate", "status"}
     return Table(tuple(shown), tuple(column not in words for column in shown), tuple(rows))
@@ -54,13 +55,14 @@ def _measurement(row: dict[Any, Any], with_device: bool) -> tuple[Cell, ...]:
     width = (row["ms_hi"] - row["ms_lo"]) / 2 / row["ms"] * 100
     over_floor = row["over_floor"] if row["family"] != "attention" else math.nan
     status = row["status"]
+    interpreted = row["gated"] == "interpreter" and status == "ok"
     return (
         *([Cell(row["device"])] if with_device else []),
         Cell(row["label"]),
         *(Cell(text.length(row[name]) if name == "T" else str(row[name]), row[name]) for name in SIZES),
         Cell(row["dtype"]), Cell(row["mode"]), Cell(row["gate"] + (" + state" if row["initial_state"] else "")),
         Cell(status, flag="" if status == "ok" else "bad"),
-        _number(row["ms"]), _number(width, 2),
+        Cell("not timed") if interpreted else _number(row["ms"]), _number(width, 2),
         Cell(f"{row['samples']:.0f}", row["samples"]) if row["samples"] else Cell("–"),
         Cell(text.rate(row["tokens_per_s"]), _or_none(row["tokens_per_s"])),
         _number(row["beyond_mib"]), _number(over_floor), _number(100 * row["error_share"], 2),
@@ -110,9 +112,11 @@ def _worst(outputs: list[dict[str, Any]]) -> Cell:
     if not shares:
         return Cell("–")
     value, output = max(shares, key=lambda pair: pair[0])
-    error, tolerance = output.get("error"), output["tolerance"]
+    block = share({"error": output.get("error"), "tolerance": output.get("tolerance")}) < value
+    error, tolerance = (output.get(f"{'block_' if block else ''}{name}") for name in ("error", "tolerance"))
     written = "not finite" if error is None or not math.isfinite(error) else text.power(error)
-    return Cell(f"{written} of {text.power(tolerance)}", value, "bad" if value > 1 else "")
+    where = " in a block" if block else ""
+    return Cell(f"{written} of {text.power(tolerance or 0.0)}{where}", value, "bad" if value > 1 else "")
 
 
 @dataclass(frozen=True)
@@ -163,7 +167,7 @@ def kernels(rows: Sequence[Row]) -> Table:
         size = f"{row.case['K']}×{row.case['V']} {row.case['dtype']}"
         for fact in row.compiled or []:
             found.setdefault((label(row.case), size, fact["kernel"]), {})[str(fact["arch"])] = fact
-    facts = ("registers", "spilled, B", "shared, KiB", "tensor cores")
+    facts = ("registers", "spilled, B", "shared, KiB", "tensor op")
     columns = ("system", "K×V", "kernel", "warps", *(facts * len(targets)))
     lines = [
         (

@@ -99,3 +99,14 @@ def test_the_latest_row_of_a_case_and_device_counts(make_row: Any) -> None:
 
 def test_of_rows_started_together_the_one_written_last_counts(make_row: Any) -> None:
     assert frame(latest([make_row("gla", [1.0]), make_row("gla", [2.0])]))["ms"].tolist() == [2.0]
+
+
+def test_an_error_in_one_block_counts_like_one_in_the_whole(make_row: Any) -> None:
+    outputs = {"o": {"error": 1e-3, "tolerance": 4e-3, "block_error": 6e-3, "block_tolerance": 8e-3}}
+    line = only(make_row("gla", [1.0], accuracy={"passed": True, "where": "cuda", "outputs": outputs}))
+    assert line["error_share"] == pytest.approx(0.75)
+
+
+def test_trademarks_are_no_part_of_a_name(make_row: Any) -> None:
+    row = make_row("sdpa", [1.0], environment={"device": "Intel(R) Core(TM) i7", "kind": "cpu"})
+    assert only(row)["device"] == "Intel Core i7"

@@ -53,5 +53,5 @@ def test_missing_paths_name_the_nearest(tmp_path: Path, make_row: Any) -> None:
     with pytest.raises(UserError, match=r"did you mean .*quick-cpu\.jsonl"):
         load([tmp_path / "quick-cpu.json"])
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match="no \\*.jsonl file"):
+    with pytest.raises(UserError, match=r"no \*\.jsonl file"):
         load([tmp_path / "empty"])

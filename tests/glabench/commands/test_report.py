@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 import subprocess
 import sys
 from dataclasses import asdict
@@ -65,7 +66,7 @@ def test_out_names_a_file_or_a_folder(results: Path) -> None:
 
 def test_csv_has_a_line_a_row(results: Path) -> None:
     assert run(results, "--format", "csv", "--out", "out.csv") == 0
-    lines = list(csv.DictReader(Path("out.csv").open()))
+    lines = list(csv.DictReader(Path("out.csv").read_text().splitlines()))
     found = {(line["system"], int(line["T"])): float(line["ms"]) for line in lines}
     assert found == {("gla", 1024): 2.0, ("gla", 2048): 4.0, ("fa2", 1024): 1.0, ("fa2", 2048): 8.0}
 
@@ -88,7 +89,8 @@ def test_several_files_make_one_report(results: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.jsonl"
     other.write_text(to_json(row("fla", 1024, [3.0])) + "\n")
     assert run(results, other, "--format", "csv", "--out", "out.csv") == 0
-    assert {line["system"] for line in csv.DictReader(Path("out.csv").open())} == {"gla", "fa2", "fla"}
+    lines = csv.DictReader(Path("out.csv").read_text().splitlines())
+    assert {line["system"] for line in lines} == {"gla", "fa2", "fla"}
 
 
 @pytest.mark.parametrize(
@@ -137,4 +139,6 @@ def test_a_report_needs_no_torch(results: Path) -> None:
         "except SystemExit as e: assert not e.code, e.code\n"
         "assert not {'torch', 'triton', 'selenium'} & set(sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+    # The packages may be on this process's path without being installed.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)

@@ -1,4 +1,4 @@
-"""The page in a real browser: figures, hover, legends, sorting, filters, saving, and no sideways scrolling on a phone."""
+"""The page in a real browser: figures, hover, legends, sorting, filters, saving, and a phone's width."""
 
 from __future__ import annotations
 
@@ -167,7 +167,8 @@ def test_a_figure_can_be_saved(browser: Any, address: str, kind: str) -> None:
         kind,
     )
     name, mime, width = answer
-    assert name.startswith("speed-") and name.endswith(f".{kind}")
+    assert name.startswith("speed-")
+    assert name.endswith(f".{kind}")
     assert mime == {"svg": "image/svg+xml", "png": "image/png"}[kind]
     assert width > 600
 
@@ -206,7 +207,8 @@ def test_text_stands_out_in_both_themes(browser: Any, address: str, theme: str) 
         };
         const contrast = (a, b) => (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
         const card = light(getComputedStyle(document.querySelector(".card")).backgroundColor);
-        const parts = ["figcaption", ".card h3", ".legend button"].map((s) => getComputedStyle(document.querySelector(s)).color);
+        const words = ["figcaption", ".card h3", ".legend button"].map((s) => document.querySelector(s));
+        const parts = words.map((element) => getComputedStyle(element).color);
         parts.push(getComputedStyle(document.querySelector(".panel text")).fill);
         return Math.min(...parts.map((colour) => contrast(light(colour), card)));"""
     )

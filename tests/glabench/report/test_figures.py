@@ -147,3 +147,14 @@ def test_numbers_as_people_write_them() -> None:
     assert (times(0.654), times(1.0), times(340.2)) == ("0.65×", "1.00×", "340×")
     assert [length(t) for t in (256, 1024, 3001, 16384)] == ["256", "1k", "3001", "16k"]
     assert (rate(13.6e6), rate(850e3), rate(12.0)) == ("13.6 M", "850 k", "12.0")
+
+
+def test_a_loop_off_the_scale_is_told_not_drawn(board_rows: list[Row], quick_rows: list[Row]) -> None:
+    on_gpu = figures(board_rows)["speed"][0]
+    at = {"H": 4, "K": 128, "mode": "fwd", "system": "recurrent_torch"}
+    medians = [statistics.median(r.time["samples_ms"]) for r in board_rows if r.time and at.items() <= r.case.items()]
+    assert "recurrent_torch" not in dict(on_gpu.keys)
+    assert f"PyTorch recurrent, forward {number(min(medians))} to {number(max(medians))} ms;" in on_gpu.caption
+    on_cpu = figures(quick_rows)["speed"][0]
+    assert "recurrent_torch" in dict(on_cpu.keys)
+    assert "Off the scale" not in on_cpu.caption
