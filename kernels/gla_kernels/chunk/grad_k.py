@@ -32,7 +32,7 @@ from .tiles import dot, dot_state, load_state, load_tile, operand, store_tile
 def _leaving(
     p_k, p_v, p_g, b_ds, i_chunk, T, H, chunk, o_k, o_v,
     K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr,
-    OFF: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
+    DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Sum over the chunk's rows of k dk_inter [BK], and log2 of the chunk's decay [BK]."""
     n_blocks = tl.cdiv(tl.minimum(T - i_chunk, chunk), BT)
@@ -43,7 +43,7 @@ def _leaving(
         b_kd, b_total = decayed_keys(p_k, p_g, i_row, T, H * K, o_k, K, BT, True)
         b_v = load_tile(p_v, i_row, T, H * V, o_v, V, BT)
         b_dk = decay(dot_state(b_v, b_ds, DOT, PRECISION, False), b_after, True)
-        b_kdk += tl.sum(operand(b_kd, OFF, PRECISION).to(tl.float32) * b_dk, axis=0)
+        b_kdk += tl.sum(operand(b_kd, DOT, PRECISION).to(tl.float32) * b_dk, axis=0)
         b_after += b_total
     return b_kdk, b_after
 
@@ -90,7 +90,7 @@ def grad_k_kernel(
             b_phi += b_crossing  # completed in the loop, where the only block's k dk_inter are at hand
         else:
             b_leaving, b_gamma = _leaving(
-                p_k, p_v, p_g, b_ds, i_seg * chunk, T, H, chunk, o_k, o_v, K, V, BT, BK, OFF, DOT, PRECISION
+                p_k, p_v, p_g, b_ds, i_seg * chunk, T, H, chunk, o_k, o_v, K, V, BT, BK, DOT, PRECISION
             )
             b_phi += b_crossing * tl.exp2(b_gamma) + b_leaving
     for i_c in range(0, seg_chunks):
@@ -106,6 +106,7 @@ def grad_k_kernel(
             b_do = load_tile(p_do, i_row, T, H * V, o_v, V, BT)
             # what leaves through the block's end, as it is there
             b_dk = decay(dot_state(b_v, b_ds, DOT, PRECISION, WALK), b_after, GATED)
+            b_off = tl.zeros([BT, BK], dtype=tl.float32)
             if not SINGLE:
                 b_between = tl.zeros([BK], dtype=tl.float32)  # log2 of the decay from column block to row block
                 for i_a in range(i_b + 1, n_blocks):
@@ -113,20 +114,24 @@ def grad_k_kernel(
                     b_qd, b_step = decayed_queries(p_q, p_g, i_col, T, H * K, o_k, K, BT, GATED)
                     b_doa = load_tile(p_do, i_col, T, H * V, o_v, V, BT)
                     b_dat = operand(dot(b_v, tl.trans(b_doa), DOT, PRECISION) * scale, OFF, PRECISION)
-                    b_dk += decay(dot(b_dat, operand(b_qd, OFF, PRECISION), OFF, PRECISION), b_between, GATED)
+                    b_off += decay(dot(b_dat, operand(b_qd, OFF, PRECISION), OFF, PRECISION), b_between, GATED)
                     b_between += b_step
             if GATED:
                 b_g = load_gates(p_g, i_row, T, H * K, o_k, K, BT)
                 b_prefix = tl.cumsum(b_g, axis=0)
                 b_total = tl.sum(b_g, axis=0)
                 b_decay = tl.exp2(decay_to_end(p_g, i_row, T, H * K, o_k, K, BT))
-                b_kdk = operand(b_k.to(tl.float32) * b_decay, OFF, PRECISION).to(tl.float32) * b_dk
-                b_dk *= b_decay
-                if SINGLE and not WALK:
+                b_kd = b_k.to(tl.float32) * b_decay
+                b_kdk = operand(b_kd, DOT, PRECISION).to(tl.float32) * b_dk
+                if not SINGLE:
+                    b_kdk += operand(b_kd, OFF, PRECISION).to(tl.float32) * b_off
+                elif not WALK:
                     b_phi = b_phi * tl.exp2(b_total) + tl.sum(b_kdk, axis=0)
+                b_dk = (b_dk + b_off) * b_decay
             else:
                 b_prefix = tl.zeros([BT, BK], dtype=tl.float32)
                 b_total = tl.zeros([BK], dtype=tl.float32)
+                b_dk += b_off
                 b_kdk = b_dk
             b_dat = dot(b_v, tl.trans(b_do), DOT, PRECISION) * scale
             b_own_dk, b_own_kdk = diagonal_grad_k(

@@ -52,6 +52,7 @@ def grad_q_kernel(
             b_q = load_tile(p_q, i_row, T, H * K, o_k, K, BT)
             # what enters from before this row block, as it is at the block's start
             b_dq = decay(dot_state(b_do, b_s, DOT, PRECISION, WALK) * scale, b_before, GATED)
+            b_off = tl.zeros([BT, BK], dtype=tl.float32)
             if not SINGLE:
                 b_between = tl.zeros([BK], dtype=tl.float32)  # log2 of the decay from column block to row block
                 for i_back in range(0, i_a):
@@ -59,18 +60,22 @@ def grad_q_kernel(
                     b_kd, b_step = decayed_keys(p_k, p_g, i_col, T, H * K, o_k, K, BT, GATED)
                     b_vb = load_tile(p_v, i_col, T, H * V, o_v, V, BT)
                     b_da = operand(dot(b_do, tl.trans(b_vb), DOT, PRECISION) * scale, OFF, PRECISION)
-                    b_dq += decay(dot(b_da, operand(b_kd, OFF, PRECISION), OFF, PRECISION), b_between, GATED)
+                    b_off += decay(dot(b_da, operand(b_kd, OFF, PRECISION), OFF, PRECISION), b_between, GATED)
                     b_between += b_step
             if GATED:
                 b_g = load_gates(p_g, i_row, T, H * K, o_k, K, BT)
                 b_prefix = tl.cumsum(b_g, axis=0)
                 b_total = tl.sum(b_g, axis=0)
                 b_decay = tl.exp2(b_prefix)
-                b_qdq = operand(b_q.to(tl.float32) * b_decay, OFF, PRECISION).to(tl.float32) * b_dq
-                b_dq *= b_decay
+                b_qd = b_q.to(tl.float32) * b_decay
+                b_qdq = operand(b_qd, DOT, PRECISION).to(tl.float32) * b_dq
+                if not SINGLE:
+                    b_qdq += operand(b_qd, OFF, PRECISION).to(tl.float32) * b_off
+                b_dq = (b_dq + b_off) * b_decay
             else:
                 b_prefix = tl.zeros([BT, BK], dtype=tl.float32)
                 b_total = tl.zeros([BK], dtype=tl.float32)
+                b_dq += b_off
                 b_qdq = b_dq
             b_da = dot(b_do, tl.trans(b_v), DOT, PRECISION) * scale
             b_own_dq, b_own_qdq = diagonal_grad_q(

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from .gates import decayed_keys, decayed_queries
-from .tiles import dot, load_state, load_tile, store_state
+from .tiles import dot, load_state, load_tile, operand, store_state
 
 
 @triton.jit
@@ -25,7 +25,7 @@ def advance(
     b_v = load_tile(p_v, i_row, T, H * V, o_v, V, BT)
     if GATED:
         b_s = b_s * tl.exp2(b_total)[:, None]
-    return b_s + dot(tl.trans(b_kd.to(DOT)), b_v, DOT, PRECISION)
+    return b_s + dot(tl.trans(operand(b_kd, DOT, PRECISION)), b_v, DOT, PRECISION)
 
 
 @triton.jit
@@ -38,7 +38,7 @@ def retreat(
     b_do = load_tile(p_do, i_row, T, H * V, o_v, V, BT)
     if GATED:
         b_ds = b_ds * tl.exp2(b_total)[:, None]
-    return b_ds + scale * dot(tl.trans(b_qd.to(DOT)), b_do, DOT, PRECISION)
+    return b_ds + scale * dot(tl.trans(operand(b_qd, DOT, PRECISION)), b_do, DOT, PRECISION)
 
 
 @triton.jit(do_not_specialize=["T", "n_seg"])
