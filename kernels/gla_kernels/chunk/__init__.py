@@ -202,7 +202,8 @@ def backward(
     launch(
         p.walk_of(
             grad_k_kernel, tile, triton.cdiv(K, tile.block_k), args,
-            carry=not p.schedule.materialize, HAS_DS=d_states is not None, HAS_ST=final_state is not None,
+            carry=not p.schedule.materialize,
+            HAS_S=states is not None, HAS_DS=d_states is not None, HAS_ST=final_state is not None,
         )  # fmt: skip
     )
     tile = p.config.grad_v

@@ -53,7 +53,7 @@ def grad_k_kernel(
     p_q, p_k, p_v, p_g, p_s, p_st, p_ds, p_do, p_qdq, p_dk, p_dg, scale, T, H, n_seg, seg_chunks, chunk,
     K: tl.constexpr, V: tl.constexpr, SINGLE: tl.constexpr, FULL: tl.constexpr,
     BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    GATED: tl.constexpr, HAS_DS: tl.constexpr, HAS_ST: tl.constexpr, WALK: tl.constexpr,
+    GATED: tl.constexpr, HAS_S: tl.constexpr, HAS_DS: tl.constexpr, HAS_ST: tl.constexpr, WALK: tl.constexpr,
     DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dk and dg [B, T, H, K] for one segment and one tile of K; BV covers all of V.
@@ -80,10 +80,12 @@ def grad_k_kernel(
     if HAS_DS:
         b_ds += load_state(p_ds + i_state, o_k, o_v, K, V)
     if GATED and WALK and HAS_DS:
-        if i_seg + 1 < n_seg:
-            b_phi += tl.sum(load_state(p_s + i_state + K * V, o_k, o_v, K, V) * b_ds, axis=1)
-        elif HAS_ST:
-            b_phi += tl.sum(load_state(p_st + i_bh * K * V, o_k, o_v, K, V) * b_ds, axis=1)
+        if HAS_S:
+            if i_seg + 1 < n_seg:
+                b_phi += tl.sum(load_state(p_s + i_state + K * V, o_k, o_v, K, V) * b_ds, axis=1)
+        if HAS_ST:
+            if i_seg + 1 == n_seg:
+                b_phi += tl.sum(load_state(p_st + i_bh * K * V, o_k, o_v, K, V) * b_ds, axis=1)
     if GATED and not WALK:
         b_crossing = tl.sum(load_state(p_s + i_state, o_k, o_v, K, V) * b_ds, axis=1)
         if SINGLE:
