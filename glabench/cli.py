@@ -17,7 +17,6 @@ from glabench.errors import UserError, did_you_mean
 app = typer.Typer(
     name="glabench",
     help="Benchmark, correctness gate and report for gated linear attention kernels.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -44,7 +43,7 @@ def _options(
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit: 0 done, 1 something in the results is bad, 2 a mistake in what was asked."""
-    given = sys.argv[1:] if arguments is None else arguments
+    given = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     try:
         code = typer.main.get_command(app).main(args=given, prog_name="glabench", standalone_mode=False)
     except UserError as error:
@@ -55,6 +54,8 @@ def main(arguments: list[str] | None = None) -> None:
         sys.stderr.close()
         sys.exit(141)
     except Exception as error:
+        if type(error).__name__ == "Abort":  # Ctrl-C, as the parser passes it on
+            sys.exit(130)
         if not hasattr(error, "format_message"):  # not one of the parser's own
             raise
         _fail(_usage(error, given))

@@ -85,8 +85,10 @@ def _build(
         return loader.construct_object(node, deep=True)
     seen: dict[str, int] = {}
     for key_node, _ in node.value:
+        if key_node.tag == "tag:yaml.org,2002:merge":
+            continue
         key, line = _key(path, loader, key_node), key_node.start_mark.line + 1
-        if key in seen and key != "<<":
+        if key in seen:
             raise UserError(f"{path}:{line}: key {key!r} is given twice, first on line {seen[key]}")
         seen[key] = line
     loader.flatten_mapping(node)  # resolves "<<", putting what is merged in first

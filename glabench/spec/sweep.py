@@ -170,11 +170,11 @@ def _check_settings(source: Source, loc: Loc, section: Section | None) -> None:
 
 
 def folders() -> list[Path]:
-    """Where sweeps are looked for by name: ./sweeps, then the folder beside the package in a clone."""
-    here = Path("sweeps")
-    ours = Path(__file__).resolve().parents[2] / "sweeps"
+    """Where sweeps are looked for by name: ./sweeps, then ours, inside the installed package or beside it in a clone."""
+    here, package = Path("sweeps"), Path(__file__).resolve().parents[1]
+    ours = next((folder for folder in (package / "sweeps", package.parent / "sweeps") if folder.is_dir()), None)
     found = [here] if here.is_dir() else []
-    if ours.is_dir() and (not found or not ours.samefile(here)):
+    if ours is not None and (not found or not ours.samefile(here)):
         found.append(ours)
     return found
 

@@ -1,0 +1,51 @@
+"""A pipeline that misbehaves on request, for the processes that must survive it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+# What run_case does is chosen by the case's seed. Every call adds a line to the file named by CALLS.
+MISBEHAVING = """
+import os, signal, subprocess, sys, time
+from glabench.store import Row
+
+def run_case(case, sweep, settings):
+    with open(os.environ["CALLS"], "a") as file:
+        print(case.id, settings.part, os.getpid(), os.environ.get("TRITON_INTERPRET"), file=file)
+    status = "ok"
+    if case.seed == 1:
+        print("last words", file=sys.stderr, flush=True)
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if case.seed == 2:
+        time.sleep(600)
+    if case.seed == 3:
+        sys.exit(3)
+    if case.seed == 4:
+        print('{"not": "a row"}', flush=True)
+        os.write(1, b"noise without an end")
+    if case.seed == 5:
+        child = subprocess.Popen(["sleep", "600"])
+        with open(os.environ["CALLS"] + ".child", "w") as file:
+            file.write(str(child.pid))
+        time.sleep(600)
+    if case.seed == 6:
+        status = "crashed"
+    if case.seed == 7:
+        time.sleep(0.3)
+    facts = {"fingerprint": "f", "device_slug": "d", "said_by": "child"}
+    return Row(case.id, sweep, case.to_dict(), status, implementation=settings.part, environment=facts, started="2026")
+"""
+
+
+@pytest.fixture
+def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Puts the module ``misbehaving`` on the path of child processes; the file that it notes its calls in."""
+    (tmp_path / "misbehaving.py").write_text(MISBEHAVING)
+    path = tmp_path / "calls"
+    path.touch()
+    monkeypatch.setenv("CALLS", str(path))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    return path

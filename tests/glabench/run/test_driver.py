@@ -1,0 +1,158 @@
+"""Which cases run where, what is appended, and what a second run leaves out."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from glabench import store
+from glabench.run import driver as driver_module
+from glabench.run.driver import Driver, finished
+from glabench.run.settings import Device, Part, Settings
+from glabench.spec.case import Case
+from glabench.store import Appender, Row
+
+
+class Listener:
+    """Keeps what it is told."""
+
+    def __init__(self, at_row: Callable[[int], None] | None = None) -> None:
+        self.started: list[tuple[str, Part]] = []
+        self.rows: list[Row] = []
+        self.at_row = at_row
+
+    def running(self, case: Case, part: Part) -> None:
+        self.started.append((case.system, part))
+
+    def finished(self, row: Row) -> None:
+        self.rows.append(row)
+        if self.at_row is not None:
+            self.at_row(len(self.rows))
+
+
+def case(system: str, seed: int = 0) -> Case:
+    return Case(system=system, B=1, T=8, H=1, K=8, V=8, seed=seed)
+
+
+def drive(
+    path: Path,
+    cases: list[Case],
+    device: Device = "cpu",
+    compiled: frozenset[str] | None = None,
+    listener: Listener | None = None,
+    limit_s: float = 30,
+) -> driver_module.Outcome:
+    with Appender(path) as out:
+        return Driver(
+            sweep="tiny",
+            device=device,
+            settings=Settings.for_device(device),
+            limit_s=limit_s,
+            compiled=frozenset(c.id for c in cases) if compiled is None else compiled,
+            out=out,
+            progress=listener or Listener(),
+            pipeline="misbehaving",
+        ).run(cases)
+
+
+def called(calls: Path) -> list[tuple[str, str, str]]:
+    """(case id, part, TRITON_INTERPRET) of every call, in order."""
+    return [(words[0], words[1], words[3]) for words in (line.split() for line in calls.read_text().splitlines())]
+
+
+def test_a_cpu_runs_our_kernels_in_two_parts_and_all_others_alone_afterwards(tmp_path: Path, calls: Path) -> None:
+    cases = [case("sdpa"), case("gla"), case("gla_recurrent")]
+    outcome = drive(tmp_path / "rows.jsonl", cases)
+    assert dict(outcome.statuses) == {"ok": 3}
+    rows = {row.case_id: row for row in store.read(tmp_path / "rows.jsonl")}
+    assert set(rows) == {c.id for c in cases}
+    assert sorted(called(calls)[:4]) == sorted(
+        (c.id, part, interpreted) for c in cases[1:] for part, interpreted in (("gate", "1"), ("compile", "None"))
+    )
+    assert called(calls)[4:] == [(cases[0].id, "all", "None")]
+    assert rows[cases[1].id].implementation == "gate"  # the gate's row is the one that the other is merged into
+
+
+def test_a_case_that_is_not_compiled_is_its_gate_alone(tmp_path: Path, calls: Path) -> None:
+    drive(tmp_path / "rows.jsonl", [case("gla")], compiled=frozenset())
+    assert called(calls) == [(case("gla").id, "gate", "1")]
+    assert len(list(store.read(tmp_path / "rows.jsonl"))) == 1
+
+
+def test_a_gpu_runs_everything_in_order_in_one_process(tmp_path: Path, calls: Path) -> None:
+    cases = [case("gla"), case("fa2"), case("gla_recurrent")]
+    drive(tmp_path / "rows.jsonl", cases, device="cuda")
+    assert called(calls) == [(c.id, "all", "None") for c in cases]
+    assert len({line.split()[2] for line in calls.read_text().splitlines()}) == 1
+
+
+def test_crashes_and_timeouts_are_rows_and_do_not_end_the_sweep(tmp_path: Path, calls: Path) -> None:
+    cases = [case("sdpa", seed) for seed in (0, 1, 2, 3, 10)]
+    outcome = drive(tmp_path / "rows.jsonl", cases, limit_s=4)
+    assert [row.status for row in store.read(tmp_path / "rows.jsonl")] == ["ok", "crashed", "timeout", "crashed", "ok"]
+    assert dict(outcome.statuses) == {"ok": 2, "crashed": 2, "timeout": 1}
+
+
+def test_a_crashed_gate_beside_a_good_compilation_is_a_crashed_case(tmp_path: Path, calls: Path) -> None:
+    drive(tmp_path / "rows.jsonl", [case("gla", 6)])
+    (row,) = store.read(tmp_path / "rows.jsonl")
+    assert row.status == "crashed"
+
+
+@pytest.mark.parametrize("system", ["sdpa", "gla"])
+def test_ctrl_c_keeps_every_finished_row_and_repeats_none(tmp_path: Path, calls: Path, system: str) -> None:
+    path = tmp_path / "rows.jsonl"
+    cases = [case(system, seed) for seed in (10, 11, 12, 2)]  # the last one hangs
+
+    def interrupt(rows: int) -> None:
+        if rows == 2:
+            threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+    outcome = drive(path, cases, compiled=frozenset(), listener=Listener(interrupt), limit_s=60)
+    assert outcome.interrupted
+    kept = [row.case_id for row in store.read(path)]
+    assert set(kept) <= {c.id for c in cases[:3]}
+    assert len(kept) == len(set(kept)) >= 2
+    assert sum(outcome.statuses.values()) == len(kept)
+
+
+def test_finished_are_the_cases_of_this_device_and_these_sources(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver_module, "known_environment", lambda device: {"fingerprint": "f", "device_slug": "d"})
+    path = tmp_path / "rows.jsonl"
+    assert finished(path, "cpu") == {}
+    here = {"fingerprint": "f", "device_slug": "d", "torch": "any"}
+    with Appender(path) as out:
+        for name, status, place in (
+            ("a", "ok", here),
+            ("b", "oom", here),
+            ("c", "ok", here | {"fingerprint": "older"}),
+            ("d", "ok", here | {"device_slug": "another"}),
+            ("e", "ok", {}),
+        ):
+            out.append(Row(name, "tiny", case("gla").to_dict(), status, environment=place))
+    assert finished(path, "cpu") == {"a": "ok", "b": "oom"}
+
+
+def test_what_is_known_without_torch_decides_what_is_finished() -> None:
+    from glabench.hardware.environment import environment
+
+    facts = environment("cpu")
+    assert {key: facts[key] for key in driver_module.known_environment("cpu")} == driver_module.known_environment("cpu")
+    assert json.dumps(facts)
+
+
+def test_timed_work_leaves_a_core_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(driver_module, "cores", lambda: 8)
+    assert driver_module.worker_env("all")["OMP_NUM_THREADS"] == "7"
+    assert driver_module.worker_env("gate")["OMP_NUM_THREADS"] == "1"
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert driver_module.worker_env("all")["OMP_NUM_THREADS"] == "3"
