@@ -2,15 +2,39 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pandas as pd
 
 from glabench.analysis.compare import answers
 from glabench.report import lengths, schedules, shapes
 from glabench.report.model import Figure, Section
+from glabench.report.parts import devices
 
 
 def sections(table: pd.DataFrame) -> list[Section]:
-    """Every section of figures, from the table of ``analysis.frame``; without data, a section of words."""
+    """Every section of figures, from the table of ``analysis.frame``; without data, a section of words.
+
+    Devices are never mixed in one figure; where there are several, titles say which.
+    """
+    several = [(name, _sections(table[table["device"] == name])) for name in devices(table)]
+    if len(several) < 2:
+        return several[0][1] if several else _sections(table)
+    return [_joined(name_and_section) for name_and_section in _by_section(several)]
+
+
+def _by_section(several: list[tuple[str, list[Section]]]) -> list[list[tuple[str, Section]]]:
+    """The same section of every device, beside its device, for every section."""
+    return [[(name, found[i]) for name, found in several] for i in range(len(several[0][1]))]
+
+
+def _joined(parts: list[tuple[str, Section]]) -> Section:
+    """One section of several devices' figures, each with its device in the title."""
+    figures = tuple(replace(f, title=f"{name}: {f.title}") for name, section in parts for f in section.figures)
+    return replace(parts[0][1], figures=figures)
+
+
+def _sections(table: pd.DataFrame) -> list[Section]:
     best = answers(table)
     return [
         Section("speed", "Speed", "Speed", lengths.speed(best) + shapes.every_shape(best),

@@ -12,13 +12,13 @@ from glabench.report import tables, text
 from glabench.report.environments import environments, mixed
 from glabench.report.headline import findings
 from glabench.report.lengths import lean
-from glabench.report.parts import conditions, modes
+from glabench.report.parts import conditions, devices, modes
 from glabench.store import Row
 
 
 def render(rows: Sequence[Row], table: pd.DataFrame) -> str:
     """The answer of each device, its times and memory by question, what failed, and where the rows come from."""
-    parts = [_device(table, str(device)) for device in dict.fromkeys(table["device"])]
+    parts = [_device(table, device) for device in devices(table)]
     parts += [_failures(rows, table), _environments(rows)]
     return "\n\n".join(part for part in parts if part) + "\n"
 

@@ -15,7 +15,7 @@ from matplotlib.markers import MarkerStyle
 from matplotlib.transforms import Affine2D
 
 import glabench
-from glabench.report import environments, headline, style, tables, text
+from glabench.report import environments, headline, parts, style, tables, text
 from glabench.report.draw import panel_svg
 from glabench.report.model import Figure, Section
 from glabench.store import Row
@@ -37,7 +37,7 @@ def render(rows: Sequence[Row], table: pd.DataFrame, sections: Sequence[Section]
 
     Everything that comes out of a row is escaped by the template; only our own SVG, CSS and script pass as markup.
     """
-    devices = list(dict.fromkeys(table.sort_values("kind", ascending=False, kind="stable")["device"]))
+    devices = parts.devices(table)
     found = environments.environments(rows)
     return _template().render(
         title=text.listing(devices),

@@ -21,6 +21,11 @@ MS = "median time, ms"
 MIB = "peak memory beyond inputs, MiB"
 
 
+def devices(table: pd.DataFrame) -> list[str]:
+    """The devices in a table, GPUs first."""
+    return list(dict.fromkeys(table.sort_values("kind", ascending=False, kind="stable")["device"]))
+
+
 def modes(table: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     """The table split by mode, in the order forward, backward, both, step."""
     present = [mode for mode in labels.MODE_ORDER if (table["mode"] == mode).any()]

@@ -86,14 +86,14 @@ def accuracy(rows: Sequence[Row]) -> Table:
             key = (label(row.case), row.case["dtype"], labels.gate(row.case.get("gate_strength")), where)
             groups.setdefault(key, []).append(row)
     names = sorted({name for group in groups.values() for row in group for name in _outputs(row)}, key=_output_order)
-    columns = ("system", "dtype", "gate", "where", "cases", "passed", *names)
+    columns = ("system", "dtype", "gate", "where", "passed", *names)
     lines = []
     for words, group in sorted(groups.items(), key=lambda item: (labels.place(item[1][0].case), item[0])):
         passed = sum(bool((row.accuracy or {}).get("passed")) for row in group)
         flag = "" if passed == len(group) else "bad"
         worst = [_worst([_outputs(row)[name] for row in group if name in _outputs(row)]) for name in names]
-        lines.append((*map(Cell, words), Cell(str(len(group)), len(group)), Cell(str(passed), passed, flag), *worst))
-    return Table(columns, (False,) * 4 + (True,) * (2 + len(names)), tuple(lines))
+        lines.append((*map(Cell, words), Cell(f"{passed} of {len(group)}", passed / len(group), flag), *worst))
+    return Table(columns, (False,) * 4 + (True,) * (1 + len(names)), tuple(lines))
 
 
 def _outputs(row: Row) -> dict[str, dict[str, Any]]:
@@ -160,13 +160,15 @@ def archs(rows: Sequence[Row]) -> list[tuple[str, str]]:
 
 
 def kernels(rows: Sequence[Row]) -> Table:
-    """Every kernel of ours as it was compiled: a line a kernel and schedule, the GPUs side by side."""
+    """Every kernel of ours as it was compiled: a line a kernel and schedule, the GPUs side by side. A kernel that
+    several shapes compiled anew shows the one that spills most, then the one with most registers."""
     targets = archs(rows)
     found: dict[tuple[str, str, str], dict[str, dict[str, Any]]] = {}
-    for row in rows:
+    for row in sorted(rows, key=lambda row: labels.place(row.case)):
         size = f"{row.case['K']}×{row.case['V']} {row.case['dtype']}"
         for fact in row.compiled or []:
-            found.setdefault((label(row.case), size, fact["kernel"]), {})[str(fact["arch"])] = fact
+            by_arch = found.setdefault((label(row.case), size, fact["kernel"]), {})
+            by_arch[str(fact["arch"])] = max(by_arch.get(str(fact["arch"]), fact), fact, key=_pressure)
     facts = ("registers", "spilled, B", "shared, KiB", "tensor op")
     columns = ("system", "K×V", "kernel", "warps", *(facts * len(targets)))
     lines = [
@@ -180,6 +182,11 @@ def kernels(rows: Sequence[Row]) -> Table:
     numeric = (False, False, False, True, *((True, True, True, False) * len(targets)))
     groups = (("", 4), *((name, len(facts)) for _, name in targets))
     return Table(columns, numeric, tuple(lines), groups)
+
+
+def _pressure(fact: dict[str, Any]) -> tuple[bool, int, int]:
+    """Sorts compiled kernels by trouble: those that failed last, then by spills, then by registers."""
+    return (bool(fact.get("error")), fact.get("spill_bytes") or 0, fact.get("registers") or 0)
 
 
 def _warps(by_arch: dict[str, dict[str, Any]]) -> Cell:

@@ -158,3 +158,10 @@ def test_a_loop_off_the_scale_is_told_not_drawn(board_rows: list[Row], quick_row
     on_cpu = figures(quick_rows)["speed"][0]
     assert "recurrent_torch" in dict(on_cpu.keys)
     assert "Off the scale" not in on_cpu.caption
+
+
+def test_devices_are_told_apart(board_rows: list[Row], quick_rows: list[Row]) -> None:
+    both = figures(quick_rows + board_rows)["speed"]
+    assert both[0].title.startswith("NVIDIA H200: ")
+    assert both[-1].title.startswith("AMD EPYC 9554: ")
+    assert len({figure.name for figure in both}) == len(both)
