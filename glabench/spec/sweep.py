@@ -120,9 +120,14 @@ def load(path: Path) -> Sweep:
 
 
 def _first_error(source: Source, error: ValidationError) -> UserError:
-    """The first thing that pydantic found, by line, in the words of a sweep file."""
-    found = [_one_error(source, dict(item)) for item in error.errors()]
-    return min(found, key=lambda item: int(re.search(r":(\d+):", str(item)).group(1)))  # type: ignore[union-attr]
+    """The first thing that pydantic found, by line; a missing key comes last, for it may only be misspelt."""
+    found = [(item["type"] == "missing", _one_error(source, dict(item))) for item in error.errors()]
+    return min(found, key=lambda pair: (pair[0], _line(pair[1])))[1]
+
+
+def _line(error: UserError) -> int:
+    place = re.search(r":(\d+): ", str(error))
+    return int(place[1]) if place else 0
 
 
 def _one_error(source: Source, item: dict[str, Any]) -> UserError:
@@ -170,7 +175,7 @@ def _check_settings(source: Source, loc: Loc, section: Section | None) -> None:
 
 
 def folders() -> list[Path]:
-    """Where sweeps are looked for by name: ./sweeps, then ours, inside the installed package or beside it in a clone."""
+    """Where sweeps are looked for by name: ./sweeps, then ours, in the installed package or beside it in a clone."""
     here, package = Path("sweeps"), Path(__file__).resolve().parents[1]
     ours = next((folder for folder in (package / "sweeps", package.parent / "sweeps") if folder.is_dir()), None)
     found = [here] if here.is_dir() else []

@@ -17,6 +17,7 @@ Write = Callable[[str], Sweep]
 # name -> (text, line of the mistake, what the message says)
 MISTAKES: dict[str, tuple[str, int, str]] = {
     "misspelt key": ("title: x\nPOINT\naxis: {system: gla}\n", 3, r"unknown key 'axis' \(did you mean 'axes'\?\)"),
+    "misspelt title": ("POINT\naxes: {system: gla}\ntitel: x\n", 3, r"unknown key 'titel' \(did you mean 'title'\?\)"),
     "misspelt field": ("title: x\nPOINT\naxes:\n  system: gla\n  chnk: 64\n", 5, r"'chnk' \(did you mean 'chunk'\?\)"),
     "misspelt field of a default": ("title: x\ndefaults: {dtpye: bf16}\naxes: {system: gla}\n", 2, r"mean 'dtype'\?"),
     "unknown system": (

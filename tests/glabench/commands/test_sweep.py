@@ -1,0 +1,199 @@
+"""The command as a user meets it: bad input, dry runs, real runs, a kill in the middle."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Process = Callable[..., "subprocess.CompletedProcess[str]"]
+
+GOOD = (
+    "title: Tiny\ndefaults: {B: 1, T: 16, H: 1, K: 8, V: 8, dtype: fp32, mode: fwd}\naxes: {system: recurrent_torch}\n"
+)
+
+# name -> (what the sweep file says, arguments after "glabench", what the one line says)
+BAD: dict[str, tuple[str, list[str], str]] = {
+    "no such sweep": (GOOD, ["sweep", "quikc"], "did you mean 'quick'?"),
+    "no such file": (GOOD, ["sweep", "./bda.yaml"], "did you mean 'bad.yaml'?"),
+    "a directory": (GOOD, ["sweep", "."], "is a directory"),
+    "broken YAML": ("title: [x\n", ["sweep", "bad.yaml"], "bad.yaml:2: not valid YAML"),
+    "empty file": ("", ["sweep", "bad.yaml"], "bad.yaml:1: the file is empty"),
+    "misspelt key": (
+        GOOD + "exlude: []\n",
+        ["sweep", "bad.yaml"],
+        "bad.yaml:4: unknown key 'exlude' (did you mean 'exclude'?)",
+    ),
+    "misspelt field": (GOOD.replace("H:", "h:"), ["sweep", "bad.yaml"], "bad.yaml:2: unknown field 'h'"),
+    "unknown system": (GOOD.replace("_torch", "_torhc"), ["sweep", "bad.yaml"], "did you mean 'recurrent_torch'?"),
+    "empty axis": (GOOD.replace("recurrent_torch", "[]"), ["sweep", "bad.yaml"], "bad.yaml:3: empty axis 'system'"),
+    "wrong type": (GOOD.replace("T: 16", "T: long"), ["sweep", "bad.yaml"], "T: expected an integer > 0, got 'long'"),
+    "a key twice": (GOOD + "title: again\n", ["sweep", "bad.yaml"], "key 'title' is given twice"),
+    "missing axis": (GOOD.replace("K: 8, ", ""), ["sweep", "bad.yaml"], "missing K"),
+    "nothing left": (GOOD + "exclude: [{T: 16}]\n", ["sweep", "bad.yaml"], "expands to no case"),
+    "unknown only": (GOOD, ["sweep", "bad.yaml", "--only", "recurent_torch"], "did you mean 'recurrent_torch'?"),
+    "only what is not there": (GOOD, ["sweep", "bad.yaml", "--only", "gla"], "has no case of it"),
+    "unknown device": (GOOD, ["sweep", "bad.yaml", "--device", "gpu"], "expected auto, cpu or cuda"),
+    "out is a directory": (GOOD, ["sweep", "bad.yaml", "--out", "."], "is a directory"),
+    "out below a file": (GOOD, ["sweep", "bad.yaml", "--out", "bad.yaml/rows.jsonl"], "cannot be written"),
+    "unknown option": (GOOD, ["sweep", "bad.yaml", "--frseh"], "--frseh"),
+    "unknown command": (GOOD, ["swep", "bad.yaml"], "did you mean 'sweep'?"),
+    "missing argument": (GOOD, ["sweep"], "missing argument"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_one_line_and_exit_code_2(python_process: Process, tmp_path: Path, name: str) -> None:
+    text, arguments, message = BAD[name]
+    (tmp_path / "bad.yaml").write_text(text)
+    done = python_process("-m", "glabench", *arguments, check=False, cwd=str(tmp_path))
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith("glabench: error: ")
+    assert message in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["bad.yaml"]
+    assert (tmp_path / "bad.yaml").read_text() == text
+
+
+def test_a_gpu_that_is_not_there_is_one_line(python_process: Process, tmp_path: Path, device: Any) -> None:
+    if device.type == "cuda":
+        pytest.skip("there is a GPU here")
+    done = python_process("-m", "glabench", "sweep", "quick", "--device", "cuda", check=False, cwd=str(tmp_path))
+    assert done.returncode == 2
+    assert "no usable NVIDIA GPU" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_lists_the_cases_and_writes_nothing(python_process: Process, tmp_path: Path) -> None:
+    done = python_process("-m", "glabench", "sweep", "sub_chunk", "--device", "cpu", "--dry-run", cwd=str(tmp_path))
+    lines = done.stdout.splitlines()
+    assert sum(line.startswith("gla ") for line in lines) == 60
+    assert any("C256/16 w/o m" in line for line in lines)
+    assert any("60 cases: gla 60" in line for line in lines)
+    assert "60 to run" in lines[-1]
+    assert list(tmp_path.iterdir()) == []
+
+
+TINY = """\
+title: Tiny
+defaults: {B: 1, H: 1, K: 8, V: 8, dtype: fp32, mode: fwd}
+axes:
+  system: recurrent_torch
+  T: [16, 17, 18, 19, 20, 21, 22, 23]
+settings: {max_time_s: 0.3, min_time_s: 0.3, max_wall_s: 0.4, max_noise: 0.000001}
+cases:
+  - {system: cudnn, T: 16}
+"""
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_real_sweep_from_file_to_rows_and_again(python_process: Process, tmp_path: Path) -> None:
+    (tmp_path / "tiny.yaml").write_text(TINY)
+    arguments = ("-m", "glabench", "sweep", "tiny.yaml", "--device", "cpu")
+    first = python_process(*arguments, cwd=str(tmp_path))
+    (path,) = (tmp_path / "results" / "local").iterdir()
+    assert path.name.startswith("tiny-cpu-")
+    found = rows(path)
+    assert Counter(row["status"] for row in found) == {"ok": 8, "unsupported": 1}
+    assert all(row["time"]["samples_ms"] and row["accuracy"]["passed"] for row in found if row["status"] == "ok")
+    lines = first.stdout.splitlines()
+    assert sum("] ok " in line and line.endswith(" ms") for line in lines) == 8
+    assert lines[-3] == "9 cases: 8 ok, 1 unsupported"
+    assert lines[-1] == f"Report: glabench report {path.relative_to(tmp_path)}"
+
+    again = python_process(*arguments, cwd=str(tmp_path))
+    assert rows(path) == found
+    assert "9 of them finished earlier" in again.stdout
+    assert "] ok" not in again.stdout
+
+    python_process(*arguments, "--fresh", "--only", "cudnn", cwd=str(tmp_path))
+    assert [row["case"]["system"] for row in rows(path)] == ["cudnn"]
+    assert rows(path.with_name(path.name + ".1")) == found
+
+
+def start(tmp_path: Path) -> subprocess.Popen[str]:
+    (tmp_path / "tiny.yaml").write_text(TINY)
+    command = [sys.executable, "-m", "glabench", "sweep", "tiny.yaml", "--device", "cpu", "--out", "rows.jsonl"]
+    return subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def wait_for_rows(path: Path, count: int) -> None:
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        if path.exists() and path.read_bytes().count(b"\n") >= count:
+            return
+        time.sleep(0.02)
+    pytest.fail(f"no {count} rows in {path}")
+
+
+def workers_of(pid: int) -> list[int]:
+    """The child processes of a process, from /proc."""
+    children: list[int] = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rsplit(")")[-1].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if int(fields[1]) == pid and fields[0] != "Z":
+            children.append(int(stat.parent.name))
+    return children
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc to see what outlives the kill")
+def test_a_sweep_killed_in_the_middle_loses_and_repeats_no_finished_case(
+    python_process: Process, tmp_path: Path
+) -> None:
+    sweep = start(tmp_path)
+    path = tmp_path / "rows.jsonl"
+    wait_for_rows(path, 3)
+    workers = workers_of(sweep.pid)
+    assert workers
+    sweep.kill()
+    sweep.communicate()
+    before = rows(path)
+    assert 3 <= len(before) < 9
+    deadline = time.monotonic() + 20
+    while any(Path(f"/proc/{pid}").exists() for pid in workers) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in workers), "a worker outlived the sweep"
+
+    path.write_bytes(path.read_bytes() + b'{"case_id": "torn')  # the worst moment for a kill: in the middle of a row
+    done = python_process(
+        "-m", "glabench", "sweep", "tiny.yaml", "--device", "cpu", "--out", "rows.jsonl", cwd=str(tmp_path)
+    )
+    after = rows(path)
+    assert after[: len(before)] == before
+    assert len(after) == 9
+    assert len({row["case_id"] for row in after}) == 9
+    assert f"{len(before)} of them finished earlier" in done.stdout
+    assert "torn by a crash" in done.stderr
+
+
+def test_ctrl_c_leaves_valid_rows_and_exit_code_130(python_process: Process, tmp_path: Path) -> None:
+    sweep = start(tmp_path)
+    path = tmp_path / "rows.jsonl"
+    wait_for_rows(path, 2)
+    second = python_process(
+        "-m", "glabench", "sweep", "tiny.yaml", "--device", "cpu", "--out", "rows.jsonl", check=False, cwd=str(tmp_path)
+    )
+    assert second.returncode == 2
+    assert "another glabench is writing it" in second.stderr
+    os.kill(sweep.pid, signal.SIGINT)
+    output, _ = sweep.communicate(timeout=60)
+    assert sweep.returncode == 130
+    assert "the same command goes on" in output
+    assert 2 <= len(rows(path)) < 9
