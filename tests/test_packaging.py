@@ -11,6 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 ROOTS = {"glabench": ROOT / "glabench", "gla_kernels": ROOT / "kernels" / "gla_kernels"}
+SWEEPS = "glabench.sweeps"  # the sweep files, which are inside the package only once it is installed
 
 
 @pytest.fixture(scope="module")
@@ -30,12 +31,12 @@ def test_every_package_folder_is_listed(project: dict[str, Any]) -> None:
         for name, folder in ROOTS.items()
         for path in folder.rglob("*.py")
     }
-    assert found == set(project["tool"]["setuptools"]["packages"])
+    assert found | {SWEEPS} == set(project["tool"]["setuptools"]["packages"])
 
 
 def test_every_package_folder_is_found_where_it_is(project: dict[str, Any]) -> None:
     folders = project["tool"]["setuptools"]["package-dir"]
-    for package in project["tool"]["setuptools"]["packages"]:
+    for package in set(project["tool"]["setuptools"]["packages"]) - {SWEEPS}:
         mapped = folders.get(package) or folders[package.split(".")[0]] + "/" + "/".join(package.split(".")[1:])
         assert (ROOT / mapped / "__init__.py").is_file(), f"{package} is not in {mapped}"
 
@@ -55,7 +56,8 @@ def test_every_data_file_is_listed(project: dict[str, Any]) -> None:
         for path in folder.rglob("*")
         if path.is_file() and path.suffix not in (".py", ".pyc")
     }
-    assert data == shipped
+    sweeps = set((ROOT / "sweeps").iterdir())
+    assert data | sweeps == shipped
 
 
 def test_kernels_is_no_package() -> None:
