@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from glabench import store
 from glabench.hardware import environment
-from glabench.run.parts import merge, parts, timed
+from glabench.run.parts import merge, parts
 from glabench.run.settings import Device, Part, Settings
 from glabench.run.worker import PIPELINE, Worker
 from glabench.spec.case import Case
@@ -75,26 +75,25 @@ class Driver:
     def run(self, cases: Sequence[Case]) -> Outcome:
         """Run the cases; Ctrl-C ends the workers and comes back with ``interrupted``, every finished row kept.
 
-        On a CPU what is not timed comes first, in parallel; what is timed runs alone, with nothing beside it.
+        What is not timed comes first, in parallel; what is timed runs alone, with nothing beside it.
         """
         try:
-            self._run_untimed([case for case in cases if not timed(case, self.device)])
-            self._run_timed([case for case in cases if timed(case, self.device)])
+            self._run_untimed([Job(case, part) for case in cases for part in self._parts(case) if part != "all"])
+            self._run_timed([case for case in cases if "all" in self._parts(case)])
         except KeyboardInterrupt:
             self._outcome.interrupted = True
         finally:
             self._stop()
         return self._outcome
 
-    def _run_timed(self, cases: Iterable[Case]) -> None:
+    def _run_timed(self, cases: Sequence[Case]) -> None:
         worker = self._worker("all")
         for case in cases:
             self._run_job(worker, Job(case, "all"))
         worker.close()
 
-    def _run_untimed(self, cases: Sequence[Case]) -> None:
+    def _run_untimed(self, jobs: Sequence[Job]) -> None:
         """Gates and compilations side by side; a process is kept for one kind of part as long as there are any."""
-        jobs = [Job(case, part) for case in cases for part in self._parts(case)]
         if not jobs:
             return
         queues = {part: deque(job for job in jobs if job.part == part) for part in ("gate", "compile")}
@@ -111,6 +110,8 @@ class Driver:
 
     def _parts(self, case: Case) -> tuple[Part, ...]:
         needed = parts(case, self.device)
+        if self.device == "cuda":
+            return needed
         return tuple(part for part in needed if part != "compile" or case.id in self.compiled)
 
     def _work(self, queues: dict[str, deque[Job]], part: Part) -> None:
@@ -150,7 +151,7 @@ class Driver:
             if half is None:
                 self._halves[row.case_id] = row
                 return
-            row = merge(row, half) if job.part == "gate" else merge(half, row)
+            row = merge(half, row) if job.part == "compile" else merge(row, half)
         self.out.append(row)
         self._outcome.statuses[row.status] += 1
         self.progress.finished(row)

@@ -1,8 +1,8 @@
 """The parts of a case, and how their rows become the one row of the case. No torch here: the driver uses this.
 
-Whether Triton interprets or compiles is decided when it is imported, so a case of our own Triton kernels on a CPU is
-run by two processes: one compares with the reference in the interpreter, one cross-compiles. Everything else is run
-by one process in one part.
+Our Triton kernels take two parts, everything else one. On a CPU one process compares with the reference in Triton's
+interpreter and another cross-compiles, because which of the two Triton does is decided when it is imported. On a GPU
+kernels are compiled first, by as many processes as there are cores, so that the one process that times cases need not.
 """
 
 from __future__ import annotations
@@ -16,33 +16,31 @@ from glabench.store import Row
 
 
 def parts(case: Case, device: Device) -> tuple[Part, ...]:
-    """The parts that the case is run in: ("gate", "compile") for our Triton kernels on a CPU, else ("all",)."""
-    return ("gate", "compile") if device == "cpu" and CATALOG[case.system].triton else ("all",)
+    """The parts that the case is run in, the one that compiles besides the one that runs."""
+    if not CATALOG[case.system].triton:
+        return ("all",)
+    return ("gate", "compile") if device == "cpu" else ("compile", "all")
 
 
-def timed(case: Case, device: Device) -> bool:
-    """Whether the case is timed, and so must run with nothing beside it."""
-    return parts(case, device) == ("all",)
-
-
-def merge(gate: Row, compiled: Row) -> Row:
+def merge(run: Row, compiled: Row) -> Row:
     """The one row of a case run in two parts.
 
-    The gate's verdict comes first: a wrong kernel is wrong however well it compiles. Raises ValueError when the rows
-    are of different cases.
+    The verdict of what ran comes first: a wrong kernel is wrong however well it compiles, and one that was timed has
+    compiled, whatever became of the process that tried beforehand. Raises ValueError when the rows are of different
+    cases.
     """
-    if gate.case_id != compiled.case_id:
-        raise ValueError(f"rows of two cases cannot be merged: {gate.case_id} and {compiled.case_id}")
-    verdict = gate if gate.status != "ok" else compiled
+    if run.case_id != compiled.case_id:
+        raise ValueError(f"rows of two cases cannot be merged: {run.case_id} and {compiled.case_id}")
+    verdict = run if run.status != "ok" or run.time is not None else compiled
     return replace(
-        gate,
+        run,
         status=verdict.status,
         reason=verdict.reason,
         detail=verdict.detail,
-        implementation=gate.implementation or compiled.implementation,
+        implementation=run.implementation or compiled.implementation,
         compiled=compiled.compiled,
-        work=gate.work or compiled.work,
-        environment=gate.environment or compiled.environment,
-        started=min(gate.started, compiled.started),
-        wall_s=gate.wall_s + compiled.wall_s,
+        work=run.work or compiled.work,
+        environment=run.environment or compiled.environment,
+        started=min(run.started, compiled.started),
+        wall_s=run.wall_s + compiled.wall_s,
     )

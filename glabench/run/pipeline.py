@@ -88,8 +88,6 @@ def _run(draft: _Draft, case: Case, settings: Settings, system: System) -> None:
         return
     _measure(draft, case, settings, system)
     draft.found["memory"] = memory.peak_memory(system, case, settings)
-    if settings.device == "cuda" and system.info.triton:
-        _compile(draft, case, settings, system)
 
 
 def _gate(draft: _Draft, case: Case, settings: Settings, system: System) -> bool:
@@ -115,13 +113,11 @@ def _measure(draft: _Draft, case: Case, settings: Settings, system: System) -> N
 
 
 def _compile(draft: _Draft, case: Case, settings: Settings, system: System) -> None:
-    from glabench.hardware.crosscompile import cross_compile  # imports triton
+    from glabench.hardware.crosscompile import cross_compile, local_arch  # imports triton
 
-    archs = settings.archs
-    if settings.device == "cuda":
-        major, minor = torch.cuda.get_device_capability()
-        archs = (f"sm_{major}{minor}",)
-    entries = [entry for arch in archs for entry in cross_compile(system.launches(case), arch)]
+    here = local_arch() if settings.device == "cuda" else None
+    archs = settings.archs if here is None else (here,)
+    entries = [entry for arch in archs for entry in cross_compile(system.launches(case, arch), arch)]
     draft.found["compiled"] = entries
     failed = {arch: next((e for e in entries if e["arch"] == arch and e["error"]), None) for arch in archs}
     if settings.part == "compile" and all(failed.values()):

@@ -64,8 +64,11 @@ class System(ABC):
         """
         raise TypeError(f"{self.name} has no mode step")
 
-    def launches(self, case: Case) -> list[Launch]:
-        """The Triton launches of the case for cross-compilation; empty for systems that are not our kernels."""
+    def launches(self, case: Case, arch: str) -> list[Launch]:
+        """The Triton launches of the case on a GPU of ``arch`` ("sm_90"), for compilation.
+
+        Empty for systems that are not our kernels.
+        """
         return []
 
 

@@ -74,11 +74,11 @@ class Gla(System):
             schedule=self.schedule(case),
         )
 
-    def launches(self, case: Case) -> list[Launch]:
-        return kernel_launches("gla", case, self.schedule(case))
+    def launches(self, case: Case, arch: str) -> list[Launch]:
+        return kernel_launches("gla", case, arch, self.schedule(case))
 
 
-def kernel_launches(op: str, case: Case, schedule: Schedule | None = None) -> list[Launch]:
+def kernel_launches(op: str, case: Case, arch: str, schedule: Schedule | None = None) -> list[Launch]:
     """What the kernels' API would launch for the case, on meta tensors."""
     import gla_kernels
     from glabench.run.inputs import DTYPES
@@ -95,4 +95,5 @@ def kernel_launches(op: str, case: Case, schedule: Schedule | None = None) -> li
         schedule=schedule,
         gated=case.gate_strength is not None,
         initial_state=case.initial_state or case.mode == "step",
+        capability=int(arch.removeprefix("sm_")),
     )

@@ -47,5 +47,5 @@ class GlaRecurrent(System):
         o = gla_step(inputs.q, inputs.k, inputs.v, inputs.g, inputs.initial_state)
         return o, inputs.initial_state
 
-    def launches(self, case: Case) -> list[Launch]:
-        return kernel_launches("gla_step" if case.mode == "step" else "gla_recurrent", case)
+    def launches(self, case: Case, arch: str) -> list[Launch]:
+        return kernel_launches("gla_step" if case.mode == "step" else "gla_recurrent", case, arch)

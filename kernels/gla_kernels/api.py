@@ -56,7 +56,7 @@ def gla(
     elif not isinstance(schedule, Schedule):
         raise ValueError(f"schedule: expected a Schedule or None, got {type(schedule).__name__}")
     if config is None:
-        config = default_config(K, V, _operand_bytes(q.dtype), schedule)
+        config = default_config(K, V, _operand_bytes(q.dtype), schedule, _capability(q))
     elif not isinstance(config, KernelConfig):
         raise ValueError(f"config: expected a KernelConfig or None, got {type(config).__name__}")
     elif schedule.rows % config.block_t:
@@ -114,11 +114,12 @@ def launches(
     config: KernelConfig | None = None,
     gated: bool = True,
     initial_state: bool = False,
+    capability: int = 90,
 ) -> list[Launch]:
     """The kernels that a call would launch, in order, without running one: for cross-compilation and for models.
 
-    op: "gla", "gla_recurrent" or "gla_step"; mode: "fwd", "bwd", "fwdbwd" or "step". Tensors in the launches are on
-    the meta device. Raises ValueError as the call itself would.
+    op: "gla", "gla_recurrent" or "gla_step"; mode: "fwd", "bwd", "fwdbwd" or "step"; capability: compute capability of
+    the GPU, 80 for an A100, 90 for an H100. Tensors in the launches are on the meta device. Raises ValueError as the call itself would.
     """
     if op not in ("gla", "gla_recurrent", "gla_step"):
         raise ValueError(f"op: expected gla, gla_recurrent or gla_step, got {op!r}")
@@ -141,7 +142,7 @@ def launches(
         recurrent.backward(q, q, v, g, scale, state, v, None, None, bwd.append)
     else:
         schedule = schedule or default_schedule(B, T, H, K, V)
-        config = config or default_config(K, V, _operand_bytes(q.dtype), schedule)
+        config = config or default_config(K, V, _operand_bytes(q.dtype), schedule, capability)
         chunk.forward(_problem(q, q, v, g, scale, state, schedule, config, grad=False), False, fwd.append)
         chunk.backward(_problem(q, q, v, g, scale, state, schedule, config, grad=True), v, None, None, bwd.append)
     return {"fwd": fwd, "bwd": bwd, "fwdbwd": fwd + bwd, "step": fwd}[mode]
@@ -153,6 +154,14 @@ def _problem(
 ) -> chunk.Problem:  # fmt: skip
     seg_chunks = chunk.segment_chunks(schedule, q.shape[1], grad)
     return chunk.Problem(q, k, v, g, scale, initial_state, schedule, config, seg_chunks)
+
+
+def _capability(x: Tensor) -> int:
+    """Compute capability of the tensor's GPU as a number, 90 for 9.0; the interpreter takes what an H100 would."""
+    if x.device.type != "cuda":
+        return 90
+    major, minor = torch.cuda.get_device_capability(x.device)
+    return 10 * major + minor
 
 
 def _operand_bytes(dtype: torch.dtype) -> int:

@@ -13,11 +13,20 @@ MAX_HEAD_DIM = 512
 
 # Tensor-core products need at least 16 rows and columns.
 MIN_TILE = 16
-# A row block (rows x padded head dimension) of this many bytes of operand leaves room for the others in the shared memory
-# of an A100 (163 KiB a program); rows of v and do need fewer copies than those of q and k.
-QK_BLOCK_BYTES = 16384
-V_BLOCK_BYTES = 32768
 MAX_ROW_BLOCK = 64
+
+# Shared memory that one program may take, in bytes, by compute capability (CUDA C++ Programming Guide, "technical
+# specifications per compute capability", less the 1 KiB that the system keeps).
+SHARED_BYTES = {
+    80: 163 * 1024,
+    86: 99 * 1024,
+    87: 163 * 1024,
+    89: 99 * 1024,
+    90: 227 * 1024,
+    100: 227 * 1024,
+    103: 227 * 1024,
+    120: 99 * 1024,
+}
 
 
 @dataclass(frozen=True)
@@ -92,30 +101,38 @@ def _power_of_two_at_most(limit: int, low: int, high: int) -> int:
     return best
 
 
-def default_config(K: int, V: int, operand_bytes: int, schedule: Schedule) -> KernelConfig:
-    """Tiles that fit an SM of an A100 or H100 for any head dimension, by size alone.
+def default_config(K: int, V: int, operand_bytes: int, schedule: Schedule, capability: int = 90) -> KernelConfig:
+    """Tiles that fit an SM for any head dimension, by size alone.
 
-    K, V: head dimensions; operand_bytes: bytes of an element as it enters a product, 2 for bfloat16, else 4 (tf32).
-    Found by timing each pass alone on an H200 at K = V = 128 and at K = 128, V = 256.
+    K, V: head dimensions; operand_bytes: bytes of an element as it enters a product, 2 for bfloat16, else 4 (tf32);
+    capability: compute capability, 80 for an A100, 90 for an H100. Found by timing each pass alone on an H200 with
+    chunks of 64 at (K, V) = (128, 128), (128, 256) and (256, 256).
     """
     k, v = padded(K), padded(V)
-    rows = min(QK_BLOCK_BYTES // k, V_BLOCK_BYTES // v) // operand_bytes
+    large = SHARED_BYTES.get(capability, 99 * 1024) >= 227 * 1024
+    # rows of q and k are held four times (as they are and decayed, in float32 on the diagonal), rows of v and do less often
+    rows = min((32768 if large and operand_bytes == 2 else 16384) // k, 32768 // v) // operand_bytes
     block_t = _power_of_two_at_most(rows, MIN_TILE, min(schedule.rows, MAX_ROW_BLOCK))
+    single = block_t == schedule.chunk
 
     def split(elements: int, full: int, other: int) -> int:
         """Columns of the dimension that is cut, for a state's tile of at most so many elements."""
         return _power_of_two_at_most(elements * 2 // (operand_bytes * full), MIN_TILE, min(other, 128))
 
-    def warps(full: int, walk: int = 4) -> int:
-        return 8 if full > 256 or (operand_bytes == 4 and full > 128) else walk
+    def warps(full: int) -> int:
+        return 8 if full > 256 or (operand_bytes == 4 and full > 128) else 4
 
+    state = 32768 if large and k == 256 else 16384
+    by_k = warps(k) if k < 256 else 8
+    # With more than one row block a chunk, Triton 3.6 miscompiles grad_k at V = 256 with 32 columns of K and 4 warps.
+    grad_k = Tile(split(8192, v, k), v, warps(v)) if single or v < 256 else Tile(split(16384, v, k), v, 8)
     return KernelConfig(
         block_t=block_t,
         states=Tile(min(64, k), min(128, v), 4, 2 if operand_bytes == 2 else 1),
-        output=Tile(k, split(16384, k, v), warps(k, 4 if schedule.materialize and k <= 128 else 8)),
+        output=Tile(k, split(state, k, v), by_k if schedule.materialize else 8),
         grad_q=Tile(split(8192 if v <= 128 else 16384, v, k), v, warps(v), 2 if v <= 128 and operand_bytes == 2 else 1),
-        grad_k=Tile(split(8192, v, k), v, warps(v)),
-        grad_v=Tile(k, split(16384, k, v), warps(k, 4 if k <= 128 else 8)),
+        grad_k=grad_k,
+        grad_v=Tile(k, split(state, k, v), by_k),
     )
 
 

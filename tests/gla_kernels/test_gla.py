@@ -131,7 +131,9 @@ def test_gate_strengths_at_full_size(judge, inputs, schedule, dtype, gates):
     ("K", "V"), [(8, 8), (60, 100), (64, 64), (128, 256), (256, 128), (256, 256), (512, 64), (64, 512), (512, 512)]
 )
 @pytest.mark.parametrize("dtype", DTYPES, ids=name)
-@pytest.mark.parametrize("schedule", [None, Schedule(256, 256), Schedule(64, 64, False), Schedule(16, 16)], ids=name)
+@pytest.mark.parametrize(
+    "schedule", [None, Schedule(256, 256), Schedule(128, 64), Schedule(64, 64, False), Schedule(16, 16)], ids=name
+)
 def test_head_dimensions_at_full_size(judge, inputs, schedule, dtype, K, V):
     judge(form(schedule), inputs((1, 400, 2, K, V), dtype, 1.0))
 

@@ -12,7 +12,7 @@ import torch
 
 from glabench import store
 from glabench.run.inputs import Inputs
-from glabench.run.parts import merge, parts, timed
+from glabench.run.parts import merge, parts
 from glabench.run.pipeline import run_case
 from glabench.run.settings import Device, Settings
 from glabench.spec.case import Case
@@ -142,12 +142,11 @@ def test_a_step_is_a_whole_row() -> None:
     assert set(row.accuracy["outputs"]) == {"o", "final_state"}
 
 
-def test_our_kernels_take_two_parts_on_a_cpu_and_one_on_a_gpu() -> None:
+def test_our_kernels_are_compiled_in_a_part_of_their_own() -> None:
     ours = replace(CASE, system="gla")
     assert parts(ours, "cpu") == ("gate", "compile")
-    assert parts(ours, "cuda") == parts(CASE, "cpu") == ("all",)
-    assert timed(CASE, "cpu")
-    assert not timed(ours, "cpu")
+    assert parts(ours, "cuda") == ("compile", "all")
+    assert parts(CASE, "cpu") == parts(CASE, "cuda") == ("all",)
     row = run_case(ours, "tests", SETTINGS)
     assert row.status == "unsupported"
     assert row.reason is not None
@@ -188,6 +187,8 @@ def test_the_two_parts_of_a_kernel_make_one_row(python_process: PythonProcess) -
     assert (merge(wrong, compiled).status, merge(wrong, compiled).reason) == ("wrong", "dk is off")
     broken = replace(compiled, status="compile_error", reason="no")
     assert merge(gate, broken).status == "compile_error"
+    timed = replace(gate, time={"samples_ms": [1.0]})
+    assert merge(timed, broken).status == "ok"  # what was timed has compiled
     with pytest.raises(ValueError, match="two cases"):
         merge(gate, replace(compiled, case_id="another"))
 
