@@ -15,7 +15,7 @@ help: ## list what can be made
 
 sweep: $(VENV)/.installed ## run the quick sweep and render its report
 	@# Exit code 1 says that a kernel is wrong, crashed or did not compile: the report shows which, and make fails then.
-	$(BIN)/glabench sweep $(SWEEP); code=$$?; [ $$code -le 1 ] || exit $$code; \
+	@$(BIN)/glabench sweep $(SWEEP); code=$$?; [ $$code -le 1 ] || exit $$code; \
 	$(BIN)/glabench report results/local/$(NAME)-*.jsonl --out reports/local/$(NAME) && exit $$code
 
 test: $(VENV)/.installed-dev ## run the tests on every core
