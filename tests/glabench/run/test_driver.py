@@ -85,11 +85,14 @@ def test_a_case_that_is_not_compiled_is_its_gate_alone(tmp_path: Path, calls: Pa
     assert len(list(store.read(tmp_path / "rows.jsonl"))) == 1
 
 
-def test_a_gpu_runs_everything_in_order_in_one_process(tmp_path: Path, calls: Path) -> None:
+def test_a_gpu_compiles_first_and_then_times_in_order_in_one_process(tmp_path: Path, calls: Path) -> None:
     cases = [case("gla"), case("fa2"), case("gla_recurrent")]
-    drive(tmp_path / "rows.jsonl", cases, device="cuda")
-    assert called(calls) == [(c.id, "all", "None") for c in cases]
-    assert len({line.split()[2] for line in calls.read_text().splitlines()}) == 1
+    drive(tmp_path / "rows.jsonl", cases, device="cuda", compiled=frozenset())
+    made = called(calls)
+    assert sorted(made[:2]) == sorted((c.id, "compile", "None") for c in (cases[0], cases[2]))
+    assert made[2:] == [(c.id, "all", "None") for c in cases]
+    assert len({line.split()[2] for line in calls.read_text().splitlines()[2:]}) == 1
+    assert [row.case_id for row in store.read(tmp_path / "rows.jsonl")] == [c.id for c in cases]
 
 
 def test_crashes_and_timeouts_are_rows_and_do_not_end_the_sweep(tmp_path: Path, calls: Path) -> None:
