@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import triton
-from gla_kernels.config import SHARED_BYTES
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from gla_kernels.config import SHARED_BYTES
 from glabench.hardware.environment import cuobjdump
 from glabench.run import failures
 

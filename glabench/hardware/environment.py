@@ -116,7 +116,10 @@ def fingerprint() -> str:
 
 @cache
 def git_state() -> tuple[str | None, bool | None]:
-    """(commit, dirty) of the checkout this package runs from; (None, None) when it is installed without one."""
+    """(commit, dirty) of the checkout this package runs from; (None, None) when it is installed without one.
+
+    A copy of the sources without their repository (in a container, say) may name its commit in GLABENCH_COMMIT.
+    """
     root = Path(glabench.__file__).parent
 
     def ask(*arguments: str) -> str | None:
@@ -130,7 +133,7 @@ def git_state() -> tuple[str | None, bool | None]:
 
     # A package installed into somebody else's checkout (a virtual environment inside it) is not that checkout.
     if ask("ls-files", "--error-unmatch", "__init__.py") is None:
-        return None, None
+        return os.environ.get("GLABENCH_COMMIT") or None, None
     status = ask("status", "--porcelain", "--untracked-files=no")
     return ask("rev-parse", "HEAD"), None if status is None else bool(status)
 

@@ -61,7 +61,7 @@ def gla(
         raise ValueError(f"config: expected a KernelConfig or None, got {type(config).__name__}")
     elif schedule.rows % config.block_t:
         raise ValueError(f"config: block_t={config.block_t} does not divide sub_chunk={schedule.rows}")
-    return _ChunkGLA.apply(q, k, v, g, scale, initial_state, output_final_state, schedule, config)  # type: ignore[no-any-return]
+    return _ChunkGLA.apply(q, k, v, g, scale, initial_state, output_final_state, schedule, config)
 
 
 def gla_recurrent(
@@ -79,7 +79,7 @@ def gla_recurrent(
     """
     check_inputs(q, k, v, g, initial_state)
     scale = check_scale(scale, q.shape[-1])
-    return _RecurrentGLA.apply(q, k, v, g, scale, initial_state, output_final_state)  # type: ignore[no-any-return]
+    return _RecurrentGLA.apply(q, k, v, g, scale, initial_state, output_final_state)
 
 
 def gla_step(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, state: Tensor, scale: float | None = None) -> Tensor:
@@ -119,7 +119,8 @@ def launches(
     """The kernels that a call would launch, in order, without running one: for cross-compilation and for models.
 
     op: "gla", "gla_recurrent" or "gla_step"; mode: "fwd", "bwd", "fwdbwd" or "step"; capability: compute capability of
-    the GPU, 80 for an A100, 90 for an H100. Tensors in the launches are on the meta device. Raises ValueError as the call itself would.
+    the GPU, 80 for an A100, 90 for an H100. Tensors in the launches are on the meta device. Raises ValueError as the
+    call itself would.
     """
     if op not in ("gla", "gla_recurrent", "gla_step"):
         raise ValueError(f"op: expected gla, gla_recurrent or gla_step, got {op!r}")

@@ -110,7 +110,7 @@ def default_config(K: int, V: int, operand_bytes: int, schedule: Schedule, capab
     """
     k, v = padded(K), padded(V)
     large = SHARED_BYTES.get(capability, 99 * 1024) >= 227 * 1024
-    # rows of q and k are held four times (as they are and decayed, in float32 on the diagonal), rows of v and do less often
+    # rows of q and k are held as they are and decayed, in float32 on the diagonal; rows of v and do less often
     rows = min((32768 if large and operand_bytes == 2 else 16384) // k, 32768 // v) // operand_bytes
     block_t = _power_of_two_at_most(rows, MIN_TILE, min(schedule.rows, MAX_ROW_BLOCK))
     single = block_t == schedule.chunk

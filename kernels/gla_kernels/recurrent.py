@@ -197,9 +197,14 @@ def forward(
     args = {"p_q": q, "p_k": k, "p_v": v, "p_g": g, "p_s0": initial_state, "p_o": o, "p_st": final_state}
     launch(
         _launch(
-            recurrent_output_kernel, "V", args | {"scale": scale, "T": T, "H": H}, shape,
-            GATED=g is not None, HAS_S0=initial_state is not None, STORE_ST=final_state is not None,
-        )  # fmt: skip
+            recurrent_output_kernel,
+            "V",
+            args | {"scale": scale, "T": T, "H": H},
+            shape,
+            GATED=g is not None,
+            HAS_S0=initial_state is not None,
+            STORE_ST=final_state is not None,
+        )
     )
     return o, final_state
 

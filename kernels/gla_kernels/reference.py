@@ -2,10 +2,10 @@
 
     S_t = Diag(exp g_t) S_{t-1} + k_t^T v_t          o_t = scale q_t S_t
 
-Layout: q, k, g [B, T, H, K]; v, o [B, T, H, V]; states [B, H, K, V]. ``g`` is the natural log of the decay, <= 0; None
-means no decay. ``scale`` defaults to K^-1/2. All three forms compute in the dtype of their inputs (call them on doubles
-for the judge), take an initial state, return ``(o, final_state)`` and are differentiable by autograd. With 16-bit inputs
-the products have 16-bit operands and results, while states and sums of gates are float32: what a careful PyTorch
+Layout: q, k, g [B, T, H, K]; v, o [B, T, H, V]; states [B, H, K, V]. ``g`` is the natural log of the decay, <= 0;
+None means no decay. ``scale`` defaults to K^-1/2. All forms compute in the dtype of their inputs (call them on doubles
+for the judge), take an initial state, return ``(o, final_state)`` and are differentiable by autograd. With 16-bit
+inputs the products have 16-bit operands and results, while states and sums of gates are float32: what a careful PyTorch
 program would do, and so the yardstick of a kernel's error.
 """
 
@@ -102,9 +102,7 @@ def parallel(
     return ((o + inter) * scale).transpose(1, 2), state
 
 
-def _through_state(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, state: Tensor
-) -> tuple[Tensor, Tensor]:
+def _through_state(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, state: Tensor) -> tuple[Tensor, Tensor]:
     """(Q e^G) S_0 and the state after the last row, all heads first."""
     if g is None:
         return q @ state.to(q.dtype), state + k.mT @ v

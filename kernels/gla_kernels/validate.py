@@ -1,4 +1,4 @@
-"""Checks of what a caller passes: each failure is a ValueError that names the argument, what it must be and what came."""
+"""Checks of what a caller passes: a failure is a ValueError that names the argument, what it must be and what came."""
 
 from __future__ import annotations
 

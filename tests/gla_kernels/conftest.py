@@ -1,4 +1,4 @@
-"""The judge of the kernel tests: the float64 recurrence, and a tolerance from a plain PyTorch form in the same dtype."""
+"""The judge of the kernel tests: the float64 recurrence, with a tolerance from a same-dtype PyTorch form."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+
 from gla_kernels import reference
 
 FACTOR = 4.0  # a kernel may be this many times as far from float64 as the same-dtype PyTorch form

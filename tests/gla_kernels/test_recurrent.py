@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from gla_kernels import gla_recurrent, gla_step, reference
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+
 from gla_kernels import reference
 
 

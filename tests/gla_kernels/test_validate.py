@@ -5,16 +5,19 @@ The tensors are on torch's meta device: nothing is computed, and no GPU is neede
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+
 from gla_kernels import Schedule, gla, gla_recurrent, gla_step, launches
 
 
-def zeros(*shape: int, device: str = "meta", **options: object) -> torch.Tensor:
+def zeros(*shape: int, device: str = "meta", **options: Any) -> torch.Tensor:
     return torch.zeros(*shape, device=device, **options)
 
 
-def good(**changes: object) -> dict[str, object]:
+def good(**changes: Any) -> dict[str, Any]:
     q, v = zeros(2, 8, 3, 16), zeros(2, 8, 3, 24)
     return {"q": q, "k": q.clone(), "v": v, "g": q.clone()} | changes
 
@@ -49,7 +52,7 @@ def test_head_dimension_too_large():
 
 def test_integer_inputs():
     q = zeros(1, 2, 1, 16, dtype=torch.int32)
-    with pytest.raises(ValueError, match="q: expected float32, float16 or bfloat16, got torch.int32"):
+    with pytest.raises(ValueError, match="q: expected float32, float16 or bfloat16, got torch"):
         gla(q, q, q, q)
 
 
@@ -76,7 +79,7 @@ def test_schedule_of_the_wrong_type():
 def test_step_needs_its_state():
     q = zeros(1, 2, 16)
     with pytest.raises(ValueError, match="state: expected a tensor"):
-        gla_step(q, q, q, q, None)
+        gla_step(q, q, q, q, None)  # type: ignore[arg-type]  # that is the point
     with pytest.raises(ValueError, match="state: expected a contiguous tensor"):
         gla_step(q, q, q, q, zeros(1, 2, 16, 16).mT)
 
@@ -93,10 +96,11 @@ def test_launches_of_an_unknown_operator():
 
 
 def test_launches_are_what_the_passes_need():
-    shape = {"B": 1, "T": 512, "H": 2, "K": 64, "V": 64, "dtype": torch.bfloat16}
-    names = [x.name for x in launches("gla", **shape, mode="fwd", schedule=Schedule(64, 16, True))]
-    assert names == ["states_kernel", "output_kernel"]
-    names = [x.name for x in launches("gla", **shape, mode="fwd", schedule=Schedule(64, 16, False))]
-    assert names == ["output_kernel"]
-    names = [x.name for x in launches("gla", **shape, mode="bwd", schedule=Schedule(64, 16, False))]
-    assert names == ["grad_q_kernel", "grad_k_kernel", "grad_v_kernel"]
+    def names(mode: str, materialize: bool) -> list[str]:
+        schedule = Schedule(64, 16, materialize)
+        found = launches("gla", B=1, T=512, H=2, K=64, V=64, dtype=torch.bfloat16, mode=mode, schedule=schedule)
+        return [launch.name for launch in found]
+
+    assert names("fwd", True) == ["states_kernel", "output_kernel"]
+    assert names("fwd", False) == ["output_kernel"]
+    assert names("bwd", False) == ["grad_q_kernel", "grad_k_kernel", "grad_v_kernel"]

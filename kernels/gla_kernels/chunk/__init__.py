@@ -39,7 +39,8 @@ class Problem:
     @property
     def dims(self) -> tuple[int, int, int, int, int]:
         """B, T, H, K, V."""
-        return (*self.q.shape, self.v.shape[-1])  # type: ignore[return-value]  # torch.Size is tuple[int, ...]
+        B, T, H, K = self.q.shape
+        return B, T, H, K, self.v.shape[-1]
 
     @property
     def n_seg(self) -> int:
@@ -70,7 +71,12 @@ class Problem:
         B, T, H, _, _ = self.dims
         args = args | {"T": T, "H": H, "n_seg": self.n_seg}
         return Launch(
-            kernel, (programs * B * H,), args, self.constexprs(tile) | constexprs, num_warps=tile.num_warps, num_stages=tile.num_stages
+            kernel,
+            (programs * B * H,),
+            args,
+            self.constexprs(tile) | constexprs,
+            num_warps=tile.num_warps,
+            num_stages=tile.num_stages,
         )
 
     def walk_of(
@@ -80,9 +86,15 @@ class Problem:
         chunk, block_t = self.schedule.chunk, self.config.block_t
         args = args | {"seg_chunks": self.seg_chunks, "chunk": chunk, "scale": self.scale}
         return self.launch_of(
-            kernel, tile, columns * self.n_seg, args, WALK=self.seg_chunks > 1 or carry,
-            SINGLE=chunk == block_t, FULL=self.schedule.rows > block_t, **constexprs,
-        )  # fmt: skip
+            kernel,
+            tile,
+            columns * self.n_seg,
+            args,
+            WALK=self.seg_chunks > 1 or carry,
+            SINGLE=chunk == block_t,
+            FULL=self.schedule.rows > block_t,
+            **constexprs,
+        )
 
 
 # Rows between two states that the backward pass of a schedule that does not materialize keeps all the same: the
@@ -121,17 +133,20 @@ def forward(p: Problem, output_final_state: bool, launch: Launcher) -> tuple[Ten
     o = torch.empty_like(p.v)
     final_state = p.q.new_empty(B, H, K, V, dtype=torch.float32) if output_final_state else None
     tile = p.config.output
+    states, walk_final = p.initial_state, final_state
     if p.n_seg > 1 or p.schedule.materialize:
-        states = _states(p, final_state, launch)
-        walk_final = None
-    else:
-        states, walk_final = p.initial_state, final_state
+        states, walk_final = _states(p, final_state, launch), None
     args = {"p_q": p.q, "p_k": p.k, "p_v": p.v, "p_g": p.g, "p_s": states, "p_o": o, "p_st": walk_final}
     launch(
         p.walk_of(
-            output_kernel, tile, triton.cdiv(V, tile.block_v), args,
-            carry=walk_final is not None, HAS_S=states is not None, STORE_ST=walk_final is not None,
-        )  # fmt: skip
+            output_kernel,
+            tile,
+            triton.cdiv(V, tile.block_v),
+            args,
+            carry=walk_final is not None,
+            HAS_S=states is not None,
+            STORE_ST=walk_final is not None,
+        )
     )
     return o, final_state
 
@@ -140,13 +155,19 @@ def _states(p: Problem, final_state: Tensor | None, launch: Launcher) -> Tensor:
     states = p.state_buffer()
     tile = p.config.states
     _, _, _, K, V = p.dims
-    args = {"p_k": p.k, "p_v": p.v, "p_g": p.g, "p_s0": p.initial_state, "p_s": states, "p_st": final_state}
-    args["seg_rows"] = p.seg_chunks * p.schedule.chunk
+    args = {
+        "p_k": p.k, "p_v": p.v, "p_g": p.g, "p_s0": p.initial_state, "p_s": states, "p_st": final_state,
+        "seg_rows": p.seg_chunks * p.schedule.chunk,
+    }  # fmt: skip
     launch(
         p.launch_of(
-            states_kernel, tile, triton.cdiv(K, tile.block_k) * triton.cdiv(V, tile.block_v), args,
-            HAS_S0=p.initial_state is not None, STORE_ST=final_state is not None,
-        )  # fmt: skip
+            states_kernel,
+            tile,
+            triton.cdiv(K, tile.block_k) * triton.cdiv(V, tile.block_v),
+            args,
+            HAS_S0=p.initial_state is not None,
+            STORE_ST=final_state is not None,
+        )
     )
     return states
 
@@ -155,13 +176,19 @@ def _grad_states(p: Problem, do: Tensor, d_final: Tensor | None, d_initial: Tens
     grads = p.state_buffer()
     tile = p.config.states
     _, _, _, K, V = p.dims
-    args = {"p_q": p.q, "p_g": p.g, "p_do": do, "p_dst": d_final, "p_ds": grads, "p_ds0": d_initial, "scale": p.scale}
-    args["seg_rows"] = p.seg_chunks * p.schedule.chunk
+    args = {
+        "p_q": p.q, "p_g": p.g, "p_do": do, "p_dst": d_final, "p_ds": grads, "p_ds0": d_initial, "scale": p.scale,
+        "seg_rows": p.seg_chunks * p.schedule.chunk,
+    }  # fmt: skip
     launch(
         p.launch_of(
-            grad_states_kernel, tile, triton.cdiv(K, tile.block_k) * triton.cdiv(V, tile.block_v), args,
-            HAS_DST=d_final is not None, STORE_DS0=d_initial is not None,
-        )  # fmt: skip
+            grad_states_kernel,
+            tile,
+            triton.cdiv(K, tile.block_k) * triton.cdiv(V, tile.block_v),
+            args,
+            HAS_DST=d_final is not None,
+            STORE_DS0=d_initial is not None,
+        )
     )
     return grads
 
@@ -190,9 +217,13 @@ def backward(
     args = {"p_q": p.q, "p_k": p.k, "p_v": p.v, "p_g": p.g, "p_s": states, "p_do": do, "p_dq": dq, "p_qdq": qdq}
     launch(
         p.walk_of(
-            grad_q_kernel, tile, triton.cdiv(K, tile.block_k), args,
-            carry=not p.schedule.materialize, HAS_S=states is not None,
-        )  # fmt: skip
+            grad_q_kernel,
+            tile,
+            triton.cdiv(K, tile.block_k),
+            args,
+            carry=not p.schedule.materialize,
+            HAS_S=states is not None,
+        )
     )
     tile = p.config.grad_k
     args = {
@@ -201,17 +232,27 @@ def backward(
     }  # fmt: skip
     launch(
         p.walk_of(
-            grad_k_kernel, tile, triton.cdiv(K, tile.block_k), args,
+            grad_k_kernel,
+            tile,
+            triton.cdiv(K, tile.block_k),
+            args,
             carry=not p.schedule.materialize,
-            HAS_S=states is not None, HAS_DS=d_states is not None, HAS_ST=final_state is not None,
-        )  # fmt: skip
+            HAS_S=states is not None,
+            HAS_DS=d_states is not None,
+            HAS_ST=final_state is not None,
+        )
     )
     tile = p.config.grad_v
     args = {"p_q": p.q, "p_k": p.k, "p_g": p.g, "p_ds": d_states, "p_do": do, "p_dv": dv, "p_ds0": walk_d_initial}
     launch(
         p.walk_of(
-            grad_v_kernel, tile, triton.cdiv(V, tile.block_v), args,
-            carry=walk_d_initial is not None, HAS_DS=d_states is not None, STORE_DS0=walk_d_initial is not None,
-        )  # fmt: skip
+            grad_v_kernel,
+            tile,
+            triton.cdiv(V, tile.block_v),
+            args,
+            carry=walk_d_initial is not None,
+            HAS_DS=d_states is not None,
+            STORE_DS0=walk_d_initial is not None,
+        )
     )
     return dq, dk, dv, dg, d_initial

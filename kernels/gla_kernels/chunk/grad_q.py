@@ -1,6 +1,6 @@
 """dQ, and its share of the gate's gradient: one program walks forward over a segment with the state on chip.
 
-    dQ = e^G (scale dO S_{c-1}^T) + [sum_j dA_ij K_j e^{G_i-G_j}]_i,   dA = scale tril(dO V^T)
+dQ = e^G (scale dO S_{c-1}^T) + [sum_j dA_ij K_j e^{G_i-G_j}]_i,   dA = scale tril(dO V^T)
 """
 
 # mypy: disallow-untyped-defs=False

@@ -1,6 +1,6 @@
 """dV: one program walks backward over a segment with the state's gradient on chip.
 
-    dV = scale A^T dO + (K e^{gamma-G}) dS_c
+dV = scale A^T dO + (K e^{gamma-G}) dS_c
 """
 
 # mypy: disallow-untyped-defs=False

@@ -34,7 +34,8 @@ def _exact_scores(b_q, p_k, p_g, i_row, T, stride, o_k, K: tl.constexpr, BT: tl.
 @triton.jit
 def diagonal_scores(
     b_q, b_k, b_prefix, b_total, p_k, p_g, i_row, T, stride, o_k,
-    K: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, GATED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
+    K: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr,
+    GATED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Scores of a block with itself, without the scale: float32 [BT, BT], 0 above the diagonal."""
     o_r = tl.arange(0, BT)
@@ -74,7 +75,8 @@ def _exact_grad_q(b_da, p_k, p_g, i_row, T, stride, o_k, K: tl.constexpr, BT: tl
 @triton.jit
 def diagonal_grad_q(
     b_da, b_q, b_k, b_prefix, b_total, p_k, p_g, i_row, T, stride, o_k,
-    K: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, GATED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
+    K: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr,
+    GATED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dq of a block from its own rows, and q * dq, both *without* j = i: float32 [BT, BK] each.
 
@@ -122,7 +124,8 @@ def _exact_grad_k(b_dat, p_q, p_g, i_row, T, stride, o_k, K: tl.constexpr, BT: t
 @triton.jit
 def diagonal_grad_k(
     b_dat, b_q, b_k, b_prefix, b_total, p_q, p_g, i_row, T, stride, o_k,
-    K: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, GATED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
+    K: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr,
+    GATED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dk of a block from its own rows, and k * dk, both *without* i = j: float32 [BT, BK] each.
 

@@ -47,7 +47,7 @@ def states_kernel(
     K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     GATED: tl.constexpr, HAS_S0: tl.constexpr, STORE_ST: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """State at the start of each segment of seg_rows rows: p_s [B*H, n_seg, K, V]; the last one's end: p_st [B*H, K, V]."""
+    """State at the start of each segment of seg_rows rows: p_s [B*H, n_seg, K, V]; at the end: p_st [B*H, K, V]."""
     NK: tl.constexpr = (K + BK - 1) // BK
     NV: tl.constexpr = (V + BV - 1) // BV
     i_p = tl.program_id(0)
