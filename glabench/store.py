@@ -49,7 +49,7 @@ class Row:
     # [{"kernel": str, "arch": "sm_90", "registers": int, "spill_bytes": int, "shared_bytes": int, "num_warps": int,
     #   "num_stages": int, "tensor_core": "wgmma|mma|none", "error": str|None}]
     compiled: list[dict[str, Any]] | None = None
-    # {"flops": int, "hbm_bytes": int}: ALGORITHM section 5's compulsory work of the case, from analysis/work.py
+    # {"flops": int, "hbm_bytes": int}: the case's compulsory work, from analysis/work.py
     work: dict[str, Any] | None = None
     # {"sm_mhz": f, "sm_mhz_max": f, "power_w": f, "temperature_c": f, "throttle": [str]}: read while timing
     clocks: dict[str, Any] | None = None

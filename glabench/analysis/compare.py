@@ -81,10 +81,14 @@ class Winner:
 
 
 def winners(best: pd.DataFrame, family: str | None = None) -> list[Winner]:
-    """The fastest variant of every question, among all or among one family ("gla", "attention")."""
+    """The fastest system of every question, each at its best schedule, among all or one family ("gla", "attention").
+
+    Schedules of one system do not compete: the default is one of the others, and would only ever tie with it.
+    """
     chosen = best[(best["family"] != "linear") | (best["gate"] == "none")]
     if family is not None:
         chosen = chosen[chosen["family"] == family]
+    chosen = chosen.sort_values("ms", kind="stable").drop_duplicates([*QUESTION, "system"])
     return [_winner(dict(zip(QUESTION, key, strict=True)), group) for key, group in by(chosen, QUESTION)]
 
 

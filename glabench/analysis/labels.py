@@ -50,6 +50,12 @@ def variant(case: Mapping[str, Any]) -> str:
     return "gla:w" if case["materialize"] else "gla:wo"
 
 
+def system_title(key: str) -> str:
+    """The short name of the system that a variant belongs to, whatever its schedule."""
+    system = key.split(":")[0]
+    return "GLA (ours)" if system == "gla" else title(system)
+
+
 def title(key: str) -> str:
     """The short name of a variant; one that is not known goes by its own key."""
     return TITLES.get(key, key)

@@ -40,15 +40,15 @@ def _winners(best: pd.DataFrame) -> list[Finding]:
     everyone = [w for w in winners(best) if w.runner_up is not None]
     if not everyone:
         return []
-    ahead = Counter(w.variant for w in everyone if w.clear)
+    ahead = Counter(labels.system_title(w.variant) for w in everyone if w.clear)
     close = sum(not w.clear for w in everyone)
     total = text.count(len(everyone), "question")
     if not ahead:
         lead = "questions with one system clearly ahead"
         return [Finding(f"0 of {len(everyone)}", lead, f"The intervals of the two fastest meet at each of {total}.")]
     (first, wins), *rest = ahead.most_common()
-    lead = f"questions where {labels.title(first)} is the fastest of {text.count(len(variants(best)), 'system')}"
-    others = [f"{labels.title(key)} is the fastest at {n}" for key, n in rest] or ["No other is ahead anywhere"]
+    lead = f"questions where {first} is the fastest of {text.count(best['system'].nunique(), 'system')}"
+    others = [f"{name} is the fastest at {n}" for name, n in rest] or ["No other is ahead anywhere"]
     others += [f"{close} {'is' if close == 1 else 'are'} too close to call"] if close else []
     found = [Finding(f"{wins} of {len(everyone)}", lead, text.sentence("; ".join(others)))]
     return found + _own_kind(best)
@@ -59,16 +59,16 @@ def _own_kind(best: pd.DataFrame) -> list[Finding]:
     if not (best["family"] == "attention").any():
         return []
     own = [w for w in winners(best, "gla") if w.runner_up is not None]
-    ahead = Counter(w.variant for w in own if w.clear)
+    ahead = Counter(labels.system_title(w.variant) for w in own if w.clear)
     if not ahead:
         return []
-    key, wins = ahead.most_common(1)[0]
-    leads = [w.lead for w in own if w.clear and w.variant == key]
+    name, wins = ahead.most_common(1)[0]
+    leads = [w.lead for w in own if w.clear and labels.system_title(w.variant) == name]
     sentence = f"There it is {text.times(geometric_mean(leads))} as fast as the next, on the geometric mean."
     return [
         Finding(
             f"{wins} of {len(own)}",
-            f"questions where {labels.title(key)} is the fastest gated linear attention",
+            f"questions where {name} is the fastest gated linear attention",
             sentence,
         )
     ]
