@@ -109,11 +109,12 @@ def default_config(K: int, V: int, operand_bytes: int, schedule: Schedule, capab
     chunks of 64 at (K, V) = (128, 128), (128, 256) and (256, 256).
     """
     k, v = padded(K), padded(V)
-    large = SHARED_BYTES.get(capability, 99 * 1024) >= 227 * 1024
-    # rows of q and k are held as they are and decayed, in float32 on the diagonal; rows of v and do less often
-    # (float32 off it too where the sub-chunk is larger than any row block)
-    roomy = large and operand_bytes == 2 and schedule.rows <= MAX_ROW_BLOCK
-    rows = min((32768 if roomy else 16384) // k, 32768 // v) // operand_bytes
+    shared = SHARED_BYTES.get(capability, 99 * 1024)
+    # Rows of q and k are held as they are and decayed, in float32 on the diagonal, and off it too where the sub-chunk
+    # is larger than any row block; rows of v and do less often.
+    roomy = shared >= 227 * 1024 and operand_bytes == 2 and schedule.rows <= MAX_ROW_BLOCK
+    row_bytes = 32768 if roomy else 16384 if shared >= 163 * 1024 else 8192
+    rows = min(row_bytes // k, 32768 // v) // operand_bytes
     block_t = _power_of_two_at_most(rows, MIN_TILE, min(schedule.rows, MAX_ROW_BLOCK))
     single = block_t == schedule.chunk
 
@@ -124,7 +125,7 @@ def default_config(K: int, V: int, operand_bytes: int, schedule: Schedule, capab
     def warps(full: int) -> int:
         return 8 if full > 256 or (operand_bytes == 4 and full > 128) else 4
 
-    state = 32768 if roomy and k == 256 else 16384
+    state = 32768 if roomy and k == 256 else min(16384, row_bytes)
     by_k = warps(k) if k < 256 else 8
     # With more than one row block a chunk, Triton 3.6 miscompiles grad_k at V = 256 with 32 columns of K and 4 warps.
     grad_k = Tile(split(8192, v, k), v, warps(v)) if single or v < 256 else Tile(split(16384, v, k), v, 8)
