@@ -34,8 +34,9 @@ class Schedule:
     """Two-level chunking of the time axis (Yang et al. 2024, sections 3.2 and 4.2).
 
     chunk: rows a chunk; a state is read and written once a chunk. One of 16, 32, 64, 128, 256.
-    sub_chunk: rows a sub-chunk: scores inside a sub-chunk are computed in full precision, scores between sub-chunks as
-        products in the inputs' precision. At least 16, at most ``chunk``, and a divisor of it. None: min(chunk, 64).
+    sub_chunk: rows a sub-chunk: scores inside a sub-chunk are computed in full precision (tf32 for 16-bit inputs),
+        scores between sub-chunks in the inputs' precision or better. At least 16, at most ``chunk``, and a divisor of
+        it. None: min(chunk, 64).
     materialize: True keeps every chunk's state in HBM and works on all chunks at once; False walks over the chunks with
         the state on chip.
 

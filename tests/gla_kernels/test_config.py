@@ -1,0 +1,61 @@
+"""Schedules by default, and tiles that fit the GPU they are for: cross-compiled, as no interpreter can tell."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gla_kernels import Schedule, default_config, default_schedule
+from gla_kernels.config import CHUNKS, padded
+
+FITS = """
+import json, sys
+import torch
+from gla_kernels import Schedule, launches
+from glabench.hardware.crosscompile import cross_compile
+K, V, dtype, chunk, sub_chunk, capability = json.loads(sys.argv[1])
+found = launches("gla", B=1, T=1000, H=2, K=K, V=V, dtype=getattr(torch, dtype), mode="fwd",
+                 schedule=Schedule(chunk, sub_chunk), capability=capability)
+entries = cross_compile([x for x in found if x.name == "output_kernel"], f"sm_{capability}")
+print(json.dumps([entry["error"] for entry in entries]))
+"""
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        (256, 256, "bfloat16", 64, 64, 90),
+        (256, 128, "bfloat16", 256, 256, 90),  # float32 operands off the diagonal too
+        (256, 256, "bfloat16", 64, 64, 80),
+        (128, 128, "float32", 64, 64, 80),
+        (128, 128, "bfloat16", 64, 64, 86),
+    ],
+    ids=str,
+)
+def test_the_largest_kernel_fits_the_shared_memory(python_process, case):
+    answer = python_process("-c", FITS, json.dumps(case)).stdout.splitlines()[-1]
+    assert json.loads(answer) == [None]
+
+
+@pytest.mark.parametrize("capability", [80, 86, 90])
+@pytest.mark.parametrize("operand_bytes", [2, 4])
+@pytest.mark.parametrize(("K", "V"), [(8, 8), (60, 100), (128, 256), (512, 512)])
+def test_row_blocks_divide_every_sub_chunk(K, V, operand_bytes, capability):
+    for chunk in CHUNKS:
+        for sub_chunk in (s for s in CHUNKS if s <= chunk):
+            schedule = Schedule(chunk, sub_chunk)
+            config = default_config(K, V, operand_bytes, schedule, capability)
+            assert sub_chunk % config.block_t == 0
+            # a product needs 16 rows and columns, and these passes all of one head dimension
+            tiles = (config.states, config.output, config.grad_q, config.grad_k, config.grad_v)
+            assert min(config.block_t, *(min(t.block_k, t.block_v) for t in tiles)) >= 16
+            assert config.output.block_k == config.grad_v.block_k == padded(K)
+            assert config.grad_q.block_v == config.grad_k.block_v == padded(V)
+
+
+@pytest.mark.parametrize(
+    ("T", "chunk", "materialize"), [(1, 16, False), (16, 16, False), (40, 64, False), (65, 64, True)]
+)
+def test_short_sequences_are_one_chunk(T, chunk, materialize):
+    assert default_schedule(1, T, 1, 64, 64) == Schedule(chunk, materialize=materialize)
