@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 import triton
 
 
@@ -43,9 +44,11 @@ def execute(launch: Launch) -> None:
     """Run the kernel on the device that its tensors are on. An empty grid (no batch, no heads) runs nothing."""
     if math.prod(launch.grid) == 0:
         return
-    launch.kernel[launch.grid](
-        **launch.args, **launch.constexprs, num_warps=launch.num_warps, num_stages=launch.num_stages
-    )
+    tensor = next(x for x in launch.args.values() if isinstance(x, torch.Tensor))
+    with torch.cuda.device_of(tensor):  # Triton launches on the current GPU, which need not be the tensors'
+        launch.kernel[launch.grid](
+            **launch.args, **launch.constexprs, num_warps=launch.num_warps, num_stages=launch.num_stages
+        )
 
 
 def interpreting() -> bool:
