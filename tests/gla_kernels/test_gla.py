@@ -133,6 +133,14 @@ def test_gate_strengths_at_full_size(judge, inputs, schedule, dtype, gates):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("gates", [1.5, 1.75, 2.0, 2.5])
+@pytest.mark.parametrize("dtype", DTYPES, ids=name)
+def test_gates_at_the_limit_of_the_fast_path(judge, inputs, dtype, gates):
+    # at V = 256 the kernels of dq and dk take tiles of K of different widths, and so may choose different paths
+    judge(form(Schedule(64, 64)), inputs((1, 1001, 2, 128, 256), dtype, gates))
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize(
     ("K", "V"), [(8, 8), (60, 100), (64, 64), (128, 256), (256, 128), (256, 256), (512, 64), (64, 512), (512, 512)]
 )

@@ -37,6 +37,20 @@ def load_gate_row(p_g, i_row, m_row, stride, o_k, K: tl.constexpr):
 
 
 @triton.jit
+def block_decay(p_g, i_row, T, stride, o_k, K: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, GATED: tl.constexpr):
+    """Log2 of the decay from the block's start to each row, that row's gate included [BT, BK], and of the whole block
+    [BK]; zeros without gates."""
+    if GATED:
+        b_g = load_gates(p_g, i_row, T, stride, o_k, K, BT)
+        b_prefix = tl.cumsum(b_g, axis=0)
+        b_total = tl.sum(b_g, axis=0)
+    else:
+        b_prefix = tl.zeros([BT, BK], dtype=tl.float32)
+        b_total = tl.zeros([BK], dtype=tl.float32)
+    return b_prefix, b_total
+
+
+@triton.jit
 def decay_to_end(p_g, i_row, T, stride, o_k, K: tl.constexpr, BT: tl.constexpr):
     """Log2 of the decay from each row to the block's last row: sum of the gates of the rows *after* it, [BT, BK]."""
     o_r = tl.arange(0, BT)

@@ -22,7 +22,7 @@ A walk over several chunks takes Phi from the states at the segment's end, and s
 import triton
 import triton.language as tl
 
-from .gates import CLOSED, decay, decay_to_end, decayed_keys, decayed_queries, load_gates
+from .gates import CLOSED, block_decay, decay, decay_to_end, decayed_keys, decayed_queries, load_gates
 from .scores import diagonal_grad_k
 from .states import retreat
 from .tiles import dot, dot_state, load_state, load_tile, operand, store_tile
@@ -118,10 +118,8 @@ def grad_k_kernel(
                     b_dat = operand(dot(b_v, tl.trans(b_doa), DOT, PRECISION) * scale, OFF, PRECISION)
                     b_off += decay(dot(b_dat, operand(b_qd, OFF, PRECISION), OFF, PRECISION), b_between, GATED)
                     b_between += b_step
+            b_prefix, b_total = block_decay(p_g, i_row, T, H * K, o_k, K, BT, BK, GATED)
             if GATED:
-                b_g = load_gates(p_g, i_row, T, H * K, o_k, K, BT)
-                b_prefix = tl.cumsum(b_g, axis=0)
-                b_total = tl.sum(b_g, axis=0)
                 b_decay = tl.exp2(decay_to_end(p_g, i_row, T, H * K, o_k, K, BT))
                 b_kd = b_k.to(tl.float32) * b_decay
                 b_kdk = operand(b_kd, DOT, PRECISION).to(tl.float32) * b_dk
@@ -131,8 +129,6 @@ def grad_k_kernel(
                     b_phi = b_phi * tl.exp2(b_total) + tl.sum(b_kdk, axis=0)
                 b_dk = (b_dk + b_off) * b_decay
             else:
-                b_prefix = tl.zeros([BT, BK], dtype=tl.float32)
-                b_total = tl.zeros([BK], dtype=tl.float32)
                 b_dk += b_off
                 b_kdk = b_dk
             b_dat = dot(b_v, tl.trans(b_do), DOT, PRECISION) * scale

@@ -7,7 +7,7 @@ dQ = e^G (scale dO S_{c-1}^T) + [sum_j dA_ij K_j e^{G_i-G_j}]_i,   dA = scale tr
 import triton
 import triton.language as tl
 
-from .gates import decay, decayed_keys, load_gates
+from .gates import block_decay, decay, decayed_keys
 from .scores import diagonal_grad_q
 from .states import advance
 from .tiles import dot, dot_state, load_state, load_tile, operand, store_tile
@@ -62,10 +62,8 @@ def grad_q_kernel(
                     b_da = operand(dot(b_do, tl.trans(b_vb), DOT, PRECISION) * scale, OFF, PRECISION)
                     b_off += decay(dot(b_da, operand(b_kd, OFF, PRECISION), OFF, PRECISION), b_between, GATED)
                     b_between += b_step
+            b_prefix, b_total = block_decay(p_g, i_row, T, H * K, o_k, K, BT, BK, GATED)
             if GATED:
-                b_g = load_gates(p_g, i_row, T, H * K, o_k, K, BT)
-                b_prefix = tl.cumsum(b_g, axis=0)
-                b_total = tl.sum(b_g, axis=0)
                 b_decay = tl.exp2(b_prefix)
                 b_qd = b_q.to(tl.float32) * b_decay
                 b_qdq = operand(b_qd, DOT, PRECISION).to(tl.float32) * b_dq
@@ -73,8 +71,6 @@ def grad_q_kernel(
                     b_qdq += operand(b_qd, OFF, PRECISION).to(tl.float32) * b_off
                 b_dq = (b_dq + b_off) * b_decay
             else:
-                b_prefix = tl.zeros([BT, BK], dtype=tl.float32)
-                b_total = tl.zeros([BK], dtype=tl.float32)
                 b_dq += b_off
                 b_qdq = b_dq
             b_da = dot(b_do, tl.trans(b_v), DOT, PRECISION) * scale

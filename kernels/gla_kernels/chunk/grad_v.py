@@ -7,7 +7,7 @@ dV = scale A^T dO + (K e^{gamma-G}) dS_c
 import triton
 import triton.language as tl
 
-from .gates import decay, decayed_keys, decayed_queries, load_gates
+from .gates import block_decay, decay, decayed_keys, decayed_queries
 from .scores import diagonal_scores
 from .states import retreat
 from .tiles import dot, load_state, load_tile, store_state, store_tile
@@ -48,12 +48,8 @@ def grad_v_kernel(
             b_q = load_tile(p_q, i_row, T, H * K, o_k, K, BT)
             b_k = load_tile(p_k, i_row, T, H * K, o_k, K, BT)
             b_do = load_tile(p_do, i_row, T, H * V, o_v, V, BT)
-            if GATED:
-                b_g = load_gates(p_g, i_row, T, H * K, o_k, K, BT)
-                b_prefix = tl.cumsum(b_g, axis=0)
-            else:
-                b_prefix = tl.zeros([BT, BK], dtype=tl.float32)
-            b_kd, b_total = decayed_keys(p_k, p_g, i_row, T, H * K, o_k, K, BT, GATED)
+            b_prefix, b_total = block_decay(p_g, i_row, T, H * K, o_k, K, BT, BK, GATED)
+            b_kd, _ = decayed_keys(p_k, p_g, i_row, T, H * K, o_k, K, BT, GATED)
             b_a = diagonal_scores(
                 b_q, b_k, b_prefix, b_total, p_k, p_g, i_row, T, H * K, o_k, K, BT, BK, GATED, DOT, PRECISION
             )

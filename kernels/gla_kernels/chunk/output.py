@@ -10,7 +10,7 @@ the chunk twice). With one chunk a segment the state comes from HBM and there is
 import triton
 import triton.language as tl
 
-from .gates import decay, decayed_keys, load_gates
+from .gates import block_decay, decay, decayed_keys
 from .scores import diagonal_scores
 from .states import advance
 from .tiles import dot, load_state, load_tile, store_state, store_tile
@@ -51,15 +51,8 @@ def output_kernel(
             b_q = load_tile(p_q, i_row, T, H * K, o_k, K, BT)
             b_k = load_tile(p_k, i_row, T, H * K, o_k, K, BT)
             b_v = load_tile(p_v, i_row, T, H * V, o_v, V, BT)
-            if GATED:
-                b_g = load_gates(p_g, i_row, T, H * K, o_k, K, BT)
-                b_prefix = tl.cumsum(b_g, axis=0)
-                b_total = tl.sum(b_g, axis=0)
-                b_qd = b_q.to(tl.float32) * tl.exp2(b_prefix)
-            else:
-                b_prefix = tl.zeros([BT, BK], dtype=tl.float32)
-                b_total = tl.zeros([BK], dtype=tl.float32)
-                b_qd = b_q
+            b_prefix, b_total = block_decay(p_g, i_row, T, H * K, o_k, K, BT, BK, GATED)
+            b_qd = b_q.to(tl.float32) * tl.exp2(b_prefix) if GATED else b_q
             b_a = diagonal_scores(
                 b_q, b_k, b_prefix, b_total, p_k, p_g, i_row, T, H * K, o_k, K, BT, BK, GATED, DOT, PRECISION
             )

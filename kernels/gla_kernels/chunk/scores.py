@@ -84,7 +84,9 @@ def diagonal_grad_q(
 
     The term j = i does not pass through any gate. It cancels in q*dq - k*dk only up to rounding, so it is left out of
     the gate's gradient from the start; the caller adds it to dq. For the same reason q*dq is formed from the operands
-    that the tensor core sees, as diagonal_grad_k forms k*dk: each pair (i, j) then has the same value in both.
+    that the tensor core sees, as diagonal_grad_k forms k*dk: each pair (i, j) then has the same value in both. (At the
+    guard's very limit one kernel's tile may be mild and the other's not, where their tiles of K differ in width:
+    test_gates_at_the_limit_of_the_fast_path judges dg there.)
     """
     o_r = tl.arange(0, BT)
     b_da = tl.where(o_r[:, None] > o_r[None, :], b_da, 0.0)
