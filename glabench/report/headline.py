@@ -129,18 +129,25 @@ def _memory(rows: pd.DataFrame) -> list[Finding]:
 
 
 def _floor(best: pd.DataFrame) -> list[Finding]:
-    known = best[(best["family"] == "gla") & (best["over_floor"] > 0) & (best["mode"] != "step")]
+    """How far gated forms are from the floor: a mean compares only those that were all asked the same questions."""
+    known = best[
+        (best["family"] == "gla") & (best["gate"] != "none") & (best["over_floor"] > 0) & (best["mode"] != "step")
+    ]
     said, nearest = [], (0.0, "", "")
     for mode, rows in modes(known):
-        mean, key = min((geometric_mean(list(group["over_floor"])), key) for (key,), group in by(rows, ["variant"]))
-        nearest = (mean, labels.title(key), text.mode(mode))
-        questions = text.count(len(rows.drop_duplicates(QUESTION)), "question")
-        said.append(f"{text.mode(mode)} {text.times(mean)} ({labels.title(key)}, {questions})")
+        asked = {key: len(group) for (key,), group in by(rows, ["variant"])}
+        everywhere = [key for key, count in asked.items() if count == max(asked.values())]
+        means = sorted(
+            (geometric_mean(list(rows.loc[rows["variant"] == key, "over_floor"])), key) for key in everywhere
+        )
+        ranked = [f"{labels.title(key)} {text.times(mean)}" for mean, key in means[:3]]
+        nearest = (means[0][0], labels.title(means[0][1]), text.mode(mode))
+        said.append(f"{text.mode(mode)}, {text.count(max(asked.values()), 'question')}: {', '.join(ranked)}")
     if not said:
         return []
     lead = f"the HBM floor: {nearest[1]}, {nearest[2]}"
     floor = "The floor is the time of moving inputs and outputs alone."
-    sentence = f"{floor} Nearest on the geometric mean: {text.listing(said)}."
+    sentence = f"{floor} Nearest by the geometric mean, of what ran at the most shapes: {'; '.join(said)}."
     return [Finding(text.times(nearest[0]), lead, sentence)]
 
 

@@ -1,0 +1,52 @@
+"""Findings by hand: what the headline says of rows whose times are known."""
+
+from __future__ import annotations
+
+from glabench.analysis.frame import frame
+from glabench.report.headline import findings
+from glabench.spec.case import Case
+from glabench.store import Row
+
+BYTES_PER_S = 4e12
+
+
+def row(system: str, T: int, over_floor: float, gate: float | None = 1.0) -> Row:
+    """A forward case that takes so many times the floor, on a device that copies 4 TB/s."""
+    case = Case(system, 1, T, 4, 128, 256, mode="fwd", gate_strength=gate)
+    nbytes = 4 * T * 1000
+    ms = over_floor * nbytes / BYTES_PER_S * 1000
+    environment = {"device": "GPU", "kind": "cuda", "copy_bytes_per_s": BYTES_PER_S}
+    time = {"clock": "cuda_events_cold_l2", "samples_ms": [ms] * 6, "dropped": 0}
+    return Row(
+        case.id,
+        "test",
+        case.to_dict(),
+        "ok",
+        time=time,
+        work={"flops": 1, "hbm_bytes": nbytes},
+        environment=environment,
+    )
+
+
+def floor(rows: list[Row]) -> tuple[str, str]:
+    found = next(f for f in findings(frame(rows), "GPU") if "HBM floor" in f.lead)
+    return found.figure, found.sentence
+
+
+def test_the_floor_compares_only_what_ran_at_the_same_shapes() -> None:
+    rows = [
+        row("gla", 1024, 4.0),
+        row("gla", 2048, 9.0),
+        row("gla_recurrent", 1024, 8.0),
+        row("gla_recurrent", 2048, 18),
+    ]
+    rows.append(row("fla", 1024, 2.0))  # nearest of all, but at one shape only
+    figure, sentence = floor(rows)
+    assert figure == "6.00×"  # sqrt(4 * 9)
+    assert "2 questions: GLA, default schedule 6.00×, GLA recurrent 12.0×" in sentence
+    assert "FLA" not in sentence
+
+
+def test_the_floor_leaves_ungated_questions_out() -> None:
+    figure, _ = floor([row("gla", 1024, 4.0), row("gla", 1024, 2.0, gate=None)])
+    assert figure == "4.00×"
