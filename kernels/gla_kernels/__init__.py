@@ -6,14 +6,17 @@ o, state = gla(q, k, v, g, output_final_state=True, schedule=Schedule(chunk=128,
 """
 
 from .api import gla, gla_recurrent, gla_step, launches
-from .config import KernelConfig, Schedule, Tile, default_config, default_schedule
+from .choose import default_config, default_schedule
+from .config import KernelConfig, Plan, Schedule, Tile, Workload
 from .launch import Launch
 
 __all__ = [
     "KernelConfig",
     "Launch",
+    "Plan",
     "Schedule",
     "Tile",
+    "Workload",
     "default_config",
     "default_schedule",
     "gla",

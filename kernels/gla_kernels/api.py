@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from . import chunk, recurrent
-from .config import KernelConfig, Schedule, default_config, default_schedule
+from .choose import default_config, default_schedule
+from .config import KernelConfig, Schedule
 from .launch import Launch, execute
 from .validate import check_inputs, check_scale
 

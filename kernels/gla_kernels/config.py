@@ -1,12 +1,17 @@
-"""How the operator is scheduled, and the tiles its kernels use: plain data, no kernel in sight.
+"""How the operator can be scheduled and tiled: plain data, no kernel in sight.
 
 `Schedule` is the algorithm a user chooses (the papers' chunk size, sub-chunk size, materialized or not). `KernelConfig`
-is how one GPU runs it: it changes speed, never the result's accuracy class.
+is how one GPU runs it: it changes speed, never the result's accuracy class. A `Plan` is both: what one direction of a
+call runs, and what tuning finds for a `Workload`. What may be tried is declared below, once: `schedules`, `SPACE`,
+and `feasible`, which says why something cannot run.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, astuple, dataclass, fields
+from itertools import product
+from typing import Any, Literal
 
 CHUNKS = (16, 32, 64, 128, 256)
 MAX_HEAD_DIM = 512
@@ -27,6 +32,7 @@ SHARED_BYTES = {
     103: 227 * 1024,
     120: 99 * 1024,
 }
+DEFAULT_SHARED_BYTES = 99 * 1024  # for a GPU that is not in the list
 
 
 @dataclass(frozen=True)
@@ -74,19 +80,83 @@ class Tile:
     block_k: int
     block_v: int
     num_warps: int = 4
-    num_stages: int = 1
+    num_stages: int = 1  # iterations of a loop whose loads are in flight at once
 
 
 @dataclass(frozen=True)
 class KernelConfig:
-    """Tiles of every pass. ``block_t`` rows make a row block; it divides the sub-chunk."""
+    """Tiles of every pass, named like its kernel. ``block_t`` rows make a row block; it divides the sub-chunk."""
 
     block_t: int
     states: Tile
     output: Tile
+    grad_states: Tile
     grad_q: Tile
     grad_k: Tile
     grad_v: Tile
+
+
+PASSES = tuple(f.name for f in fields(KernelConfig) if f.name != "block_t")
+
+Direction = Literal["fwd", "bwd"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How one direction of a call runs. The forward and the backward pass may follow different plans: nothing but the
+    inputs is kept between them."""
+
+    schedule: Schedule
+    config: KernelConfig
+
+    def to_dict(self) -> dict[str, Any]:
+        """{"schedule": {...}, "block_t": rows, "tiles": {pass: [block_k, block_v, num_warps, num_stages]}}."""
+        tiles = {name: list(astuple(getattr(self.config, name))) for name in PASSES}
+        return {"schedule": asdict(self.schedule), "block_t": self.config.block_t, "tiles": tiles}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Plan:
+        """The inverse of ``to_dict``. Raises ValueError, TypeError or KeyError for what is none."""
+        if set(values["tiles"]) != set(PASSES):
+            raise ValueError(f"tiles: expected {', '.join(PASSES)}, got {', '.join(sorted(values['tiles']))}")
+        tiles = {name: Tile(*sizes) for name, sizes in values["tiles"].items()}
+        numbers = [values["block_t"], *(n for tile in tiles.values() for n in astuple(tile))]
+        if not all(type(n) is int and n > 0 for n in numbers):
+            raise ValueError(f"block_t and tiles: expected positive integers, got {numbers}")
+        return cls(Schedule(**values["schedule"]), KernelConfig(block_t=values["block_t"], **tiles))
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is asked of the operator in one direction: all that a plan is chosen by.
+
+    B sequences of T tokens, H heads of K (queries, keys, gates) and V (values). dtype: "bf16", "fp16" or "fp32".
+    schedule: what the user asks for; None leaves it open.
+    """
+
+    direction: Direction
+    B: int
+    T: int
+    H: int
+    K: int
+    V: int
+    dtype: str = "bf16"
+    gated: bool = True
+    schedule: Schedule | None = None
+
+    @property
+    def operand_bytes(self) -> int:
+        """Bytes of an element as it enters a tensor-core product: bfloat16 as it is, everything else as tf32."""
+        return 2 if self.dtype == "bf16" else 4
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Workload:
+        """The inverse of ``to_dict``. Raises ValueError or TypeError for what is none."""
+        schedule = values.get("schedule")
+        return cls(**{**values, "schedule": None if schedule is None else Schedule(**schedule)})
 
 
 def padded(dim: int) -> int:
@@ -94,56 +164,87 @@ def padded(dim: int) -> int:
     return max(MIN_TILE, 1 << (dim - 1).bit_length())
 
 
-def _power_of_two_at_most(limit: int, low: int, high: int) -> int:
-    """The largest power of two in [low, high] that is <= limit; low if there is none."""
-    best = low
-    while best * 2 <= min(limit, high):
-        best *= 2
-    return best
+# --- The search space ------------------------------------------------------------------------------------------------
+
+BLOCK_TS = (16, 32, 64)  # rows of a row block
+ALL = "all"  # the pass needs the whole head dimension in one tile
 
 
-def default_config(K: int, V: int, operand_bytes: int, schedule: Schedule, capability: int = 90) -> KernelConfig:
-    """Tiles that fit an SM for any head dimension, by size alone.
+@dataclass(frozen=True)
+class TileSpace:
+    """The tiles worth trying for one pass; sizes above the padded head dimension fall away."""
 
-    K, V: head dimensions; operand_bytes: bytes of an element as it enters a product, 2 for bfloat16, else 4 (tf32);
-    capability: compute capability, 80 for an A100, 90 for an H100. Found by timing each pass alone on an H200 with
-    chunks of 64 at (K, V) = (128, 128), (128, 256) and (256, 256).
+    block_k: tuple[int, ...] | Literal["all"]
+    block_v: tuple[int, ...] | Literal["all"]
+    num_warps: tuple[int, ...] = (4, 8)
+    num_stages: tuple[int, ...] = (1, 2)
+
+
+SPACE: dict[str, TileSpace] = {
+    "states": TileSpace((32, 64, 128), (32, 64, 128), num_stages=(1, 2, 3)),
+    "output": TileSpace(ALL, (32, 64, 128, 256)),
+    "grad_states": TileSpace((32, 64, 128), (32, 64, 128), num_stages=(1, 2, 3)),
+    "grad_q": TileSpace((32, 64, 128), ALL),
+    "grad_k": TileSpace((32, 64, 128), ALL),
+    "grad_v": TileSpace(ALL, (32, 64, 128, 256)),
+}
+
+
+def schedules(T: int) -> Iterator[Schedule]:
+    """Every schedule that can make a difference for T tokens: no chunk of more than twice the sequence."""
+    for chunk in CHUNKS:
+        if chunk < 2 * T or chunk == CHUNKS[0]:
+            subs = (sub for sub in CHUNKS if sub <= chunk)
+            for sub_chunk, materialize in product(subs, (True, False)):
+                yield Schedule(chunk, sub_chunk, materialize)
+
+
+def tiles(step: str, K: int, V: int) -> Iterator[Tile]:
+    """The tiles of a pass for head dimensions K and V."""
+    space = SPACE[step]
+    ks, vs = _sizes(space.block_k, K), _sizes(space.block_v, V)
+    for block_k, block_v, warps, stages in product(ks, vs, space.num_warps, space.num_stages):
+        yield Tile(block_k, block_v, warps, stages)
+
+
+def _sizes(choices: tuple[int, ...] | Literal["all"], dim: int) -> tuple[int, ...]:
+    """Sizes of a tile along a head dimension; the padded dimension itself where all choices are larger."""
+    if isinstance(choices, str):
+        return (padded(dim),)
+    return tuple(size for size in choices if size <= padded(dim)) or (padded(dim),)
+
+
+def feasible(step: str, plan: Plan, work: Workload, capability: int) -> str | None:
+    """Why a pass of the plan cannot run on a GPU of that compute capability, or None.
+
+    Says only what is certain before compiling. The compiler has the last word on shared memory, and registers,
+    spills and occupancy rank candidates but veto none.
     """
-    k, v = padded(K), padded(V)
-    shared = SHARED_BYTES.get(capability, 99 * 1024)
-    # Rows of q and k are held as they are and decayed, in float32 on the diagonal, and off it too where the sub-chunk
-    # is larger than any row block; rows of v and do less often.
-    roomy = shared >= 227 * 1024 and operand_bytes == 2 and schedule.rows <= MAX_ROW_BLOCK
-    row_bytes = 32768 if roomy else 16384 if shared >= 163 * 1024 else 8192
-    rows = min(row_bytes // k, 32768 // v) // operand_bytes
-    block_t = _power_of_two_at_most(rows, MIN_TILE, min(schedule.rows, MAX_ROW_BLOCK))
-    single = block_t == schedule.chunk
-
-    def split(elements: int, full: int, other: int) -> int:
-        """Columns of the dimension that is cut, for a state's tile of at most so many elements."""
-        return _power_of_two_at_most(elements * 2 // (operand_bytes * full), MIN_TILE, min(other, 128))
-
-    def warps(full: int) -> int:
-        return 8 if full > 256 or (operand_bytes == 4 and full > 128) else 4
-
-    state = 32768 if roomy and k == 256 else min(16384, row_bytes)
-    by_k = warps(k) if k < 256 else 8
-    # With more than one row block a chunk, Triton 3.6 miscompiles grad_k at V = 256 with 32 columns of K and 4 warps.
-    grad_k = Tile(split(8192, v, k), v, warps(v)) if single or v < 256 else Tile(split(16384, v, k), v, 8)
-    return KernelConfig(
-        block_t=block_t,
-        states=Tile(min(64, k), min(128, v), 4, 2 if operand_bytes == 2 else 1),
-        output=Tile(k, split(state, k, v), by_k if schedule.materialize else 8),
-        grad_q=Tile(split(8192 if v <= 128 else 16384, v, k), v, warps(v), 2 if v <= 128 and operand_bytes == 2 else 1),
-        grad_k=grad_k,
-        grad_v=Tile(k, split(state, k, v), by_k),
-    )
+    tile, rows, block_t = getattr(plan.config, step), plan.schedule.rows, plan.config.block_t
+    if rows % block_t:
+        return f"block_t={block_t} does not divide sub_chunk={rows}"
+    for name, size, dim in (("block_k", tile.block_k, work.K), ("block_v", tile.block_v, work.V)):
+        if size > padded(dim):
+            return f"{name}={size} is more than the head dimension, padded to {padded(dim)}"
+        if size < MIN_TILE:
+            return f"{name}={size}: a tensor-core product needs {MIN_TILE}"
+        if getattr(SPACE[step], name) == ALL and size != padded(dim):
+            return f"{name}={size}: {step} needs the whole head dimension, padded to {padded(dim)}"
+    if step == "grad_k" and padded(work.V) == 256 and tile.block_k == 32 and tile.num_warps == 4:
+        if plan.schedule.chunk > block_t:
+            return "Triton 3.6 miscompiles grad_k at V=256 with 32 columns of K, 4 warps and several row blocks"
+    need, limit = shared_bytes(step, plan, work), SHARED_BYTES.get(capability, DEFAULT_SHARED_BYTES)
+    if need > limit:
+        return f"needs at least {-(-need // 1024)} KiB of shared memory, a program has {limit // 1024}"
+    return None
 
 
-def default_schedule(B: int, T: int, H: int, K: int, V: int) -> Schedule:
-    """A sensible schedule for a shape: materialized chunks of 64 rows, shorter for short sequences.
+def shared_bytes(step: str, plan: Plan, work: Workload) -> int:
+    """The least shared memory that a pass takes, in bytes: a lower bound, known before compiling.
 
-    B sequences of T tokens, H heads of K (keys) and V (values).
+    The largest right operand of its products lies in shared memory as a whole: the state's tile, or a block of rows.
     """
-    chunk = next((c for c in CHUNKS if c >= T), 64)
-    return Schedule(chunk=min(chunk, 64), materialize=T > 64)
+    tile, block_t = getattr(plan.config, step), plan.config.block_t
+    if step in ("states", "grad_states"):
+        return block_t * tile.block_v * work.operand_bytes
+    return tile.block_k * tile.block_v * work.operand_bytes

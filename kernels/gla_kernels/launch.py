@@ -36,6 +36,11 @@ class Launch:
         """The kernel's name, as profilers show it."""
         return str(self.kernel.fn.__name__)
 
+    @property
+    def step(self) -> str:
+        """The pass that the kernel is, as `KernelConfig` names its tile."""
+        return self.name.removesuffix("_kernel")
+
 
 Launcher = Callable[[Launch], None]
 

@@ -174,7 +174,7 @@ def _states(p: Problem, final_state: Tensor | None, launch: Launcher) -> Tensor:
 
 def _grad_states(p: Problem, do: Tensor, d_final: Tensor | None, d_initial: Tensor | None, launch: Launcher) -> Tensor:
     grads = p.state_buffer()
-    tile = p.config.states
+    tile = p.config.grad_states
     _, _, _, K, V = p.dims
     args = {
         "p_q": p.q, "p_g": p.g, "p_do": do, "p_dst": d_final, "p_ds": grads, "p_ds0": d_initial, "scale": p.scale,

@@ -1,0 +1,1 @@
+"""The autotuner: which plan is fastest for a workload on this GPU."""

@@ -1,0 +1,131 @@
+"""What is searched: for one workload, every launch that any plan could consist of.
+
+The passes of a plan are kernels that run one after another, so the time of a plan is the sum of theirs, and each pass
+can be tuned by itself. A `Variant` fixes what all passes of a plan share (schedule and row block); a `Candidate` is
+one tile of one pass of a variant. Variants often share a pass: the states pass of chunk 64 is the same kernel on the
+same buffers whatever the sub-chunk. Such candidates have the same ``key`` and are measured once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, astuple, dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+import gla_kernels
+from gla_kernels import KernelConfig, Launch, Plan, Schedule, Tile, Workload, default_config
+from gla_kernels.config import BLOCK_TS, feasible, schedules, tiles
+from glabench.run.inputs import DTYPES
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What the passes of a plan have in common."""
+
+    schedule: Schedule
+    block_t: int
+
+    def __str__(self) -> str:
+        kind = "w/ m." if self.schedule.materialize else "w/o m."
+        return f"{self.schedule.chunk}/{self.schedule.rows} {kind}, rows of {self.block_t}"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One tile of one pass of a variant."""
+
+    variant: Variant
+    step: str  # the pass: a field of KernelConfig
+    tile: Tile
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "schedule": asdict(self.variant.schedule),
+            "block_t": self.variant.block_t,
+            "step": self.step,
+            "tile": list(astuple(self.tile)),
+        }
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Candidate:
+        variant = Variant(Schedule(**values["schedule"]), values["block_t"])
+        return cls(variant, values["step"], Tile(*values["tile"]))
+
+    def __str__(self) -> str:
+        tile = self.tile
+        return (
+            f"{self.step} {tile.block_k}x{tile.block_v}, {tile.num_warps} warps, {tile.num_stages} stages "
+            f"({self.variant})"
+        )
+
+
+def variants(work: Workload) -> Iterator[Variant]:
+    """Every variant of the space, or those of the schedule that the workload asks for."""
+    for schedule in [work.schedule] if work.schedule is not None else schedules(work.T):
+        for block_t in BLOCK_TS:
+            if schedule.rows % block_t == 0:
+                yield Variant(schedule, block_t)
+
+
+def base_config(work: Workload, variant: Variant, capability: int) -> KernelConfig:
+    """A config of the variant whose tiles are the defaults: what the passes that are not in question run."""
+    config = default_config(work.K, work.V, work.operand_bytes, variant.schedule, capability)
+    return replace(config, block_t=variant.block_t)
+
+
+def plan_of(work: Workload, candidates: list[Candidate], capability: int) -> Plan:
+    """The plan whose passes are these candidates of one variant."""
+    variant = candidates[0].variant
+    chosen = {candidate.step: candidate.tile for candidate in candidates}
+    return Plan(variant.schedule, replace(base_config(work, variant, capability), **chosen))  # type: ignore[arg-type]  # every field but block_t is a Tile
+
+
+def launches_of(work: Workload, plan: Plan, capability: int) -> dict[str, Launch]:
+    """The launches of a plan by pass, on meta tensors."""
+    found = gla_kernels.launches(
+        "gla",
+        B=work.B,
+        T=work.T,
+        H=work.H,
+        K=work.K,
+        V=work.V,
+        dtype=DTYPES[work.dtype],
+        mode=work.direction,
+        schedule=plan.schedule,
+        config=plan.config,
+        gated=work.gated,
+        capability=capability,
+    )
+    return {launch.step: launch for launch in found}
+
+
+def launch_of(work: Workload, candidate: Candidate, capability: int) -> Launch:
+    """The one launch of a candidate, on meta tensors."""
+    return launches_of(work, plan_of(work, [candidate], capability), capability)[candidate.step]
+
+
+def key(launch: Launch) -> str:
+    """What tells one launch from another: candidates with equal keys take the same time."""
+    shown = {name: _shown(value) for name, value in launch.args.items()}
+    return repr((launch.name, launch.grid, shown, launch.constexprs, launch.num_warps, launch.num_stages))
+
+
+def _shown(value: object) -> object:
+    return (tuple(value.shape), value.dtype) if isinstance(value, torch.Tensor) else value
+
+
+@lru_cache(maxsize=64)
+def steps_of(work: Workload, variant: Variant, capability: int) -> tuple[str, ...]:
+    """The passes that a variant runs for the workload, in order."""
+    return tuple(launches_of(work, Plan(variant.schedule, base_config(work, variant, capability)), capability))
+
+
+def candidates(work: Workload, variant: Variant, step: str, capability: int) -> Iterator[Candidate]:
+    """The feasible candidates of one pass of a variant."""
+    for tile in tiles(step, work.K, work.V):
+        candidate = Candidate(variant, step, tile)
+        if feasible(step, plan_of(work, [candidate], capability), work, capability) is None:
+            yield candidate

@@ -1,0 +1,87 @@
+"""What a tuning came to: one JSON object a line, like the rows of a sweep but of another kind (``"kind": "tuning"``).
+
+Schema history
+  1  first version
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One candidate that was looked at. ``status`` is one of a row's (glabench.store.STATUSES)."""
+
+    candidate: dict[str, Any]  # Candidate.to_dict(): schedule, block_t, step, tile
+    predicted_ms: float  # by the cost model, before anything was compiled
+    status: str
+    reason: str | None = None  # one line, when status is not ok
+    samples_ms: tuple[float, ...] = ()  # cold-L2 samples of this one kernel
+    # registers, spill_bytes, shared_bytes, occupancy, tensor_core, compile_s ...: see hardware/crosscompile.py
+    compiled: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Finalist:
+    """A whole plan, timed in turns with the other finalists of its workload.
+
+    role: "candidate", or "incumbent" for the plan that gla() used before this tuning. origin: where the plan came
+    from: "search" or, for the incumbent, what the API says ("tuned for ...", "by size").
+    """
+
+    plan: dict[str, Any]  # Plan.to_dict()
+    role: str
+    origin: str
+    status: str  # of its gate: "ok", "wrong" ... as a row's
+    reason: str | None
+    samples_ms: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """One workload tuned once."""
+
+    workload: dict[str, Any]  # Workload.to_dict()
+    strategy: str
+    budget_s: float | None
+    feasible: int  # different launches of the space that can run
+    trials: tuple[Trial, ...]
+    finalists: tuple[Finalist, ...]
+    winner: int | None  # index into finalists; None when nothing ran
+    stopped: str  # why the search ended
+    environment: dict[str, Any]
+    started: str  # ISO 8601, UTC
+    wall_s: float  # all of it: processes started, compiled, measured, gated
+    spent_s: dict[str, float] = field(default_factory=dict)  # parts of wall_s by name
+    kind: str = "tuning"
+    schema: int = SCHEMA
+
+    @property
+    def measured(self) -> int:
+        """Candidates that were run on the GPU."""
+        return sum(bool(trial.samples_ms) for trial in self.trials)
+
+
+def to_json(tuning: Tuning) -> str:
+    """One line of strict JSON, without the line's end."""
+    return json.dumps(asdict(tuning), allow_nan=False)
+
+
+def from_json(text: str) -> Tuning:
+    """The inverse of ``to_json``. ValueError when the text is no tuning of this schema."""
+    values = json.loads(text)
+    if not isinstance(values, dict) or values.get("kind") != "tuning":
+        raise ValueError("expected a JSON object of kind tuning")
+    if values.get("schema") != SCHEMA:
+        raise ValueError(f"tuning of schema {values.get('schema')}, this glabench reads {SCHEMA}")
+    try:
+        trials = tuple(Trial(**{**trial, "samples_ms": tuple(trial["samples_ms"])}) for trial in values["trials"])
+        finalists = tuple(Finalist(**{**one, "samples_ms": tuple(one["samples_ms"])}) for one in values["finalists"])
+        return Tuning(**{**values, "trials": trials, "finalists": finalists})
+    except (TypeError, KeyError) as error:
+        raise ValueError(f"not a tuning: {error}") from None
