@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Self
 
 from glabench.errors import UserError
 
@@ -144,8 +144,8 @@ def _open_to_read(path: Path) -> BinaryIO:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
 
 
-class Appender:
-    """A file of rows that this process alone may append to, each row on the disk before ``append`` returns.
+class Lines:
+    """A file of JSON lines that this process alone may append to, each on the disk before ``write`` returns.
 
     A last line torn by a crash is moved to ``<file>.torn`` on opening, so that the file stays readable. With ``fresh``
     an existing file is first moved aside to ``<file>.1`` (the first free number), never deleted.
@@ -164,16 +164,16 @@ class Appender:
             old.close()
         self._cut_torn_line(warn)
 
-    def append(self, row: Row) -> None:
-        """Write the row, flushed and synced: what was appended survives a SIGKILL and a power cut."""
-        self._file.write(to_json(row).encode() + b"\n")
+    def write(self, line: str) -> None:
+        """Append the line, flushed and synced: what was appended survives a SIGKILL and a power cut."""
+        self._file.write(line.encode() + b"\n")
         self._file.flush()
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
         self._file.close()  # which releases the lock
 
-    def __enter__(self) -> Appender:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
@@ -200,9 +200,9 @@ class Appender:
         if whole == len(text):
             return
         torn = text[whole:]
-        with contextlib.suppress(ValueError, TypeError, UserError):
-            from_json(torn.decode())
-            self._file.write(b"\n")  # a whole row that lacks only its line end
+        with contextlib.suppress(ValueError):
+            json.loads(torn)
+            self._file.write(b"\n")  # a whole line that lacks only its end
             self._file.flush()
             return
         aside = self.path.with_name(self.path.name + ".torn")
@@ -210,6 +210,14 @@ class Appender:
             file.write(torn + b"\n")
         self._file.truncate(whole)
         warn(f"{self.path}: the last line was torn by a crash and moved to {aside}")
+
+
+class Appender(Lines):
+    """Lines that are rows."""
+
+    def append(self, row: Row) -> None:
+        """Write the row."""
+        self.write(to_json(row))
 
 
 def _first_free(path: Path) -> Path:

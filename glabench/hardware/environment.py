@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import glabench
+from glabench.errors import UserError
 from glabench.hardware import nvml
 from glabench.run.settings import Device
 
@@ -42,6 +43,13 @@ def detect_device() -> Device:
     """The default: "cuda" where there is an NVIDIA GPU and a torch built for it, else "cpu". Imports no torch."""
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1")
     return "cuda" if gpu_name() is not None and torch_has_cuda() and not hidden else "cpu"
+
+
+def require_cuda(why: str) -> None:
+    """UserError when there is no usable GPU. ``why``: what needs it, and what else there is."""
+    if detect_device() != "cuda":
+        torch = package_version("torch") or "not installed"
+        raise UserError(f"no usable NVIDIA GPU here (torch {torch}): {why}; `glabench doctor` says what is missing")
 
 
 def torch_has_cuda() -> bool:

@@ -8,16 +8,16 @@ same buffers whatever the sub-chunk. Such candidates have the same ``key`` and a
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import asdict, astuple, dataclass, replace
-from functools import lru_cache
 from typing import Any
 
 import torch
 
 import gla_kernels
 from gla_kernels import KernelConfig, Launch, Plan, Schedule, Tile, Workload, default_config
-from gla_kernels.config import BLOCK_TS, feasible, schedules, tiles
+from gla_kernels.config import BLOCK_TS, schedules
 from glabench.run.inputs import DTYPES
 
 
@@ -102,30 +102,23 @@ def launches_of(work: Workload, plan: Plan, capability: int) -> dict[str, Launch
     return {launch.step: launch for launch in found}
 
 
+def candidates_of(work: Workload, plan: Plan, capability: int) -> list[Candidate]:
+    """The passes of a plan as candidates, in order."""
+    variant = Variant(plan.schedule, plan.config.block_t)
+    return [Candidate(variant, step, getattr(plan.config, step)) for step in launches_of(work, plan, capability)]
+
+
 def launch_of(work: Workload, candidate: Candidate, capability: int) -> Launch:
     """The one launch of a candidate, on meta tensors."""
     return launches_of(work, plan_of(work, [candidate], capability), capability)[candidate.step]
 
 
 def key(launch: Launch) -> str:
-    """What tells one launch from another: candidates with equal keys take the same time."""
+    """What tells one launch from another, twelve hex digits: candidates with equal keys take the same time."""
     shown = {name: _shown(value) for name, value in launch.args.items()}
-    return repr((launch.name, launch.grid, shown, launch.constexprs, launch.num_warps, launch.num_stages))
+    text = repr((launch.name, launch.grid, shown, launch.constexprs, launch.num_warps, launch.num_stages))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def _shown(value: object) -> object:
     return (tuple(value.shape), value.dtype) if isinstance(value, torch.Tensor) else value
-
-
-@lru_cache(maxsize=64)
-def steps_of(work: Workload, variant: Variant, capability: int) -> tuple[str, ...]:
-    """The passes that a variant runs for the workload, in order."""
-    return tuple(launches_of(work, Plan(variant.schedule, base_config(work, variant, capability)), capability))
-
-
-def candidates(work: Workload, variant: Variant, step: str, capability: int) -> Iterator[Candidate]:
-    """The feasible candidates of one pass of a variant."""
-    for tile in tiles(step, work.K, work.V):
-        candidate = Candidate(variant, step, tile)
-        if feasible(step, plan_of(work, [candidate], capability), work, capability) is None:
-            yield candidate

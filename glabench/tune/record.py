@@ -22,8 +22,10 @@ class Trial:
     status: str
     reason: str | None = None  # one line, when status is not ok
     samples_ms: tuple[float, ...] = ()  # cold-L2 samples of this one kernel
-    # registers, spill_bytes, shared_bytes, occupancy, tensor_core, compile_s ...: see hardware/crosscompile.py
+    # registers, spill_bytes, shared_bytes, programs_per_sm, tensor_core, compile_s ...: see hardware/crosscompile.py
     compiled: dict[str, Any] | None = None
+    # the other variants whose pass is this very launch: (chunk, sub_chunk, materialize, block_t) of each
+    shared: tuple[tuple[int, int, bool, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -80,8 +82,13 @@ def from_json(text: str) -> Tuning:
     if values.get("schema") != SCHEMA:
         raise ValueError(f"tuning of schema {values.get('schema')}, this glabench reads {SCHEMA}")
     try:
-        trials = tuple(Trial(**{**trial, "samples_ms": tuple(trial["samples_ms"])}) for trial in values["trials"])
+        trials = tuple(Trial(**{**trial, **_tuples(trial)}) for trial in values["trials"])
         finalists = tuple(Finalist(**{**one, "samples_ms": tuple(one["samples_ms"])}) for one in values["finalists"])
         return Tuning(**{**values, "trials": trials, "finalists": finalists})
     except (TypeError, KeyError) as error:
         raise ValueError(f"not a tuning: {error}") from None
+
+
+def _tuples(trial: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a trial that JSON has as lists."""
+    return {"samples_ms": tuple(trial["samples_ms"]), "shared": tuple(map(tuple, trial.get("shared", ())))}

@@ -1,0 +1,120 @@
+"""The process that has the GPU: it times candidates and whole plans, and gates winners.
+
+Runs as a child that may die (glabench.run.child). Requests, by "do", with the workload as a dict in each:
+    trial   candidate, samples, enough_ms   -> {"status", "reason", "samples_ms"}     one kernel, screened, then timed
+    final   plans, samples                  -> {"samples_ms": [[...], ...]}           whole plans, in turns
+    gate    plans by direction              -> {"status", "reason"}                   against float64, and bit for bit
+    environment                             -> {"status", "reason", "environment"}    what goes into the records
+A failure is an answer too: its status is a row's. After "crashed" the process is of no more use.
+"""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from gla_kernels import Plan, Workload
+from glabench.hardware.crosscompile import local_arch
+from glabench.hardware.environment import environment
+from glabench.run import failures, gate
+from glabench.run.measure import ColdSampler
+from glabench.run.settings import Settings
+from glabench.spec.catalog import CATALOG
+from glabench.systems.gla import PlannedGla
+from glabench.tune.candidate import Candidate
+from glabench.tune.stage import Stage, WrongResult, case_of
+
+SETTINGS = Settings.for_device("cuda")
+FEWEST_SAMPLES = 2  # of a candidate that is far behind
+TRIES = 3
+
+_stages: dict[Workload, Stage] = {}
+
+
+def handle(request: dict[str, Any]) -> dict[str, Any]:
+    """Answer one request."""
+    work = Workload.from_dict(request["workload"])
+    try:
+        with torch.no_grad():
+            return ACTIONS[request["do"]](work, request)
+    except WrongResult as error:
+        return {"status": "wrong", "reason": str(error)}
+    except Exception as error:
+        status = failures.classify(error)
+        if status == "oom":
+            _clear_stages()
+        return {"status": status, "reason": failures.reason(error)}
+
+
+def capability() -> int:
+    """Compute capability of the current device as a number, 90 for 9.0."""
+    arch = local_arch()
+    assert arch is not None  # this process runs where there is a GPU
+    return int(arch.removeprefix("sm_"))
+
+
+def _trial(work: Workload, request: dict[str, Any]) -> dict[str, Any]:
+    call = _stage_of(work).trial(Candidate.from_dict(request["candidate"]))
+    sampler = ColdSampler([call])
+    samples = _samples(sampler, FEWEST_SAMPLES)
+    enough = request.get("enough_ms")
+    if enough is None or min(samples) <= enough:
+        samples += _samples(sampler, max(0, request["samples"] - FEWEST_SAMPLES))
+    return {"status": "ok", "reason": None, "samples_ms": samples}
+
+
+def _samples(sampler: ColdSampler, count: int) -> list[float]:
+    """``count`` samples; a batch that a throttled clock spoils is taken again, as often as ``TRIES`` says."""
+    if count == 0:
+        return []
+    for _ in range(TRIES):
+        samples, clocks = sampler.batch(count)
+        if clocks is None or clocks.sm_mhz >= SETTINGS.min_clock * clocks.sm_mhz_max:
+            break
+    return samples
+
+
+def _final(work: Workload, request: dict[str, Any]) -> dict[str, Any]:
+    stage = _stage_of(work)
+    plans = [Plan.from_dict(plan) for plan in request["plans"]]
+    calls = [partial(stage.run, plan) for plan in plans]
+    for call in calls:
+        call()
+    sampler = ColdSampler(calls)
+    samples = _samples(sampler, request["samples"] * len(plans))
+    return {"status": "ok", "reason": None, "samples_ms": [samples[i :: len(plans)] for i in range(len(plans))]}
+
+
+def _gate(work: Workload, request: dict[str, Any]) -> dict[str, Any]:
+    plans = {direction: Plan.from_dict(plan) for direction, plan in request["plans"].items()}
+    system = PlannedGla(CATALOG["gla"], **plans)
+    with torch.enable_grad():
+        verdict = gate.check(system, case_of(work), SETTINGS, "cuda")
+    return {"status": "ok" if verdict.passed else "wrong", "reason": verdict.reason}
+
+
+def _environment(work: Workload, request: dict[str, Any]) -> dict[str, Any]:
+    return {"status": "ok", "reason": None, "environment": environment("cuda")}
+
+
+def _stage_of(work: Workload) -> Stage:
+    """The workload's stage. Those of both directions of a shape are kept; a schedule asked for makes no difference."""
+    work = replace(work, schedule=None)
+    if work not in _stages:
+        if any(replace(other, direction=work.direction) != work for other in _stages):
+            _clear_stages()
+        _stages[work] = Stage(work, capability())
+    return _stages[work]
+
+
+def _clear_stages() -> None:
+    _stages.clear()
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+ACTIONS = {"trial": _trial, "final": _final, "gate": _gate, "environment": _environment}

@@ -1,0 +1,30 @@
+"""The child's side of the compile pool: one kernel a request, compiled for a GPU that need not be there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gla_kernels import Launch, Workload
+from glabench.hardware.crosscompile import cross_compile
+from glabench.run import failures
+from glabench.tune.candidate import Candidate, launch_of
+from glabench.tune.shipped import shipped_launches
+
+
+def handle(request: dict[str, Any]) -> dict[str, Any]:
+    """Compile {"workload", "candidate", "arch"}, or where the candidate is None what gla() runs: {..., "step",
+    "initial_state"}. Answers {"status": "ok", "compile_error" or "oom", "reason", "compiled": entry or None}."""
+    try:
+        (entry,) = cross_compile([_launch(request)], request["arch"])
+    except MemoryError as error:
+        return {"status": "oom", "reason": failures.reason(error), "compiled": None}
+    except Exception as error:
+        return {"status": "compile_error", "reason": failures.one_line(error), "compiled": None}
+    return {"status": "compile_error" if entry["error"] else "ok", "reason": entry["error"], "compiled": entry}
+
+
+def _launch(request: dict[str, Any]) -> Launch:
+    work, capability = Workload.from_dict(request["workload"]), int(request["arch"].removeprefix("sm_"))
+    if request["candidate"] is not None:
+        return launch_of(work, Candidate.from_dict(request["candidate"]), capability)
+    return shipped_launches(work, capability, request["initial_state"])[request["step"]]

@@ -1,0 +1,88 @@
+"""Kernels compiled side by side in processes that may die: a compiler that aborts or hangs costs one candidate."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Any
+
+from gla_kernels import Workload
+from glabench.hardware.crosscompile import kernel_key
+from glabench.run.child import Child, ChildDied, ChildTimeout
+from glabench.run.driver import cores, worker_env
+from glabench.tune.candidate import Candidate, launch_of
+from glabench.tune.shipped import shipped_launches
+
+WORKER = "glabench.tune.compile_worker"
+
+Answer = dict[str, Any]
+
+
+class CompilePool:
+    """Compiles for one architecture, "sm_90", in ``jobs`` processes: one core is left to the caller by default.
+
+    Every future comes to {"status": "ok", "compile_error", "crashed", "timeout" or "oom"; "reason": one line, or None
+    for ok; "compiled": the entry of glabench.hardware.crosscompile, where there is one}. What was submitted first
+    begins first, and a kernel that was submitted before is the same future. limit_s: what takes longer is killed.
+    """
+
+    def __init__(self, arch: str, jobs: int | None = None, limit_s: float = 120, module: str = WORKER) -> None:
+        self.arch, self.limit_s = arch, limit_s
+        self.jobs = jobs or max(1, cores() - 1)
+        self._capability = int(arch.removeprefix("sm_"))
+        self._children = [Child(module, worker_env("compile")) for _ in range(self.jobs)]
+        self._idle = list(self._children)
+        self._threads = ThreadPoolExecutor(self.jobs, thread_name_prefix=f"compile-{arch}")
+        self._futures: dict[str, Future[Answer]] = {}
+        self._lock = threading.Lock()
+
+    def submit(self, work: Workload, candidate: Candidate) -> Future[Answer]:
+        """Compile one candidate. Never raises for what cannot be compiled: that is an answer."""
+        request = {"workload": work.to_dict(), "candidate": candidate.to_dict(), "arch": self.arch}
+        try:
+            key = kernel_key(launch_of(work, candidate, self._capability))
+        except Exception:  # no launch comes of it: the child says why
+            key = repr(request)
+        return self._submit(key, request)
+
+    def submit_shipped(self, work: Workload, initial_state: bool = False) -> dict[str, Future[Answer]]:
+        """Compile what gla() runs for the workload, by pass."""
+        launches = shipped_launches(work, self._capability, initial_state)
+        shared = {"workload": work.to_dict(), "candidate": None, "initial_state": initial_state, "arch": self.arch}
+        return {step: self._submit(kernel_key(launch), shared | {"step": step}) for step, launch in launches.items()}
+
+    def close(self) -> None:
+        """Cancel what has not begun and kill the processes; what is under way comes to "crashed"."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for child in self._children:
+            child.close()
+        self._threads.shutdown()
+
+    def __enter__(self) -> CompilePool:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def _submit(self, key: str, request: dict[str, Any]) -> Future[Answer]:
+        with self._lock:
+            if key not in self._futures:
+                self._futures[key] = self._threads.submit(self._compile, request)
+            return self._futures[key]
+
+    def _compile(self, request: dict[str, Any]) -> Answer:
+        child = self._idle.pop()  # there are as many as threads
+        try:
+            return child.ask(request, self.limit_s)
+        except ChildTimeout as error:
+            return _failure("timeout", str(error))
+        except ChildDied as error:
+            last_words = (error.detail or "").splitlines()[-1:]
+            return _failure("crashed", ": ".join([error.reason, *last_words]))
+        finally:
+            self._idle.append(child)
+
+
+def _failure(status: str, reason: str) -> Answer:
+    return {"status": status, "reason": reason, "compiled": None}

@@ -1,0 +1,71 @@
+"""The measuring process, seen from the tuner: every request gets an answer, whatever becomes of the process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from gla_kernels import Plan, Workload
+from glabench.run.child import Child, ChildDied, ChildTimeout
+from glabench.tune.candidate import Candidate
+
+MODULE = "glabench.tune.bench"
+START_LIMIT_S = 120.0  # a new process: imports, the CUDA context, inputs
+TRIAL_LIMIT_S = 15.0
+WHOLE_LIMIT_S = 120.0  # finals and gates run whole plans, and the float64 reference
+
+Answer = dict[str, Any]
+
+
+class Gpu:
+    """One process that measures. ``trial_limit_s``: a candidate that takes longer hangs, and is killed."""
+
+    def __init__(self, module: str = MODULE, trial_limit_s: float = TRIAL_LIMIT_S) -> None:
+        self.child = Child(module, {"TRITON_INTERPRET": None})
+        self.trial_limit_s = trial_limit_s
+        self.restarts = 0
+        self._warm = False
+
+    def start(self) -> None:
+        """Start the process, so that it imports while the caller goes on."""
+        self.child.start()
+
+    def trial(self, work: Workload, candidate: Candidate, samples: int, enough_ms: float | None) -> Answer:
+        """{"status", "reason", "samples_ms"} of one kernel; a few samples only when it takes over ``enough_ms``."""
+        request = {"do": "trial", "candidate": candidate.to_dict(), "samples": samples, "enough_ms": enough_ms}
+        return self._ask(work, request, self.trial_limit_s)
+
+    def final(self, work: Workload, plans: Sequence[Plan], samples: int) -> Answer:
+        """{"status", "reason", "samples_ms": one list a plan} of whole plans, timed in turns."""
+        request = {"do": "final", "plans": [plan.to_dict() for plan in plans], "samples": samples}
+        return self._ask(work, request, WHOLE_LIMIT_S)
+
+    def gate(self, work: Workload, plans: dict[str, Plan]) -> Answer:
+        """{"status", "reason"}: the workload's direction run with these plans (by direction), against float64."""
+        request = {"do": "gate", "plans": {name: plan.to_dict() for name, plan in plans.items()}}
+        return self._ask(work, request, WHOLE_LIMIT_S)
+
+    def environment(self, work: Workload) -> dict[str, Any]:
+        """What goes into records: see glabench.hardware.environment."""
+        return self._ask(work, {"do": "environment"}, WHOLE_LIMIT_S).get("environment", {})
+
+    def close(self) -> None:
+        """Kill the process for good."""
+        self.child.close()
+
+    def _ask(self, work: Workload, request: Answer, limit_s: float) -> Answer:
+        limit_s += 0 if self._warm and self.child.pid is not None else START_LIMIT_S
+        try:
+            answer = self.child.ask({**request, "workload": work.to_dict()}, limit_s)
+        except ChildTimeout:
+            answer = {"status": "timeout", "reason": f"no result after {limit_s:g} s; the process was killed"}
+        except ChildDied as death:
+            answer = {"status": "crashed", "reason": death.reason}
+        if answer.get("status") in ("crashed", "timeout"):
+            self.child.stop()  # an error on the device poisons every later call of its process
+            self.restarts += 1
+            self._warm = False
+            self.child.start()
+        else:
+            self._warm = True
+        return answer

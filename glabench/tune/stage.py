@@ -1,0 +1,156 @@
+"""One workload on the GPU: its inputs, and the passes of its plans with buffers to run on.
+
+A candidate is one kernel of a plan, timed by itself. It needs what the passes before it would have left, and something
+to be compared with: both come from a reference plan of the same chunk and kind (row blocks of 16, the smallest and
+safest there is), run as a whole beforehand. Comparing with it is a screen, to drop broken candidates early; a winner
+faces the gate, which compares with float64.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from gla_kernels import Launch, Plan, Schedule, Workload, chunk, default_config
+from gla_kernels.launch import Launcher, execute
+from glabench.run.inputs import DTYPES, Inputs, make_inputs
+from glabench.spec.case import Case
+from glabench.tune.candidate import Candidate, plan_of
+
+# How far a candidate may be from the reference plan, which has rounding errors of its own: in units of the dtype's
+# rounding, and never less than what float32 sums in another order differ by.
+SCREEN_ROUNDINGS = 8.0
+SCREEN_LEAST = 1e-4
+
+GATE_STRENGTH = 1.0  # g = logsigmoid(N(0, 1)), as in the sweeps
+
+
+class WrongResult(Exception):
+    """A candidate computes something else than the reference plan, or not the same twice."""
+
+
+def case_of(work: Workload) -> Case:
+    """The sweep case that asks for the workload."""
+    return Case(
+        system="gla",
+        B=work.B,
+        T=work.T,
+        H=work.H,
+        K=work.K,
+        V=work.V,
+        dtype=work.dtype,  # type: ignore[arg-type]  # a name of DTYPES
+        mode="fwd" if work.direction == "fwd" else "fwdbwd",
+        gate_strength=GATE_STRENGTH if work.gated else None,
+    )
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A launch on real buffers; ``outputs`` names the arguments that it writes."""
+
+    launch: Launch
+    outputs: tuple[str, ...]
+
+
+class Stage:
+    """The inputs of one workload on the current CUDA device, and the reference plan that ran last."""
+
+    def __init__(self, work: Workload, capability: int) -> None:
+        self.work, self.capability = work, capability
+        self.inputs = make_inputs(case_of(work), "gla", "cuda")
+        self._kind: tuple[int, bool] | None = None
+        self._passes: dict[str, Pass] = {}
+
+    def run(self, plan: Plan, launch: Launcher = execute) -> None:
+        """The workload's direction as the plan says, through ``launch``."""
+        run_plan(self.inputs, self.work, plan, launch)
+
+    def trial(self, candidate: Candidate) -> Callable[[], None]:
+        """The candidate's kernel, ready to be timed. Raises WrongResult when it fails the screen."""
+        reference = self._reference(candidate.variant.schedule)[candidate.step]
+        launch = self._launch_of(candidate, reference)
+        first = _run_on_poison(launch, reference.outputs)
+        second = _run_on_poison(launch, reference.outputs)
+        roundings = SCREEN_ROUNDINGS * torch.finfo(DTYPES[self.work.dtype]).eps / 2
+        for name in reference.outputs:
+            _compare(name, first[name], second[name], reference.launch.args[name], max(roundings, SCREEN_LEAST))
+        timed = replace(launch, args=launch.args | second)
+        return lambda: execute(timed)
+
+    def _launch_of(self, candidate: Candidate, reference: Pass) -> Launch:
+        """The candidate's kernel on the buffers of the reference plan."""
+        found: list[Launch] = []
+        self.run(plan_of(self.work, [candidate], self.capability), found.append)
+        launch = next(launch for launch in found if launch.step == candidate.step)
+        tensors = {name: x for name, x in reference.launch.args.items() if isinstance(x, torch.Tensor)}
+        return replace(launch, args=launch.args | tensors)
+
+    def _reference(self, schedule: Schedule) -> dict[str, Pass]:
+        """The passes of the schedule's reference plan, which has run."""
+        kind = (schedule.chunk, schedule.materialize)
+        if kind != self._kind:
+            self._kind, self._passes = None, {}  # before the next one's buffers are made
+            self._passes = _passes(self.inputs, self.work, reference_plan(self.work, schedule, self.capability))
+            self._kind = kind
+        return self._passes
+
+
+def reference_plan(work: Workload, schedule: Schedule, capability: int) -> Plan:
+    """The plan that candidates of the schedule's chunk and kind are compared with."""
+    safe = Schedule(schedule.chunk, 16, schedule.materialize)
+    return Plan(safe, default_config(work.K, work.V, work.operand_bytes, safe, capability))
+
+
+def run_plan(inputs: Inputs, work: Workload, plan: Plan, launch: Launcher) -> None:
+    """What gla() does in one direction, with the plan given."""
+    backward = work.direction == "bwd"
+    seg_chunks = chunk.segment_chunks(plan.schedule, work.T, backward)
+    scale = work.K**-0.5
+    problem = chunk.Problem(
+        inputs.q, inputs.k, inputs.v, inputs.g, scale, None, plan.schedule, plan.config, seg_chunks
+    )  # fmt: skip
+    if backward:
+        chunk.backward(problem, inputs.do, None, None, launch)
+    else:
+        chunk.forward(problem, False, launch)
+
+
+def _passes(inputs: Inputs, work: Workload, plan: Plan) -> dict[str, Pass]:
+    """Run the plan; its passes with what each wrote.
+
+    A tensor that no earlier pass has seen, and that is no input, is an output of the pass.
+    """
+    known = {x.data_ptr() for _, x in inputs.tensors()}
+    passes: dict[str, Pass] = {}
+
+    def keep(launch: Launch) -> None:
+        tensors = {name: x for name, x in launch.args.items() if isinstance(x, torch.Tensor)}
+        outputs = tuple(name for name, x in tensors.items() if x.data_ptr() not in known)
+        known.update(x.data_ptr() for x in tensors.values())
+        passes[launch.step] = Pass(launch, outputs)
+        execute(launch)
+
+    run_plan(inputs, work, plan, keep)
+    torch.cuda.synchronize()
+    return passes
+
+
+def _run_on_poison(launch: Launch, outputs: tuple[str, ...]) -> dict[str, torch.Tensor]:
+    """Run with new output buffers full of NaN, so that what is not written shows."""
+    fresh = {name: torch.full_like(launch.args[name], math.nan) for name in outputs}
+    execute(replace(launch, args=launch.args | fresh))
+    torch.cuda.synchronize()
+    return fresh
+
+
+def _compare(name: str, first: torch.Tensor, second: torch.Tensor, right: torch.Tensor, allowed: float) -> None:
+    short = name.removeprefix("p_")
+    if not torch.equal(first, second) and not bool(torch.isnan(first).any()):
+        raise WrongResult(f"two runs of the same inputs differ in {short}")
+    error = float(torch.linalg.vector_norm(first.float() - right.float()) / torch.linalg.vector_norm(right.float()))
+    if not error <= allowed:
+        what = "has values that are NaN or infinite" if not math.isfinite(error) else f"is off by {error:.1e}"
+        raise WrongResult(f"{short} {what}; {allowed:.1e} from the reference plan is allowed")

@@ -1,0 +1,125 @@
+"""What `glabench compile` looks at: the kernels that gla() runs for the cases of a sweep, and a sample of the others.
+
+Results are JSON, one object a kernel and line (``"kind": "compiled"``).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, as_completed
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+from gla_kernels import Workload
+from gla_kernels.config import PASSES
+from glabench.run.driver import cores
+from glabench.spec.case import Case
+from glabench.spec.catalog import CATALOG
+from glabench.systems.gla import Gla
+from glabench.tune.candidate import Candidate
+from glabench.tune.compiler import Answer, CompilePool
+from glabench.tune.space import space_of
+from glabench.tune.works import DIRECTIONS
+
+SCHEMA = 1
+GOLDEN = 0.6180339887498949  # multiples of it, modulo 1, lie evenly however many are taken
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One kernel as it was compiled for one target.
+
+    origin: "gla" when gla() runs it for a case of the sweep, "space" when it is of the sample. workload: the first
+    that asked for it. status and reason: as a row's. compiled: an entry of glabench.hardware.crosscompile.
+    """
+
+    sweep: str
+    target: str
+    origin: Literal["gla", "space"]
+    step: str
+    workload: dict[str, Any]
+    candidate: dict[str, Any] | None
+    status: str
+    reason: str | None
+    compiled: dict[str, Any] | None
+    environment: dict[str, Any]
+    kind: str = "compiled"
+    schema: int = SCHEMA
+
+    def to_json(self) -> str:
+        """One line of strict JSON, without the line's end."""
+        return json.dumps(asdict(self), allow_nan=False)
+
+    def fact(self, name: str) -> Any:
+        """A value of the compiled entry; None where nothing was compiled."""
+        return (self.compiled or {}).get(name)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A workload, and whether its calls start from a state: that makes kernels of its own."""
+
+    work: Workload
+    initial_state: bool = False
+
+
+def asked_of(cases: Iterable[Case]) -> tuple[list[Asked], int]:
+    """What the cases of gla() ask for, each once, and the number of cases that were skipped: of other systems, or of
+    schedules and sizes that the kernels do not take."""
+    system, found, skipped = Gla(CATALOG["gla"]), dict[Asked, None](), 0
+    for case in cases:
+        if case.system != "gla" or case.mode not in DIRECTIONS or system.unsupported(case, "cuda") is not None:
+            skipped += 1
+            continue
+        for direction in DIRECTIONS[case.mode]:
+            gated, schedule = case.gate_strength is not None, system.schedule(case)
+            work = Workload(direction, case.B, case.T, case.H, case.K, case.V, case.dtype, gated, schedule)
+            found[Asked(work, case.initial_state)] = None
+    return list(found), skipped
+
+
+def sample(asked: Sequence[Asked], capability: int, count: int) -> Iterator[tuple[Workload, Candidate]]:
+    """``count`` candidates of each pass at each pair of head dimensions, spread evenly over the feasible space: the
+    same ones each time. The first workload of the pair that has the pass, with its schedule left open, stands for
+    all."""
+    seen: set[tuple[str, int, int]] = set()
+    for one in asked if count else ():
+        work = replace(one.work, schedule=None)
+        if all((step, work.K, work.V) in seen for step in PASSES):
+            continue
+        everything = list(space_of(work, capability).candidates.values())
+        for step in PASSES:
+            members = [candidate for candidate in everything if candidate.step == step]
+            if members and (step, work.K, work.V) not in seen:
+                offset = GOLDEN * len(seen) % 1  # not the same schedule for every pass
+                seen.add((step, work.K, work.V))
+                for i in range(min(count, len(members))):
+                    yield work, members[int((i + offset) * len(members) / min(count, len(members)))]
+
+
+def survey(
+    sweep: str,
+    asked: Sequence[Asked],
+    target: str,
+    count: int,
+    environment: dict[str, Any],
+    progress: Callable[[int, int], None],
+) -> Iterator[Kernel]:
+    """Compile for one target, "sm_90", on every core: what gla() runs and ``count`` more of each pass. Each different
+    kernel comes once, in the order in which they are done; ``progress`` is told how many of how many are."""
+    with CompilePool(target, jobs=cores()) as pool:
+        found: dict[Future[Answer], dict[str, Any]] = {}
+        for one in asked:
+            for step, future in pool.submit_shipped(one.work, one.initial_state).items():
+                found.setdefault(future, {"origin": "gla", "step": step, "workload": one.work, "candidate": None})
+        for work, candidate in sample(asked, int(target.removeprefix("sm_")), count):
+            future = pool.submit(work, candidate)
+            facts = {"origin": "space", "step": candidate.step, "workload": work, "candidate": candidate.to_dict()}
+            found.setdefault(future, facts)
+        progress(0, len(found))
+        for done, future in enumerate(as_completed(found), start=1):
+            progress(done, len(found))
+            facts = found[future]
+            facts["workload"] = facts["workload"].to_dict()
+            yield Kernel(sweep=sweep, target=target, environment=environment, **facts, **future.result())

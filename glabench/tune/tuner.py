@@ -1,0 +1,119 @@
+"""Tuning a shape: search both directions, compare whole plans, gate the winners, and say all of it in a record."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from gla_kernels import Plan, Workload
+from glabench.tune import finals
+from glabench.tune.candidate import candidates_of
+from glabench.tune.gpu import Gpu
+from glabench.tune.history import History
+from glabench.tune.record import Trial, Tuning
+from glabench.tune.search import Compiler, Search, Searcher
+from glabench.tune.space import space_of
+from glabench.tune.strategies import STRATEGIES
+
+if TYPE_CHECKING:
+    from gla_kernels.choose import Choice
+
+# What a record keeps of what the compiler made of a kernel.
+COMPILED = ("registers", "spill_bytes", "shared_bytes", "occupancy", "tensor_core", "compile_s")
+FINALS_S = 15.0  # kept free of a budget for what follows the search
+
+
+@dataclass
+class Tuner:
+    """Tunes workloads on the GPU that ``gpu`` has, of compute capability ``capability`` (90 for 9.0).
+
+    incumbent: says which plan gla() would run for a workload, and why. progress is told of each trial.
+    """
+
+    gpu: Gpu
+    compiler: Compiler
+    capability: int
+    strategy: str = "model"
+    incumbent: Callable[[Workload], Choice | None] = lambda work: None
+    progress: Callable[[Search], None] = lambda search: None
+    _environment: dict[str, Any] = field(default_factory=dict, init=False)
+
+    def tune(self, works: Sequence[Workload], budget_s: float | None = None) -> list[Tuning]:
+        """Tune workloads of one shape, forward before backward; one record each, whatever happened.
+
+        budget_s: seconds for all of them together; the search ends some seconds before.
+        """
+        began, started = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
+        strategy = STRATEGIES[self.strategy]
+        searches = [Search.of(History(space_of(work, self.capability)), strategy) for work in works]
+        incumbents = [self.incumbent(work) for work in works]
+        self._compile_ahead(works, incumbents)
+        deadline = None if budget_s is None else began + max(budget_s - FINALS_S, 0.0)
+        searcher = Searcher(self.gpu, self.compiler, deadline, self.progress)
+        searcher.run(searches)
+        searched = time.monotonic()
+
+        found: dict[str, Plan] = {}
+        ends = []
+        for search, incumbent in zip(searches, incumbents, strict=True):
+            ends.append(self._finish(search, incumbent, found))
+        self._environment = self._environment or self.gpu.environment(works[0])
+        wall = time.monotonic() - began
+        spent = {"search": searched - began, "measure": searcher.measure_s, "finals": began + wall - searched}
+        return [
+            self._record(search, end, budget_s, started, wall, spent)
+            for search, end in zip(searches, ends, strict=True)
+        ]
+
+    def _compile_ahead(self, works: Sequence[Workload], incumbents: Sequence[Choice | None]) -> None:
+        """Have the incumbents' kernels compiled by the time of the finals."""
+        for work, incumbent in zip(works, incumbents, strict=True):
+            if incumbent is not None:
+                for candidate in candidates_of(work, incumbent.plan, self.capability):
+                    self.compiler.submit(work, candidate)
+
+    def _finish(self, search: Search, incumbent: Choice | None, found: dict[str, Plan]) -> finals.Final:
+        """The finals of one workload; its winner is added to ``found``, which a later direction is gated with."""
+        work = search.history.space.work
+        plans = finals.contenders(search.history)
+        known = None if incumbent is None else (incumbent.plan, incumbent.origin)
+        final = finals.play(self.gpu, work, plans, known, found)
+        if final.winner is not None:
+            found[work.direction] = Plan.from_dict(final.finalists[final.winner].plan)
+        return final
+
+    def _record(
+        self, search: Search, final: finals.Final, budget_s: float | None, started: str, wall: float,
+        spent: dict[str, float],
+    ) -> Tuning:  # fmt: skip
+        space = search.history.space
+        return Tuning(
+            workload=space.work.to_dict(),
+            strategy=self.strategy,
+            budget_s=budget_s,
+            feasible=len(space.candidates),
+            trials=tuple(_trials(search.history)),
+            finalists=final.finalists,
+            winner=final.winner,
+            stopped=search.stopped or "",
+            environment=self._environment,
+            started=started,
+            wall_s=round(wall, 2),
+            spent_s={name: round(seconds, 2) for name, seconds in spent.items()},
+        )
+
+
+def _trials(history: History) -> Iterator[Trial]:
+    """What was looked at, in the order in which it was."""
+    for key, result in history.results.items():
+        yield Trial(
+            candidate=history.space.candidates[key].to_dict(),
+            predicted_ms=history.space.predicted_ms[key],
+            status=result.status,
+            reason=result.reason,
+            samples_ms=tuple(result.samples_ms),
+            compiled=None if result.compiled is None else {name: result.compiled.get(name) for name in COMPILED},
+        )

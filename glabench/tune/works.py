@@ -1,0 +1,63 @@
+"""Which workloads a sweep, or a shape on the command line, asks to tune."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+
+from gla_kernels import Workload
+from gla_kernels.config import Direction
+from glabench.errors import UserError, did_you_mean
+from glabench.spec.case import DTYPE_BYTES, Case
+from glabench.spec.catalog import CATALOG
+from glabench.spec.expand import check, expand
+from glabench.spec.sweep import find, load
+from glabench.systems.gla import Gla
+
+DIRECTIONS: dict[str, tuple[Direction, ...]] = {"fwd": ("fwd",), "bwd": ("bwd",), "fwdbwd": ("fwd", "bwd")}
+SHAPE = "B,T,H,K,V"
+
+
+def of_sweep(name: str) -> list[list[Workload]]:
+    """The workloads of a sweep given by file or name; UserError when it has none."""
+    chosen = load(find(name))
+    check(chosen)
+    groups = of_cases(expand(chosen, "cuda").cases)
+    if not groups:
+        raise UserError(
+            f"{name}: has no case of the system gla in mode fwd, bwd or fwdbwd, so there is nothing to tune"
+        )
+    return groups
+
+
+def of_cases(cases: Iterable[Case]) -> list[list[Workload]]:
+    """The workloads of a sweep's chunkwise GLA cases, by shape: forward before backward, none twice."""
+    system = Gla(CATALOG["gla"])
+    groups: dict[Workload, dict[Direction, Workload]] = {}
+    for case in cases:
+        if case.system != "gla" or case.mode not in DIRECTIONS:
+            continue
+        schedule, gated = system.schedule(case), case.gate_strength is not None
+        work = Workload("fwd", case.B, case.T, case.H, case.K, case.V, case.dtype, gated, schedule)
+        directions = groups.setdefault(work, {})
+        directions |= {name: replace(work, direction=name) for name in DIRECTIONS[case.mode]}
+    return [[directions[name] for name in ("fwd", "bwd") if name in directions] for directions in groups.values()]
+
+
+def is_shape(text: str) -> bool:
+    """Whether a word of the command line is meant as a shape and not as a sweep's name."""
+    return re.fullmatch(r"[\d,\s]+", text) is not None
+
+
+def of_shape(text: str, dtype: str = "bf16", mode: str = "fwdbwd") -> list[Workload]:
+    """The workloads of "B,T,H,K,V"; UserError when that is none."""
+    sizes = [int(size) if size.strip().isdigit() else 0 for size in text.split(",")]
+    if len(sizes) != len(SHAPE.split(",")) or min(sizes) < 1:
+        raise UserError(f"shape {text}: expected {SHAPE}, five integers > 0 such as 4,2048,16,128,128")
+    if dtype not in DTYPE_BYTES:
+        raise UserError(f"--dtype {dtype}: unknown dtype{did_you_mean(dtype, DTYPE_BYTES)}")
+    if mode not in DIRECTIONS:
+        raise UserError(f"--mode {mode}: unknown mode{did_you_mean(mode, DIRECTIONS)}")
+    B, T, H, K, V = sizes
+    return [Workload(direction, B, T, H, K, V, dtype) for direction in DIRECTIONS[mode]]
