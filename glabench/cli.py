@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from glabench import __version__
+from glabench.commands.compile import compile_
 from glabench.commands.doctor import doctor
 from glabench.commands.ls import ls
 from glabench.commands.report import report
@@ -21,9 +22,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-COMMANDS = {function.__name__: function for function in (sweep, report, ls, doctor)}
-for _function in COMMANDS.values():
-    app.command()(_function)
+COMMANDS = {function.__name__.rstrip("_"): function for function in (sweep, report, compile_, ls, doctor)}
+for _name, _function in COMMANDS.items():
+    app.command(_name)(_function)
 
 
 def _print_version(wanted: bool) -> None:

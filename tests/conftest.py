@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 
 import pytest
@@ -19,6 +20,8 @@ CUDA = torch.cuda.is_available()
 if not CUDA:
     os.environ.setdefault("TRITON_INTERPRET", "1")
 os.environ.setdefault("MPLBACKEND", "Agg")
+# Plans that were tuned on this machine are not for tests: this folder is not there.
+os.environ["GLABENCH_CACHE"] = os.path.join(tempfile.gettempdir(), f"glabench-tests-{os.getpid()}")
 if "PYTEST_XDIST_WORKER" in os.environ:
     # One core a worker, in the processes that tests start as well.
     torch.set_num_threads(1)

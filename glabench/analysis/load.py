@@ -1,13 +1,17 @@
-"""From what the user named, files and folders of rows, to the rows that count."""
+"""From what the user named, files and folders of results, to the rows or the tunings that count."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from glabench.errors import UserError
 from glabench.store import Row, read, warn_on_stderr
+from glabench.tune import record
+from glabench.tune.record import Tuning
 
 NEEDED_CASE = ("system", "B", "T", "H", "K", "V", "dtype", "mode")
 
@@ -30,6 +34,62 @@ def files(paths: Sequence[Path]) -> list[Path]:
         else:
             raise UserError(f"{path}: no such file or folder{_nearest(path)}")
     return list(dict.fromkeys(found))
+
+
+def tuning_files(paths: Sequence[Path]) -> list[Path]:
+    """The files behind ``paths`` when they hold tunings, by their first line; none when they hold rows.
+
+    Raises:
+        UserError: a path does not exist, or some files hold tunings and others rows.
+    """
+    found = files(paths)
+    tunings = [path for path in found if _kind(path) == "tuning"]
+    others = [path for path in found if path not in tunings]
+    if tunings and others:
+        raise UserError(
+            f"{tunings[0]} holds tunings and {others[0]} does not; render them apart: "
+            f"`glabench report {tunings[0]}`, `glabench report {others[0]}`"
+        )
+    return tunings
+
+
+def _kind(path: Path) -> str | None:
+    """What the first line of a file says that it is; None for rows and for what is no result."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            first = json.loads(next((line for line in file if line.strip()), "null"))
+    except (OSError, ValueError):
+        return None  # reading it as rows says what is wrong
+    return first.get("kind") if isinstance(first, dict) else None
+
+
+def load_tunings(paths: Sequence[Path], warn: Callable[[str], None] = warn_on_stderr) -> list[Tuning]:
+    """Every tuning of the files, in the order they were written. A line that is none is reported and left out.
+
+    Raises:
+        UserError: a file cannot be read, or has no tuning in it.
+    """
+    return [tuning for path in paths for tuning in _tunings(path, warn)]
+
+
+def _tunings(path: Path, warn: Callable[[str], None]) -> list[Tuning]:
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    found, broken = [], []
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            try:
+                found.append(record.from_json(line.decode()))
+            except ValueError as error:
+                broken.append(f"{path}:{number}: not a tuning, skipped: {error}")
+    if not found:
+        said = broken[0] if broken else f"{path}: the file is empty"
+        raise UserError(f"{said}; expected one tuning a line, as `glabench tune` writes them")
+    for message in broken:
+        warn(message)
+    return found
 
 
 def load(paths: Sequence[Path], warn: Callable[[str], None] = warn_on_stderr) -> list[Row]:
@@ -57,7 +117,12 @@ def latest(rows: Iterable[Row]) -> list[Row]:
 
 def device(row: Row) -> str:
     """The name of the machine part that ran the row, without trademarks: "NVIDIA H200", "Intel Xeon Processor"."""
-    name = str(row.environment.get("device") or "unknown device")
+    return device_name(row.environment)
+
+
+def device_name(environment: Mapping[str, Any]) -> str:
+    """``device`` from what a row or a tuning says of its machine."""
+    name = str(environment.get("device") or "unknown device")
     return " ".join(name.replace("(R)", " ").replace("(TM)", " ").split())
 
 

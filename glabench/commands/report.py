@@ -1,4 +1,4 @@
-"""``glabench report``: rows -> a page, figures, a table or a summary."""
+"""``glabench report``: rows or tunings -> a page, figures, a table or a summary."""
 
 from __future__ import annotations
 
@@ -9,19 +9,28 @@ import typer
 
 
 def report(
-    results: Annotated[list[Path], typer.Argument(help="Files of rows (*.jsonl), or folders of them.")],
+    results: Annotated[list[Path], typer.Argument(help="Files of rows or of tunings (*.jsonl), or folders of them.")],
     out: Annotated[
         Path | None, typer.Option(help="File or folder to write; by default reports/local/NAME/.", show_default=False)
     ] = None,
     format: Annotated[str, typer.Option("--format", help="html, png (and SVG), csv or md.")] = "html",
 ) -> None:
-    """Render rows as one offline HTML page (with its figures beside it), as figures, CSV or Markdown."""
-    from glabench.analysis.load import load
-    from glabench.report.export import check, write
+    """Render results as one offline HTML page (with its figures beside it), as figures, CSV or Markdown.
 
-    check(format)
-    rows = load(results)
-    paths = write(rows, format, out or default_out(results))
+    Rows of `glabench sweep` and tunings of `glabench tune` give different pages, so one call takes one kind.
+    """
+    from glabench.analysis.load import load, load_tunings, tuning_files
+    from glabench.report import export
+
+    export.check(format)
+    where = out or default_out(results)
+    found = tuning_files(results)
+    if found:
+        from glabench.report import tuning
+
+        paths = export.write(load_tunings(found), format, where, tuning.FORMATS)
+    else:
+        paths = export.write(load(results), format, where, export.FORMATS)
     if format == "png":
         typer.echo(f"{paths[0].parent}: {len(paths)} files")
         return

@@ -20,6 +20,9 @@ def tune(
         Path | None,
         typer.Option(help="File that records are appended to.", show_default="results/local/tune-<what>-<gpu>.jsonl"),
     ] = None,
+    ship: Annotated[
+        bool, typer.Option("--ship", help="Also put the winners into the table that is part of the package.")
+    ] = False,
 ) -> None:
     """Tune the chunkwise kernels on this GPU. gla() uses the winners from then on.
 
@@ -34,7 +37,7 @@ def tune(
     budget_s = None if budget is None else seconds(budget)
     groups = [works.of_shape(what, dtype, mode)] if works.is_shape(what) else works.of_sweep(what)
     require_cuda("tuning measures on a GPU; `glabench compile` needs none")
-    with Session(out or _default_out(what), strategy, budget_s) as session:
+    with Session(strategy, budget_s, out or _default_out(what), ship) as session:
         failed = sum(not session.run(group) for group in groups)
     if failed:
         raise typer.Exit(1)

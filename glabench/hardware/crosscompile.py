@@ -9,7 +9,9 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +22,7 @@ from triton.compiler import ASTSource
 
 from gla_kernels.config import SHARED_BYTES
 from glabench.hardware.environment import cuobjdump
+from glabench.hardware.occupancy import occupancy
 from glabench.run import failures
 
 if TYPE_CHECKING:
@@ -38,17 +41,35 @@ POINTER = {
 }
 DIVISIBLE = [["tt.divisibility", 16]]
 
+# What of a kernel's PTX is counted: products, traffic to memory and within the program, waits.
+INSTRUCTIONS = {
+    "tcgen05.mma": r"tcgen05\.mma\b",
+    "wgmma": r"wgmma\.mma_async\b",
+    "mma.sync": r"mma\.sync\b",
+    "ld.global": r"ld\.global\b",
+    "st.global": r"st\.global\b",
+    "cp.async": r"cp\.async\.(?:ca|cg|bulk)\b",
+    "ld.shared": r"ld\.shared\b",
+    "st.shared": r"st\.shared\b",
+    "ldmatrix": r"ldmatrix\b",
+    "shfl.sync": r"shfl\.sync\b",
+    "ex2": r"ex2\b",
+    "bar.sync": r"bar\.sync\b",
+}
+
 
 def cross_compile(launches: Iterable[Launch], arch: str) -> list[dict[str, Any]]:
     """One entry for each different kernel among the launches, as the row's ``compiled`` keeps them.
 
-    Keys: kernel, arch, registers (a thread), spill_bytes (a thread), shared_bytes (a block), num_warps, num_stages,
-    tensor_core ("wgmma", "mma" or "none"), constexprs, launches (how often the case launches it) and error, which is
-    None when it compiles and fits. Registers and spills are None where cuobjdump is missing. ``arch`` is "sm_90".
+    Keys: kernel, arch, registers (a thread), spill_bytes (a thread), shared_bytes (a program), num_warps, num_stages,
+    tensor_core ("tcgen05", "wgmma", "mma" or "none"), instructions (how often each of INSTRUCTIONS stands in the PTX),
+    programs_per_sm and limited_by (see occupancy), compile_s, constexprs, launches (how often the case launches it)
+    and error, which is None when it compiles and fits. What follows from registers is None where cuobjdump is missing,
+    compile_s where Triton's cache had the kernel. ``arch`` is "sm_90". Raises MemoryError.
     """
     entries: dict[str, dict[str, Any]] = {}
     for launch in launches:
-        key = _key(launch)
+        key = kernel_key(launch)
         if key in entries:
             entries[key]["launches"] += 1
         else:
@@ -56,7 +77,8 @@ def cross_compile(launches: Iterable[Launch], arch: str) -> list[dict[str, Any]]
     return list(entries.values())
 
 
-def _key(launch: Launch) -> str:
+def kernel_key(launch: Launch) -> str:
+    """What tells one compiled kernel from another on the same architecture. Works in the interpreter's process too."""
     signature, constants, attributes = specialise(launch)
     return repr((launch.name, signature, constants, attributes, launch.num_warps, launch.num_stages))
 
@@ -71,21 +93,54 @@ def _entry(launch: Launch, arch: str) -> dict[str, Any]:
         "num_warps": launch.num_warps,
         "num_stages": launch.num_stages,
         "tensor_core": None,
+        "instructions": None,
+        "programs_per_sm": None,
+        "limited_by": None,
+        "compile_s": None,
         "constexprs": {name: value for name, value in launch.constexprs.items() if _plain(value)},
         "launches": 1,
         "error": None,
     }
     try:
-        compiled = _compile(launch, arch)
+        with _fresh_compilations() as fresh:
+            began = time.perf_counter()
+            compiled = _compile(launch, arch)
+            took = time.perf_counter() - began
+    except MemoryError:
+        raise  # says nothing about the kernel
     except Exception as error:
         entry["error"] = failures.one_line(error)
         return entry
-    shared, limit = compiled.metadata.shared, SHARED_BYTES.get(int(arch.removeprefix("sm_")))
-    entry |= {"shared_bytes": shared, "tensor_core": tensor_core(compiled.asm["ptx"])}
-    entry |= resources(compiled.asm["cubin"])
+    capability, shared, ptx = int(arch.removeprefix("sm_")), compiled.metadata.shared, compiled.asm["ptx"]
+    entry |= {"shared_bytes": shared, "tensor_core": tensor_core(ptx), "instructions": instructions(ptx)}
+    entry |= {"compile_s": round(took, 3) if fresh else None, **resources(compiled.asm["cubin"])}
+    if entry["registers"] is not None:
+        columns = getattr(compiled.metadata, "tmem_size", None) or 0
+        found = occupancy(capability, entry["registers"], shared, launch.num_warps, columns)
+        entry["programs_per_sm"], entry["limited_by"] = found or (None, None)
+    limit = SHARED_BYTES.get(capability)
     if limit is not None and shared > limit:
         entry["error"] = f"needs {-(-shared // 1024)} KiB of shared memory, {arch} has {limit // 1024}"
     return entry
+
+
+@contextmanager
+def _fresh_compilations() -> Iterator[list[str]]:
+    """The names of the kernels that are compiled meanwhile, without those that Triton's cache has."""
+    found: list[str] = []
+    before = triton.knobs.compilation.listener
+
+    def listen(**event: Any) -> None:
+        if not event["cache_hit"]:
+            found.append(event["src"].name)
+        if before is not None:
+            before(**event)
+
+    triton.knobs.compilation.listener = listen
+    try:
+        yield found
+    finally:
+        triton.knobs.compilation.listener = before
 
 
 def _plain(value: object) -> bool:
@@ -100,7 +155,8 @@ def specialise(launch: Launch) -> tuple[dict[str, str], dict[str, Any], dict[tup
     signature: dict[str, str] = {}
     constants: dict[str, Any] = {}
     attributes: dict[tuple[int, ...], list[list[Any]]] = {}
-    unspecialised = {p.name for p in launch.kernel.params if p.do_not_specialize}
+    params = getattr(launch.kernel, "params", ())  # the interpreter's functions have none
+    unspecialised = {p.name for p in params if p.do_not_specialize}
     for i, name in enumerate(launch.kernel.arg_names):
         if name in launch.constexprs:
             signature[name], constants[name] = "constexpr", launch.constexprs[name]
@@ -158,10 +214,15 @@ def local_arch() -> str | None:
 
 
 def tensor_core(ptx: str) -> str:
-    """Which tensor-core instructions the kernel uses: Hopper's "wgmma", the older "mma", or "none"."""
-    if "wgmma.mma_async" in ptx:
-        return "wgmma"
-    return "mma" if re.search(r"\bmma\.sync", ptx) else "none"
+    """The tensor-core instructions that a kernel uses: Blackwell's "tcgen05", Hopper's "wgmma", "mma", or "none"."""
+    counts, paths = instructions(ptx), {"tcgen05.mma": "tcgen05", "wgmma": "wgmma", "mma.sync": "mma"}
+    return next((path for name, path in paths.items() if name in counts), "none")
+
+
+def instructions(ptx: str) -> dict[str, int]:
+    """How often each of INSTRUCTIONS stands in the PTX, as written, whatever loops make of it; only what does."""
+    counts = {name: len(re.findall(rf"(?<![\w.]){pattern}", ptx)) for name, pattern in INSTRUCTIONS.items()}
+    return {name: count for name, count in counts.items() if count}
 
 
 def resources(cubin: bytes) -> dict[str, int | None]:

@@ -104,10 +104,12 @@ def _height(panel: Panel) -> float:
 
 
 def draw(axes: Axes, panel: Panel) -> None:
-    """Draws ``panel`` on ``axes``: lines over a length, or dots by category."""
+    """Draws ``panel`` on ``axes``: lines over a length, dots by category, or a scatter of two values."""
     axes.set_title(panel.title, loc="left", fontsize=10, fontweight="bold", pad=17 if not panel.categories else 7)
     if panel.categories:
         _dots(axes, panel)
+    elif panel.scatter:
+        _scatter(axes, panel)
     else:
         _lines(axes, panel)
 
@@ -139,6 +141,25 @@ def _lines(axes: Axes, panel: Panel) -> None:
         axes.set_ylim(low / 1.08, high * 1.08)
     _widen(axes)
     _ticks(axes.xaxis, *_length_ticks(ats))
+    _ticks(axes.yaxis, *_value_ticks(*axes.get_ylim()))
+
+
+def _scatter(axes: Axes, panel: Panel) -> None:
+    axes.annotate(panel.value_label, (0, 1), (0, 5), "axes fraction", textcoords="offset points", fontsize=8.5)
+    axes.set_xlabel(panel.at_label, fontsize=8.5)
+    axes.grid(True, color=RULE.light, linewidth=0.7)
+    axes.set_axisbelow(True)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    for series in panel.series:
+        look = style.style(series.key)
+        (line,) = axes.plot(
+            [p.at for p in series.points], [p.value for p in series.points], color=look.colour.light, linestyle="none",
+            marker=look.marker, markersize=2.6, markeredgewidth=0,
+        )  # fmt: skip
+        line.set_gid(f"series:{series.key}")
+    axes.axline((1, 1), (2, 2), color=AXIS.light, linewidth=1.1, zorder=1)
+    _ticks(axes.xaxis, *_value_ticks(*axes.get_xlim(), most=6))
     _ticks(axes.yaxis, *_value_ticks(*axes.get_ylim()))
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from glabench.analysis.frame import frame
 from glabench.errors import UserError, did_you_mean
@@ -17,7 +18,7 @@ def html(rows: Sequence[Row], out: Path) -> list[Path]:
     """The page at ``out`` and every figure as PNG and SVG in figures/ beside it; returns the page's path first."""
     table = frame(rows)
     found = sections(table)
-    written = [_write(out, page.render(rows, table, found))]
+    written = [write_text(out, page.render(rows, table, found))]
     return written + [path for figure in all_figures(found) for path in draw.write(figure, out.parent / "figures")]
 
 
@@ -31,25 +32,36 @@ def png(rows: Sequence[Row], out: Path) -> list[Path]:
 
 def csv(rows: Sequence[Row], out: Path) -> list[Path]:
     """The flat table of ``analysis.frame``, one line a row; units are in the names of the columns."""
-    return [_write(out, frame(rows).to_csv(index=False))]
+    return [write_text(out, frame(rows).to_csv(index=False))]
 
 
 def md(rows: Sequence[Row], out: Path) -> list[Path]:
     """A summary in GitHub's Markdown: the answer, times by question, failures, environment."""
-    return [_write(out, markdown.render(rows, frame(rows)))]
+    return [write_text(out, markdown.render(rows, frame(rows)))]
 
 
-# format -> what writes it, and the file or folder it writes by default inside the report's folder
-FORMATS: dict[str, tuple[Callable[[Sequence[Row], Path], list[Path]], str]] = {
-    "html": (html, "index.html"),
-    "png": (png, "figures"),
-    "csv": (csv, "table.csv"),
-    "md": (md, "summary.md"),
+Result = TypeVar("Result")
+
+# format -> what writes it
+FORMATS: dict[str, Callable[[Sequence[Row], Path], list[Path]]] = {
+    "html": html,
+    "png": png,
+    "csv": csv,
+    "md": md,
 }
 
 
-def write(rows: Sequence[Row], form: str, out: Path) -> list[Path]:
-    """Writes ``rows`` in the format ``form`` and returns the paths, the one to open first.
+# The file or folder that a format writes by default inside the report's folder.
+DEFAULTS = {"html": "index.html", "png": "figures", "csv": "table.csv", "md": "summary.md"}
+
+
+def write(
+    results: Sequence[Result],
+    form: str,
+    out: Path,
+    formats: Mapping[str, Callable[[Sequence[Result], Path], list[Path]]],
+) -> list[Path]:
+    """Writes ``results`` in the format ``form`` of ``formats`` and returns the paths, the one to open first.
 
     ``out`` with the format's own suffix is the file to write; otherwise it is the folder that it goes into.
 
@@ -57,21 +69,20 @@ def write(rows: Sequence[Row], form: str, out: Path) -> list[Path]:
         UserError: the format is unknown, or ``out`` cannot be written.
     """
     check(form)
-    writer, default = FORMATS[form]
-    target = out if form == "png" or out.suffix == f".{form}" else out / default
+    target = out if form == "png" or out.suffix == f".{form}" else out / DEFAULTS[form]
     try:
-        return writer(rows, target)
+        return formats[form](results, target)
     except OSError as error:
         raise UserError(f"{error.filename or target}: cannot be written ({error.strerror})") from None
 
 
 def check(form: str) -> None:
     """UserError unless ``form`` is a known format."""
-    if form not in FORMATS:
-        raise UserError(f"unknown format {form!r}{did_you_mean(form, FORMATS)}; expected {', '.join(FORMATS)}")
+    if form not in DEFAULTS:
+        raise UserError(f"unknown format {form!r}{did_you_mean(form, DEFAULTS)}; expected {', '.join(DEFAULTS)}")
 
 
-def _write(path: Path, text: str) -> Path:
+def write_text(path: Path, text: str) -> Path:
     """Writes ``text`` so that the file is either the old one or the whole new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.part")

@@ -25,8 +25,8 @@ def render(rows: Sequence[Row], table: pd.DataFrame) -> str:
 
 def _device(table: pd.DataFrame, device: str) -> str:
     rows = table[table["device"] == device]
-    said = [f"- **{f.figure}** {_plain(f.lead)}. {_plain(f.sentence)}" for f in findings(table, device)]
-    parts = [f"## {_plain(device)}", "\n".join(said)]
+    said = [f"- **{f.figure}** {plain(f.lead)}. {plain(f.sentence)}" for f in findings(table, device)]
+    parts = [f"## {plain(device)}", "\n".join(said)]
     for mode, part in modes(answers(rows)):
         parts += [f"### Time, {text.mode(mode)} (median, ms)", _by_shape(part, "ms")]
     for mode, part in modes(lean(rows)):
@@ -48,7 +48,7 @@ def _by_shape(part: pd.DataFrame, value: str) -> str:
         cells = [_cell(values.get(key), best) for key in columns]
         lines.append([text.shape(row), conditions(row), *cells])
     head = ["shape", "dtype, gates", *(labels.title(key) for key in columns)]
-    return _table(head, lines, numeric_from=2)
+    return grid(head, lines, numeric_from=2)
 
 
 def _cell(value: float | None, best: float | None) -> str:
@@ -62,7 +62,7 @@ def _failures(rows: Sequence[Row], table: pd.DataFrame) -> str:
     if not found:
         return ""
     lines = [[f.status, f.system, f"{f.questions[0]}{_more(len(f.questions))}", f.reason] for f in found]
-    return "## No result, and why\n\n" + _table(["status", "system", "question", "reason"], lines)
+    return "## No result, and why\n\n" + grid(["status", "system", "question", "reason"], lines)
 
 
 def _more(count: int) -> str:
@@ -71,18 +71,19 @@ def _more(count: int) -> str:
 
 def _environments(rows: Sequence[Row]) -> str:
     found = environments(rows)
-    parts = ["## Environment", _plain(mixed(found))]
+    parts = ["## Environment", plain(mixed(found))]
     for e in found:
         lines = [[name, value] for name, value in e.facts] + [["note", warning] for warning in e.warnings]
-        parts.append(_table([e.device, text.count(e.rows, "case")], lines))
+        parts.append(grid([e.device, text.count(e.rows, "case")], lines))
     return "\n\n".join(part for part in parts if part)
 
 
-def _table(head: list[str], lines: list[list[str]], numeric_from: int | None = None) -> str:
+def grid(head: list[str], lines: list[list[str]], numeric_from: int | None = None) -> str:
+    """A table; columns from ``numeric_from`` on are set right."""
     rule = ["---:" if numeric_from is not None and i >= numeric_from else "---" for i in range(len(head))]
-    return "\n".join("| " + " | ".join(map(_plain, line)) + " |" for line in [head, rule, *lines])
+    return "\n".join("| " + " | ".join(map(plain, line)) + " |" for line in [head, rule, *lines])
 
 
-def _plain(words: str) -> str:
+def plain(words: str) -> str:
     """Text from rows as text: no HTML, no column breaks, one line."""
     return " ".join(words.split()).replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|")

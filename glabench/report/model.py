@@ -28,7 +28,10 @@ class Series:
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes, values on a log scale; with ``categories`` a dot plot, a line a category, values along x."""
+    """One pair of axes, values on a log scale; with ``categories`` a dot plot, a line a category, values along x.
+
+    scatter: marks without lines, both axes values of one unit, with the line on which they are equal.
+    """
 
     title: str
     at_label: str
@@ -37,6 +40,7 @@ class Panel:
     categories: tuple[str, ...] = ()
     reference: tuple[float, str] | None = None  # a line across, and what it stands for
     value_range: tuple[float, float] | None = None  # shared by panels that are to be compared with each other
+    scatter: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The page: one HTML file that needs nothing else, neither network nor other files."""
+"""Pages: one HTML file that needs nothing else, neither network nor other files."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from typing import Any
 
 import numpy as np
 import pandas as pd
-from jinja2 import Environment, StrictUndefined, Template, select_autoescape
+from jinja2 import Environment, FunctionLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
 from matplotlib.markers import MarkerStyle
 from matplotlib.transforms import Affine2D
@@ -39,16 +40,16 @@ def render(rows: Sequence[Row], table: pd.DataFrame, sections: Sequence[Section]
     """
     devices = parts.devices(table)
     found = environments.environments(rows)
-    return _template().render(
+    return fill(
+        "page.html.j2",
         title=text.listing(devices),
-        version=glabench.__version__,
         sweeps=sorted(set(table["sweep"])),
-        started=_dates(rows),
+        started=dates(rows),
         total=len(rows),
         timed=int(table["ms"].notna().sum()),
         answers=[(device, headline.findings(table, device)) for device in devices],
         systems=tables.systems(table),
-        sections=[(s, [_drawn(s, i, figure) for i, figure in enumerate(s.figures)]) for s in sections if s.figures],
+        sections=[(s, [drawn(s, i, figure) for i, figure in enumerate(s.figures)]) for s in sections if s.figures],
         missing=[(s.title, s.missing) for s in sections if not s.figures],
         kernels=tables.kernels(rows),
         floors=tables.floors(rows),
@@ -58,14 +59,27 @@ def render(rows: Sequence[Row], table: pd.DataFrame, sections: Sequence[Section]
         failures=tables.failures(rows, table),
         environments=found,
         mixed=environments.mixed(found),
-        css=Markup(_asset("page.css")),
-        light=style.css_variables(dark=False),
-        dark=style.css_variables(dark=True),
-        script=Markup(_asset("page.js")),
     )
 
 
-def _dates(rows: Sequence[Row]) -> str:
+def fill(template: str, **values: Any) -> str:
+    """A page from one of templates/, with the look that all pages share."""
+    return (
+        _templates()
+        .get_template(template)
+        .render(
+            version=glabench.__version__,
+            css=Markup(_asset("page.css")),
+            light=style.css_variables(dark=False),
+            dark=style.css_variables(dark=True),
+            script=Markup(_asset("page.js")),
+            **values,
+        )
+    )
+
+
+def dates(rows: Sequence[Row]) -> str:
+    """The day or days on which the rows were made."""
     days = sorted({row.started[:10] for row in rows if row.started})
     if not days:
         return "date unknown"
@@ -73,18 +87,22 @@ def _dates(rows: Sequence[Row]) -> str:
 
 
 @cache
-def _template() -> Template:
-    environment = Environment(
-        autoescape=select_autoescape(default=True), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+def _templates() -> Environment:
+    return Environment(
+        loader=FunctionLoader(_asset),
+        autoescape=select_autoescape(default=True),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
-    return environment.from_string(_asset("page.html.j2"))
 
 
 def _asset(name: str) -> str:
     return (TEMPLATES / name).read_text(encoding="utf-8")
 
 
-def _drawn(section: Section, index: int, figure: Figure) -> Drawn:
+def drawn(section: Section, index: int, figure: Figure) -> Drawn:
+    """The figure at ``index`` of its section, ready for the page."""
     panels = tuple(Markup(panel_svg(panel, f"{section.name}{index}p{i}")) for i, panel in enumerate(figure.panels))
     return Drawn(figure, panels, tuple((key, title, glyph(key)) for key, title in figure.keys))
 

@@ -69,12 +69,34 @@ STYLES: dict[str, Style] = {
     "sdpa": Style(SKY, "p", _DASH),
     "floor": Style(AXIS, "", _DOT),
 }
+
+# Tunings are drawn in figures of their own: the passes of a plan, directions, and strategies with their typical and
+# their worst case.
+TUNING: dict[str, Style] = {
+    "states": Style(BLUE, "s"),
+    "output": Style(VERMILLION, "o"),
+    "grad_states": Style(SKY, "D"),
+    "grad_q": Style(GREEN, "^"),
+    "grad_k": Style(PURPLE, "v"),
+    "grad_v": Style(ORANGE, "P"),
+    "plan": Style(INK, "X"),
+    "fwd": Style(VERMILLION, "o"),
+    "bwd": Style(BLUE, "s"),
+    "model": Style(VERMILLION, "o"),
+    "halving": Style(BLUE, "s"),
+    "tpe": Style(PURPLE, "^"),
+    "exhaustive": Style(GREY, "D"),
+    "model:worst": Style(VERMILLION, "o", _DASH, False),
+    "halving:worst": Style(BLUE, "s", _DASH, False),
+    "tpe:worst": Style(PURPLE, "^", _DASH, False),
+    "exhaustive:worst": Style(GREY, "D", _DASH, False),
+}
 _STRANGERS = tuple(Style(colour, "*", _DASH, False) for colour in (GREY, OLIVE, SKY, INK, GREEN))
 
 
 def style(key: str) -> Style:
     """The look of a variant; one that is not known gets a star, in the same colour wherever it appears."""
-    return STYLES.get(key) or _STRANGERS[sum(key.encode()) % len(_STRANGERS)]
+    return STYLES.get(key) or TUNING.get(key) or _STRANGERS[sum(key.encode()) % len(_STRANGERS)]
 
 
 def css_variables(dark: bool) -> str:

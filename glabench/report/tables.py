@@ -62,14 +62,15 @@ def _measurement(row: dict[Any, Any], with_device: bool) -> tuple[Cell, ...]:
         *(Cell(text.length(row[name]) if name == "T" else str(row[name]), row[name]) for name in SIZES),
         Cell(row["dtype"]), Cell(row["mode"]), Cell(row["gate"] + (" + state" if row["initial_state"] else "")),
         Cell(status, flag="" if status == "ok" else "bad"),
-        Cell("not timed") if interpreted else _number(row["ms"]), _number(width, 2),
+        Cell("not timed") if interpreted else number_cell(row["ms"]), number_cell(width, 2),
         Cell(f"{row['samples']:.0f}", row["samples"]) if row["samples"] else Cell("–"),
         Cell(text.rate(row["tokens_per_s"]), _or_none(row["tokens_per_s"])),
-        _number(row["beyond_mib"]), _number(over_floor), _number(100 * row["error_share"], 2),
+        number_cell(row["beyond_mib"]), number_cell(over_floor), number_cell(100 * row["error_share"], 2),
     )  # fmt: skip
 
 
-def _number(value: float, digits: int = 3) -> Cell:
+def number_cell(value: float, digits: int = 3) -> Cell:
+    """A number that sorts as what it is, NaN after all others."""
     return Cell(text.number(value, digits), _or_none(value))
 
 
@@ -204,7 +205,7 @@ def _facts(fact: dict[str, Any] | None) -> tuple[Cell, ...]:
     return (
         Cell(str(fact.get("registers", "–")), fact.get("registers")),
         Cell("–" if spilled is None else f"{spilled:,}", spilled, "bad" if spilled else ""),
-        _number(_float(shared) / 1024),
+        number_cell(_float(shared) / 1024),
         Cell(str(fact.get("tensor_core") or "–")),
     )
 
@@ -224,8 +225,8 @@ def floors(rows: Sequence[Row]) -> Table:
     lines = [
         (
             *(Cell(word) for word in key),
-            _number(size / 2**20),
-            *(_number(floor_ms(size, gpu.bytes_per_s)) for gpu in gpus),
+            number_cell(size / 2**20),
+            *(number_cell(floor_ms(size, gpu.bytes_per_s)) for gpu in gpus),
         )
         for key, size in asked.items()
     ]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from glabench.analysis import labels
+from glabench.analysis import labels, tuning
 
 
 def number(value: float | None, digits: int = 3) -> str:
@@ -52,6 +52,19 @@ def shape(row: Mapping[str, Any]) -> str:
     """A shape for an axis: "B2 T16k H16 128", with V where it differs from K."""
     size = f"{int(row['K'])}" if row["K"] == row["V"] else f"{int(row['K'])}×{int(row['V'])}"
     return f"B{int(row['B'])} T{length(row['T'])} H{int(row['H'])} {size}"
+
+
+def workload(work: Mapping[str, Any]) -> str:
+    """A workload of the tuner: "B2 T16k H16 128, bf16, backward", and the schedule where it asks for one."""
+    gates = "" if work["gated"] else ", no gates"
+    schedule = tuning.asked(work)
+    return f"{shape(work)}, {work['dtype']}{gates}, {mode(work['direction'])}" + (f", {schedule}" if schedule else "")
+
+
+def tile(values: Sequence[int]) -> str:
+    """A tile of a record: "32x64, 4 warps, 1 stage"."""
+    block_k, block_v, warps, stages = values
+    return f"{block_k}x{block_v}, {count(warps, 'warp')}, {count(stages, 'stage')}"
 
 
 def mode(name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from glabench.hardware.environment import package_version
@@ -12,9 +13,11 @@ from glabench.systems.base import System, Unavailable, missing_package
 if TYPE_CHECKING:
     import torch
 
-    from gla_kernels import Schedule
+    from gla_kernels import Choice, Machine, Plan, Schedule
     from gla_kernels.launch import Launch
+    from gla_kernels.plans import Config
     from glabench.run.inputs import Inputs
+    from glabench.spec.catalog import SystemInfo
 
 MAX_HEAD_DIM = 512
 
@@ -58,8 +61,24 @@ class Gla(System):
         chosen = {"chunk": case.chunk, "sub_chunk": case.sub_chunk, "materialize": case.materialize}
         return Schedule(**{name: value for name, value in chosen.items() if value is not None})  # type: ignore[arg-type]  # values of one dict have one type
 
+    def choices(self, case: Case, machine: Machine | None = None) -> dict[str, Choice]:
+        """Which plan each direction of the case runs on a GPU, and why; by default on the one that is here."""
+        from gla_kernels import Workload, chosen
+
+        schedule, gated = self.schedule(case), case.gate_strength is not None
+        work = Workload("fwd", case.B, case.T, case.H, case.K, case.V, case.dtype, gated, schedule)
+        works = (work,) if case.mode == "fwd" else (work, replace(work, direction="bwd"))
+        return {one.direction: chosen(one, machine) for one in works}
+
     def implementation(self, case: Case) -> str:
-        return f"{kernels_version()}, {self.schedule(case) or 'default schedule'}"
+        found: dict[str, list[str]] = {}
+        for direction, choice in self.choices(case).items():
+            found.setdefault(f"{schedule_name(choice.plan.schedule)} {choice.origin}", []).append(direction)
+        return "; ".join([kernels_version(), *(f"{' and '.join(names)} {text}" for text, names in found.items())])
+
+    def config(self, case: Case) -> Config:
+        """What is handed to ``gla`` as config: nothing, it chooses as it does for any user."""
+        return None
 
     def forward(self, inputs: Inputs, case: Case) -> tuple[torch.Tensor, torch.Tensor | None]:
         from gla_kernels import gla
@@ -72,13 +91,47 @@ class Gla(System):
             initial_state=inputs.initial_state,
             output_final_state=case.initial_state,
             schedule=self.schedule(case),
+            config=self.config(case),
         )
 
     def launches(self, case: Case, arch: str) -> list[Launch]:
-        return kernel_launches("gla", case, arch, self.schedule(case))
+        from gla_kernels import Machine, machine_of
+
+        here, capability = machine_of(), int(arch.removeprefix("sm_"))
+        plans = self.choices(case, here if here.capability == capability else Machine(capability))
+        config = (plans["fwd"].plan, plans["bwd"].plan if "bwd" in plans else None)
+        return kernel_launches("gla", case, arch, self.schedule(case), config)
 
 
-def kernel_launches(op: str, case: Case, arch: str, schedule: Schedule | None = None) -> list[Launch]:
+class PlannedGla(Gla):
+    """``gla_kernels.gla`` with plans given for either direction, for a tuner; None leaves that one to ``gla``."""
+
+    def __init__(self, info: SystemInfo, fwd: Plan | None = None, bwd: Plan | None = None) -> None:
+        super().__init__(info)
+        self.fwd, self.bwd = fwd, bwd
+
+    def config(self, case: Case) -> Config:
+        return self.fwd, self.bwd
+
+    def choices(self, case: Case, machine: Machine | None = None) -> dict[str, Choice]:
+        from gla_kernels import Choice
+
+        given = {"fwd": self.fwd, "bwd": self.bwd}
+        found = {}
+        for direction, choice in super().choices(case, machine).items():
+            plan = given[direction]
+            found[direction] = choice if plan is None else Choice(plan, "as given")
+        return found
+
+
+def schedule_name(schedule: Schedule) -> str:
+    """A schedule in a few words: "64/16 w/ m." is chunks of 64, sub-chunks of 16, materialized."""
+    return f"{schedule.chunk}/{schedule.rows} {'w/' if schedule.materialize else 'w/o'} m."
+
+
+def kernel_launches(
+    op: str, case: Case, arch: str, schedule: Schedule | None = None, config: Config = None
+) -> list[Launch]:
     """What the kernels' API would launch for the case, on meta tensors."""
     import gla_kernels
     from glabench.run.inputs import DTYPES
@@ -93,6 +146,7 @@ def kernel_launches(op: str, case: Case, arch: str, schedule: Schedule | None = 
         dtype=DTYPES[case.dtype],
         mode=case.mode,
         schedule=schedule,
+        config=config,
         gated=case.gate_strength is not None,
         initial_state=case.initial_state or case.mode == "step",
         capability=int(arch.removeprefix("sm_")),

@@ -1,6 +1,6 @@
 """The process that has the GPU: it times candidates and whole plans, and gates winners.
 
-Runs as a child that may die (glabench.run.child). Requests, by "do", with the workload as a dict in each:
+Runs as a child that may die (glabench.run.child). Requests, by "do", with the workload as a dict in each but the last:
     trial   candidate, samples, enough_ms   -> {"status", "reason", "samples_ms"}     one kernel, screened, then timed
     final   plans, samples                  -> {"samples_ms": [[...], ...]}           whole plans, in turns
     gate    plans by direction              -> {"status", "reason"}                   against float64, and bit for bit
@@ -37,10 +37,11 @@ _stages: dict[Workload, Stage] = {}
 
 def handle(request: dict[str, Any]) -> dict[str, Any]:
     """Answer one request."""
-    work = Workload.from_dict(request["workload"])
     try:
+        if request["do"] == "environment":
+            return {"status": "ok", "reason": None, "environment": environment("cuda")}
         with torch.no_grad():
-            return ACTIONS[request["do"]](work, request)
+            return ACTIONS[request["do"]](Workload.from_dict(request["workload"]), request)
     except WrongResult as error:
         return {"status": "wrong", "reason": str(error)}
     except Exception as error:
@@ -97,10 +98,6 @@ def _gate(work: Workload, request: dict[str, Any]) -> dict[str, Any]:
     return {"status": "ok" if verdict.passed else "wrong", "reason": verdict.reason}
 
 
-def _environment(work: Workload, request: dict[str, Any]) -> dict[str, Any]:
-    return {"status": "ok", "reason": None, "environment": environment("cuda")}
-
-
 def _stage_of(work: Workload) -> Stage:
     """The workload's stage. Those of both directions of a shape are kept; a schedule asked for makes no difference."""
     work = replace(work, schedule=None)
@@ -117,4 +114,4 @@ def _clear_stages() -> None:
     torch.cuda.empty_cache()
 
 
-ACTIONS = {"trial": _trial, "final": _final, "gate": _gate, "environment": _environment}
+ACTIONS = {"trial": _trial, "final": _final, "gate": _gate}

@@ -45,18 +45,18 @@ class Gpu:
         request = {"do": "gate", "plans": {name: plan.to_dict() for name, plan in plans.items()}}
         return self._ask(work, request, WHOLE_LIMIT_S)
 
-    def environment(self, work: Workload) -> dict[str, Any]:
-        """What goes into records: see glabench.hardware.environment."""
-        return self._ask(work, {"do": "environment"}, WHOLE_LIMIT_S).get("environment", {})
+    def environment(self) -> dict[str, Any]:
+        """What goes into records: see glabench.hardware.environment. Empty when the process cannot say."""
+        return self._ask(None, {"do": "environment"}, WHOLE_LIMIT_S).get("environment", {})
 
     def close(self) -> None:
         """Kill the process for good."""
         self.child.close()
 
-    def _ask(self, work: Workload, request: Answer, limit_s: float) -> Answer:
+    def _ask(self, work: Workload | None, request: Answer, limit_s: float) -> Answer:
         limit_s += 0 if self._warm and self.child.pid is not None else START_LIMIT_S
         try:
-            answer = self.child.ask({**request, "workload": work.to_dict()}, limit_s)
+            answer = self.child.ask(request | ({} if work is None else {"workload": work.to_dict()}), limit_s)
         except ChildTimeout:
             answer = {"status": "timeout", "reason": f"no result after {limit_s:g} s; the process was killed"}
         except ChildDied as death:

@@ -60,6 +60,9 @@ class Tuning:
     started: str  # ISO 8601, UTC
     wall_s: float  # all of it: processes started, compiled, measured, gated
     spent_s: dict[str, float] = field(default_factory=dict)  # parts of wall_s by name
+    header: dict[str, Any] = field(
+        default_factory=dict
+    )  # of tables that the winner goes into: gla_kernels.table.Header
     kind: str = "tuning"
     schema: int = SCHEMA
 

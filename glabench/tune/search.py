@@ -65,16 +65,21 @@ class Searcher:
     deadline: float | None = None
     progress: Callable[[Search], None] = lambda search: None
     measure_s: float = 0.0
+    _searches: tuple[Search, ...] = field(default=(), init=False)
     _jobs: list[Job] = field(default_factory=list, init=False)
     _references: dict[tuple[Workload, int, bool], list[Future[Answer]]] = field(default_factory=dict, init=False)
 
-    def run(self, searches: Sequence[Search]) -> None:
-        """Go through all searches; each then has its history and says why it stopped."""
+    def begin(self, searches: Sequence[Search]) -> None:
+        """Have each search's first batch compiled."""
+        self._searches = tuple(searches)
         for search in searches:
             self._advance(search)
+
+    def run(self) -> None:
+        """Go through the searches that were begun; each then has its history and says why it stopped."""
         while self._jobs:
             if self._late():
-                self._give_up(searches)
+                self._give_up()
                 return
             ready = [job for job in self._jobs if job.ready()]
             for job in sorted(ready, key=_together):
@@ -91,8 +96,8 @@ class Searcher:
     def _late(self) -> bool:
         return self.deadline is not None and time.monotonic() > self.deadline
 
-    def _give_up(self, searches: Sequence[Search]) -> None:
-        for search in searches:
+    def _give_up(self) -> None:
+        for search in self._searches:
             search.stopped = search.stopped or "the budget was spent"
         self._jobs.clear()
 

@@ -1,26 +1,37 @@
-"""A run of ``glabench tune``: processes started once, shapes tuned one after another, records written as they come."""
+"""A run of ``glabench tune``: processes started once, shapes tuned one after another, records written as they come and
+winners kept where gla() finds them.
+"""
 
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Sequence
+from dataclasses import asdict, replace
+from functools import cached_property
 from pathlib import Path
 from statistics import median
 from types import TracebackType
+from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from gla_kernels import Workload
+from gla_kernels import Choice, Entry, Machine, Plan, TableError, Workload, chosen, keep
+from gla_kernels.table import header_of
+from gla_kernels.table_files import ship
 from glabench.errors import UserError
 from glabench.hardware import nvml
 from glabench.store import Lines
+from glabench.systems.gla import schedule_name
 from glabench.tune import record
 from glabench.tune.compiler import CompilePool
 from glabench.tune.gpu import Gpu
 from glabench.tune.record import Tuning
 from glabench.tune.search import Search
 from glabench.tune.tuner import Tuner
+
+SAY_EVERY_S = 15.0  # where no bar can be drawn
 
 
 def seconds(text: str) -> float:
@@ -41,17 +52,27 @@ def this_arch() -> str:
 
 
 class Session:
-    """Tunes shapes and appends their records to ``out``."""
+    """Tunes shapes. out: file that records are appended to, if any. shipping: winners also go into the table that is
+    part of the package."""
 
-    def __init__(self, out: Path, strategy: str, budget_s: float | None, console: Console | None = None) -> None:
+    def __init__(
+        self, strategy: str, budget_s: float | None = None, out: Path | None = None, shipping: bool = False,
+        console: Console | None = None,
+    ) -> None:  # fmt: skip
         self.console = console or Console(highlight=False, markup=False)
-        self.budget_s = budget_s
-        self._lines = Lines(out)
+        self.budget_s, self.shipping = budget_s, shipping
+        self._lines = None if out is None else Lines(out)
         arch = this_arch()
         self._gpu, self._pool = Gpu(), CompilePool(arch)
         self._gpu.start()
-        self._tuner = Tuner(self._gpu, self._pool, int(arch.removeprefix("sm_")), strategy, progress=self._trial)
-        self._bar: tuple[Progress, TaskID] | None = None
+        self._tuner = Tuner(
+            self._gpu,
+            self._pool,
+            int(arch.removeprefix("sm_")),
+            strategy,
+            incumbent=self._incumbent,
+            environment=lambda: self._environment,
+        )
 
     def __enter__(self) -> Session:
         return self
@@ -59,42 +80,80 @@ class Session:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._gpu.close()
         self._pool.close()
-        self._lines.close()
+        if self._lines is not None:
+            self._lines.close()
 
     def run(self, works: Sequence[Workload]) -> bool:
         """Tune the workloads of one shape; whether each has a winner."""
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed} measured"))
-        with Progress(*columns, TimeElapsedColumn(), console=self.console, transient=True) as progress:
-            self._bar = (progress, progress.add_task(describe(works[0]), total=None))
+        with Progress(*columns, TimeElapsedColumn(), console=self.console, transient=True) as bar:
+            task, said = bar.add_task(describe(works[0]), total=None), time.monotonic()
+
+            def trial(search: Search) -> None:
+                nonlocal said
+                bar.advance(task)
+                if not self.console.is_terminal and time.monotonic() - said > SAY_EVERY_S:
+                    said = time.monotonic()
+                    self.console.print(f"{describe(works[0])}: {bar.tasks[0].completed:.0f} tried", soft_wrap=True)
+
+            self._tuner.progress = trial
             tunings = self._tuner.tune(works, self.budget_s)
+        header = asdict(header_of(self.machine))
         for tuning in tunings:
-            self._lines.write(record.to_json(tuning))
+            if self._lines is not None:
+                self._lines.write(record.to_json(replace(tuning, header=header)))
             self.console.print(summary(tuning), soft_wrap=True)
+        self._keep(tunings)
         return all(tuning.winner is not None for tuning in tunings)
 
-    def _trial(self, search: Search) -> None:
-        if self._bar is not None:
-            progress, task = self._bar
-            progress.advance(task)
+    @cached_property
+    def _environment(self) -> dict[str, Any]:
+        return self._gpu.environment()
+
+    @cached_property
+    def machine(self) -> Machine:
+        """The GPU as tables know it. UserError when the measuring process cannot say."""
+        facts = self._environment
+        if not facts:
+            raise UserError("the measuring process does not start; `glabench doctor` says what is missing")
+        return Machine(self._tuner.capability, facts["device"], facts["memory_bytes"])
+
+    def _incumbent(self, work: Workload) -> Choice:
+        return chosen(work, self.machine)
+
+    def _keep(self, tunings: Sequence[Tuning]) -> None:
+        entries = [entry_of(tuning) for tuning in tunings if tuning.winner is not None]
+        try:
+            keep(entries, self.machine)
+            if self.shipping:
+                ship(entries, self.machine)
+        except TableError as error:
+            raise UserError(str(error)) from None
+
+
+def entry_of(tuning: Tuning) -> Entry:
+    """A tuning's winner as a table keeps it."""
+    assert tuning.winner is not None
+    won = tuning.finalists[tuning.winner]
+    return Entry(Workload.from_dict(tuning.workload), Plan.from_dict(won.plan), round(median(won.samples_ms), 5))
 
 
 def describe(work: Workload) -> str:
     """The shape in a few words."""
-    asked = "" if work.schedule is None else f", chunk {work.schedule.chunk}/{work.schedule.rows}"
-    if work.schedule is not None:
-        asked += " w/ m." if work.schedule.materialize else " w/o m."
+    asked = "" if work.schedule is None else f", {schedule_name(work.schedule)}"
     gates = "" if work.gated else ", no gate"
     return f"B={work.B} T={work.T} H={work.H} K={work.K} V={work.V} {work.dtype}{gates}{asked}"
 
 
 def summary(tuning: Tuning) -> str:
-    """One line: what won, and what it took."""
+    """One line: what won, against what was used before, and what it took to find."""
     work = Workload.from_dict(tuning.workload)
     effort = f"{tuning.measured} of {tuning.feasible} measured, {tuning.wall_s:.0f} s"
     if tuning.winner is None:
         return f"{describe(work)} {work.direction}: no plan runs and is right ({effort}; {tuning.stopped})"
     won = tuning.finalists[tuning.winner]
-    schedule = won.plan["schedule"]
-    kind = "w/ m." if schedule["materialize"] else "w/o m."
-    chosen = f"chunk {schedule['chunk']}/{schedule['sub_chunk']} {kind}, rows of {won.plan['block_t']}"
-    return f"{describe(work)} {work.direction}: {median(won.samples_ms):.3f} ms, {chosen} ({effort})"
+    plan, ms = Plan.from_dict(won.plan), median(won.samples_ms)
+    before = next((one for one in tuning.finalists if one.role == "incumbent" and one.samples_ms), None)
+    against = "" if before is None else f", {median(before.samples_ms) / ms:.2f}x as fast as before ({before.origin})"
+    chosen_ = f"{schedule_name(plan.schedule)}, rows of {plan.config.block_t}"
+    return f"{describe(work)} {work.direction}: {ms:.3f} ms, {chosen_}{against} ({effort})"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, as_completed
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from gla_kernels import Workload
@@ -40,10 +40,10 @@ class Kernel:
     step: str
     workload: dict[str, Any]
     candidate: dict[str, Any] | None
-    status: str
-    reason: str | None
-    compiled: dict[str, Any] | None
-    environment: dict[str, Any]
+    status: str = "ok"
+    reason: str | None = None
+    compiled: dict[str, Any] | None = None
+    environment: dict[str, Any] = field(default_factory=dict)
     kind: str = "compiled"
     schema: int = SCHEMA
 
@@ -108,18 +108,20 @@ def survey(
 ) -> Iterator[Kernel]:
     """Compile for one target, "sm_90", on every core: what gla() runs and ``count`` more of each pass. Each different
     kernel comes once, in the order in which they are done; ``progress`` is told how many of how many are."""
+
+    def draft(work: Workload, step: str, candidate: Candidate | None = None) -> Kernel:
+        asked_for = None if candidate is None else candidate.to_dict()
+        origin: Literal["gla", "space"] = "gla" if candidate is None else "space"
+        return Kernel(sweep, target, origin, step, work.to_dict(), asked_for, environment=environment)
+
     with CompilePool(target, jobs=cores()) as pool:
-        found: dict[Future[Answer], dict[str, Any]] = {}
+        found: dict[Future[Answer], Kernel] = {}
         for one in asked:
             for step, future in pool.submit_shipped(one.work, one.initial_state).items():
-                found.setdefault(future, {"origin": "gla", "step": step, "workload": one.work, "candidate": None})
+                found.setdefault(future, draft(one.work, step))
         for work, candidate in sample(asked, int(target.removeprefix("sm_")), count):
-            future = pool.submit(work, candidate)
-            facts = {"origin": "space", "step": candidate.step, "workload": work, "candidate": candidate.to_dict()}
-            found.setdefault(future, facts)
+            found.setdefault(pool.submit(work, candidate), draft(work, candidate.step, candidate))
         progress(0, len(found))
         for done, future in enumerate(as_completed(found), start=1):
             progress(done, len(found))
-            facts = found[future]
-            facts["workload"] = facts["workload"].to_dict()
-            yield Kernel(sweep=sweep, target=target, environment=environment, **facts, **future.result())
+            yield replace(found[future], **future.result())

@@ -12,44 +12,39 @@ from rich.text import Text
 
 from glabench.tune.survey import Kernel
 
-RIGHT = ("regs", "spills", "shared", "progs/SM", "seconds")
-COLUMNS = ("kernel", "target", "K×V", "tile", *RIGHT[:4], "limited by", "tensor core", RIGHT[4])
+RIGHT = ("regs", "spills, B", "shared, KiB", "s")
+COLUMNS = ("kernel", "K×V", "tile", *RIGHT[:3], "programs/SM", "tensor op", RIGHT[3])
 UNKNOWN = "–"
 
 
-def table(kernels: Iterable[Kernel]) -> Table:
-    """A line a kernel, target by target, those that failed first, then those that spill most. Kernels that read the
-    same in all but seconds (they differ in what is known of their arguments) share a line; their seconds add up."""
+def table(kernels: Sequence[Kernel]) -> Table:
+    """The kernels of one target, a line for each that failed, then the others by spills, the worst first. Kernels of
+    one tile that differ only in what is known of their arguments share a line: the worst is shown, and all seconds."""
     lines: dict[tuple[str, ...], list[Kernel]] = {}
     for kernel in sorted(kernels, key=_trouble):
-        lines.setdefault(_cells(kernel), []).append(kernel)
-    made = Table(box=None, pad_edge=False, header_style="bold")
+        work = kernel.workload
+        lines.setdefault((kernel.step, f"{work['K']}×{work['V']}", tile(kernel)), []).append(kernel)
+    made = Table(title=kernels[0].target, title_justify="left", box=None, pad_edge=False, header_style="bold")
     for column in COLUMNS:
         made.add_column(column, justify="right" if column in RIGHT else "left", no_wrap=True)
-    for cells, same in lines.items():
-        name = f"{cells[0]} ×{len(same)}" if len(same) > 1 else cells[0]
-        style = "red" if same[0].status != "ok" else ""
-        made.add_row(*(Text(cell) for cell in (name, *cells[1:], _seconds(same))), style=style)
+    for (step, size, worked_on), same in lines.items():
+        name = f"{step} ({len(same)})" if len(same) > 1 else step
+        cells = (name, size, worked_on, *_facts(same[0]), _seconds(same))
+        made.add_row(*map(Text, cells), style="" if same[0].status == "ok" else "red")
     return made
 
 
-def _trouble(kernel: Kernel) -> tuple[str, bool, int, int]:
-    return kernel.target, kernel.status == "ok", -(kernel.fact("spill_bytes") or 0), -(kernel.fact("registers") or 0)
+def _trouble(kernel: Kernel) -> tuple[bool, int, int]:
+    return kernel.status == "ok", -(kernel.fact("spill_bytes") or 0), -(kernel.fact("registers") or 0)
 
 
-def _cells(kernel: Kernel) -> tuple[str, ...]:
-    """All of a line but the seconds."""
-    work, shared = kernel.workload, kernel.fact("shared_bytes")
+def _facts(kernel: Kernel) -> tuple[str, ...]:
+    shared, programs, limit = (kernel.fact(name) for name in ("shared_bytes", "programs_per_sm", "limited_by"))
     return (
-        kernel.step,
-        kernel.target,
-        f"{work['K']}×{work['V']}",
-        tile(kernel),
         _shown(kernel.fact("registers")),
         _shown(kernel.fact("spill_bytes")),
-        UNKNOWN if shared is None else f"{shared / 1024:.0f} KiB",
-        _shown(kernel.fact("programs_per_sm")),
-        _shown(kernel.fact("limited_by")),
+        UNKNOWN if shared is None else f"{shared / 1024:.0f}",
+        UNKNOWN if programs is None else f"{programs}, {limit}",
         kernel.fact("tensor_core") or UNKNOWN,
     )
 
@@ -60,13 +55,13 @@ def tile(kernel: Kernel) -> str:
     if not values:
         return UNKNOWN
     size = f"{values['BT']}×{values['BK']}×{values['BV']} {kernel.fact('num_warps')}w {kernel.fact('num_stages')}s"
-    unusual = [word for name, word in (("WALK", "walks"), ("FULL", "blocks in sub-chunk")) if values.get(name)]
     dtype = [] if kernel.workload["dtype"] == "bf16" else [kernel.workload["dtype"]]
-    return ", ".join([size, *dtype, *unusual, *([] if values["GATED"] else ["no gate"])])
+    walks = ["w/o m."] if values.get("WALK") else []
+    return ", ".join([size, *dtype, *walks, *([] if values["GATED"] else ["no gate"])])
 
 
-def _shown(value: object) -> str:
-    return UNKNOWN if value is None else f"{value:,}" if isinstance(value, int) else str(value)
+def _shown(value: int | None) -> str:
+    return UNKNOWN if value is None else f"{value:,}"
 
 
 def _seconds(kernels: Sequence[Kernel]) -> str:

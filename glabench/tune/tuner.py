@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from gla_kernels import Plan, Workload
 from glabench.tune import finals
-from glabench.tune.candidate import candidates_of
+from glabench.tune.candidate import Variant, candidates_of
 from glabench.tune.gpu import Gpu
 from glabench.tune.history import History
 from glabench.tune.record import Trial, Tuning
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from gla_kernels.choose import Choice
 
 # What a record keeps of what the compiler made of a kernel.
-COMPILED = ("registers", "spill_bytes", "shared_bytes", "occupancy", "tensor_core", "compile_s")
+COMPILED = ("registers", "spill_bytes", "shared_bytes", "programs_per_sm", "limited_by", "tensor_core", "compile_s")
 FINALS_S = 15.0  # kept free of a budget for what follows the search
 
 
@@ -30,7 +31,8 @@ FINALS_S = 15.0  # kept free of a budget for what follows the search
 class Tuner:
     """Tunes workloads on the GPU that ``gpu`` has, of compute capability ``capability`` (90 for 9.0).
 
-    incumbent: says which plan gla() would run for a workload, and why. progress is told of each trial.
+    incumbent: says which plan gla() would run for a workload, and why; environment: what records say of the machine.
+    Both are asked once the first kernels compile. progress is told of each trial.
     """
 
     gpu: Gpu
@@ -38,8 +40,8 @@ class Tuner:
     capability: int
     strategy: str = "model"
     incumbent: Callable[[Workload], Choice | None] = lambda work: None
+    environment: Callable[[], dict[str, Any]] = dict
     progress: Callable[[Search], None] = lambda search: None
-    _environment: dict[str, Any] = field(default_factory=dict, init=False)
 
     def tune(self, works: Sequence[Workload], budget_s: float | None = None) -> list[Tuning]:
         """Tune workloads of one shape, forward before backward; one record each, whatever happened.
@@ -49,18 +51,18 @@ class Tuner:
         began, started = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
         strategy = STRATEGIES[self.strategy]
         searches = [Search.of(History(space_of(work, self.capability)), strategy) for work in works]
-        incumbents = [self.incumbent(work) for work in works]
-        self._compile_ahead(works, incumbents)
         deadline = None if budget_s is None else began + max(budget_s - FINALS_S, 0.0)
         searcher = Searcher(self.gpu, self.compiler, deadline, self.progress)
-        searcher.run(searches)
+        searcher.begin(searches)
+        incumbents = [self.incumbent(work) for work in works]
+        self._compile_ahead(works, incumbents)
+        searcher.run()
         searched = time.monotonic()
 
         found: dict[str, Plan] = {}
         ends = []
         for search, incumbent in zip(searches, incumbents, strict=True):
             ends.append(self._finish(search, incumbent, found))
-        self._environment = self._environment or self.gpu.environment(works[0])
         wall = time.monotonic() - began
         spent = {"search": searched - began, "measure": searcher.measure_s, "finals": began + wall - searched}
         return [
@@ -99,7 +101,7 @@ class Tuner:
             finalists=final.finalists,
             winner=final.winner,
             stopped=search.stopped or "",
-            environment=self._environment,
+            environment=self.environment(),
             started=started,
             wall_s=round(wall, 2),
             spent_s={name: round(seconds, 2) for name, seconds in spent.items()},
@@ -108,12 +110,22 @@ class Tuner:
 
 def _trials(history: History) -> Iterator[Trial]:
     """What was looked at, in the order in which it was."""
+    homes: dict[str, list[Variant]] = {}
+    for variant, menu in history.space.menus.items():
+        for key in chain.from_iterable(menu.values()):
+            homes.setdefault(key, []).append(variant)
     for key, result in history.results.items():
+        candidate = history.space.candidates[key]
         yield Trial(
-            candidate=history.space.candidates[key].to_dict(),
+            candidate=candidate.to_dict(),
             predicted_ms=history.space.predicted_ms[key],
             status=result.status,
             reason=result.reason,
-            samples_ms=tuple(result.samples_ms),
+            samples_ms=tuple(round(ms, 5) for ms in result.samples_ms),
             compiled=None if result.compiled is None else {name: result.compiled.get(name) for name in COMPILED},
+            shared=tuple(
+                (v.schedule.chunk, v.schedule.rows, v.schedule.materialize, v.block_t)
+                for v in homes[key]
+                if v != candidate.variant
+            ),
         )

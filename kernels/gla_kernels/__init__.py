@@ -6,21 +6,30 @@ o, state = gla(q, k, v, g, output_final_state=True, schedule=Schedule(chunk=128,
 """
 
 from .api import gla, gla_recurrent, gla_step, launches
-from .choose import default_config, default_schedule
+from .choose import Choice, chosen, default_config, default_schedule, keep, machine_of, refresh
 from .config import KernelConfig, Plan, Schedule, Tile, Workload
 from .launch import Launch
+from .table import Entry, Machine, TableError
 
 __all__ = [
+    "Choice",
+    "Entry",
     "KernelConfig",
     "Launch",
+    "Machine",
     "Plan",
     "Schedule",
+    "TableError",
     "Tile",
     "Workload",
+    "chosen",
     "default_config",
     "default_schedule",
     "gla",
     "gla_recurrent",
     "gla_step",
+    "keep",
     "launches",
+    "machine_of",
+    "refresh",
 ]

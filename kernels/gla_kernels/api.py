@@ -5,6 +5,7 @@ Layout everywhere: q, k, g [B, T, H, K]; v, o [B, T, H, V]; states [B, H, K, V] 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,10 +13,14 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from . import chunk, recurrent
-from .choose import default_config, default_schedule
-from .config import KernelConfig, Schedule
+from .choose import machine_of
+from .config import Plan, Schedule, Workload
 from .launch import Launch, execute
+from .plans import Config, check_config, check_plan, plan_of, tune
+from .table import Machine
 from .validate import check_inputs, check_scale
+
+DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
 
 def gla(
@@ -28,7 +33,7 @@ def gla(
     output_final_state: bool = False,
     *,
     schedule: Schedule | None = None,
-    config: KernelConfig | None = None,
+    config: Config = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Gated linear attention in its chunkwise form (Yang et al. 2024, arXiv 2312.06635).
 
@@ -40,29 +45,37 @@ def gla(
     scale: factor on the output; K^-1/2 by default.
     initial_state: [B, H, K, V], float32; zeros by default.
     output_final_state: whether to return the state after the last token.
-    schedule: chunk, sub-chunk, materialized or not; None picks one by shape.
-    config: tiles and warps of the kernels; None picks them by size.
+    schedule: chunk, sub-chunk, materialized or not; None picks one for each direction.
+    config: how the kernels are tiled.
+        None: as tuned on this GPU for a shape like this one, as shipped for it or for one of its compute capability,
+            or by size: `chosen` tells which, and why. Nothing is ever tuned.
+        "tune": the same, but a shape class that was never tuned on this GPU is tuned first and remembered. Takes up to
+            minutes once, and needs glabench, the harness. Tunes the backward pass only where gradients are required.
+        A Plan, or a pair of them for forward and backward of which either may be None: those plans.
+        A KernelConfig: these tiles, for both directions, with the schedule given or one picked by size.
 
     Returns o [B, T, H, V] in the dtype of q, and the final state [B, H, K, V] in float32 or None. Differentiable once
     in q, k, v, g and initial_state, also through the final state. Deterministic: the same inputs give the same bits.
 
-    Raises ValueError, naming the argument, for a wrong shape, dtype, device or schedule.
+    Raises ValueError, naming the argument, for a wrong shape, dtype, device, schedule or config.
     """
     check_inputs(q, k, v, g, initial_state)
     scale = check_scale(scale, q.shape[-1])
+    check_config(schedule, config, q.device)
     B, T, H, K = q.shape
-    V = v.shape[-1]
-    if schedule is None:
-        schedule = default_schedule(B, T, H, K, V)
-    elif not isinstance(schedule, Schedule):
-        raise ValueError(f"schedule: expected a Schedule or None, got {type(schedule).__name__}")
-    if config is None:
-        config = default_config(K, V, _operand_bytes(q.dtype), schedule, _capability(q))
-    elif not isinstance(config, KernelConfig):
-        raise ValueError(f"config: expected a KernelConfig or None, got {type(config).__name__}")
-    elif schedule.rows % config.block_t:
-        raise ValueError(f"config: block_t={config.block_t} does not divide sub_chunk={schedule.rows}")
-    return _ChunkGLA.apply(q, k, v, g, scale, initial_state, output_final_state, schedule, config)
+    fwd = Workload("fwd", B, T, H, K, v.shape[-1], DTYPES[q.dtype], g is not None, schedule)
+    works = [fwd]
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, g, initial_state)):
+        works.append(replace(fwd, direction="bwd"))
+    if config == "tune":
+        for work in works:
+            tune(work, q.device)
+    machine = machine_of(q.device)
+    plans = [plan_of(work, config, machine) for work in works]
+    if config not in (None, "tune"):
+        for work, plan in zip(works, plans, strict=True):
+            check_plan(plan, work, machine)
+    return _ChunkGLA.apply(q, k, v, g, scale, initial_state, output_final_state, plans[0], plans[-1])
 
 
 def gla_recurrent(
@@ -112,7 +125,7 @@ def launches(
     dtype: torch.dtype,
     mode: str = "fwdbwd",
     schedule: Schedule | None = None,
-    config: KernelConfig | None = None,
+    config: Config = None,
     gated: bool = True,
     initial_state: bool = False,
     capability: int = 90,
@@ -120,8 +133,9 @@ def launches(
     """The kernels that a call would launch, in order, without running one: for cross-compilation and for models.
 
     op: "gla", "gla_recurrent" or "gla_step"; mode: "fwd", "bwd", "fwdbwd" or "step"; capability: compute capability of
-    the GPU, 80 for an A100, 90 for an H100. Tensors in the launches are on the meta device. Raises ValueError as the
-    call itself would.
+    the GPU, 80 for an A100, 90 for an H100; schedule and config are those of `gla`. The tuned plans of this machine's
+    own GPU do not count, only shipped ones. Tensors in the launches are on the meta device. Raises ValueError as the
+    call itself would, but takes tiles that a GPU could not run.
     """
     if op not in ("gla", "gla_recurrent", "gla_step"):
         raise ValueError(f"op: expected gla, gla_recurrent or gla_step, got {op!r}")
@@ -143,32 +157,23 @@ def launches(
         recurrent.forward(q, q, v, g, scale, state, False, fwd.append)
         recurrent.backward(q, q, v, g, scale, state, v, None, None, bwd.append)
     else:
-        schedule = schedule or default_schedule(B, T, H, K, V)
-        config = config or default_config(K, V, _operand_bytes(q.dtype), schedule, capability)
-        chunk.forward(_problem(q, q, v, g, scale, state, schedule, config, grad=False), False, fwd.append)
-        chunk.backward(_problem(q, q, v, g, scale, state, schedule, config, grad=True), v, None, None, bwd.append)
+        check_config(schedule, config, q.device)
+        work, machine = Workload("fwd", B, T, H, K, V, DTYPES[dtype], gated, schedule), Machine(capability)
+        if mode != "bwd":
+            plan = plan_of(work, config, machine)
+            chunk.forward(_problem(q, q, v, g, scale, state, plan, grad=False), False, fwd.append)
+        if mode != "fwd":
+            plan = plan_of(replace(work, direction="bwd"), config, machine)
+            chunk.backward(_problem(q, q, v, g, scale, state, plan, grad=True), v, None, None, bwd.append)
     return {"fwd": fwd, "bwd": bwd, "fwdbwd": fwd + bwd, "step": fwd}[mode]
 
 
 def _problem(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, scale: float, initial_state: Tensor | None,
-    schedule: Schedule, config: KernelConfig, grad: bool,
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, scale: float, initial_state: Tensor | None, plan: Plan,
+    grad: bool,
 ) -> chunk.Problem:  # fmt: skip
-    seg_chunks = chunk.segment_chunks(schedule, q.shape[1], grad)
-    return chunk.Problem(q, k, v, g, scale, initial_state, schedule, config, seg_chunks)
-
-
-def _capability(x: Tensor) -> int:
-    """Compute capability of the tensor's GPU as a number, 90 for 9.0; the interpreter takes what an H100 would."""
-    if x.device.type != "cuda":
-        return 90
-    major, minor = torch.cuda.get_device_capability(x.device)
-    return 10 * major + minor
-
-
-def _operand_bytes(dtype: torch.dtype) -> int:
-    """Bytes of an element as it enters a tensor-core product: bfloat16 as it is, everything else as tf32."""
-    return 2 if dtype == torch.bfloat16 else 4
+    seg_chunks = chunk.segment_chunks(plan.schedule, q.shape[1], grad)
+    return chunk.Problem(q, k, v, g, scale, initial_state, plan.schedule, plan.config, seg_chunks)
 
 
 def _contiguous(*tensors: Tensor | None) -> tuple[Any, ...]:
@@ -185,21 +190,21 @@ def _both_or_neither(d_final: Tensor | None, final_state: Tensor | None) -> tupl
 class _ChunkGLA(torch.autograd.Function):
     @staticmethod
     def forward(  # type: ignore[no-untyped-def]  # autograd's calling convention
-        ctx, q, k, v, g, scale, initial_state, output_final_state, schedule, config
+        ctx, q, k, v, g, scale, initial_state, output_final_state, plan, backward_plan
     ):
         q, k, v, g, initial_state = _contiguous(q, k, v, g, initial_state)
-        problem = _problem(q, k, v, g, scale, initial_state, schedule, config, grad=False)
+        problem = _problem(q, k, v, g, scale, initial_state, plan, grad=False)
         o, final_state = chunk.forward(problem, output_final_state, execute)
         ctx.save_for_backward(q, k, v, g, initial_state, final_state)
         ctx.set_materialize_grads(False)
-        ctx.scale, ctx.schedule, ctx.config = scale, schedule, config
+        ctx.scale, ctx.plan = scale, backward_plan
         return o, final_state
 
     @staticmethod
     @once_differentiable
     def backward(ctx, do, d_final):  # type: ignore[no-untyped-def]
         q, k, v, g, initial_state, final_state = ctx.saved_tensors
-        problem = _problem(q, k, v, g, ctx.scale, initial_state, ctx.schedule, ctx.config, grad=True)
+        problem = _problem(q, k, v, g, ctx.scale, initial_state, ctx.plan, grad=True)
         do = torch.zeros_like(v) if do is None else do.contiguous()
         final_state, d_final = _both_or_neither(d_final, final_state)
         dq, dk, dv, dg, d_initial = chunk.backward(problem, do, final_state, d_final, execute)

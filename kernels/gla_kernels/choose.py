@@ -1,7 +1,20 @@
-"""Which plan a call runs: tiles and schedules by size."""
+"""Which plan a call runs, and why: tuned here, tuned before for a shape nearby, or by size.
+
+`chosen` looks for a tuned plan of the workload's shape class, first in this GPU's own table and in the one shipped for
+it, then in those shipped for other GPUs of the same compute capability. Where the class itself was never tuned, the
+nearest one serves. Without any, `by_size` decides.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from pathlib import Path
+
+import torch
+
+from . import table_files
 from .config import (
     CHUNKS,
     DEFAULT_SHARED_BYTES,
@@ -9,10 +22,151 @@ from .config import (
     MIN_TILE,
     SHARED_BYTES,
     KernelConfig,
+    Plan,
     Schedule,
     Tile,
+    Workload,
     padded,
-)  # fmt: skip
+)
+from .launch import interpreting
+from .table import Entry, Machine, ShapeClass, Table, refusal, shape_class
+
+# How far a tuned class may be to serve another: factors of two of T and of B*H together.
+FARTHEST = 4
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The plan that one direction of a call runs, and in a line where it comes from.
+
+    here: tuned on this GPU for this shape class. stale: tuned with other kernel sources or another Triton; it runs all
+    the same, but another plan may have become faster.
+    """
+
+    plan: Plan
+    origin: str
+    here: bool = False
+    stale: bool = False
+
+
+def chosen(work: Workload, machine: Machine | None = None) -> Choice:
+    """The plan that `gla` uses for one direction of a call, and why. machine: the current GPU by default."""
+    return plan_for(work, machine_of() if machine is None else machine)
+
+
+@lru_cache(maxsize=4096)
+def plan_for(work: Workload, machine: Machine) -> Choice:
+    """`chosen`, remembered until `refresh`: it is asked at every call."""
+    shape = shape_class(work)
+    for sources in _sources(machine):
+        for entry, source in _candidates(work, shape, sources):
+            if refusal(entry.plan, work, machine.capability) is None:
+                exact = entry.shape == shape
+                at = f"at B={entry.work.B} T={entry.work.T} H={entry.work.H}"
+                stale = source.table.header.stale
+                origin = f"{source.name} {at}{'' if exact else ', the nearest'}{', outdated' if stale else ''}"
+                return Choice(entry.plan, origin, source.own and exact, stale)
+    return Choice(by_size(work, machine.capability), "by size")
+
+
+def by_size(work: Workload, capability: int) -> Plan:
+    """The plan for a workload that nothing like was ever tuned for."""
+    schedule = work.schedule or default_schedule(work.B, work.T, work.H, work.K, work.V)
+    return Plan(schedule, default_config(work.K, work.V, work.operand_bytes, schedule, capability))
+
+
+def keep(entries: Iterable[Entry], machine: Machine | None = None) -> Path:
+    """Put tuned plans into this GPU's own table, where `chosen` finds them from now on, in this process too; the
+    table's file. Raises TableError when it cannot be written."""
+    path = table_files.add(entries, machine_of() if machine is None else machine)
+    refresh()
+    return path
+
+
+def refresh() -> None:
+    """Forget what was read, so that tables are read again: another process may have written them."""
+    plan_for.cache_clear()
+    _sources.cache_clear()
+
+
+def machine_of(device: torch.device | None = None) -> Machine:
+    """The GPU that a tensor's device is; by default the current one, if kernels are compiled for it.
+
+    Anything but a GPU stands for one of compute capability 9.0: the interpreter takes what an H100 would.
+    """
+    if device is None:
+        device = torch.device("cuda" if torch.cuda.is_available() and not interpreting() else "cpu")
+    if device.type != "cuda":
+        return Machine(90)
+    return _gpu(torch.cuda.current_device() if device.index is None else device.index)
+
+
+@cache
+def _gpu(index: int) -> Machine:
+    facts = torch.cuda.get_device_properties(index)
+    return Machine(10 * facts.major + facts.minor, facts.name, facts.total_memory)
+
+
+# --- Tuned plans ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A table, and what is said of a plan that comes from it. own: it was tuned on this GPU."""
+
+    name: str
+    table: Table
+    own: bool = False
+
+
+@cache
+def _sources(machine: Machine) -> tuple[tuple[_Source, ...], ...]:
+    """Tables in groups: a plan of a later group is used only where the earlier ones have none."""
+    same: list[_Source] = []
+    others: list[_Source] = []
+    if machine.device is not None:
+        own = table_files.own_table(machine)
+        if own is not None:
+            same.append(_Source("tuned here", own, own=True))
+    for table in table_files.shipped_tables():
+        device = table.header.device
+        if device == machine.device:
+            same.append(_Source(f"shipped for {device}, tuned", table))
+        elif table.header.capability == machine.capability:
+            name = f"tuned on {device}" + ("" if machine.device is None else " (same compute capability)")
+            others.append(_Source(name, table))
+    return tuple(same), tuple(others)
+
+
+def _candidates(work: Workload, shape: ShapeClass, sources: Iterable[_Source]) -> Iterator[tuple[Entry, _Source]]:
+    """Entries that may serve the workload, nearest class first; a tie goes to the earlier source, then to the length
+    that is nearer, then to the smaller class.
+
+    A plan that won with every schedule allowed serves those who ask for its schedule as well.
+    """
+    found = []
+    for rank, source in enumerate(sources):
+        for entry in source.table.entries:
+            asked = entry.work
+            if (asked.direction, asked.dtype, asked.gated) != (work.direction, work.dtype, work.gated):
+                continue
+            if asked.schedule != work.schedule and (asked.schedule or entry.plan.schedule) != work.schedule:
+                continue
+            other = entry.shape
+            lengths, heads = _octaves(other.T, shape.T), _octaves(other.heads, shape.heads)
+            if (other.K, other.V) == (shape.K, shape.V) and lengths + heads <= FARTHEST:
+                order = (lengths + heads, rank, asked.schedule != work.schedule, lengths, other.T, other.heads)
+                found.append((order, entry, source))
+    for _, entry, source in sorted(found, key=lambda one: one[0]):
+        yield entry, source
+
+
+def _octaves(a: int, b: int) -> int:
+    """How many factors of two two powers of two are apart."""
+    return abs(a.bit_length() - b.bit_length())
+
+
+# --- By size ----------------------------------------------------------------------------------------------------------
 
 
 def _power_of_two_at_most(limit: int, low: int, high: int) -> int:

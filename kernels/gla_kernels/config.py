@@ -167,7 +167,7 @@ def padded(dim: int) -> int:
 # --- The search space ------------------------------------------------------------------------------------------------
 
 BLOCK_TS = (16, 32, 64)  # rows of a row block
-ALL = "all"  # the pass needs the whole head dimension in one tile
+ALL: Literal["all"] = "all"  # the pass needs the whole head dimension in one tile
 
 
 @dataclass(frozen=True)
@@ -230,9 +230,9 @@ def feasible(step: str, plan: Plan, work: Workload, capability: int) -> str | No
             return f"{name}={size}: a tensor-core product needs {MIN_TILE}"
         if getattr(SPACE[step], name) == ALL and size != padded(dim):
             return f"{name}={size}: {step} needs the whole head dimension, padded to {padded(dim)}"
-    if step == "grad_k" and padded(work.V) == 256 and tile.block_k == 32 and tile.num_warps == 4:
-        if plan.schedule.chunk > block_t:
-            return "Triton 3.6 miscompiles grad_k at V=256 with 32 columns of K, 4 warps and several row blocks"
+    several = plan.schedule.chunk > block_t
+    if step == "grad_k" and padded(work.V) == 256 and tile.block_k == 32 and tile.num_warps == 4 and several:
+        return "Triton 3.6 miscompiles grad_k at V=256 with 32 columns of K, 4 warps and several row blocks"
     need, limit = shared_bytes(step, plan, work), SHARED_BYTES.get(capability, DEFAULT_SHARED_BYTES)
     if need > limit:
         return f"needs at least {-(-need // 1024)} KiB of shared memory, a program has {limit // 1024}"

@@ -59,3 +59,15 @@ def execute(launch: Launch) -> None:
 def interpreting() -> bool:
     """Whether kernels run on CPU tensors through Triton's interpreter (TRITON_INTERPRET=1 at import)."""
     return bool(triton.knobs.runtime.interpret)
+
+
+def settle_keys(*kernels: Any) -> None:
+    """Compute the kernels' keys in Triton's cache on disk, in this order; modules do so when they are imported.
+
+    Triton 3.7 leaves the global constants of an inner function out of a kernel's key where it meets the function for
+    the first time. The key would depend on what the process has compiled before, and what one process compiles would
+    not be found by another.
+    """
+    if not interpreting():
+        for kernel in kernels:
+            _ = kernel.cache_key

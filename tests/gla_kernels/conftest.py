@@ -1,14 +1,18 @@
-"""The judge of the kernel tests: the float64 recurrence, with a tolerance from a same-dtype PyTorch form."""
+"""The judge of the kernel tests: the float64 recurrence, with a tolerance from a same-dtype PyTorch form. And tables
+of tuned plans to choose from."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from gla_kernels import reference
+from gla_kernels import Entry, Machine, Plan, Schedule, Workload, default_config, reference, refresh, table_files
+from gla_kernels.config import Direction
 
 FACTOR = 4.0  # a kernel may be this many times as far from float64 as the same-dtype PyTorch form
 # What rounding alone allows, relative to the output's norm, in the type that everything is summed in (float32): the
@@ -111,3 +115,38 @@ def inputs() -> Callable[..., Inputs]:
 @pytest.fixture
 def outputs_of() -> Callable[[Form, Inputs], Outputs]:
     return run
+
+
+# --- Tuned plans ------------------------------------------------------------------------------------------------------
+
+H200 = Machine(90, "NVIDIA H200", 150 * 2**30)
+
+
+def make_entry(
+    B: int = 4, T: int = 2048, H: int = 16, plan: Schedule | None = None, direction: Direction = "fwd", **asked: Any
+) -> Entry:
+    """A tuned plan of K = V = 128 unless ``asked`` says otherwise; ``plan``: its schedule."""
+    work = Workload(direction, B, T, H, **{"K": 128, "V": 128, **asked})
+    schedule = plan or work.schedule or Schedule()
+    return Entry(work, Plan(schedule, default_config(work.K, work.V, work.operand_bytes, schedule)), 0.25)
+
+
+@pytest.fixture
+def entry() -> Callable[..., Entry]:
+    return make_entry
+
+
+@pytest.fixture
+def machine() -> Machine:
+    return H200
+
+
+@pytest.fixture
+def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty user cache, whose folder this is, and no shipped tables but those put into ``shipped`` beside it."""
+    (tmp_path / "shipped").mkdir()
+    monkeypatch.setenv("GLABENCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(table_files, "SHIPPED", tmp_path / "shipped")
+    refresh()
+    yield tmp_path / "cache"
+    refresh()

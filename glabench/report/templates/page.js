@@ -84,7 +84,7 @@ for (const select of form.querySelectorAll("select")) {
 function filter() {
   const words = document.getElementById("find").value.toLowerCase().split(/\s+/).filter(Boolean);
   const wanted = [...form.querySelectorAll("select")].map((s) => [names.indexOf(s.dataset.column), s.value]);
-  const time = names.indexOf("time, ms"), timed = document.getElementById("timed").checked;
+  const time = names.indexOf("time, ms"), timed = document.getElementById("timed")?.checked;
   let shown = 0;
   for (const row of all) {
     const text = [...row.cells].map((cell) => cell.textContent).join(" ").toLowerCase();
@@ -93,7 +93,7 @@ function filter() {
     row.hidden = !fits;
     shown += fits;
   }
-  document.getElementById("shown").textContent = shown === all.length ? `${shown} cases` : `${shown} of ${all.length} cases`;
+  document.getElementById("shown").textContent = (shown === all.length ? "" : `${shown} of `) + `${all.length} ${form.dataset.noun}`;
 }
 form.hidden = false;
 for (const kind of ["input", "change"]) form.addEventListener(kind, filter);

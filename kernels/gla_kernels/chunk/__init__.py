@@ -14,12 +14,14 @@ import triton.language as tl
 from torch import Tensor
 
 from ..config import KernelConfig, Schedule, Tile
-from ..launch import Launch, Launcher, interpreting
+from ..launch import Launch, Launcher, interpreting, settle_keys
 from .grad_k import grad_k_kernel
 from .grad_q import grad_q_kernel
 from .grad_v import grad_v_kernel
 from .output import output_kernel
 from .states import grad_states_kernel, states_kernel
+
+settle_keys(states_kernel, output_kernel, grad_states_kernel, grad_q_kernel, grad_k_kernel, grad_v_kernel)
 
 
 @dataclass(frozen=True)

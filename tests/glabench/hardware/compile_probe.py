@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import tempfile
 
 import torch
 import triton
@@ -41,6 +43,8 @@ def main() -> None:
     found = {
         "twice_sm_80": cross_compile([launch(), launch()], "sm_80"),
         "twice_sm_90": cross_compile([launch(), launch()], "sm_90"),
+        "twice_sm_100": cross_compile([launch(), launch()], "sm_100"),
+        "again": cross_compile([launch()], "sm_90"),
         "two_kinds": cross_compile([launch(n=64), launch(n=63)], "sm_90"),
         "too_large": cross_compile([launch(block=256, warps=32)], "sm_80"),
         "broken": cross_compile([launch(block=48)], "sm_90"),  # tl.arange wants a power of two
@@ -53,4 +57,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["TRITON_CACHE_DIR"] = folder  # an empty one, where every kernel is new
+        main()

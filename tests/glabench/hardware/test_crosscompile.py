@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from glabench.hardware.crosscompile import parse_resources, tensor_core
+from glabench.hardware.crosscompile import instructions, parse_resources, tensor_core
 
 PROBE = Path(__file__).with_name("compile_probe.py")
 
@@ -21,8 +21,11 @@ def found(python_process: Callable[..., subprocess.CompletedProcess[str]]) -> di
     return answer
 
 
-@pytest.mark.parametrize(("arch", "path"), [("sm_80", "mma"), ("sm_90", "wgmma")])
-def test_a_kernel_compiles_without_a_gpu(found: dict[str, Any], arch: str, path: str) -> None:
+@pytest.mark.parametrize(
+    ("arch", "path", "instruction"),
+    [("sm_80", "mma", "mma.sync"), ("sm_90", "wgmma", "wgmma"), ("sm_100", "tcgen05", "tcgen05.mma")],
+)
+def test_a_kernel_compiles_without_a_gpu(found: dict[str, Any], arch: str, path: str, instruction: str) -> None:
     (entry,) = found[f"twice_{arch}"]
     assert entry["error"] is None
     assert (entry["kernel"], entry["arch"]) == ("product", arch)
@@ -31,6 +34,15 @@ def test_a_kernel_compiles_without_a_gpu(found: dict[str, Any], arch: str, path:
     assert entry["shared_bytes"] > 0
     assert entry["tensor_core"] == path
     assert entry["launches"] == 2  # the same kernel is compiled once
+    assert entry["instructions"][instruction] > 0
+    assert entry["instructions"]["st.global"] > 0
+    assert 1 <= entry["programs_per_sm"] <= 8
+    assert entry["limited_by"] in ("registers", "shared memory", "tensor memory", "warps", "programs")
+    assert entry["compile_s"] > 0
+
+
+def test_a_kernel_that_triton_has_in_its_cache_took_no_time(found: dict[str, Any]) -> None:
+    assert [entry["compile_s"] for entry in found["again"]] == [None]
 
 
 def test_launches_that_compile_differently_are_two_entries(found: dict[str, Any]) -> None:
@@ -72,4 +84,18 @@ def test_resource_usage_is_read_from_cuobjdump() -> None:
 def test_the_tensor_core_path_is_read_from_the_ptx() -> None:
     assert tensor_core("\twgmma.mma_async.sync.aligned.m64n64k16") == "wgmma"
     assert tensor_core("\tmma.sync.aligned.m16n8k16.row.col") == "mma"
+    assert tensor_core("\ttcgen05.mma.cta_group::1.kind::f16") == "tcgen05"
     assert tensor_core("\tfma.rn.f32") == "none"
+
+
+def test_instructions_are_counted_as_they_stand_in_the_ptx() -> None:
+    ptx = """
+        ld.global.v4.b32 {%r1, %r2}, [%rd1];
+        @%p1 ld.global.b32 {%r1}, [%rd1];
+        cp.async.cg.shared.global [%r1], [%rd1], 16;
+        cp.async.commit_group;
+        cp.async.wait_group 0;
+        bar.sync 0;
+        ld.param.b64 %rd1, [output_kernel_param_0];
+    """
+    assert instructions(ptx) == {"ld.global": 2, "cp.async": 1, "bar.sync": 1}

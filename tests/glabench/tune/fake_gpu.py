@@ -36,9 +36,9 @@ def handle(request: dict[str, Any]) -> dict[str, Any]:
     """What bench and compile_worker answer, by the request's form."""
     if "do" not in request:
         return _compile(request)
-    work = Workload.from_dict(request["workload"])
     if request["do"] == "environment":
-        return {"status": "ok", "reason": None, "environment": {"device": "made up"}}
+        return {"status": "ok", "reason": None, "environment": {"device": "made up", "memory_bytes": 2**36}}
+    work = Workload.from_dict(request["workload"])
     if request["do"] == "gate":
         return _gate(work, request)
     if request["do"] == "final":

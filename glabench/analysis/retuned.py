@@ -1,0 +1,90 @@
+"""Workloads that were tuned more than once: do two tunings agree, and does a search find what measuring all finds?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from glabench.analysis.tuning import Sums, Variant, median_ms, winner, work_key
+from glabench.tune.record import Finalist, Tuning
+
+EXHAUSTIVE = "exhaustive"
+AGREE = 1.01  # two winners whose times are within this factor count as one
+
+# How a ratio came about, the best way first.
+SAME_PLAN = "the same plan"
+SAME_RUN = "timed in turns"
+SUMS = "sums of passes, one tuning"
+TWO_RUNS = "timed in two runs"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two tunings of one workload.
+
+    ratio: the time of ``second``'s winner over that of ``first``'s (NaN when one has none); basis: how that was found.
+    """
+
+    first: Tuning
+    second: Tuning
+    ratio: float
+    basis: str
+
+    @property
+    def agrees(self) -> bool:
+        """The same plan, or times within one per cent of each other."""
+        return 1 / AGREE <= self.ratio <= AGREE
+
+
+def agreement(tunings: Iterable[Tuning]) -> list[Pair]:
+    """Each tuning of a workload beside the one before it that used the same strategy."""
+    found: dict[tuple[Any, ...], list[Tuning]] = {}
+    for tuning in tunings:
+        found.setdefault((*work_key(tuning), tuning.strategy), []).append(tuning)
+    in_time = [sorted(group, key=lambda t: t.started) for group in found.values()]
+    return [pair(first, second) for group in in_time for first, second in pairwise(group)]
+
+
+def searched(tunings: Sequence[Tuning]) -> list[Pair]:
+    """For each workload that was tuned exhaustively: each of its searches (second) beside that (first), the latest."""
+    latest = {(*work_key(t), t.strategy): t for t in sorted(tunings, key=lambda t: t.started)}
+    return [
+        pair(latest[(*key, EXHAUSTIVE)], tuning)
+        for (*key, strategy), tuning in latest.items()
+        if strategy != EXHAUSTIVE and (*key, EXHAUSTIVE) in latest
+    ]
+
+
+def pair(first: Tuning, second: Tuning) -> Pair:
+    """The two winners against each other, by the best evidence that there is."""
+    a, b = winner(first), winner(second)
+    if a is None or b is None:
+        return Pair(first, second, math.nan, "no winner")
+    known = Sums((*first.trials, *second.trials))  # which passes plans consist of
+    if known.same(a.plan, b.plan):
+        return Pair(first, second, 1.0, SAME_PLAN)
+    for tuning in (second, first):
+        times = [_in_turns(tuning, one, known) for one in (a, b)]
+        if not any(map(math.isnan, times)):
+            return Pair(first, second, times[1] / times[0], SAME_RUN)
+    for tuning in (first, second):
+        sums = Sums(tuning.trials)
+        totals = [_total(sums, one, known) for one in (a, b)]
+        if not any(map(math.isnan, totals)):
+            return Pair(first, second, totals[1] / totals[0], SUMS)
+    return Pair(first, second, median_ms(b.samples_ms) / median_ms(a.samples_ms), TWO_RUNS)
+
+
+def _in_turns(tuning: Tuning, wanted: Finalist, known: Sums) -> float:
+    """ms of a plan among the finalists of a tuning; NaN when it is none of them."""
+    same = (f for f in tuning.finalists if f.samples_ms and known.same(f.plan, wanted.plan))
+    return next((median_ms(finalist.samples_ms) for finalist in same), math.nan)
+
+
+def _total(sums: Sums, finalist: Finalist, known: Sums) -> float:
+    """ms of a plan as the sum of its passes, NaN where one was not measured."""
+    times, steps = sums.passes(finalist.plan), known.steps(Variant.of(finalist.plan))
+    return sum(times.get(step, math.nan) for step in steps) if steps else math.nan

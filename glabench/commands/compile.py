@@ -1,0 +1,96 @@
+"""``glabench compile``: what the kernels of a sweep need on GPUs that need not be there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from glabench.store import Lines
+    from glabench.tune.survey import Asked
+
+TARGETS = "sm_80,sm_90,sm_100"
+
+
+def compile_(
+    file: Annotated[str, typer.Argument(metavar="FILE|NAME", help="A sweep file, or the name of one (`glabench ls`).")],
+    target: Annotated[str, typer.Option(help="Architectures, with commas between them.")] = TARGETS,
+    space: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Compile N more candidates of each pass at each head dimension.")
+    ] = 1,
+    out: Annotated[
+        Path | None, typer.Option(help="File that is appended to.", show_default="results/local/compile-<sweep>.jsonl")
+    ] = None,
+) -> None:
+    """Compile the kernels that gla() runs for a sweep on every core, without a GPU: registers, spills, shared memory.
+
+    Exit code: 0 done; 1 a kernel that gla() would run does not compile or does not fit; 2 bad input.
+    """
+    from glabench.errors import UserError
+    from glabench.hardware.environment import fingerprint, package_version
+    from glabench.spec.expand import check, expand
+    from glabench.spec.sweep import find, load
+
+    targets = _targets(target)
+    chosen = load(find(file))
+    check(chosen)
+    cases = expand(chosen, "cuda").cases
+
+    from glabench.store import Lines
+    from glabench.tune.survey import asked_of  # imports torch, which takes seconds: after mistakes are found
+
+    asked, skipped = asked_of(cases)
+    if not asked:
+        raise UserError(f"{file}: has no case of the system gla that its kernels take, so there is nothing to compile")
+    environment = {"triton": package_version("triton"), "fingerprint": fingerprint()}
+    with Lines(out or Path("results") / "local" / f"compile-{chosen.name}.jsonl") as lines:
+        others = f" ({skipped} others skipped)" if skipped else ""
+        print(f"{chosen.title} ({chosen.name}): {len(cases) - skipped} cases of gla{others} for {', '.join(targets)}")
+        failed = _compile(chosen.name, asked, targets, space, environment, lines)
+        print(f"Rows: {lines.path}")
+    if failed:
+        raise typer.Exit(1)
+
+
+def _compile(
+    name: str, asked: list[Asked], targets: list[str], space: int, environment: dict[str, Any], lines: Lines
+) -> bool:
+    """Compile target by target and print what came of it; whether something of gla()'s own failed."""
+    from rich.console import Console
+
+    from glabench.tune.survey import Kernel, survey
+    from glabench.tune.survey_table import Bar, failures, summary, table
+
+    console = Console(highlight=False, markup=False)
+    if not console.is_terminal:
+        console.width = max(console.width, 120)
+    found: dict[str, list[Kernel]] = {target: [] for target in targets}
+    for target, kernels in found.items():
+        with Bar(target, console) as bar:
+            for kernel in survey(name, asked, target, space, environment, bar.show):
+                lines.write(kernel.to_json())
+                kernels.append(kernel)
+    for kernels in found.values():
+        console.print(table([kernel for kernel in kernels if kernel.origin == "gla"]))
+        console.print()
+    for kernels in found.values():
+        console.print(summary(kernels), soft_wrap=True)
+    bad = [line for kernels in found.values() for line in failures(kernels)]
+    for line in bad:
+        console.print(line, style="red", soft_wrap=True)
+    return bool(bad)
+
+
+def _targets(text: str) -> list[str]:
+    """The architectures named; UserError for one that is not known."""
+    from glabench.errors import UserError, did_you_mean
+    from glabench.hardware.occupancy import SMS
+
+    known = [f"sm_{capability}" for capability in SMS]
+    names = list(dict.fromkeys(name.strip() for name in text.split(",")))
+    for name in names:
+        if name not in known:
+            raise UserError(f"--target {name}: unknown architecture{did_you_mean(name, known)}")
+    return names

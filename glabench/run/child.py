@@ -1,0 +1,223 @@
+"""A process that may die, from both sides: what crashes, hangs or corrupts its process costs one answer, no more.
+
+The child, ``python -m glabench.run.child --fd N --module M``, reads one JSON object a line from stdin, calls
+``M.handle`` with it and writes the object that comes back as a line on file descriptor N, which nothing else writes to:
+libraries may print what they like. It leads a process group of its own and takes it down when stdin ends, so that
+nothing outlives a killed parent.
+
+``Child`` is the parent's side: it starts the process when it is needed and keeps it for the next request.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import json
+import os
+import queue
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO
+
+TAIL = 2000  # characters of a dead child's output that are kept
+
+
+class ChildTimeout(Exception):
+    """No answer within the limit; the process was killed."""
+
+    def __init__(self, limit_s: float) -> None:
+        super().__init__(f"no result after {limit_s:g} s; the process was killed")
+
+
+class ChildDied(Exception):
+    """The process died before it answered. ``reason``: one line; ``detail``: the last that it printed."""
+
+    def __init__(self, reason: str, detail: str | None = None) -> None:
+        super().__init__(reason)
+        self.reason, self.detail = reason, detail
+
+
+@dataclass
+class Child:
+    """A process that answers requests one after another. Used by one thread at a time, but for ``close``.
+
+    module: offers ``handle(request: dict) -> dict``; an exception in it ends the process.
+    env: changes to this process's environment, such as TRITON_INTERPRET=1 or the number of threads; None removes.
+    """
+
+    module: str
+    env: dict[str, str | None] = field(default_factory=dict)
+    _process: subprocess.Popen[bytes] | None = field(default=None, init=False, repr=False)
+    _answers: int = field(default=-1, init=False, repr=False)
+    _output: BinaryIO | None = field(default=None, init=False, repr=False)
+    _closed: bool = field(default=False, init=False, repr=False)
+    _busy: bool = field(default=False, init=False, repr=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
+
+    @property
+    def pid(self) -> int | None:
+        """The running process's id."""
+        return self._process.pid if self._process is not None and self._process.poll() is None else None
+
+    def start(self) -> None:
+        """Start the process, unless it runs already, so that its imports are done when the first request comes."""
+        with self._lock:
+            if not self._closed and self.pid is None:
+                self._release()
+                self._start()
+
+    def ask(self, request: dict[str, Any], limit_s: float) -> dict[str, Any]:
+        """The process's answer. Raises ChildTimeout after ``limit_s`` seconds, the start of a new process included,
+        and ChildDied; either way the next request gets a new process."""
+        with self._lock:
+            if self._closed:
+                raise ChildDied("stopped before it began")
+            self._busy = True
+        try:
+            self.start()
+            self._send(request)
+            answer: dict[str, Any] = json.loads(self._receive(limit_s))
+            return answer
+        except TimeoutError:
+            self.stop()
+            raise ChildTimeout(limit_s) from None
+        except (EOFError, BrokenPipeError):
+            raise self._bury() from None
+        except BaseException:  # Ctrl-C: an answer that comes late would be taken for the next request's
+            self.stop()
+            raise
+        finally:
+            with self._lock:
+                self._busy = False
+                if self._closed:
+                    self._release()
+
+    def stop(self) -> None:
+        """Kill the process, if there is one, and everything that it started; the next request gets a new one."""
+        process = self._process
+        if process is not None:
+            _kill_group(process.pid)
+            process.wait()
+
+    def close(self) -> None:
+        """Kill the process for good. Safe to call from another thread: an ``ask`` under way there ends in ChildDied."""
+        with self._lock:
+            self._closed = True
+            self.stop()
+            if not self._busy:  # else ``ask`` does it, whose thread still reads the pipe
+                self._release()
+
+    def _start(self) -> None:
+        env = {**os.environ, **self.env}
+        self._answers, theirs = os.pipe()
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115 (it lives as long as the process)
+        command = [sys.executable, "-m", "glabench.run.child", "--fd", str(theirs), "--module", self.module]
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=self._output,
+                stderr=self._output,
+                pass_fds=(theirs,),
+                env={name: value for name, value in env.items() if value is not None},
+                start_new_session=True,  # its own group, and Ctrl-C reaches the parent alone
+            )
+        finally:
+            os.close(theirs)
+
+    def _send(self, request: dict[str, Any]) -> None:
+        process = self._process
+        if process is None or process.stdin is None:  # closed meanwhile
+            raise EOFError
+        process.stdin.write(json.dumps(request).encode() + b"\n")
+        process.stdin.flush()
+
+    def _receive(self, limit_s: float) -> str:
+        """The next line of the process. TimeoutError after ``limit_s`` seconds, EOFError when the process is gone."""
+        deadline = time.monotonic() + limit_s
+        buffer = bytearray()
+        while not buffer.endswith(b"\n"):
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([self._answers], [], [], left)[0]:
+                raise TimeoutError
+            piece = os.read(self._answers, 1 << 16)
+            if not piece:
+                raise EOFError
+            buffer += piece
+        return buffer.decode()
+
+    def _bury(self) -> ChildDied:
+        """Why the process died, and the last that it printed."""
+        process = self._process
+        if process is None:
+            return ChildDied("stopped before it began")
+        try:
+            code = process.wait(timeout=5)
+        except subprocess.TimeoutExpired:  # it closed its pipe and lives on
+            self.stop()
+            code = process.wait()
+        if code < 0:
+            name = signal.Signals(-code).name if -code in set(signal.Signals) else str(-code)
+            reason = f"the process was killed by {name}"
+            if name == "SIGKILL":
+                reason += " (by hand, or for want of memory)"
+        else:
+            reason = f"the process ended by itself with exit code {code}"
+        _kill_group(process.pid)  # whatever it had started
+        tail = None
+        if self._output is not None:
+            self._output.seek(0)
+            tail = self._output.read()[-TAIL:].decode(errors="replace").strip() or None
+        return ChildDied(reason, tail)
+
+    def _release(self) -> None:
+        if self._process is not None and self._process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):  # a request that a dead process never read
+                self._process.stdin.close()
+        if self._answers >= 0:
+            os.close(self._answers)
+        if self._output is not None:
+            self._output.close()
+        self._process, self._answers, self._output = None, -1, None
+
+
+def _kill_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):  # all gone already
+        os.killpg(pid, signal.SIGKILL)
+
+
+def main() -> None:
+    """The child's side."""
+    parser = argparse.ArgumentParser(prog="glabench.run.child", description="Answers requests of a parent process.")
+    parser.add_argument("--fd", type=int, required=True, help="file descriptor that answers are written to")
+    parser.add_argument("--module", required=True, help="module that offers handle(request)")
+    options = parser.parse_args()
+    os.set_inheritable(options.fd, False)
+    requests: queue.Queue[str] = queue.Queue()
+    threading.Thread(target=_listen, args=(requests,), daemon=True).start()
+    with os.fdopen(options.fd, "w", encoding="utf-8") as answers:
+        handle = importlib.import_module(options.module).handle
+        while True:
+            answer: dict[str, Any] = handle(json.loads(requests.get()))
+            answers.write(json.dumps(answer) + "\n")
+            answers.flush()
+
+
+def _listen(requests: queue.Queue[str]) -> None:
+    """Pass requests on; when stdin ends, the parent is gone or done with us: end at once, mid-request or not."""
+    for line in sys.stdin:
+        requests.put(line)
+    if os.getpgrp() == os.getpid():
+        os.killpg(os.getpid(), signal.SIGKILL)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

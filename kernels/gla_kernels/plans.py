@@ -1,0 +1,90 @@
+"""What a caller asks for with ``schedule`` and ``config``: checked, and made a plan for each direction."""
+
+from __future__ import annotations
+
+import warnings
+from importlib import import_module
+from typing import Literal
+
+import torch
+
+from .choose import by_size, machine_of, plan_for, refresh
+from .config import KernelConfig, Plan, Schedule, Workload, feasible
+from .table import Machine, key_of, steps_of
+
+Config = KernelConfig | Plan | tuple[Plan | None, Plan | None] | Literal["tune"] | None
+
+EXPECTED = 'expected a KernelConfig, a Plan, a pair of Plans (forward, backward), "tune" or None'
+
+
+def check_config(schedule: Schedule | None, config: Config, device: torch.device) -> None:
+    """Raise ValueError, naming the argument, for a schedule or config that tensors on the device cannot run."""
+    if schedule is not None and not isinstance(schedule, Schedule):
+        raise ValueError(f"schedule: expected a Schedule or None, got {type(schedule).__name__}")
+    if config is None:
+        return
+    if isinstance(config, str):
+        if config != "tune":
+            raise ValueError(f"config: {EXPECTED}, got {config!r}")
+        if device.type != "cuda":
+            raise ValueError(f'config: "tune" measures on a CUDA device, and the tensors are on {device.type}')
+    elif isinstance(config, KernelConfig):
+        if schedule is not None:
+            _check_plan(schedule, Plan(schedule, config))
+    elif isinstance(config, Plan):
+        _check_plan(schedule, config)
+    elif isinstance(config, tuple) and len(config) == 2 and all(isinstance(x, Plan | None) for x in config):
+        for plan in config:
+            if plan is not None:
+                _check_plan(schedule, plan)
+    else:
+        raise ValueError(f"config: {EXPECTED}, got {type(config).__name__}")
+
+
+def _check_plan(schedule: Schedule | None, plan: Plan) -> None:
+    if schedule not in (None, plan.schedule):
+        raise ValueError(f"config: its plan is for {plan.schedule}, and {schedule} is asked for")
+    if plan.schedule.rows % plan.config.block_t:
+        raise ValueError(f"config: block_t={plan.config.block_t} does not divide sub_chunk={plan.schedule.rows}")
+
+
+def plan_of(work: Workload, config: Config, machine: Machine) -> Plan:
+    """The plan of one direction: the one given, or the one chosen for the machine."""
+    if isinstance(config, KernelConfig):
+        schedule = work.schedule or by_size(work, machine.capability).schedule
+        _check_plan(None, Plan(schedule, config))
+        return Plan(schedule, config)
+    given = config[work.direction == "bwd"] if isinstance(config, tuple) else config
+    return given if isinstance(given, Plan) else plan_for(work, machine).plan
+
+
+def check_plan(plan: Plan, work: Workload, machine: Machine) -> None:
+    """Raise ValueError for a plan that cannot run the workload: with tiles of another head dimension, say, results
+    would be wrong."""
+    for step in steps_of(work, plan.schedule):
+        reason = feasible(step, plan, work, machine.capability)
+        if reason is not None:
+            raise ValueError(f"config: {step} cannot run for K={work.K}, V={work.V}: {reason}")
+
+
+_tried: set[tuple[object, ...]] = set()
+
+
+def tune(work: Workload, device: torch.device) -> None:
+    """Tune one direction of a call on the CUDA device, unless its shape class is in the GPU's own table already or
+    was tried by this process before. A tuner that fails is warned of, no more."""
+    machine = machine_of(device)
+    choice = plan_for(work, machine)
+    attempt = (*key_of(work), machine)
+    if choice.here or attempt in _tried:
+        return
+    _tried.add(attempt)
+    try:
+        tuner = import_module("glabench.tune.on_demand")  # the harness, which this package does without otherwise
+        with torch.cuda.device(device):
+            tuner.tune(work)
+    except Exception as error:
+        reason = (str(error) or "no reason given").splitlines()[0]
+        message = f'config="tune": {type(error).__name__}: {reason}; going on with the plan that is {choice.origin}'
+        warnings.warn(message, stacklevel=3)
+    refresh()

@@ -1,0 +1,225 @@
+"""Tables of tuned plans: what is in the JSON files that a tuner writes and gla() reads, and what is believed of it.
+
+{"header": {"format": 1, "device": "NVIDIA H200", "memory_bytes": ..., "capability": 90, "triton": "3.6.0",
+            "kernels": hash, "space": hash},
+ "entries": [{"workload": {...}, "class": {...}, "plan": {...}, "ms": median when it was tuned}, ...]}
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import triton
+
+from .chunk import segment_chunks
+from .config import BLOCK_TS, CHUNKS, PASSES, SPACE, Plan, Schedule, Workload, feasible, padded
+
+FORMAT = 1
+DTYPES = ("bf16", "fp16", "fp32")
+MAX_STAGES = 8
+MAX_WARPS = 32
+
+
+class TableError(Exception):
+    """A table that cannot be read or written; one line."""
+
+
+@dataclass(frozen=True)
+class ShapeClass:
+    """Workloads of one class share a tuned plan.
+
+    T and heads (B*H) are rounded to the nearest power of two, T to at least 16; K and V are padded as in the kernels.
+    """
+
+    T: int
+    heads: int
+    K: int
+    V: int
+
+
+def shape_class(work: Workload) -> ShapeClass:
+    """The class of a workload: T=6000 is in that of 8192, T=5000 in that of 4096."""
+    return ShapeClass(max(16, _rounded(work.T)), _rounded(work.B * work.H), padded(work.K), padded(work.V))
+
+
+def key_of(work: Workload) -> tuple[object, ...]:
+    """What workloads that share a plan have in common: a table has one entry of each."""
+    return work.direction, work.dtype, work.gated, work.schedule, shape_class(work)
+
+
+def _rounded(n: int) -> int:
+    """The power of two nearest to n by ratio; 1 for anything below."""
+    return int(2 ** round(math.log2(max(1, n))))
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The GPU that a plan is for: compute capability as a number (90 for 9.0), name and memory.
+
+    Without a name it stands for any GPU of that capability: for cross-compilation, and for Triton's interpreter.
+    """
+
+    capability: int
+    device: str | None = None
+    memory_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a table's entries were found with."""
+
+    device: str
+    memory_bytes: int
+    capability: int
+    triton: str
+    kernels: str  # hash of the kernels' source
+    space: str  # hash of the search space
+    format: int = FORMAT
+
+    @property
+    def stale(self) -> bool:
+        """Whether the kernels' sources or Triton are others now."""
+        return (self.kernels, self.triton) != (kernels_hash(), triton.__version__)
+
+
+def header_of(machine: Machine) -> Header:
+    """The header that tables of this machine have now. Raises TableError for a machine without a name."""
+    if machine.device is None:
+        raise TableError("a table of tuned plans belongs to a GPU, and there is none here")
+    return Header(
+        machine.device, machine.memory_bytes, machine.capability, triton.__version__, kernels_hash(), space_hash()
+    )
+
+
+@cache
+def kernels_hash() -> str:
+    """Sixteen hex digits of the sources that generated code depends on."""
+    sources = sorted((Path(__file__).parent / "chunk").glob("*.py"))
+    return _hash(b"\0".join(source.name.encode() + b"\0" + source.read_bytes() for source in sources))
+
+
+@cache
+def space_hash() -> str:
+    """Sixteen hex digits of the search space's declaration."""
+    return _hash(repr((sorted(SPACE.items()), BLOCK_TS, CHUNKS, PASSES)).encode())
+
+
+def _hash(text: bytes) -> str:
+    return hashlib.sha256(text).hexdigest()[:16]
+
+
+def steps_of(work: Workload, schedule: Schedule) -> tuple[str, ...]:
+    """The passes that the workload's direction runs under a schedule, in order."""
+    backward = work.direction == "bwd"
+    segments = -(-work.T // (segment_chunks(schedule, work.T, backward) * schedule.chunk))
+    states = schedule.materialize or segments > 1
+    if backward:
+        return (*(("states", "grad_states") if states else ()), "grad_q", "grad_k", "grad_v")
+    return ("states", "output") if states else ("output",)
+
+
+def refusal(plan: Plan, work: Workload, capability: int) -> str | None:
+    """Why the workload cannot run the plan, or None. A schedule that was left open has no chunk of 2 T or more."""
+    if work.schedule is None and plan.schedule.chunk >= 2 * work.T and plan.schedule.chunk > CHUNKS[0]:
+        return f"chunk={plan.schedule.chunk} is too long for T={work.T}"
+    reasons = (feasible(step, plan, work, capability) for step in steps_of(work, plan.schedule))
+    return next((reason for reason in reasons if reason is not None), None)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A plan, the workload that it was tuned for, and its median time then, in ms."""
+
+    work: Workload
+    plan: Plan
+    ms: float
+
+    @property
+    def shape(self) -> ShapeClass:
+        return shape_class(self.work)
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        return key_of(self.work)
+
+    def to_dict(self) -> dict[str, Any]:
+        work, plan = self.work.to_dict(), self.plan.to_dict()
+        return {"workload": work, "class": asdict(self.shape), "plan": plan, "ms": self.ms}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any], capability: int) -> Entry:
+        """The inverse of ``to_dict``. Raises ValueError, TypeError, LookupError or AttributeError for anything that a
+        tuner on a GPU of that capability cannot have written."""
+        work, plan, ms = Workload.from_dict(values["workload"]), Plan.from_dict(values["plan"]), values["ms"]
+        if not all(type(n) is int and n > 0 for n in (work.B, work.T, work.H, work.K, work.V)):
+            raise ValueError("workload: expected B, T, H, K and V to be integers > 0")
+        if work.direction not in ("fwd", "bwd") or work.dtype not in DTYPES or not isinstance(work.gated, bool):
+            raise ValueError(f"workload: direction {work.direction!r}, dtype {work.dtype!r} or gated {work.gated!r}")
+        if values["class"] != asdict(shape_class(work)):
+            raise ValueError("class: not that of the workload")
+        if type(ms) not in (int, float) or not 0 < ms < math.inf:
+            raise ValueError(f"ms: expected a time > 0, got {ms!r}")
+        if work.schedule not in (None, plan.schedule):
+            raise ValueError("plan: not of the schedule that was asked for")
+        unsound = _unsound(plan) or refusal(plan, work, capability)
+        if unsound is not None:
+            raise ValueError(f"plan: {unsound}")
+        return cls(work, plan, ms)
+
+
+def _unsound(plan: Plan) -> str | None:
+    """Why Triton would not compile a plan's tiles, whatever the workload."""
+    for tile in (getattr(plan.config, step) for step in PASSES):
+        for name, size in (("block_k", tile.block_k), ("block_v", tile.block_v), ("num_warps", tile.num_warps)):
+            if size & (size - 1):
+                return f"{name}={size} is no power of two"
+        if tile.num_warps > MAX_WARPS or tile.num_stages > MAX_STAGES:
+            return f"num_warps={tile.num_warps} or num_stages={tile.num_stages} is too large"
+    if plan.config.block_t not in BLOCK_TS:
+        return f"block_t={plan.config.block_t} is none of {', '.join(map(str, BLOCK_TS))}"
+    return None
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table's header, its sound entries, and why the others were refused, a line each."""
+
+    header: Header
+    entries: tuple[Entry, ...]
+    refused: tuple[str, ...] = ()
+
+
+def read(path: Path) -> Table | None:
+    """The table in a file, None where there is no file. Raises TableError for what is no table of this format."""
+    try:
+        values = json.loads(path.read_bytes())
+        if values["header"]["format"] != FORMAT:
+            raise ValueError(f"format {values['header']['format']!r}, this version reads {FORMAT}")
+        header, listed = Header(**values["header"]), list(values["entries"])
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise TableError(f"cannot be read: {error.strerror}") from None
+    except (ValueError, TypeError, LookupError, RecursionError) as error:
+        raise TableError(f"no table of tuned plans: {_line(error)}") from None
+    entries: dict[object, Entry] = {}
+    refused = []
+    for number, item in enumerate(listed, start=1):
+        try:
+            entry = Entry.from_dict(item, header.capability)
+            entries[entry.key] = entry
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
+            refused.append(f"entry {number}: {_line(error)}")
+    return Table(header, tuple(entries.values()), tuple(refused))
+
+
+def _line(error: Exception) -> str:
+    """A short line that says what was wrong."""
+    text = f"no {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
+    return text.splitlines()[0][:200]

@@ -1,0 +1,153 @@
+"""Which plan a call runs: tuned here, shipped, tuned on a GPU of the same kind, or by size; and why."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import pytest
+
+from gla_kernels import Machine, Plan, Schedule, chosen, default_config, default_schedule, keep, refresh, table_files
+from gla_kernels.choose import by_size
+from gla_kernels.config import Workload, schedules
+from gla_kernels.table import refusal
+
+WORK = Workload("fwd", 4, 2048, 16, 128, 128)
+H100 = Machine(90, "NVIDIA H100 80GB HBM3", 80 * 2**30)
+A100 = Machine(80, "NVIDIA A100", 80 * 2**30)
+OTHER = Schedule(128, 32, False)
+
+
+def ship(entries: list[Any], machine: Machine) -> None:
+    table_files.ship(entries, machine, table_files.SHIPPED)
+    refresh()
+
+
+@pytest.mark.parametrize("asked", [None, OTHER])
+def test_by_size_where_nothing_was_tuned(tables, machine, asked):
+    choice = chosen(replace(WORK, schedule=asked), machine)
+    schedule = asked or default_schedule(4, 2048, 16, 128, 128)
+    assert choice.plan == Plan(schedule, default_config(128, 128, 2, schedule, 90))
+    assert (choice.origin, choice.here, choice.stale) == ("by size", False, False)
+
+
+@pytest.mark.parametrize("capability", [80, 86, 90, 100])
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
+def test_a_plan_by_size_can_always_run(capability, dtype):
+    for K, V in product((8, 60, 128, 256, 512), repeat=2):
+        for schedule in (None, *schedules(4096)):
+            fwd = Workload("fwd", 2, 3000, 4, K, V, dtype, True, schedule)
+            for work in (fwd, replace(fwd, direction="bwd")):
+                assert refusal(by_size(work, capability), work, capability) is None, work
+
+
+def test_a_plan_tuned_here_is_found_at_once(tables, machine, entry):
+    assert chosen(WORK, machine).origin == "by size"
+    keep([entry(plan=OTHER)], machine)
+    choice = chosen(WORK, machine)
+    assert choice.plan == entry(plan=OTHER).plan
+    assert choice.origin == "tuned here at B=4 T=2048 H=16"
+    assert choice.here
+
+
+def test_what_another_process_tuned_is_found_after_a_refresh(tables, machine, entry):
+    assert chosen(WORK, machine).origin == "by size"
+    table_files.add([entry(plan=OTHER)], machine)
+    assert chosen(WORK, machine).origin == "by size"
+    refresh()
+    assert chosen(WORK, machine).plan.schedule == OTHER
+
+
+def test_a_class_shares_its_plan(tables, machine, entry):
+    keep([entry(plan=OTHER)], machine)
+    for same in (replace(WORK, B=8, H=8), replace(WORK, T=2500), replace(WORK, K=100, V=70)):
+        assert chosen(same, machine).here
+        assert chosen(same, machine).plan.schedule == OTHER
+
+
+def test_the_nearest_class_serves_where_none_is_the_same(tables, machine, entry):
+    keep([entry(T=512, plan=Schedule(32)), entry(T=16384, plan=OTHER)], machine)
+    choice = chosen(replace(WORK, T=8192), machine)
+    assert choice.plan.schedule == OTHER
+    assert choice.origin == "tuned here at B=4 T=16384 H=16, the nearest"
+    assert not choice.here
+    assert chosen(replace(WORK, T=128, B=1), machine).plan.schedule == Schedule(32)  # a quarter of T and of B
+    assert chosen(replace(WORK, T=64, B=1), machine).origin == "by size"
+
+
+def test_a_tie_goes_to_the_nearer_length_and_then_to_the_smaller_class(tables, machine, entry):
+    keep([entry(B=16, plan=Schedule(32)), entry(T=4096, B=8, plan=Schedule(128)), entry(T=8192, plan=OTHER)], machine)
+    assert chosen(WORK, machine).plan.schedule == Schedule(32)
+    keep([entry(B=1, plan=Schedule(16))], machine)
+    assert chosen(WORK, machine).plan.schedule == Schedule(16)
+
+
+@pytest.mark.parametrize(
+    "change", [{"direction": "bwd"}, {"dtype": "fp16"}, {"dtype": "fp32"}, {"gated": False}, {"K": 64}, {"V": 256}]
+)
+def test_other_work_shares_nothing(tables, machine, entry, change):
+    keep([entry(plan=OTHER)], machine)
+    assert chosen(replace(WORK, **change), machine).origin == "by size"
+
+
+def test_a_schedule_that_is_asked_for_is_never_another(tables, machine, entry):
+    tuned = entry(schedule=OTHER)
+    config = replace(tuned.plan.config, block_t=16)
+    tuned = replace(tuned, plan=Plan(OTHER, config))
+    keep([tuned, entry(plan=Schedule(64))], machine)
+    assert chosen(replace(WORK, schedule=OTHER), machine).plan == tuned.plan
+    assert chosen(WORK, machine).plan.schedule == Schedule(64)
+    assert chosen(replace(WORK, schedule=Schedule(32)), machine).origin == "by size"
+
+
+def test_a_plan_that_won_with_every_schedule_allowed_serves_its_own(tables, machine, entry):
+    keep([entry(plan=OTHER)], machine)
+    choice = chosen(replace(WORK, schedule=OTHER), machine)
+    assert choice.here
+    assert choice.plan == entry(plan=OTHER).plan
+    own = entry(schedule=OTHER)
+    own = replace(own, plan=Plan(OTHER, replace(own.plan.config, block_t=16)))
+    keep([own], machine)
+    assert chosen(replace(WORK, schedule=OTHER), machine).plan == own.plan
+
+
+def test_a_plan_that_cannot_run_here_is_passed_over(tables, machine, entry):
+    keep([entry(T=64, plan=Schedule(64)), entry(T=16, plan=Schedule(16))], machine)
+    assert chosen(replace(WORK, T=30), machine).plan.schedule == Schedule(16)  # a chunk of 64 is too long for 30
+
+
+def test_here_before_shipped_but_the_same_class_before_a_nearby_one(tables, machine, entry):
+    ship([entry(plan=Schedule(128)), entry(T=8192, plan=Schedule(128))], machine)
+    choice = chosen(WORK, machine)
+    assert choice.plan.schedule == Schedule(128)
+    assert choice.origin == "shipped for NVIDIA H200, tuned at B=4 T=2048 H=16"
+    assert not choice.here
+    keep([entry(plan=OTHER)], machine)
+    assert chosen(WORK, machine).plan.schedule == OTHER
+    assert chosen(replace(WORK, T=8192), machine).plan.schedule == Schedule(128)
+    assert chosen(replace(WORK, T=4096), machine).plan.schedule == OTHER  # a tie
+
+
+def test_other_gpus_of_the_same_capability_come_next(tables, machine, entry):
+    ship([entry(plan=OTHER), entry(T=8192, plan=OTHER)], machine)
+    choice = chosen(WORK, H100)
+    assert choice.plan.schedule == OTHER
+    assert choice.origin == "tuned on NVIDIA H200 (same compute capability) at B=4 T=2048 H=16"
+    assert chosen(WORK, A100).origin == "by size"
+    assert chosen(WORK, Machine(90)).origin == "tuned on NVIDIA H200 at B=4 T=2048 H=16"
+    ship([entry(T=1024, plan=Schedule(32))], H100)
+    assert chosen(WORK, H100).plan.schedule == Schedule(32)  # its own, though only the nearest
+    assert chosen(replace(WORK, T=8192, B=16), H100).plan.schedule == OTHER  # its own are too far
+
+
+def test_plans_from_other_sources_say_so(tables, machine, entry):
+    path = table_files.ship([entry()], machine, table_files.SHIPPED)
+    values = json.loads(path.read_text())
+    values["header"]["triton"] = "2.0"
+    path.write_text(json.dumps(values))
+    refresh()
+    choice = chosen(WORK, machine)
+    assert choice.stale
+    assert choice.origin == "shipped for NVIDIA H200, tuned at B=4 T=2048 H=16, outdated"

@@ -1,0 +1,105 @@
+"""What the kernels that gla() runs need on an A100 and an H100, against what they needed when that was last looked at.
+
+The snapshots are compiled_sm_80.json and compiled_sm_90.json. A change that is meant renews them, so that it shows in
+review:  python tests/gla_kernels/test_compiled.py
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gla_kernels import Workload
+from gla_kernels.config import Direction
+from glabench.hardware.environment import package_version
+from glabench.tune.compiler import CompilePool
+
+TARGETS = ("sm_80", "sm_90")
+# B, T, H, K, V: one shape of the board for each pair of head dimensions.
+SHAPES = ((4, 2048, 16, 128, 128), (8, 1024, 8, 64, 64), (32, 2048, 4, 128, 256), (8, 2048, 32, 256, 256))
+DIRECTIONS: tuple[Direction, ...] = ("fwd", "bwd")
+NEEDS = ("registers", "spill_bytes", "shared_bytes")
+RENEW = "python tests/gla_kernels/test_compiled.py"
+
+Needs = dict[str, int]
+
+
+def path(target: str) -> Path:
+    return Path(__file__).with_name(f"compiled_{target}.json")
+
+
+def compile_all(target: str) -> dict[str, Needs]:
+    """What each kernel needs, by name such as "fwd 128x256 output"."""
+    with CompilePool(target, jobs=2) as pool:
+        futures = {
+            f"{direction} {K}x{V} {step}": future
+            for B, T, H, K, V in SHAPES
+            for direction in DIRECTIONS
+            for step, future in pool.submit_shipped(Workload(direction, B, T, H, K, V)).items()
+        }
+        answers = {name: future.result() for name, future in futures.items()}
+    broken = [f"{name}: {answer['reason']}" for name, answer in answers.items() if answer["status"] != "ok"]
+    assert not broken, f"{target}: " + "; ".join(broken)
+    return {name: {need: answer["compiled"][need] for need in NEEDS} for name, answer in answers.items()}
+
+
+def changes(target: str, before: dict[str, Needs], after: dict[str, Needs]) -> list[str]:
+    """A line for each kernel that needs something else than before."""
+    lines = []
+    for name in {**before, **after}:
+        if name not in after or name not in before:
+            lines.append(f"{target} {name}: {'is no longer launched' if name in before else 'is new'}")
+            continue
+        pairs = {need: (before[name][need], after[name][need]) for need in NEEDS}
+        told = [f"{need} {old} -> {new}" for need, (old, new) in pairs.items() if old != new]
+        if told:
+            lines.append(f"{target} {name}: {', '.join(told)}")
+    return lines
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_kernels_need_what_they_needed(target):
+    snapshot = json.loads(path(target).read_text())
+    if package_version("triton") != snapshot["triton"]:
+        pytest.skip(f"the snapshot is of triton {snapshot['triton']}, here is {package_version('triton')}")
+    found = changes(target, snapshot["kernels"], compile_all(target))
+    assert not found, "\n".join(["kernels need something else than in the snapshot:", *found, f"if so meant: {RENEW}"])
+
+
+def test_a_change_says_which_kernel_and_by_how_much():
+    old = {"registers": 255, "spill_bytes": 0, "shared_bytes": 1024}
+    more = {"registers": 255, "spill_bytes": 8, "shared_bytes": 2048}
+    assert changes("sm_90", {"a": old, "b": old}, {"a": old, "b": more}) == [
+        "sm_90 b: spill_bytes 0 -> 8, shared_bytes 1024 -> 2048"
+    ]
+    assert changes("sm_90", {"a": old}, {"b": old}) == ["sm_90 a: is no longer launched", "sm_90 b: is new"]
+
+
+KEYS = """
+import sys
+from gla_kernels import chunk
+names = ["states", "output", "grad_states", "grad_q", "grad_k", "grad_v"]
+keys = {name: getattr(chunk, name + "_kernel").cache_key for name in (names if sys.argv[1] == "there" else names[::-1])}
+print([keys[name] for name in names])
+"""
+
+
+def test_one_process_finds_what_another_compiled(python_process: Callable[..., subprocess.CompletedProcess[str]]):
+    """Triton's key of a kernel does not depend on which kernel a process compiles first."""
+    there, back = (python_process("-c", KEYS, order).stdout for order in ("there", "back"))
+    assert there == back
+
+
+def main() -> None:
+    for target in TARGETS:
+        written = {"triton": package_version("triton"), "kernels": compile_all(target)}
+        path(target).write_text(json.dumps(written, indent=2) + "\n")
+        print(f"wrote {path(target).name}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,225 @@
+"""Plans given to gla(), another one for each direction among them, and tuning on request."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from contextlib import nullcontext
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from gla_kernels import Plan, Schedule, Workload, api, choose, default_config, gla, keep, launches, plans, table_files
+
+DEVICE = torch.device("cuda", 0)
+WORK = Workload("fwd", 4, 2048, 16, 128, 128)
+RAN = "gla_kernels.api.execute"
+
+
+def plan(schedule: Schedule, K: int = 16, V: int = 16, operand_bytes: int = 4) -> Plan:
+    return Plan(schedule, default_config(K, V, operand_bytes, schedule))
+
+
+def form(config: Any):
+    return lambda q, k, v, g, s: gla(q, k, v, g, None, s, True, config=config)
+
+
+@pytest.mark.parametrize(("dtype", "gates"), [(torch.float32, "resets"), (torch.float16, None), (torch.bfloat16, 1.0)])
+@pytest.mark.parametrize(
+    ("fwd", "bwd"),
+    [
+        (Schedule(64, 16, True), Schedule(32, 32, False)),
+        (Schedule(32, 16, False), Schedule(16, 16, True)),
+        (Schedule(16, 16, False), Schedule(64, 64, False)),
+    ],
+    ids=str,
+)
+def test_forward_and_backward_may_follow_different_plans(judge, inputs, fwd, bwd, dtype, gates):
+    judge(form((plan(fwd, V=24), plan(bwd, V=24))), inputs((1, 75, 1, 16, 24), dtype, gates))
+
+
+def test_backward_takes_the_end_of_a_long_walk_from_a_forward_that_materializes(judge, inputs):
+    # the gate's gradient starts at the final state, which the other plan has computed
+    pair = (plan(Schedule(128, 64, True)), plan(Schedule(256, 64, False)))
+    judge(form(pair), inputs((1, 1100, 1, 16, 16), torch.float32, 0.1))
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int | None, int]]:
+    """What the kernels were launched with: pass, chunk (None for the passes over states) and row block."""
+    found: list[tuple[str, int | None, int]] = []
+
+    def execute(launch: Any) -> None:
+        found.append((launch.step, launch.args.get("chunk"), launch.constexprs["BT"]))
+
+    monkeypatch.setattr(RAN, execute)
+    return found
+
+
+def call(inputs: Any, **options: Any) -> None:
+    x = inputs((1, 300, 1, 16, 16), torch.float32, 1.0)
+    o, _ = gla(x.q.requires_grad_(), x.k, x.v, x.g, **options)
+    o.sum().backward()
+
+
+CHUNKS_OF_BOTH = [("output", 32), ("grad_q", 128), ("grad_k", 128), ("grad_v", 128)]
+
+
+def test_a_pair_is_for_forward_and_backward(inputs, ran):
+    call(inputs, config=(plan(Schedule(32, 32, False)), plan(Schedule(128, 16, False))))
+    assert [(step, chunk) for step, chunk, _ in ran] == CHUNKS_OF_BOTH
+    assert [rows for _, _, rows in ran] == [32, 16, 16, 16]
+
+
+def test_one_plan_is_for_both(inputs, ran):
+    call(inputs, config=plan(Schedule(128, 32, False)))
+    assert {chunk for _, chunk, _ in ran} == {128}
+
+
+def test_half_a_pair_leaves_the_other_half_to_gla(tables, inputs, ran):
+    call(inputs, config=(None, plan(Schedule(128, 16, False))))
+    assert [chunk for step, chunk, _ in ran if step == "output"] == [64]
+    assert {chunk for step, chunk, _ in ran if step in ("grad_q", "grad_k", "grad_v")} == {128}
+
+
+def test_tiles_alone_are_for_both_with_the_schedule_given(inputs, ran):
+    config = replace(plan(Schedule(64, 32, False)).config, block_t=16)
+    call(inputs, config=config, schedule=Schedule(64, 32, False))
+    assert {(chunk, rows) for _, chunk, rows in ran} == {(64, 16)}
+
+
+def test_tuned_plans_are_what_runs(tables, machine, entry, inputs, ran, monkeypatch):
+    shape: dict[str, Any] = {"B": 1, "T": 300, "H": 1, "K": 16, "V": 16, "dtype": "fp32"}
+    fwd, bwd = Schedule(32, 32, False), Schedule(128, 16, False)
+    found = [entry(plan=fwd, **shape), entry(plan=bwd, direction="bwd", **shape)]
+    table_files.ship(found, machine, table_files.SHIPPED)
+    choose.refresh()
+    monkeypatch.setattr(api, "machine_of", lambda device: machine)
+    call(inputs)
+    assert [(step, chunk) for step, chunk, _ in ran] == CHUNKS_OF_BOTH
+    names = launches("gla", **{**shape, "dtype": torch.float32}, capability=90)
+    assert [(launch.step, launch.args["chunk"]) for launch in names] == CHUNKS_OF_BOTH
+    other = launches("gla", **{**shape, "dtype": torch.float32}, capability=80)
+    assert {launch.args["chunk"] for launch in other if "chunk" in launch.args} == {64}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"config": 64}, "config: expected a KernelConfig, a Plan, a pair .* got int"),
+        ({"config": "tuned"}, "config: expected .* got 'tuned'"),
+        ({"config": (plan(Schedule()),)}, "config: expected .* got tuple"),
+        ({"config": (Schedule(), None)}, "config: expected .* got tuple"),
+        (
+            {"config": plan(Schedule(64)), "schedule": Schedule(32)},
+            r"config: its plan is for Schedule\(chunk=64.*\), and Schedule\(chunk=32.*\) is asked for",
+        ),
+        (
+            {"config": (None, Plan(Schedule(64, 16), plan(Schedule(64, 64)).config))},
+            "config: block_t=64 does not divide sub_chunk=16",
+        ),
+        (
+            {"config": plan(Schedule(64, 64)).config, "schedule": Schedule(64, 16)},
+            "config: block_t=64 does not divide sub_chunk=16",
+        ),
+        ({"config": "tune"}, 'config: "tune" measures on a CUDA device, and the tensors are on meta'),
+    ],
+)
+def test_a_config_that_cannot_be_run_is_refused(options, message):
+    q = torch.zeros(1, 80, 1, 16, device="meta")
+    with pytest.raises(ValueError, match=message):
+        gla(q, q, q, q, **options)
+    with pytest.raises(ValueError, match=message):
+        launches("gla", B=1, T=80, H=1, K=16, V=16, dtype=torch.float32, **options)
+
+
+def test_a_plan_for_another_head_dimension_is_refused():
+    q, v = torch.zeros(1, 80, 1, 16, requires_grad=True), torch.zeros(1, 80, 1, 24)
+    message = (
+        "config: grad_q cannot run for K=16, V=24: block_v=16: grad_q needs the whole head dimension, padded to 32"
+    )
+    with pytest.raises(ValueError, match=message):
+        gla(q, q, v, q, config=(None, plan(Schedule())))
+    with pytest.raises(ValueError, match="config: states cannot run for K=16, V=24: block_k=32 is more than"):
+        gla(q, q, v, q, config=plan(Schedule(), K=32).config)
+
+
+# --- Tuning on request ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tuner(tables, machine, monkeypatch):
+    """A tuner in the place of glabench's; what it is asked for is in ``asked``, what it does in ``does``."""
+    module = ModuleType("glabench.tune.on_demand")
+    module.asked, module.does = [], lambda work: None  # type: ignore[attr-defined]
+
+    def tune(work: Workload) -> None:
+        module.asked.append(work)
+        module.does(work)
+
+    module.tune = tune  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "glabench.tune.on_demand", module)
+    monkeypatch.setattr(plans, "machine_of", lambda device: machine)
+    monkeypatch.setattr(plans, "_tried", set())
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    return module
+
+
+def test_tuning_finds_a_plan_that_is_used_from_then_on(tuner, machine, entry):
+    tuner.does = lambda work: table_files.add([entry(plan=Schedule(128))], machine)
+    plans.tune(WORK, DEVICE)
+    assert tuner.asked == [WORK]
+    assert choose.chosen(WORK, machine).plan.schedule == Schedule(128)
+    plans.tune(replace(WORK, T=2100), DEVICE)  # of the same class
+    assert tuner.asked == [WORK]
+
+
+def test_a_shape_that_was_tuned_here_before_is_not_tuned_again(tuner, machine, entry):
+    keep([entry()], machine)
+    plans.tune(WORK, DEVICE)
+    assert tuner.asked == []
+    plans.tune(replace(WORK, T=4096), DEVICE)  # the nearest is good enough to run, not to be left at
+    plans.tune(replace(WORK, direction="bwd"), DEVICE)
+    assert [(work.T, work.direction) for work in tuner.asked] == [(4096, "fwd"), (2048, "bwd")]
+
+
+def test_shipped_plans_do_not_stand_for_tuning(tuner, machine, entry):
+    table_files.ship([entry()], machine, table_files.SHIPPED)
+    choose.refresh()
+    plans.tune(WORK, DEVICE)
+    assert tuner.asked == [WORK]
+
+
+def test_a_tuner_that_fails_is_warned_of_once(tuner):
+    def fail(work: Workload) -> None:
+        raise RuntimeError("the GPU is busy\nand more")
+
+    tuner.does = fail
+    message = r'^config="tune": RuntimeError: the GPU is busy; going on with the plan that is by size$'
+    with pytest.warns(UserWarning, match=message):
+        plans.tune(WORK, DEVICE)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plans.tune(WORK, DEVICE)
+    assert tuner.asked == [WORK]
+
+
+def test_without_the_harness_nothing_is_tuned(tuner, monkeypatch):
+    monkeypatch.setitem(sys.modules, "glabench.tune.on_demand", None)
+    with pytest.warns(UserWarning, match=r"on_demand.*going on with the plan that is by size"):
+        plans.tune(WORK, DEVICE)
+
+
+@pytest.mark.parametrize(("grad", "expected"), [(True, ["fwd", "bwd"]), (False, ["fwd"])])
+def test_only_directions_that_run_are_tuned_and_only_on_request(inputs, ran, monkeypatch, grad, expected):
+    asked: list[str] = []
+    monkeypatch.setattr(api, "check_config", lambda *_: None)  # which refuses to tune for a CPU
+    monkeypatch.setattr(api, "tune", lambda work, device: asked.append(work.direction))
+    x = inputs((1, 40, 1, 16, 16), torch.float32, 1.0)
+    gla(x.q, x.k, x.v.requires_grad_(grad), x.g)
+    assert asked == []
+    gla(x.q, x.k, x.v.requires_grad_(grad), x.g, config="tune")
+    assert asked == expected

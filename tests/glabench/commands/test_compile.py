@@ -1,0 +1,146 @@
+"""The command as a user meets it: bad input, a small sweep on two targets, a kernel that does not fit."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from glabench.tune.survey import Kernel, asked_of, sample
+from glabench.tune.survey_table import failures, summary, table
+
+Process = Callable[..., "subprocess.CompletedProcess[str]"]
+
+SWEEP = """
+title: Tiny
+defaults: {B: 1, T: 64, H: 2, K: 32, V: 32, dtype: bf16, chunk: 16}
+cases:
+  - {system: [gla, gla_recurrent], mode: fwd}
+  - {system: gla, mode: fwdbwd, T: 128, K: 600}
+  - {system: gla, mode: fwd, initial_state: true, materialize: false}
+"""
+OTHERS = "title: Others\naxes: {system: recurrent_torch, B: 1, T: 16, H: 1, K: 8, V: 8}\n"
+
+# arguments after "glabench compile" -> what the one line says
+BAD = {
+    ("tiny.yaml", "--target", "sm_9"): "--target sm_9: unknown architecture (did you mean 'sm_90'?)",
+    ("tiny.yaml", "--target", "sm_80,"): "--target : unknown architecture (one of: sm_100",
+    ("tini.yaml",): "did you mean 'tiny.yaml'?",
+    ("others.yaml",): "has no case of the system gla",
+    ("tiny.yaml", "--space", "-1"): "--space",
+    ("tiny.yaml", "--out", "."): "cannot be written",
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "tiny.yaml").write_text(SWEEP)
+    (tmp_path / "others.yaml").write_text(OTHERS)
+    return tmp_path
+
+
+@pytest.mark.parametrize("arguments", BAD, ids=" ".join)
+def test_bad_input_is_one_line_and_exit_code_2(python_process: Process, folder: Path, arguments: list[str]) -> None:
+    done = python_process("-m", "glabench", "compile", *arguments, check=False, cwd=str(folder))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.count("\n") == 1
+    assert BAD[tuple(arguments)] in done.stderr
+    assert not list(folder.glob("**/*.jsonl"))
+
+
+def test_a_sweep_compiles_for_every_target(python_process: Process, folder: Path) -> None:
+    arguments = ("compile", "tiny.yaml", "--target", "sm_80,sm_90", "--space", "1")
+    done = python_process("-m", "glabench", *arguments, cwd=str(folder))
+    assert "Tiny (tiny): 2 cases of gla (2 others skipped) for sm_80, sm_90" in done.stdout
+    rows = [json.loads(line) for line in (folder / "results/local/compile-tiny.jsonl").read_text().splitlines()]
+    assert {(row["kind"], row["sweep"], row["status"]) for row in rows} == {("compiled", "tiny", "ok")}
+    for target in ("sm_80", "sm_90"):
+        shipped = [row for row in rows if row["target"] == target and row["origin"] == "gla"]
+        # with materialized states two kernels, without them and from a state another one
+        assert sorted(row["step"] for row in shipped) == ["output", "output", "states"]
+        assert sorted(row["compiled"]["constexprs"].get("WALK", False) for row in shipped) == [False, False, True]
+        others = [row for row in rows if row["target"] == target and row["origin"] == "space"]
+        assert {row["step"] for row in others} <= {"output", "states"}
+        assert all(row["candidate"]["step"] == row["step"] for row in others)
+    assert all(row["compiled"]["programs_per_sm"] >= 1 for row in rows)
+    assert "sm_80: 3 kernels, 0 spill, 0 do not fit, 0 failed; sample of the space:" in done.stdout
+
+
+def test_a_kernel_that_gla_runs_and_that_does_not_fit_is_exit_code_1(python_process: Process, folder: Path) -> None:
+    """A GeForce has too little shared memory for heads of 512."""
+    text = "title: Huge\naxes: {system: gla, mode: fwd, B: 1, T: 128, H: 1, K: 512, V: 512, chunk: 64}\n"
+    (folder / "huge.yaml").write_text(text)
+    arguments = ("compile", "huge.yaml", "--target", "sm_86", "--space", "0", "--out", "huge.jsonl")
+    done = python_process("-m", "glabench", *arguments, check=False, cwd=str(folder))
+    assert done.returncode == 1
+    assert "KiB of shared memory, sm_86 has 99" in done.stdout
+    rows = [json.loads(line) for line in (folder / "huge.jsonl").read_text().splitlines()]
+    assert "compile_error" in {row["status"] for row in rows}
+
+
+def kernel(status: str = "ok", origin: str = "gla", **facts: Any) -> Kernel:
+    known = {"registers": 128, "spill_bytes": 0, "shared_bytes": 2048, "programs_per_sm": 4, "limited_by": "registers",
+             "tensor_core": "wgmma", "compile_s": 0.5, "num_warps": 4, "num_stages": 1,
+             "constexprs": {"BT": 64, "BK": 32, "BV": 64, "GATED": True}}  # fmt: skip
+    work = {"K": 64, "V": 64, "dtype": "bf16"}
+    reason = None if status == "ok" else "too large"
+    compiled = None if status == "crashed" else known | facts
+    return Kernel("tiny", "sm_90", origin, "output", work, None, status, reason, compiled, {})  # type: ignore[arg-type]
+
+
+def drawn(*kernels: Kernel) -> list[str]:
+    console = Console(width=140)
+    with console.capture() as text:
+        console.print(table(kernels))
+    return [" ".join(line.split()) for line in text.get().splitlines()]
+
+
+def test_the_table_shows_the_worst_first_and_one_line_a_tile() -> None:
+    tile = {"BT": 64, "BK": 32, "BV": 128, "GATED": False, "WALK": True}
+    lines = drawn(
+        kernel(),
+        kernel(spill_bytes=1200, registers=255, compile_s=None),
+        kernel(constexprs=tile, spill_bytes=8, compile_s=None),
+        kernel("crashed"),
+    )
+    assert lines[0] == "sm_90"
+    assert lines[2:] == [
+        "output 64×64 – – – – – – cached",
+        "output (2) 64×64 64×32×64 4w 1s 255 1,200 2 4, registers wgmma 0.5",
+        "output 64×64 64×32×128 4w 1s, w/o m., no gate 128 8 2 4, registers wgmma cached",
+    ]
+
+
+def test_the_summary_counts_and_only_what_gla_runs_is_a_failure() -> None:
+    kernels = [
+        kernel(spill_bytes=8),
+        kernel("compile_error", shared_bytes=300_000),
+        kernel("crashed"),
+        kernel("crashed", "space"),
+    ]
+    assert summary(kernels) == (
+        "sm_90: 3 kernels, 1 spill, 1 do not fit, 1 failed; sample of the space: 1 kernels, 0 spill, 0 do not fit, "
+        "1 failed; 1 s of compiling"
+    )
+    assert [line.split(": ")[1] for line in failures(kernels)] == ["compile_error, too large", "crashed, too large"]
+
+
+def test_the_sample_is_the_same_each_time_and_spread_over_the_space() -> None:
+    from glabench.spec.case import Case
+
+    cases = [Case("gla", B=1, T=512, H=2, K=64, V=64, mode="fwdbwd"), Case("fla", B=1, T=512, H=2, K=64, V=64)]
+    asked, skipped = asked_of(cases)
+    assert ([one.work.direction for one in asked], skipped) == (["fwd", "bwd"], 1)
+    once, again = (list(sample(asked, 90, 3)) for _ in range(2))
+    assert once == again
+    steps = [candidate.step for _, candidate in once]
+    assert sorted(steps) == sorted(["states", "output", "grad_states", "grad_q", "grad_k", "grad_v"] * 3)
+    assert len(set(once)) == 18
+    for step in ("output", "grad_k"):
+        chunks = {candidate.variant.schedule.chunk for _, candidate in once if candidate.step == step}
+        assert len(chunks) > 1

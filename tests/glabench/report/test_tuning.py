@@ -1,0 +1,208 @@
+"""The report of tunings: its facts, its page, and its other formats."""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from glabench.analysis.retuned import agreement
+from glabench.cli import main
+from glabench.report import tuning_tables
+from glabench.report.tuning import render
+from glabench.report.tuning_figures import MOST_POINTS, sections
+from glabench.tune.record import Tuning, to_json
+
+MakeTuning = Callable[..., Tuning]
+VOID = {"meta", "br", "input", "hr", "img", "link"}
+OPTIONAL = {"td", "th", "tr", "li", "p", "option", "tbody", "thead"}
+
+
+@pytest.fixture(scope="module")
+def page(tunings: list[Tuning]) -> str:
+    return render(tunings, sections(tunings))
+
+
+@pytest.fixture
+def results(tunings: list[Tuning], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file of tunings, the current directory beside it."""
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "tune-board-nvidia-h200.jsonl"
+    path.write_text("".join(f"{to_json(tuning)}\n" for tuning in tunings))
+    return path
+
+
+def run(*arguments: object) -> int:
+    try:
+        main(["report", *map(str, arguments)])
+    except SystemExit as exit:
+        return int(exit.code or 0)
+    return 0
+
+
+class Outline(HTMLParser):
+    """Ids, references to other files, unclosed tags."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ids: list[str] = []
+        self.loads: list[str] = []
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.ids += [value or "" for name, value in attrs if name == "id"]
+        references = [value for name, value in attrs if name in ("src", "href", "srcset", "action", "data") and value]
+        self.loads += [value for value in references if not value.startswith("#")]
+        if tag not in VOID | OPTIONAL:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        self.handle_endtag(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID | OPTIONAL:
+            assert self.open.pop() == tag
+
+
+def test_the_page_stands_alone_and_is_well_formed(page: str) -> None:
+    found = Outline()
+    found.feed(page)
+    assert found.loads == []
+    assert found.open == []
+    assert len(found.ids) == len(set(found.ids))
+    anchors = set(re.findall(r'<a href="#([\w-]+)"', page))
+    assert anchors <= set(found.ids)
+
+
+def test_nothing_from_a_tuning_becomes_markup(page: str) -> None:
+    assert "<b>not</b>" not in page
+    assert "&lt;b&gt;not&lt;/b&gt; for this shape" in page
+
+
+def test_every_failure_is_there_with_its_reason(page: str, tunings: list[Tuning]) -> None:
+    found = tuning_tables.failures(tunings)
+    assert {f.status for f in found} == {
+        "wrong result", "crashed", "did not compile", "out of memory", "ran out of time", "cannot run here",
+    }  # fmt: skip
+    whole = next(f for f in found if f.system.startswith("whole plan"))
+    assert whole.system == f"whole plan, {len(tunings[-1].finalists)} times"
+    assert "the process was killed by SIGABRT" in page
+
+
+def test_facts_of_the_headline(tunings: list[Tuning]) -> None:
+    said = {f.lead: (f.figure, f.sentence) for f in tuning_tables.findings(tunings)}
+    count, sentence = said["workloads tuned"]
+    assert count == "9"
+    assert sentence.startswith("21 tunings: 17 by model, 4 by exhaustive; 1 workload without a plan")
+    same = sum(p.agrees for p in agreement(tunings))
+    assert said["repeated tunings came to the same: one plan, or two within 1 %"][0] == f"{same} of 8"
+    assert "of the feasible candidates measured by a search (median)" in said
+    failures = sum(trial.status != "ok" for tuning in tunings for trial in tuning.trials)
+    assert said["candidates gave no time; the tuning went on"][0] == str(failures)
+
+
+def test_one_tuning_alone_gives_a_page(make_tuning: MakeTuning) -> None:
+    html = render([make_tuning()], sections([make_tuning()]))
+    assert "1 tuning;" in html
+    assert "Tuned again" not in html
+    bare = replace(make_tuning(), trials=(), finalists=(), winner=None, feasible=0, environment={}, started="")
+    assert "Not in these tunings" in render([bare], sections([bare]))
+
+
+def test_devices_do_not_share_a_figure(make_tuning: MakeTuning) -> None:
+    both = [make_tuning(), replace(make_tuning(), environment={"device": "NVIDIA A100"})]
+    names = [figure.title for section in sections(both) for figure in section.figures]
+    assert names.count("NVIDIA H200: Time by pass") == names.count("NVIDIA A100: Time by pass") == 1
+    assert len(names) == len(set(names))
+    found = Outline()
+    found.feed(render(both, sections(both)))
+    assert len(found.ids) == len(set(found.ids))
+
+
+def test_a_large_page_stays_below_a_megabyte(make_tuning: MakeTuning) -> None:
+    many = [
+        make_tuning(direction, seed=i, T=512 * (i + 1), most=300) for i in range(30) for direction in ("fwd", "bwd")
+    ]
+    found = sections(many)
+    (scatter,) = [figure for section in found for figure in section.figures if figure.name == "tuning-model"]
+    points = [point for panel in scatter.panels for series in panel.series for point in series.points]
+    total = sum(tuning.measured for tuning in many)
+    assert MOST_POINTS / 2 < len(points) <= MOST_POINTS
+    assert f"{len(points):,} of {total:,} candidates are drawn" in scatter.caption
+    assert len(render(many, found).encode()) < 2**20
+
+
+def test_the_points_of_the_scatter_are_the_medians(make_tuning: MakeTuning) -> None:
+    one = make_tuning(failures=False, most=9)
+    (scatter,) = [f for s in sections([one]) for f in s.figures if f.name == "tuning-model"]
+    points = {(p.at, p.value) for panel in scatter.panels for s in panel.series for p in s.points}
+    assert points == {(t.predicted_ms, sorted(t.samples_ms)[len(t.samples_ms) // 2]) for t in one.trials}
+
+
+def test_html_with_figures_beside_it(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(results) == 0
+    written = Path("reports/local/tune-board-nvidia-h200/index.html")
+    assert capsys.readouterr().out.splitlines()[0] == str(written)
+    assert "Tuning on NVIDIA H200" in written.read_text()
+    kinds = [path.suffix for path in (written.parent / "figures").iterdir()]
+    assert kinds.count(".png") == kinds.count(".svg") == written.read_text().count("<figure") == 4
+
+
+def test_csv_has_a_line_a_tuning(results: Path, tunings: list[Tuning]) -> None:
+    assert run(results, "--format", "csv", "--out", "out.csv") == 0
+    lines = list(csv.DictReader(Path("out.csv").read_text().splitlines()))
+    assert [line["strategy"] for line in lines] == [tuning.strategy for tuning in tunings]
+    assert [int(line["measured"]) for line in lines] == [tuning.measured for tuning in tunings]
+
+
+def test_markdown_and_png(results: Path) -> None:
+    assert run(results, "--format", "md", "--out", "out.md") == 0
+    text = Path("out.md").read_text()
+    assert "| B4 T1k H16 128 | bf16 | forward | open | model |" in text
+    assert "## Tuned again" in text
+    assert "&lt;b>not&lt;/b>" in text
+    assert run(results, "--format", "png", "--out", "figures") == 0
+    assert {path.stem for path in Path("figures").iterdir()} == {
+        f"tuning-{name}" for name in ("gain", "passes", "search", "model")
+    }
+
+
+def test_figures_need_a_time(results: Path, make_tuning: MakeTuning, capsys: pytest.CaptureFixture[str]) -> None:
+    bare = replace(make_tuning(), trials=(), finalists=(), winner=None)
+    Path("bare.jsonl").write_text(to_json(bare) + "\n")
+    assert run("bare.jsonl", "--format", "png") == 2
+    assert "no candidate has a time" in capsys.readouterr().err
+
+
+def test_rows_and_tunings_are_rendered_apart(
+    results: Path, board_rows: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    from glabench.store import to_json as row_to_json
+
+    Path("board.jsonl").write_text(row_to_json(board_rows[0]) + "\n")
+    assert run(results, "board.jsonl") == 2
+    error = capsys.readouterr().err
+    assert "render them apart" in error
+    assert len(error.splitlines()) == 1
+    assert not Path("reports").exists()
+
+
+def test_a_report_of_tunings_needs_no_torch(results: Path) -> None:
+    code = (
+        "import sys; from glabench.cli import main\n"
+        f"try: main(['report', {str(results)!r}, '--format', 'csv', '--out', 'page'])\n"
+        "except SystemExit as e: assert not e.code, e.code\n"
+        "assert not {'torch', 'triton'} & set(sys.modules)"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)

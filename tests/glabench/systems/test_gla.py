@@ -1,0 +1,85 @@
+"""Our chunkwise kernels as a system: what it says that it runs is what runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import gla_kernels
+from gla_kernels import Entry, Machine, Plan, Schedule, Workload, choose, default_config, table_files
+from glabench.run.inputs import make_inputs
+from glabench.spec.case import Case
+from glabench.spec.catalog import CATALOG
+from glabench.systems.gla import Gla, PlannedGla
+
+CASE = Case("gla", 1, 300, 2, 16, 16, "fp32")
+FWD, BWD = Schedule(32, 32, False), Schedule(128, 16, False)
+
+
+def plan(schedule: Schedule) -> Plan:
+    return Plan(schedule, default_config(16, 16, 4, schedule))
+
+
+@pytest.fixture(autouse=True)
+def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Nothing tuned but what is put into this folder, and no GPU here but some of capability 9.0."""
+    for module in (gla_kernels, choose):
+        monkeypatch.setattr(module, "machine_of", lambda device=None: Machine(90))
+    monkeypatch.setenv("GLABENCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(table_files, "SHIPPED", tmp_path)
+    choose.refresh()
+    yield tmp_path
+    choose.refresh()
+
+
+def chunks(system: Gla, case: Case, arch: str = "sm_90") -> list[tuple[str, int]]:
+    """The passes over chunks, with the chunk, that it would launch."""
+    return [(x.step, x.args["chunk"]) for x in system.launches(case, arch) if "chunk" in x.args]
+
+
+def test_it_says_which_plan_runs_and_why(shipped: Path) -> None:
+    system = Gla(CATALOG["gla"])
+    assert system.implementation(CASE).endswith("; fwd and bwd 64/64 w/ m. by size")
+    assert system.implementation(replace(CASE, mode="fwd")).endswith("; fwd 64/64 w/ m. by size")
+    asked = replace(CASE, chunk=128, sub_chunk=32, materialize=False)
+    assert system.implementation(asked).endswith("; fwd and bwd 128/32 w/o m. by size")
+    work = Workload("bwd", 1, 300, 2, 16, 16, "fp32")
+    table_files.ship([Entry(work, plan(BWD), 1.0)], Machine(90, "NVIDIA H200"), shipped)
+    choose.refresh()
+    said = system.implementation(CASE)
+    assert "; fwd 64/64 w/ m. by size; bwd 128/16 w/o m. tuned on NVIDIA H200 at B=1 T=300 H=2" in said
+    assert "\n" not in said
+
+
+def test_what_is_compiled_is_what_would_run_on_that_gpu(shipped: Path) -> None:
+    work = Workload("fwd", 1, 300, 2, 16, 16, "fp32")
+    table_files.ship([Entry(work, plan(FWD), 1.0)], Machine(90, "NVIDIA H200"), shipped)
+    choose.refresh()
+    system, case = Gla(CATALOG["gla"]), replace(CASE, mode="fwd")
+    assert chunks(system, case) == [("output", 32)]
+    assert chunks(system, case, "sm_80") == [("output", 64)]
+
+
+def test_plans_that_are_given_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    system = PlannedGla(CATALOG["gla"], fwd=plan(FWD), bwd=plan(BWD))
+    expected = [("output", 32), ("grad_q", 128), ("grad_k", 128), ("grad_v", 128)]
+    assert chunks(system, CASE) == expected
+    assert system.implementation(CASE).endswith("; fwd 32/32 w/o m. as given; bwd 128/16 w/o m. as given")
+    ran: list[tuple[str, int]] = []
+    monkeypatch.setattr("gla_kernels.api.execute", lambda launch: ran.append((launch.step, launch.args["chunk"])))
+    inputs = make_inputs(CASE, "gla", "cpu")
+    for _, x in inputs.tensors():
+        x.requires_grad_()
+    o, _ = system.forward(inputs, CASE)
+    o.backward(torch.ones_like(o))
+    assert ran == expected
+
+
+def test_a_direction_without_a_plan_is_left_to_gla() -> None:
+    system = PlannedGla(CATALOG["gla"], bwd=plan(BWD))
+    assert system.implementation(CASE).endswith("; fwd 64/64 w/ m. by size; bwd 128/16 w/o m. as given")
+    assert dict(chunks(system, CASE)) == {"output": 64, "grad_q": 128, "grad_k": 128, "grad_v": 128}

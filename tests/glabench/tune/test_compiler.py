@@ -1,0 +1,103 @@
+"""The compile pool: real processes that compile, abort and hang, and what each candidate's future comes to."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gla_kernels import Schedule, Tile, Workload
+from glabench.tune.candidate import Candidate, Variant
+from glabench.tune.compiler import CompilePool
+
+WORK = Workload("fwd", B=1, T=1024, H=2, K=32, V=32)
+PLAIN = Variant(Schedule(16, 16, True), 16)
+
+# What it does is chosen by the tile's number of stages. Every request adds a line to the file named by CALLS.
+MISBEHAVING = """
+import os, signal, sys, time
+
+def handle(request):
+    stages = request["candidate"]["tile"][3]
+    with open(os.environ["CALLS"], "a") as file:
+        print(stages, os.getpid(), os.environ.get("TRITON_INTERPRET"), os.environ["OMP_NUM_THREADS"], file=file)
+    if stages == 2:
+        print("LLVM ERROR: out of patience", file=sys.stderr, flush=True)
+        os.kill(os.getpid(), signal.SIGABRT)
+    if stages == 3:
+        time.sleep(600)
+    return {"status": "ok", "reason": None, "compiled": {"kernel": request["candidate"]["step"]}}
+"""
+
+
+def candidate(stages: int, block_v: int = 32, variant: Variant = PLAIN, step: str = "output") -> Candidate:
+    return Candidate(variant, step, Tile(32, block_v, 4, stages))
+
+
+@pytest.fixture
+def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "hostile_compiler.py").write_text(MISBEHAVING)
+    path = tmp_path / "calls"
+    path.touch()
+    monkeypatch.setenv("CALLS", str(path))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    return path
+
+
+def called(calls: Path) -> list[list[str]]:
+    return [line.split() for line in calls.read_text().splitlines()]
+
+
+def test_a_compiler_that_aborts_or_hangs_costs_its_candidate_alone(calls: Path) -> None:
+    with CompilePool("sm_90", jobs=1, limit_s=2, module="hostile_compiler") as pool:
+        futures = [pool.submit(WORK, candidate(stages)) for stages in (1, 2, 3, 4)]
+        first, aborted, hung, last = (future.result(timeout=60) for future in futures)
+    assert first == last == {"status": "ok", "reason": None, "compiled": {"kernel": "output"}}
+    assert (aborted["status"], aborted["compiled"]) == ("crashed", None)
+    assert aborted["reason"] == "the process was killed by SIGABRT: LLVM ERROR: out of patience"
+    assert (hung["status"], hung["compiled"]) == ("timeout", None)
+    assert hung["reason"] == "no result after 2 s; the process was killed"
+    assert [line[0] for line in called(calls)] == ["1", "2", "3", "4"]  # in the order of submission
+    assert len({line[1] for line in called(calls)}) == 3
+    assert all(line[2:] == ["None", "1"] for line in called(calls))  # compiles, on one thread
+
+
+def test_the_same_kernel_is_compiled_once(calls: Path) -> None:
+    with CompilePool("sm_90", jobs=1, module="hostile_compiler") as pool:
+        asked = pool.submit(WORK, candidate(1))
+        assert pool.submit(WORK, candidate(1)) is asked
+        # chunks of 32 rows in blocks of 16 differ from chunks of 16; their states pass is the same kernel
+        other = Variant(Schedule(32, 16, True), 16)
+        states = pool.submit(WORK, candidate(1, step="states"))
+        assert pool.submit(WORK, candidate(1, step="states", variant=other)) is states
+        assert pool.submit(WORK, candidate(1, variant=other)) is not asked
+        assert pool.submit(WORK, candidate(1, block_v=16)) is not asked
+        states.result(timeout=60)
+
+
+def test_closing_drops_what_has_not_begun(calls: Path) -> None:
+    pool = CompilePool("sm_90", jobs=1, limit_s=60, module="hostile_compiler")
+    hanging, waiting = pool.submit(WORK, candidate(3)), pool.submit(WORK, candidate(1))
+    while not called(calls):
+        pass
+    pool.close()
+    assert waiting.cancelled()
+    assert hanging.result(timeout=10)["status"] == "crashed"
+    assert [line[0] for line in called(calls)] == ["3"]
+
+
+def test_candidates_compile_or_say_why_not() -> None:
+    """With the real compiler, for a GPU that is not here."""
+    with CompilePool("sm_80", jobs=1) as pool:
+        good = pool.submit(WORK, candidate(1))
+        crooked = pool.submit(WORK, candidate(1, block_v=24))
+        absent = pool.submit(WORK, candidate(1, step="grad_q"))
+        shipped = pool.submit_shipped(WORK)
+        answers = {step: future.result(timeout=120) for step, future in shipped.items()}
+    assert good.result()["status"] == "ok"
+    assert good.result()["compiled"]["arch"] == "sm_80"
+    assert (crooked.result()["status"], "power of 2" in crooked.result()["reason"]) == ("compile_error", True)
+    assert absent.result() == {"status": "compile_error", "reason": "KeyError: 'grad_q'", "compiled": None}
+    assert set(answers) <= {"states", "output"}
+    assert all(answer["status"] == "ok" for answer in answers.values())
