@@ -1,6 +1,7 @@
 """The process that has the GPU: it times candidates and whole plans, and gates winners.
 
-Runs as a child that may die (glabench.run.child). Requests, by "do", with the workload as a dict in each but the last:
+Runs as a child that may die (glabench.run.child). Requests, by "do", with the workload as a dict in each but the last, and perhaps the first:
+    ready                                   -> {"status", "reason"}                   inputs made
     trial   candidate, samples, enough_ms   -> {"status", "reason", "samples_ms"}     one kernel, screened, then timed
     final   plans, samples                  -> {"samples_ms": [[...], ...]}           whole plans, in turns
     gate    plans by direction              -> {"status", "reason"}                   against float64, and bit for bit
@@ -40,6 +41,8 @@ def handle(request: dict[str, Any]) -> dict[str, Any]:
     try:
         if request["do"] == "environment":
             return {"status": "ok", "reason": None, "environment": environment("cuda")}
+        if "workload" not in request:  # "ready" for what needs no inputs: the imports are done
+            return {"status": "ok", "reason": None}
         with torch.no_grad():
             return ACTIONS[request["do"]](Workload.from_dict(request["workload"]), request)
     except WrongResult as error:
@@ -56,6 +59,12 @@ def capability() -> int:
     arch = local_arch()
     assert arch is not None  # this process runs where there is a GPU
     return int(arch.removeprefix("sm_"))
+
+
+def _ready(work: Workload, request: dict[str, Any]) -> dict[str, Any]:
+    _stage_of(work)
+    torch.cuda.synchronize()
+    return {"status": "ok", "reason": None}
 
 
 def _trial(work: Workload, request: dict[str, Any]) -> dict[str, Any]:
@@ -114,4 +123,4 @@ def _clear_stages() -> None:
     torch.cuda.empty_cache()
 
 
-ACTIONS = {"trial": _trial, "final": _final, "gate": _gate}
+ACTIONS = {"ready": _ready, "trial": _trial, "final": _final, "gate": _gate}

@@ -15,10 +15,9 @@ from typing import Any
 
 import torch
 
-import gla_kernels
 from gla_kernels import KernelConfig, Launch, Plan, Schedule, Tile, Workload, default_config
 from gla_kernels.config import BLOCK_TS, schedules
-from glabench.run.inputs import DTYPES
+from gla_kernels.dry import launches_of
 
 
 @dataclass(frozen=True)
@@ -83,34 +82,15 @@ def plan_of(work: Workload, candidates: list[Candidate], capability: int) -> Pla
     return Plan(variant.schedule, replace(base_config(work, variant, capability), **chosen))  # type: ignore[arg-type]  # every field but block_t is a Tile
 
 
-def launches_of(work: Workload, plan: Plan, capability: int) -> dict[str, Launch]:
-    """The launches of a plan by pass, on meta tensors."""
-    found = gla_kernels.launches(
-        "gla",
-        B=work.B,
-        T=work.T,
-        H=work.H,
-        K=work.K,
-        V=work.V,
-        dtype=DTYPES[work.dtype],
-        mode=work.direction,
-        schedule=plan.schedule,
-        config=plan.config,
-        gated=work.gated,
-        capability=capability,
-    )
-    return {launch.step: launch for launch in found}
-
-
 def candidates_of(work: Workload, plan: Plan, capability: int) -> list[Candidate]:
     """The passes of a plan as candidates, in order."""
     variant = Variant(plan.schedule, plan.config.block_t)
-    return [Candidate(variant, step, getattr(plan.config, step)) for step in launches_of(work, plan, capability)]
+    return [Candidate(variant, step, getattr(plan.config, step)) for step in launches_of(work, plan)]
 
 
 def launch_of(work: Workload, candidate: Candidate, capability: int) -> Launch:
     """The one launch of a candidate, on meta tensors."""
-    return launches_of(work, plan_of(work, [candidate], capability), capability)[candidate.step]
+    return launches_of(work, plan_of(work, [candidate], capability))[candidate.step]
 
 
 def key(launch: Launch) -> str:

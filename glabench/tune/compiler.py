@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any
@@ -24,14 +25,18 @@ class CompilePool:
 
     Every future comes to {"status": "ok", "compile_error", "crashed", "timeout" or "oom"; "reason": one line, or None
     for ok; "compiled": the entry of glabench.hardware.crosscompile, where there is one}. What was submitted first
-    begins first, and a kernel that was submitted before is the same future. limit_s: what takes longer is killed.
+    begins first, and a kernel that was submitted before is the same future, unless that was cancelled. limit_s: what
+    takes longer is killed. env: changes to the processes' environment.
     """
 
-    def __init__(self, arch: str, jobs: int | None = None, limit_s: float = 120, module: str = WORKER) -> None:
+    def __init__(
+        self, arch: str, jobs: int | None = None, limit_s: float = 120, module: str = WORKER,
+        env: Mapping[str, str | None] | None = None,
+    ) -> None:  # fmt: skip
         self.arch, self.limit_s = arch, limit_s
         self.jobs = jobs or max(1, cores() - 1)
         self._capability = int(arch.removeprefix("sm_"))
-        self._children = [Child(module, worker_env("compile")) for _ in range(self.jobs)]
+        self._children = [Child(module, {**worker_env("compile"), **(env or {})}) for _ in range(self.jobs)]
         self._idle = list(self._children)
         self._threads = ThreadPoolExecutor(self.jobs, thread_name_prefix=f"compile-{arch}")
         self._futures: dict[str, Future[Answer]] = {}
@@ -67,7 +72,7 @@ class CompilePool:
 
     def _submit(self, key: str, request: dict[str, Any]) -> Future[Answer]:
         with self._lock:
-            if key not in self._futures:
+            if key not in self._futures or self._futures[key].cancelled():
                 self._futures[key] = self._threads.submit(self._compile, request)
             return self._futures[key]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gla_kernels import Plan, Workload
@@ -10,7 +10,7 @@ from glabench.run.child import Child, ChildDied, ChildTimeout
 from glabench.tune.candidate import Candidate
 
 MODULE = "glabench.tune.bench"
-START_LIMIT_S = 120.0  # a new process: imports, the CUDA context, inputs
+START_LIMIT_S = 120.0  # a new process, or another workload: imports, the CUDA context, inputs
 TRIAL_LIMIT_S = 15.0
 WHOLE_LIMIT_S = 120.0  # finals and gates run whole plans, and the float64 reference
 
@@ -18,13 +18,18 @@ Answer = dict[str, Any]
 
 
 class Gpu:
-    """One process that measures. ``trial_limit_s``: a candidate that takes longer hangs, and is killed."""
+    """One process that measures.
 
-    def __init__(self, module: str = MODULE, trial_limit_s: float = TRIAL_LIMIT_S) -> None:
-        self.child = Child(module, {"TRITON_INTERPRET": None})
+    trial_limit_s: a candidate that takes longer hangs, and is killed. env: changes to the process's environment.
+    """
+
+    def __init__(
+        self, module: str = MODULE, trial_limit_s: float = TRIAL_LIMIT_S, env: Mapping[str, str | None] | None = None
+    ) -> None:
+        self.child = Child(module, {"TRITON_INTERPRET": None, **(env or {})})
         self.trial_limit_s = trial_limit_s
         self.restarts = 0
-        self._warm = False
+        self._ready: set[Workload | None] = set()  # what the running process has made inputs for
 
     def start(self) -> None:
         """Start the process, so that it imports while the caller goes on."""
@@ -54,18 +59,25 @@ class Gpu:
         self.child.close()
 
     def _ask(self, work: Workload | None, request: Answer, limit_s: float) -> Answer:
-        limit_s += 0 if self._warm and self.child.pid is not None else START_LIMIT_S
+        """The answer to a request. What a new process has to do first is none of a candidate's time."""
+        sent = {} if work is None else {"workload": work.to_dict()}
+        if work not in self._ready or self.child.pid is None:
+            answer = self._tell({"do": "ready"} | sent, START_LIMIT_S)
+            if answer["status"] != "ok":
+                return answer
+            self._ready.add(work)
+        return self._tell(request | sent, limit_s)
+
+    def _tell(self, request: Answer, limit_s: float) -> Answer:
         try:
-            answer = self.child.ask(request | ({} if work is None else {"workload": work.to_dict()}), limit_s)
+            answer = self.child.ask(request, limit_s)
         except ChildTimeout:
             answer = {"status": "timeout", "reason": f"no result after {limit_s:g} s; the process was killed"}
         except ChildDied as death:
             answer = {"status": "crashed", "reason": death.reason}
-        if answer.get("status") in ("crashed", "timeout"):
+        if answer["status"] in ("crashed", "timeout"):
             self.child.stop()  # an error on the device poisons every later call of its process
             self.restarts += 1
-            self._warm = False
+            self._ready.clear()
             self.child.start()
-        else:
-            self._warm = True
         return answer

@@ -68,8 +68,8 @@ class Tuning:
 
     @property
     def measured(self) -> int:
-        """Candidates that were run on the GPU."""
-        return sum(bool(trial.samples_ms) for trial in self.trials)
+        """Candidates that were tried, those that failed included."""
+        return len(self.trials)
 
 
 def to_json(tuning: Tuning) -> str:

@@ -97,8 +97,12 @@ class Searcher:
         return self.deadline is not None and time.monotonic() > self.deadline
 
     def _give_up(self) -> None:
+        """Measure no more, and have no more compiled: the next shape would wait for it."""
         for search in self._searches:
             search.stopped = search.stopped or "the budget was spent"
+        for job in self._jobs:
+            for future in (job.own, *job.needs):
+                future.cancel()
         self._jobs.clear()
 
     def _advance(self, search: Search) -> None:

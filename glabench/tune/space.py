@@ -8,8 +8,9 @@ from itertools import zip_longest
 
 from gla_kernels import Launch, Plan, Workload
 from gla_kernels.config import PASSES, KernelConfig, Tile, feasible, tiles
+from gla_kernels.dry import launches_of
 from gla_kernels.model import predict_ms
-from glabench.tune.candidate import Candidate, Variant, base_config, key, launches_of, variants
+from glabench.tune.candidate import Candidate, Variant, base_config, key, variants
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ def space_of(work: Workload, capability: int) -> Space:
             if one not in found:
                 found[one], predicted[one] = candidate, predict_ms(launch, capability)
             menu.setdefault(candidate.step, []).append(one)
-        steps = launches_of(work, Plan(variant.schedule, base_config(work, variant, capability)), capability)
+        steps = launches_of(work, Plan(variant.schedule, base_config(work, variant, capability)))
         if set(menu) == set(steps):
             menus[variant] = {step: tuple(dict.fromkeys(keys)) for step, keys in menu.items()}
     used = {one for menu in menus.values() for keys in menu.values() for one in keys}
@@ -69,7 +70,7 @@ def _members(work: Workload, variant: Variant, capability: int) -> Iterator[tupl
     for row in zip_longest(*(tiles(step, work.K, work.V) for step in PASSES)):
         chosen = {step: tile for step, tile in zip(PASSES, row, strict=True) if tile is not None}
         plan = Plan(variant.schedule, _with_tiles(base, chosen))
-        for step, launch in launches_of(work, plan, capability).items():
+        for step, launch in launches_of(work, plan).items():
             if step in chosen and feasible(step, plan, work, capability) is None:
                 yield Candidate(variant, step, chosen[step]), launch
 

@@ -29,7 +29,7 @@ CLOSE_SAMPLES = 15
 
 SHARE = 0.12  # of the feasible space that a search may measure
 FIRST_VARIANTS = 5  # of the cost model's order
-FIRST_TILES = 4  # a pass
+FIRST_TILES = 6  # a pass
 CLIMBING_VARIANTS = 3
 RUNG_SAMPLES = 3
 TPE_BATCH = 8  # plans asked for at once, so that they compile side by side
@@ -70,9 +70,8 @@ def model(history: History) -> Iterator[list[Request]]:
     """The cost model's first choices, then uphill: the neighbours of the best tile of each pass, while any is new."""
     space = history.space
     left = most(history)
-    order = sorted(space.menus, key=space.predicted_total)[:FIRST_VARIANTS]
     first: dict[str, None] = {}
-    for variant in order:
+    for variant in promising(space):
         for keys in space.menus[variant].values():
             first |= dict.fromkeys(sorted(keys, key=space.predicted_ms.__getitem__)[:FIRST_TILES])
     batch = list(first)[:left]
@@ -85,6 +84,16 @@ def model(history: History) -> Iterator[list[Request]]:
                 near |= dict.fromkeys(neighbours(space, variant, step, history.best(variant, step)))
         batch = [key for key in near if key not in history.results][: max(left, 0)]
     yield from settle(history)
+
+
+def promising(space: Space) -> list[Variant]:
+    """The variants that the cost model puts first, and the two best for each size of row block: how well the registers
+    take larger tiles is what it knows least about."""
+    order = sorted(space.menus, key=space.predicted_total)
+    found = order[:FIRST_VARIANTS]
+    for block_t in sorted({variant.block_t for variant in order}):
+        found += [variant for variant in order if variant.block_t == block_t][:2]
+    return list(dict.fromkeys(found))
 
 
 def neighbours(space: Space, variant: Variant, step: str, key: str) -> list[str]:

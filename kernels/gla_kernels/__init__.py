@@ -6,7 +6,7 @@ o, state = gla(q, k, v, g, output_final_state=True, schedule=Schedule(chunk=128,
 """
 
 from .api import gla, gla_recurrent, gla_step, launches
-from .choose import Choice, chosen, default_config, default_schedule, keep, machine_of, refresh
+from .choose import Choice, chosen, default_config, keep, machine_of, refresh
 from .config import KernelConfig, Plan, Schedule, Tile, Workload
 from .launch import Launch
 from .table import Entry, Machine, TableError
@@ -24,7 +24,6 @@ __all__ = [
     "Workload",
     "chosen",
     "default_config",
-    "default_schedule",
     "gla",
     "gla_recurrent",
     "gla_step",

@@ -48,11 +48,11 @@ def gla(
     schedule: chunk, sub-chunk, materialized or not; None picks one for each direction.
     config: how the kernels are tiled.
         None: as tuned on this GPU for a shape like this one, as shipped for it or for one of its compute capability,
-            or by size: `chosen` tells which, and why. Nothing is ever tuned.
+            or by the cost model: `chosen` tells which, and why. Nothing is ever tuned.
         "tune": the same, but a shape class that was never tuned on this GPU is tuned first and remembered. Takes up to
             minutes once, and needs glabench, the harness. Tunes the backward pass only where gradients are required.
         A Plan, or a pair of them for forward and backward of which either may be None: those plans.
-        A KernelConfig: these tiles, for both directions, with the schedule given or one picked by size.
+        A KernelConfig: these tiles, for both directions, with the schedule given or the one that the cost model picks.
 
     Returns o [B, T, H, V] in the dtype of q, and the final state [B, H, K, V] in float32 or None. Differentiable once
     in q, k, v, g and initial_state, also through the final state. Deterministic: the same inputs give the same bits.

@@ -1,8 +1,8 @@
-"""Which plan a call runs, and why: tuned here, tuned before for a shape nearby, or by size.
+"""Which plan a call runs, and why: tuned here, tuned before for a shape nearby, or by the cost model.
 
 `chosen` looks for a tuned plan of the workload's shape class, first in this GPU's own table and in the one shipped for
 it, then in those shipped for other GPUs of the same compute capability. Where the class itself was never tuned, the
-nearest one serves. Without any, `by_size` decides.
+nearest one serves. Without any, the cost model decides.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import torch
 
 from . import table_files
 from .config import (
-    CHUNKS,
     DEFAULT_SHARED_BYTES,
     MAX_ROW_BLOCK,
     MIN_TILE,
@@ -27,8 +26,11 @@ from .config import (
     Tile,
     Workload,
     padded,
+    schedules,
 )
+from .dry import launches_of
 from .launch import interpreting
+from .model import predict_ms
 from .table import Entry, Machine, ShapeClass, Table, refusal, shape_class
 
 # How far a tuned class may be to serve another: factors of two of T and of B*H together.
@@ -66,13 +68,25 @@ def plan_for(work: Workload, machine: Machine) -> Choice:
                 stale = source.table.header.stale
                 origin = f"{source.name} {at}{'' if exact else ', the nearest'}{', outdated' if stale else ''}"
                 return Choice(entry.plan, origin, source.own and exact, stale)
-    return Choice(by_size(work, machine.capability), "by size")
+    return Choice(by_model(work, machine.capability), "by the cost model" if work.schedule is None else "by size")
 
 
-def by_size(work: Workload, capability: int) -> Plan:
-    """The plan for a workload that nothing like was ever tuned for."""
-    schedule = work.schedule or default_schedule(work.B, work.T, work.H, work.K, work.V)
-    return Plan(schedule, default_config(work.K, work.V, work.operand_bytes, schedule, capability))
+def by_model(work: Workload, capability: int) -> Plan:
+    """The plan for a workload that nothing like was ever tuned for: of the schedules that it allows, the one that the
+    cost model expects to be fastest with the tiles that `default_config` gives it.
+
+    Tiles are not the model's to choose: it knows nothing of what a compiler may get wrong, and nobody checks here.
+    """
+    allowed = [work.schedule] if work.schedule is not None else list(schedules(work.T))
+    plans = [
+        Plan(schedule, default_config(work.K, work.V, work.operand_bytes, schedule, capability)) for schedule in allowed
+    ]
+    return min(plans, key=lambda plan: predicted_ms(work, plan, capability)) if len(plans) > 1 else plans[0]
+
+
+def predicted_ms(work: Workload, plan: Plan, capability: int) -> float:
+    """What the cost model expects of a plan, in ms."""
+    return sum(predict_ms(launch, capability) for launch in launches_of(work, plan).values())
 
 
 def keep(entries: Iterable[Entry], machine: Machine | None = None) -> Path:
@@ -166,7 +180,7 @@ def _octaves(a: int, b: int) -> int:
     return abs(a.bit_length() - b.bit_length())
 
 
-# --- By size ----------------------------------------------------------------------------------------------------------
+# --- Tiles by size ----------------------------------------------------------------------------------------------------------
 
 
 def _power_of_two_at_most(limit: int, low: int, high: int) -> int:
@@ -215,12 +229,3 @@ def default_config(K: int, V: int, operand_bytes: int, schedule: Schedule, capab
         grad_k=grad_k,
         grad_v=Tile(k, split(state, k, v), by_k),
     )
-
-
-def default_schedule(B: int, T: int, H: int, K: int, V: int) -> Schedule:
-    """A sensible schedule for a shape: materialized chunks of 64 rows, shorter for short sequences.
-
-    B sequences of T tokens, H heads of K (keys) and V (values).
-    """
-    chunk = next((c for c in CHUNKS if c >= T), 64)
-    return Schedule(chunk=min(chunk, 64), materialize=T > 64)

@@ -1,10 +1,91 @@
-"""A cost model of a launch."""
+"""A cost model: about how long a launch takes, from its arguments alone, before anything is compiled.
+
+For each pass, in two factors. The first is a sum of what the work would take at the rates that the GPU was seen to
+reach: products, exponentials and bytes, shared by all its SMs, and the chain of row blocks that a program goes through
+one after another, wave by wave. The second corrects it for how the kernel is tiled (warps, stages, registers wanted):
+
+    ms = (base features . base costs) * exp(effect features . effects)
+
+Costs and effects are in ``model.json``, fitted to the trials of tuning records by ``glabench.tune.calibrate``. Good to
+some 20 % within a pass: enough to say what to try first, and to choose between schedules where nothing was tuned.
+"""
 
 from __future__ import annotations
 
+import json
+import math
+from functools import cache
+from pathlib import Path
+from typing import Any
+
 from .launch import Launch
+from .work import Work, work_of
+
+FILE = Path(__file__).with_name("model.json")
+
+# Streaming multiprocessors, by compute capability: A100, RTX 3090, RTX 4090, H100 and H200 (SXM), B200, RTX 5090.
+SMS = {80: 108, 86: 82, 89: 128, 90: 132, 100: 148, 120: 170}
+DEFAULT_SMS = 108
+
+REGISTERS = 65536  # of an SM
+MOST_REGISTERS = 255  # of a thread
+OTHER_REGISTERS = 40  # of a thread, for addresses and loop counters
+MOST_RESIDENT = 8  # programs of these kernels on one SM, whatever their registers
+
+BASE = (
+    "fixed", "dots", "wide_dots", "exps", "loaded", "stored", "blocks", "pairs", "live_blocks", "live_pairs",
+)  # fmt: skip
+LIVE_KNOTS = (32, 64, 96, 128, 192, 256)  # float32 numbers a thread: where the effect of more of them may bend
+EFFECTS = (
+    "one", "warps_8", "stages_2", "stages_3", "rows_16", "rows_32", "single", "full", "walk",
+    *(f"live_{knot}" for knot in LIVE_KNOTS), "log2_block_k", "log2_block_v",
+    "warps_8_rows_16", "warps_8_rows_32", "stages_2_walk", "stages_2_single",
+)  # fmt: skip
 
 
 def predict_ms(launch: Launch, capability: int) -> float:
-    """Expected time of a launch."""
-    return 1.0
+    """Expected time of a launch of a chunkwise kernel in ms, on a GPU of that compute capability (90 for 9.0)."""
+    base, effects = features(launch, capability)
+    costs = _fitted()[launch.step]
+    ms = sum(x * cost for x, cost in zip(base, costs["base"], strict=True))
+    return max(ms, 1e-4) * math.exp(sum(x * effect for x, effect in zip(effects, costs["effects"], strict=True)))
+
+
+def features(launch: Launch, capability: int) -> tuple[list[float], list[float]]:
+    """(base, effect) features of a launch, as BASE and EFFECTS name them. Work is in millions an SM."""
+    work, sms = work_of(launch), SMS.get(capability, DEFAULT_SMS)
+    live = work.live / (32 * launch.num_warps)  # a thread
+    return _base(work, live, launch.num_warps, sms), _effects(launch, live)
+
+
+def _base(work: Work, live: float, num_warps: int, sms: int) -> list[float]:
+    total = [count / sms / 1e6 for count in (work.total.dots, work.total.wide_dots, work.total.exps)]
+    total += [count / sms / 1e6 for count in (work.total.loaded, work.total.stored)]
+    registers = min(MOST_REGISTERS, OTHER_REGISTERS + 1.3 * live)
+    resident = max(1, min(MOST_RESIDENT, int(REGISTERS / (32 * num_warps * registers))))
+    waves = max(1.0, work.programs / (sms * resident)) / 1e3
+    chain = [waves * work.blocks, waves * work.pairs, waves * work.blocks * live, waves * work.pairs * live]
+    return [1.0, *total, *chain]
+
+
+def _effects(launch: Launch, live: float) -> list[float]:
+    flags = launch.constexprs
+    walk, single = bool(flags.get("WALK", False)), bool(flags.get("SINGLE", True))
+    warps_8, stages_2, rows = launch.num_warps == 8, launch.num_stages == 2, flags["BT"]
+    values = [
+        1, warps_8, stages_2, launch.num_stages == 3, rows == 16, rows == 32, single, flags.get("FULL", False), walk,
+        *(max(0.0, math.log2(max(live, 1.0) / knot)) for knot in LIVE_KNOTS),
+        math.log2(flags["BK"]), math.log2(flags["BV"]),
+        warps_8 and rows == 16, warps_8 and rows == 32, stages_2 and walk, stages_2 and single,
+    ]  # fmt: skip
+    return [float(value) for value in values]
+
+
+@cache
+def _fitted() -> dict[str, Any]:
+    """Costs and effects by pass. Raises ValueError when the file was fitted to other features."""
+    values = json.loads(FILE.read_text())
+    if (tuple(values["base"]), tuple(values["effects"])) != (BASE, EFFECTS):
+        raise ValueError(f"{FILE.name} is of another version of the model; `python -m glabench.tune.calibrate` fits it")
+    passes: dict[str, Any] = values["passes"]
+    return passes

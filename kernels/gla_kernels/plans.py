@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 
-from .choose import by_size, machine_of, plan_for, refresh
+from .choose import by_model, machine_of, plan_for, refresh
 from .config import KernelConfig, Plan, Schedule, Workload, feasible
 from .table import Machine, key_of, steps_of
 
@@ -51,7 +51,7 @@ def _check_plan(schedule: Schedule | None, plan: Plan) -> None:
 def plan_of(work: Workload, config: Config, machine: Machine) -> Plan:
     """The plan of one direction: the one given, or the one chosen for the machine."""
     if isinstance(config, KernelConfig):
-        schedule = work.schedule or by_size(work, machine.capability).schedule
+        schedule = work.schedule or by_model(work, machine.capability).schedule
         _check_plan(None, Plan(schedule, config))
         return Plan(schedule, config)
     given = config[work.direction == "bwd"] if isinstance(config, tuple) else config

@@ -82,29 +82,35 @@ def add(entries: Iterable[Entry], machine: Machine) -> Path:
     header, entries = header_of(machine), _checked(entries, machine)
     path = user_path(header)
     with _writing(path):
-        try:
-            table = read(path)
-            known = () if table is None else table.entries
-            trusted = table is None or table.header == header
-        except TableError:
-            known, trusted = (), False
-        if not trusted:
-            known = ()
-            os.replace(path, path.with_name(path.name + ".bad"))
-        _replace(path, Table(header, (*known, *entries)))
+        _merge(path, header, entries, aside=path.with_name(path.name + ".bad"))
     return path
 
 
-def ship(entries: Iterable[Entry], machine: Machine, folder: Path = SHIPPED) -> Path:
-    """Write the shipped table of the machine's GPU, in place of the one there is; the file's path.
+def ship(entries: Iterable[Entry], machine: Machine, folder: Path | None = None) -> Path:
+    """Put entries into the shipped table of the machine's GPU, as `add` does into its own; the file's path.
 
-    Raises TableError as `add` does.
+    A table of other kernels, another Triton or another search space starts anew: its times and plans would not go with
+    these. Git has the old one. folder: where shipped tables are, by default those of this package.
     """
     header, entries = header_of(machine), _checked(entries, machine)
-    path = folder / f"{slug(header.device)}.json"
-    with _errors(path):
-        _replace(path, Table(header, entries))
+    path = (SHIPPED if folder is None else folder) / f"{slug(header.device)}.json"
+    with _writing(user_path(header)), _errors(path):  # the lock of its own table: what is shipped has no lock beside it
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _merge(path, header, entries)
     return path
+
+
+def _merge(path: Path, header: Header, entries: tuple[Entry, ...], aside: Path | None = None) -> None:
+    """Write the file's entries and these. What is no table with this header is left out, and moved to ``aside``."""
+    try:
+        table = read(path)
+        trusted = table is None or table.header == header
+    except TableError:
+        table, trusted = None, False
+    if not trusted and aside is not None:
+        os.replace(path, aside)
+    known = table.entries if trusted and table is not None else ()
+    _replace(path, Table(header, (*known, *entries)))
 
 
 def _checked(entries: Iterable[Entry], machine: Machine) -> tuple[Entry, ...]:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from gla_kernels import Machine, Plan, Schedule, chosen, default_config, default_schedule, keep, refresh, table_files
-from gla_kernels.choose import by_size
+from gla_kernels import Machine, Plan, Schedule, chosen, default_config, keep, refresh, table_files
+from gla_kernels.choose import by_model, predicted_ms
 from gla_kernels.config import Workload, schedules
 from gla_kernels.table import refusal
 
@@ -25,12 +25,23 @@ def ship(entries: list[Any], machine: Machine) -> None:
     refresh()
 
 
-@pytest.mark.parametrize("asked", [None, OTHER])
-def test_by_size_where_nothing_was_tuned(tables, machine, asked):
-    choice = chosen(replace(WORK, schedule=asked), machine)
-    schedule = asked or default_schedule(4, 2048, 16, 128, 128)
-    assert choice.plan == Plan(schedule, default_config(128, 128, 2, schedule, 90))
+def test_tiles_by_size_where_nothing_was_tuned_for_the_schedule(tables, machine):
+    choice = chosen(replace(WORK, schedule=OTHER), machine)
+    assert choice.plan == Plan(OTHER, default_config(128, 128, 2, OTHER, 90))
     assert (choice.origin, choice.here, choice.stale) == ("by size", False, False)
+
+
+def test_the_cost_model_chooses_the_schedule_where_it_is_open(tables, machine):
+    choice = chosen(WORK, machine)
+    assert choice.origin == "by the cost model"
+    others = (Plan(one, default_config(128, 128, 2, one, 90)) for one in schedules(WORK.T))
+    assert choice.plan in (plans := list(others))
+    assert predicted_ms(WORK, choice.plan, 90) == min(predicted_ms(WORK, plan, 90) for plan in plans)
+
+
+@pytest.mark.parametrize("T", [1, 16, 40, 64])
+def test_a_short_sequence_keeps_no_states(tables, machine, T):
+    assert not chosen(Workload("fwd", 1, T, 1, 64, 64), machine).plan.schedule.materialize
 
 
 @pytest.mark.parametrize("capability", [80, 86, 90, 100])
@@ -40,11 +51,11 @@ def test_a_plan_by_size_can_always_run(capability, dtype):
         for schedule in (None, *schedules(4096)):
             fwd = Workload("fwd", 2, 3000, 4, K, V, dtype, True, schedule)
             for work in (fwd, replace(fwd, direction="bwd")):
-                assert refusal(by_size(work, capability), work, capability) is None, work
+                assert refusal(by_model(work, capability), work, capability) is None, work
 
 
 def test_a_plan_tuned_here_is_found_at_once(tables, machine, entry):
-    assert chosen(WORK, machine).origin == "by size"
+    assert chosen(WORK, machine).origin == "by the cost model"
     keep([entry(plan=OTHER)], machine)
     choice = chosen(WORK, machine)
     assert choice.plan == entry(plan=OTHER).plan
@@ -53,9 +64,9 @@ def test_a_plan_tuned_here_is_found_at_once(tables, machine, entry):
 
 
 def test_what_another_process_tuned_is_found_after_a_refresh(tables, machine, entry):
-    assert chosen(WORK, machine).origin == "by size"
+    assert chosen(WORK, machine).origin == "by the cost model"
     table_files.add([entry(plan=OTHER)], machine)
-    assert chosen(WORK, machine).origin == "by size"
+    assert chosen(WORK, machine).origin == "by the cost model"
     refresh()
     assert chosen(WORK, machine).plan.schedule == OTHER
 
@@ -74,7 +85,7 @@ def test_the_nearest_class_serves_where_none_is_the_same(tables, machine, entry)
     assert choice.origin == "tuned here at B=4 T=16384 H=16, the nearest"
     assert not choice.here
     assert chosen(replace(WORK, T=128, B=1), machine).plan.schedule == Schedule(32)  # a quarter of T and of B
-    assert chosen(replace(WORK, T=64, B=1), machine).origin == "by size"
+    assert chosen(replace(WORK, T=64, B=1), machine).origin == "by the cost model"
 
 
 def test_a_tie_goes_to_the_nearer_length_and_then_to_the_smaller_class(tables, machine, entry):
@@ -89,7 +100,7 @@ def test_a_tie_goes_to_the_nearer_length_and_then_to_the_smaller_class(tables, m
 )
 def test_other_work_shares_nothing(tables, machine, entry, change):
     keep([entry(plan=OTHER)], machine)
-    assert chosen(replace(WORK, **change), machine).origin == "by size"
+    assert chosen(replace(WORK, **change), machine).origin == "by the cost model"
 
 
 def test_a_schedule_that_is_asked_for_is_never_another(tables, machine, entry):
@@ -135,7 +146,7 @@ def test_other_gpus_of_the_same_capability_come_next(tables, machine, entry):
     choice = chosen(WORK, H100)
     assert choice.plan.schedule == OTHER
     assert choice.origin == "tuned on NVIDIA H200 (same compute capability) at B=4 T=2048 H=16"
-    assert chosen(WORK, A100).origin == "by size"
+    assert chosen(WORK, A100).origin == "by the cost model"
     assert chosen(WORK, Machine(90)).origin == "tuned on NVIDIA H200 at B=4 T=2048 H=16"
     ship([entry(T=1024, plan=Schedule(32))], H100)
     assert chosen(WORK, H100).plan.schedule == Schedule(32)  # its own, though only the nearest

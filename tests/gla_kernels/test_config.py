@@ -1,4 +1,4 @@
-"""Schedules by default, and tiles that fit the GPU they are for: cross-compiled, as no interpreter can tell."""
+"""Tiles by size that fit the GPU they are for: cross-compiled, as no interpreter can tell."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from gla_kernels import Schedule, default_config, default_schedule
+from gla_kernels import Schedule, default_config
 from gla_kernels.config import CHUNKS, padded
 
 FITS = """
@@ -52,10 +52,3 @@ def test_row_blocks_divide_every_sub_chunk(K, V, operand_bytes, capability):
             assert min(config.block_t, *(min(t.block_k, t.block_v) for t in tiles)) >= 16
             assert config.output.block_k == config.grad_v.block_k == padded(K)
             assert config.grad_q.block_v == config.grad_k.block_v == padded(V)
-
-
-@pytest.mark.parametrize(
-    ("T", "chunk", "materialize"), [(1, 16, False), (16, 16, False), (40, 64, False), (65, 64, True)]
-)
-def test_short_sequences_are_one_chunk(T, chunk, materialize):
-    assert default_schedule(1, T, 1, 64, 64) == Schedule(chunk, materialize=materialize)

@@ -143,7 +143,7 @@ def test_a_plan_for_another_head_dimension_is_refused():
     )
     with pytest.raises(ValueError, match=message):
         gla(q, q, v, q, config=(None, plan(Schedule())))
-    with pytest.raises(ValueError, match="config: states cannot run for K=16, V=24: block_k=32 is more than"):
+    with pytest.raises(ValueError, match="config: (states|output) cannot run for K=16, V=24: block_k=32 is more than"):
         gla(q, q, v, q, config=plan(Schedule(), K=32).config)
 
 
@@ -198,7 +198,7 @@ def test_a_tuner_that_fails_is_warned_of_once(tuner):
         raise RuntimeError("the GPU is busy\nand more")
 
     tuner.does = fail
-    message = r'^config="tune": RuntimeError: the GPU is busy; going on with the plan that is by size$'
+    message = r'^config="tune": RuntimeError: the GPU is busy; going on with the plan that is by the cost model$'
     with pytest.warns(UserWarning, match=message):
         plans.tune(WORK, DEVICE)
     with warnings.catch_warnings():
@@ -209,7 +209,7 @@ def test_a_tuner_that_fails_is_warned_of_once(tuner):
 
 def test_without_the_harness_nothing_is_tuned(tuner, monkeypatch):
     monkeypatch.setitem(sys.modules, "glabench.tune.on_demand", None)
-    with pytest.warns(UserWarning, match=r"on_demand.*going on with the plan that is by size"):
+    with pytest.warns(UserWarning, match=r"on_demand.*going on with the plan that is by the cost model"):
         plans.tune(WORK, DEVICE)
 
 

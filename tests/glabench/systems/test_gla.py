@@ -29,6 +29,12 @@ def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Nothing tuned but what is put into this folder, and no GPU here but some of capability 9.0."""
     for module in (gla_kernels, choose):
         monkeypatch.setattr(module, "machine_of", lambda device=None: Machine(90))
+    by_model = choose.by_model
+    monkeypatch.setattr(  # whatever the cost model is fitted to today
+        choose,
+        "by_model",
+        lambda work, capability: by_model(replace(work, schedule=work.schedule or Schedule()), capability),
+    )
     monkeypatch.setenv("GLABENCH_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(table_files, "SHIPPED", tmp_path)
     choose.refresh()
@@ -43,15 +49,15 @@ def chunks(system: Gla, case: Case, arch: str = "sm_90") -> list[tuple[str, int]
 
 def test_it_says_which_plan_runs_and_why(shipped: Path) -> None:
     system = Gla(CATALOG["gla"])
-    assert system.implementation(CASE).endswith("; fwd and bwd 64/64 w/ m. by size")
-    assert system.implementation(replace(CASE, mode="fwd")).endswith("; fwd 64/64 w/ m. by size")
+    assert system.implementation(CASE).endswith("; fwd and bwd 64/64 w/ m. by the cost model")
+    assert system.implementation(replace(CASE, mode="fwd")).endswith("; fwd 64/64 w/ m. by the cost model")
     asked = replace(CASE, chunk=128, sub_chunk=32, materialize=False)
     assert system.implementation(asked).endswith("; fwd and bwd 128/32 w/o m. by size")
     work = Workload("bwd", 1, 300, 2, 16, 16, "fp32")
     table_files.ship([Entry(work, plan(BWD), 1.0)], Machine(90, "NVIDIA H200"), shipped)
     choose.refresh()
     said = system.implementation(CASE)
-    assert "; fwd 64/64 w/ m. by size; bwd 128/16 w/o m. tuned on NVIDIA H200 at B=1 T=300 H=2" in said
+    assert "; fwd 64/64 w/ m. by the cost model; bwd 128/16 w/o m. tuned on NVIDIA H200 at B=1 T=300 H=2" in said
     assert "\n" not in said
 
 
@@ -81,5 +87,5 @@ def test_plans_that_are_given_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_direction_without_a_plan_is_left_to_gla() -> None:
     system = PlannedGla(CATALOG["gla"], bwd=plan(BWD))
-    assert system.implementation(CASE).endswith("; fwd 64/64 w/ m. by size; bwd 128/16 w/o m. as given")
+    assert system.implementation(CASE).endswith("; fwd 64/64 w/ m. by the cost model; bwd 128/16 w/o m. as given")
     assert dict(chunks(system, CASE)) == {"output": 64, "grad_q": 128, "grad_k": 128, "grad_v": 128}

@@ -1,0 +1,97 @@
+"""Fit the cost model to what tunings measured: ``python -m glabench.tune.calibrate RECORDS...``.
+
+Writes ``gla_kernels/model.json`` and says how well each pass is predicted. The more head dimensions and shapes the
+records hold, the better; exhaustive ones are best. Needs scipy (``pip install 'glabench[tune]'``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+from scipy.optimize import nnls
+from scipy.stats import spearmanr
+
+from gla_kernels import Workload, model
+from glabench.analysis.load import load_tunings
+from glabench.tune.candidate import Candidate, launch_of
+from glabench.tune.record import Tuning
+
+RIDGE = 1e-2  # keeps effects near zero that the records say little about
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One measured kernel: its features and its median time."""
+
+    base: list[float]
+    effects: list[float]
+    ms: float
+
+
+def samples_of(tunings: Iterable[Tuning]) -> dict[str, list[Sample]]:
+    """The trials that were measured, by pass."""
+    found: dict[str, list[Sample]] = defaultdict(list)
+    for tuning in tunings:
+        work, capability = Workload.from_dict(tuning.workload), _capability(tuning)
+        for trial in tuning.trials:
+            if trial.status == "ok" and trial.samples_ms:
+                candidate = Candidate.from_dict(trial.candidate)
+                base, effects = model.features(launch_of(work, candidate, capability), capability)
+                found[candidate.step].append(Sample(base, effects, median(trial.samples_ms)))
+    return found
+
+
+def _capability(tuning: Tuning) -> int:
+    major, minor = tuning.environment["capability"].split(".")
+    return 10 * int(major) + int(minor)
+
+
+def fit(samples: list[Sample]) -> tuple[list[float], list[float], list[float]]:
+    """(base costs, effects, the log of predicted over measured for each sample) of one pass.
+
+    Base costs by non-negative least squares of relative errors; effects by ridge regression of what is left of the
+    logarithm, the fast kernels weighing more: they are what a search is after.
+    """
+    ms = np.array([one.ms for one in samples])
+    base = np.array([one.base for one in samples])
+    scale = np.maximum(np.abs(base).max(axis=0), 1e-30)
+    costs = nnls(base / scale / ms[:, None], np.ones(len(samples)))[0] / scale
+    rough = np.log(np.maximum(base @ costs, 1e-4))
+    effects = np.array([one.effects for one in samples])
+    weighted = effects * np.sqrt(ms.min() / ms)[:, None]
+    left = weighted.T @ effects + RIDGE * np.eye(effects.shape[1])
+    correction = np.linalg.solve(left, weighted.T @ (np.log(ms) - rough))
+    return costs.tolist(), correction.tolist(), (rough + effects @ correction - np.log(ms)).tolist()
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Read records, fit, write the model's file."""
+    parser = argparse.ArgumentParser(prog="python -m glabench.tune.calibrate", description="Fit the cost model.")
+    parser.add_argument("records", nargs="+", type=Path, help="files of tuning records")
+    parser.add_argument("--out", type=Path, default=model.FILE, help="file to write")
+    options = parser.parse_args(arguments)
+    passes: dict[str, Any] = {}
+    for step, samples in sorted(samples_of(load_tunings(options.records)).items()):
+        base, effects, errors = fit(samples)
+        passes[step] = {"base": [_short(x) for x in base], "effects": [_short(x) for x in effects]}
+        order = spearmanr([one.ms * np.exp(e) for one, e in zip(samples, errors, strict=True)], [s.ms for s in samples])
+        print(f"{step}: {len(samples)} kernels, off by {np.std(errors):.0%}, rank correlation {order.statistic:.3f}")
+    values = {"base": model.BASE, "effects": model.EFFECTS, "passes": passes}
+    options.out.write_text(json.dumps(values, indent=1) + "\n")
+    print(options.out)
+
+
+def _short(x: float) -> float:
+    return float(f"{x:.5g}")
+
+
+if __name__ == "__main__":
+    main()
