@@ -13,16 +13,17 @@ from glabench.commands.doctor import doctor
 from glabench.commands.ls import ls
 from glabench.commands.report import report
 from glabench.commands.sweep import sweep
+from glabench.commands.tune import tune
 from glabench.errors import UserError, did_you_mean
 
 app = typer.Typer(
     name="glabench",
-    help="Benchmark, correctness gate and report for gated linear attention kernels.",
+    help="Benchmark, correctness gate, tuner and report for gated linear attention kernels.",
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-COMMANDS = {function.__name__.rstrip("_"): function for function in (sweep, report, compile_, ls, doctor)}
+COMMANDS = {function.__name__.rstrip("_"): function for function in (sweep, report, tune, compile_, ls, doctor)}
 for _name, _function in COMMANDS.items():
     app.command(_name)(_function)
 

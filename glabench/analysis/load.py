@@ -13,14 +13,16 @@ from glabench.store import Row, read, warn_on_stderr
 from glabench.tune import record
 from glabench.tune.record import Tuning
 
+UNSHOWN = ("compiled", "rival")  # what the lines of files say that they are for which there is no page
 NEEDED_CASE = ("system", "B", "T", "H", "K", "V", "dtype", "mode")
 
 
-def files(paths: Sequence[Path]) -> list[Path]:
-    """The result files behind ``paths``: a folder stands for every *.jsonl in it, at any depth.
+def files(paths: Sequence[Path], warn: Callable[[str], None] = warn_on_stderr) -> list[Path]:
+    """The result files behind ``paths``: a folder stands for every *.jsonl in it, at any depth. Files of results that
+    have no page are left out, and reported to ``warn`` in one line.
 
     Raises:
-        UserError: a path does not exist, or a folder holds no result file.
+        UserError: a path does not exist, a folder holds no result file, or no file is left.
     """
     found: list[Path] = []
     for path in paths:
@@ -33,7 +35,15 @@ def files(paths: Sequence[Path]) -> list[Path]:
             found.append(path)
         else:
             raise UserError(f"{path}: no such file or folder{_nearest(path)}")
-    return list(dict.fromkeys(found))
+    found = list(dict.fromkeys(found))
+    unshown = [path for path in found if _kind(path) in UNSHOWN]
+    if unshown:
+        more = f" and {len(unshown) - 1} more" if len(unshown) > 1 else ""
+        message = f"{unshown[0]}{more}: neither rows nor tunings, which are what a report shows"
+        if len(unshown) == len(found):
+            raise UserError(message)
+        warn(f"{message}; left out")
+    return [path for path in found if path not in unshown]
 
 
 def tuning_files(paths: Sequence[Path]) -> list[Path]:
@@ -51,6 +61,15 @@ def tuning_files(paths: Sequence[Path]) -> list[Path]:
             f"`glabench report {tunings[0]}`, `glabench report {others[0]}`"
         )
     return tunings
+
+
+def only_tunings(paths: Sequence[Path]) -> list[Path]:
+    """The files behind ``paths`` that hold tunings, whatever else there is. UserError when a path does not exist, or
+    there are none."""
+    found = [path for path in files(paths, lambda note: None) if _kind(path) == "tuning"]
+    if not found:
+        raise UserError(f"{paths[0]}: no record of a tuning there; `glabench tune` writes them")
+    return found
 
 
 def _kind(path: Path) -> str | None:
@@ -100,7 +119,7 @@ def load(paths: Sequence[Path], warn: Callable[[str], None] = warn_on_stderr) ->
     Raises:
         UserError: a path is missing, a file has no row in it, or a row's case lacks what every case has.
     """
-    return latest([row for path in files(paths) for row in _rows(path, warn)])
+    return latest([row for path in files(paths, warn) for row in _rows(path, warn)])
 
 
 def latest(rows: Iterable[Row]) -> list[Row]:

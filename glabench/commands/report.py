@@ -19,18 +19,18 @@ def report(
 
     Rows of `glabench sweep` and tunings of `glabench tune` give different pages, so one call takes one kind.
     """
-    from glabench.analysis.load import load, load_tunings, tuning_files
+    from glabench.analysis.load import files, load, load_tunings, tuning_files
     from glabench.report import export
 
     export.check(format)
     where = out or default_out(results)
-    found = tuning_files(results)
-    if found:
+    found = files(results)
+    if tuning_files(found):
         from glabench.report import tuning
 
         paths = export.write(load_tunings(found), format, where, tuning.FORMATS)
     else:
-        paths = export.write(load(results), format, where, export.FORMATS)
+        paths = export.write(load(found), format, where, export.FORMATS)
     if format == "png":
         typer.echo(f"{paths[0].parent}: {len(paths)} files")
         return

@@ -1,21 +1,34 @@
-"""``glabench tune``: find the fastest plan for each workload of a sweep, and keep it."""
+"""``glabench tune``: find the fastest plan for each workload of a sweep, keep it, and say why it won."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+if TYPE_CHECKING:
+    from gla_kernels import Workload
+
+# Options by parameter that mean something for one of the two uses alone.
+TUNING = {"strategy": "--strategy", "budget": "--budget", "out": "--out", "ship": "--ship"}
+EXPLAINING = {"records": "--from", "all_": "--all", "target": "--target"}
+
 
 def tune(
+    ctx: typer.Context,
     what: Annotated[str, typer.Argument(metavar="SWEEP|SHAPE", help="A sweep's file or name, or a shape B,T,H,K,V.")],
     strategy: Annotated[str, typer.Option(help="model, halving, exhaustive or tpe.")] = "model",
     budget: Annotated[
         str | None, typer.Option(help="Time for each shape, such as 90s or 2m; unlimited by default.")
     ] = None,
     dtype: Annotated[str, typer.Option(help="For a shape: bf16, fp16 or fp32.")] = "bf16",
-    mode: Annotated[str, typer.Option(help="For a shape: fwd, bwd or fwdbwd.")] = "fwdbwd",
+    mode: Annotated[
+        str | None,
+        typer.Option(
+            help="Which directions: fwd, bwd or fwdbwd.", show_default="fwdbwd; for a sweep those of its cases"
+        ),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(help="File that records are appended to.", show_default="results/local/tune-<what>-<gpu>.jsonl"),
@@ -23,22 +36,74 @@ def tune(
     ship: Annotated[
         bool, typer.Option("--ship", help="Also put the winners into the table that is part of the package.")
     ] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Tune nothing: say what won, and why each candidate lost. Needs no GPU.")
+    ] = False,
+    records: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--from", help="With --explain: files of records, or folders.", show_default="results/*/tune-*.jsonl"
+        ),
+    ] = None,
+    all_: Annotated[bool, typer.Option("--all", help="With --explain: every candidate, not the best alone.")] = False,
+    target: Annotated[
+        str | None, typer.Option(help="With --explain: the architecture.", show_default="of this GPU, else sm_90")
+    ] = None,
 ) -> None:
     """Tune the chunkwise kernels on this GPU. gla() uses the winners from then on.
 
+    A rerun tunes again; the newest tuning counts. After Ctrl-C, what was tuned before is kept.
+
     Exit code: 0 done; 1 some workload has no plan that runs and is right; 2 bad input.
     """
-    from glabench.hardware.environment import require_cuda
     from glabench.tune import works
-    from glabench.tune.session import Session, seconds
+
+    shape = works.is_shape(what)
+    _check_options(ctx, explain, shape)
+    groups = [works.of_shape(what, dtype, mode or "fwdbwd")] if shape else works.of_sweep(what, mode)
+    if explain:
+        from glabench.tune.lookup import explain_all, machine, read_records
+
+        explain_all([one for group in groups for one in group], read_records(records), machine(target), all_)
+        return
+    from glabench.tune.session import seconds
     from glabench.tune.strategies import check_strategy
 
     check_strategy(strategy)
-    budget_s = None if budget is None else seconds(budget)
-    groups = [works.of_shape(what, dtype, mode)] if works.is_shape(what) else works.of_sweep(what)
-    require_cuda("tuning measures on a GPU; `glabench compile` needs none")
-    with Session(strategy, budget_s, out or _default_out(what), ship) as session:
-        failed = sum(not session.run(group) for group in groups)
+    _tune(groups, strategy, None if budget is None else seconds(budget), out or _default_out(what), ship)
+
+
+def _check_options(ctx: typer.Context, explain: bool, shape: bool) -> None:
+    """UserError for an option that is given and would mean nothing."""
+    from glabench.errors import UserError
+
+    def given(name: str) -> bool:
+        source = ctx.get_parameter_source(name)
+        return source is not None and source.name == "COMMANDLINE"
+
+    foreign = TUNING if explain else EXPLAINING
+    wrong = next((option for name, option in foreign.items() if given(name)), None)
+    if wrong is not None:
+        raise UserError(f"{wrong} {'says how to tune, and --explain tunes nothing' if explain else 'needs --explain'}")
+    if given("dtype") and not shape:
+        raise UserError("--dtype is for a shape B,T,H,K,V; the cases of a sweep have their own")
+
+
+def _tune(groups: list[list[Workload]], strategy: str, budget_s: float | None, out: Path, ship: bool) -> None:
+    from glabench.hardware.environment import require_cuda
+    from glabench.tune.session import Session
+
+    require_cuda("tuning measures on a GPU; `glabench compile` and `glabench tune --explain` need none")
+    with Session(strategy, budget_s, out, ship) as session:
+        say = session.console.print
+        try:
+            failed = session.run_all(groups)
+        except KeyboardInterrupt:
+            say("\nStopped; what was tuned before is kept", soft_wrap=True)
+            say(f"Records: {out}", soft_wrap=True)
+            raise typer.Exit(130) from None
+        say(f"Records: {out}", soft_wrap=True)
+        say(f"Report:  glabench report {out}", soft_wrap=True)
     if failed:
         raise typer.Exit(1)
 
@@ -46,5 +111,5 @@ def tune(
 def _default_out(what: str) -> Path:
     from glabench.hardware.environment import device_slug
 
-    name = Path(what).stem if "," not in what else "x".join(what.split(","))
+    name = Path(what).stem if "," not in what else "x".join(what.replace(" ", "").split(","))
     return Path("results") / "local" / f"tune-{name}-{device_slug('cuda')}.jsonl"

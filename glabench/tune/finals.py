@@ -1,4 +1,5 @@
-"""The finals: whole plans in turns, the plan in use among them; then the winner faces the gate.
+"""The finals: whole plans in turns, the plan in use among them; then the winner faces the gate. What passed the screen
+and fails here is no winner, and the finals go on without it.
 
 Two tunings of the same workload should agree. What differs by less than the noise is therefore decided by the space's
 order, not by the noise.
@@ -7,7 +8,7 @@ order, not by the noise.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from gla_kernels import Plan, Workload
@@ -19,6 +20,7 @@ from glabench.tune.record import Finalist
 MOST = 3  # plans of the search that reach the finals
 CLOSE = 1.05  # how far behind the best sum of passes a plan may be for that
 SAMPLES = 25
+ROUNDS = 3  # of finals, while plans of the search fail in them
 TIE = 1.005  # medians within this factor are a tie: the first in the space's order wins
 KERNEL_TIE = 1.01  # the same for the tiles of one pass, which have fewer samples
 
@@ -47,6 +49,55 @@ class Final:
     finalists: tuple[Finalist, ...]
     winner: int | None
 
+    @property
+    def lost(self) -> tuple[Finalist, ...]:
+        """The search's plans that did not run, or were not right."""
+        return tuple(one for one in self.finalists if one.role == "candidate" and one.status != "ok")
+
+
+def decide(gpu: Gpu, history: History, incumbent: tuple[Plan, str] | None, other: dict[str, Plan]) -> Final:
+    """The finals of the search's contenders and the incumbent, as ``play`` has them.
+
+    One candidate that is only found out here must not take down the plans of its variant: it is looked for, marked in
+    the history, and the finals are played again without it. Those that lost before are listed last.
+    """
+    lost: tuple[Finalist, ...] = ()
+    for _ in range(ROUNDS):
+        final = play(gpu, history.space.work, contenders(history), incumbent, other)
+        if not final.lost:
+            break
+        for finalist in final.lost:
+            _blame(gpu, history, finalist, other)
+        lost += final.lost
+    else:
+        lost = tuple(one for one in lost if one not in final.lost)
+    return replace(final, finalists=(*final.finalists, *lost))
+
+
+def _blame(gpu: Gpu, history: History, finalist: Finalist, other: dict[str, Plan]) -> None:
+    """Mark the candidates that broke a plan: each is gated in a plan of default tiles. All of them where none breaks
+    that, so that the plan does not come back."""
+    space, plan = history.space, Plan.from_dict(finalist.plan)
+    variant, work = Variant(plan.schedule, plan.config.block_t), space.work
+    used = {
+        key: space.member(variant, step, key)
+        for step, keys in space.menus[variant].items()
+        for key in keys
+        if space.candidates[key].tile == getattr(plan.config, step)
+    }
+    if any(history.results[key].status != "ok" for key in used):
+        return  # blamed for another plan already
+    found = {
+        key: gpu.gate(work, {**other, work.direction: plan_of(work, [candidate], space.capability)})
+        for key, candidate in used.items()
+    }
+    guilty = {key: answer for key, answer in found.items() if answer["status"] != "ok"}
+    for key in guilty or found:
+        status, reason = (
+            (guilty[key]["status"], guilty[key]["reason"]) if guilty else (finalist.status, finalist.reason)
+        )
+        history.add(key, status, f"in the finals: {reason}")
+
 
 def play(
     gpu: Gpu, work: Workload, plans: list[Plan], incumbent: tuple[Plan, str] | None, other: dict[str, Plan]
@@ -58,6 +109,8 @@ def play(
     entries = [(plan, "candidate", "search") for plan in plans]
     if incumbent is not None:
         entries.append((incumbent[0], "incumbent", incumbent[1]))
+    if not entries:
+        return Final((), None)
     samples, failures = _time(gpu, work, [plan for plan, _, _ in entries])
     gated: dict[int, tuple[str, str | None]] = {}
     winner = None

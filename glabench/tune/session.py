@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
@@ -52,18 +52,23 @@ def this_arch() -> str:
 
 
 class Session:
-    """Tunes shapes. out: file that records are appended to, if any. shipping: winners also go into the table that is
-    part of the package."""
+    """Tunes shapes.
+
+    out: file that records are appended to, if any. shipping: winners also go into the table that is part of the
+    package. quiet: no sign of life but a line a tuning. arch, env: the GPU's architecture, and what makes it the one
+    that the processes see, where it is another than this machine's first.
+    """
 
     def __init__(
         self, strategy: str, budget_s: float | None = None, out: Path | None = None, shipping: bool = False,
-        console: Console | None = None,
+        console: Console | None = None, quiet: bool = False, arch: str | None = None,
+        env: Mapping[str, str | None] | None = None,
     ) -> None:  # fmt: skip
         self.console = console or Console(highlight=False, markup=False)
-        self.budget_s, self.shipping = budget_s, shipping
+        self.budget_s, self.shipping, self.quiet = budget_s, shipping, quiet
         self._lines = None if out is None else Lines(out)
-        arch = this_arch()
-        self._gpu, self._pool = Gpu(), CompilePool(arch)
+        arch = arch or this_arch()
+        self._gpu, self._pool = Gpu(env=env), CompilePool(arch, env=env)
         self._gpu.start()
         self._tuner = Tuner(
             self._gpu,
@@ -83,21 +88,26 @@ class Session:
         if self._lines is not None:
             self._lines.close()
 
-    def run(self, works: Sequence[Workload]) -> bool:
-        """Tune the workloads of one shape; whether each has a winner."""
+    def run_all(self, groups: Sequence[Sequence[Workload]]) -> int:
+        """Tune one shape after another; how many of them have a workload without a winner."""
+        following = [*groups[1:], ()]
+        return sum(not self.run(works, ahead) for works, ahead in zip(groups, following, strict=True))
+
+    def run(self, works: Sequence[Workload], following: Sequence[Workload] = ()) -> bool:
+        """Tune the workloads of one shape, those that follow it in mind; whether each has a winner."""
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed} measured"))
-        with Progress(*columns, TimeElapsedColumn(), console=self.console, transient=True) as bar:
+        with Progress(*columns, TimeElapsedColumn(), console=self.console, transient=True, disable=self.quiet) as bar:
             task, said = bar.add_task(describe(works[0]), total=None), time.monotonic()
 
             def trial(search: Search) -> None:
                 nonlocal said
                 bar.advance(task)
-                if not self.console.is_terminal and time.monotonic() - said > SAY_EVERY_S:
+                if not self.quiet and not self.console.is_terminal and time.monotonic() - said > SAY_EVERY_S:
                     said = time.monotonic()
                     self.console.print(f"{describe(works[0])}: {bar.tasks[0].completed:.0f} tried", soft_wrap=True)
 
             self._tuner.progress = trial
-            tunings = self._tuner.tune(works, self.budget_s)
+            tunings = self._tuner.tune(works, self.budget_s, following)
         header = asdict(header_of(self.machine))
         for tuning in tunings:
             if self._lines is not None:

@@ -50,7 +50,7 @@ def space_of(work: Workload, capability: int) -> Space:
             menu.setdefault(candidate.step, []).append(one)
         steps = launches_of(work, Plan(variant.schedule, base_config(work, variant, capability)))
         if set(menu) == set(steps):
-            menus[variant] = {step: tuple(dict.fromkeys(keys)) for step, keys in menu.items()}
+            menus[variant] = {step: tuple(dict.fromkeys(menu[step])) for step in steps}
     used = {one for menu in menus.values() for keys in menu.values() for one in keys}
     return Space(
         work,

@@ -115,7 +115,7 @@ def halving(history: History) -> Iterator[list[Request]]:
     space = history.space
     rung = sorted(space.candidates, key=lambda key: least_total(space, key, space.predicted_ms.__getitem__))
     rung, samples = rung[: most(history)], RUNG_SAMPLES
-    while len(rung) > len(PASSES):
+    while len(rung) > len(PASSES) or not history.results:
         yield [Request(key, samples) for key in rung]
         rung = sorted(rung, key=lambda key: least_total(space, key, history.ms))
         rung, samples = rung[: len(rung) // 2], 2 * samples

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -42,18 +43,39 @@ class Tuner:
     incumbent: Callable[[Workload], Choice | None] = lambda work: None
     environment: Callable[[], dict[str, Any]] = dict
     progress: Callable[[Search], None] = lambda search: None
+    _prepared: dict[tuple[Workload, ...], tuple[Searcher, list[Search]]] = field(default_factory=dict, init=False)
 
-    def tune(self, works: Sequence[Workload], budget_s: float | None = None) -> list[Tuning]:
+    def tune(
+        self, works: Sequence[Workload], budget_s: float | None = None, following: Sequence[Workload] = ()
+    ) -> list[Tuning]:
         """Tune workloads of one shape, forward before backward; one record each, whatever happened.
 
-        budget_s: seconds for all of them together; the search ends some seconds before.
+        budget_s: seconds for all of them together; the search ends some seconds before. following: the workloads to be
+        tuned next, whose first kernels compile while these are measured.
         """
         began, started = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
+        searcher, searches = self._prepared.pop(tuple(works), None) or self._prepare(works)
+        searcher.deadline = None if budget_s is None else began + max(budget_s - FINALS_S, 0.0)
+        searcher.progress = self.progress
+        with ThreadPoolExecutor(1) as beside:
+            ahead = beside.submit(self._prepare, following) if following else None
+            tunings = self._tune(works, searcher, searches, budget_s, began, started)
+            if ahead is not None:
+                self._prepared[tuple(following)] = ahead.result()
+        return tunings
+
+    def _prepare(self, works: Sequence[Workload]) -> tuple[Searcher, list[Search]]:
+        """Enumerate the space and have the first candidates compiled."""
         strategy = STRATEGIES[self.strategy]
         searches = [Search.of(History(space_of(work, self.capability)), strategy) for work in works]
-        deadline = None if budget_s is None else began + max(budget_s - FINALS_S, 0.0)
-        searcher = Searcher(self.gpu, self.compiler, deadline, self.progress)
+        searcher = Searcher(self.gpu, self.compiler)
         searcher.begin(searches)
+        return searcher, searches
+
+    def _tune(
+        self, works: Sequence[Workload], searcher: Searcher, searches: list[Search], budget_s: float | None,
+        began: float, started: str,
+    ) -> list[Tuning]:  # fmt: skip
         incumbents = [self.incumbent(work) for work in works]
         self._compile_ahead(works, incumbents)
         searcher.run()
@@ -79,12 +101,10 @@ class Tuner:
 
     def _finish(self, search: Search, incumbent: Choice | None, found: dict[str, Plan]) -> finals.Final:
         """The finals of one workload; its winner is added to ``found``, which a later direction is gated with."""
-        work = search.history.space.work
-        plans = finals.contenders(search.history)
         known = None if incumbent is None else (incumbent.plan, incumbent.origin)
-        final = finals.play(self.gpu, work, plans, known, found)
+        final = finals.decide(self.gpu, search.history, known, found)
         if final.winner is not None:
-            found[work.direction] = Plan.from_dict(final.finalists[final.winner].plan)
+            found[search.history.space.work.direction] = Plan.from_dict(final.finalists[final.winner].plan)
         return final
 
     def _record(

@@ -19,8 +19,10 @@ DIRECTIONS: dict[str, tuple[Direction, ...]] = {"fwd": ("fwd",), "bwd": ("bwd",)
 SHAPE = "B,T,H,K,V"
 
 
-def of_sweep(name: str) -> list[list[Workload]]:
-    """The workloads of a sweep given by file or name; UserError when it has none."""
+def of_sweep(name: str, mode: str | None = None) -> list[list[Workload]]:
+    """The workloads of a sweep given by file or name, by shape; of the directions of ``mode`` alone where it is given.
+    UserError when there are none."""
+    wanted = ("fwd", "bwd") if mode is None else directions(mode)
     chosen = load(find(name))
     check(chosen)
     groups = of_cases(expand(chosen, "cuda").cases)
@@ -28,7 +30,10 @@ def of_sweep(name: str) -> list[list[Workload]]:
         raise UserError(
             f"{name}: has no case of the system gla in mode fwd, bwd or fwdbwd, so there is nothing to tune"
         )
-    return groups
+    left = [[work for work in group if work.direction in wanted] for group in groups]
+    if not any(left):
+        raise UserError(f"--mode {mode}: no case of {name} runs that direction")
+    return [group for group in left if group]
 
 
 def of_cases(cases: Iterable[Case]) -> list[list[Workload]]:
@@ -57,7 +62,12 @@ def of_shape(text: str, dtype: str = "bf16", mode: str = "fwdbwd") -> list[Workl
         raise UserError(f"shape {text}: expected {SHAPE}, five integers > 0 such as 4,2048,16,128,128")
     if dtype not in DTYPE_BYTES:
         raise UserError(f"--dtype {dtype}: unknown dtype{did_you_mean(dtype, DTYPE_BYTES)}")
+    B, T, H, K, V = sizes
+    return [Workload(direction, B, T, H, K, V, dtype) for direction in directions(mode)]
+
+
+def directions(mode: str) -> tuple[Direction, ...]:
+    """The directions of a mode; UserError for one that does not exist."""
     if mode not in DIRECTIONS:
         raise UserError(f"--mode {mode}: unknown mode{did_you_mean(mode, DIRECTIONS)}")
-    B, T, H, K, V = sizes
-    return [Workload(direction, B, T, H, K, V, dtype) for direction in DIRECTIONS[mode]]
+    return DIRECTIONS[mode]

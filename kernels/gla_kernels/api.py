@@ -68,8 +68,7 @@ def gla(
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, g, initial_state)):
         works.append(replace(fwd, direction="bwd"))
     if config == "tune":
-        for work in works:
-            tune(work, q.device)
+        tune(works, q.device)
     machine = machine_of(q.device)
     plans = [plan_of(work, config, machine) for work in works]
     if config not in (None, "tune"):

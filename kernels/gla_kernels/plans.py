@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Literal
 
@@ -70,21 +71,21 @@ def check_plan(plan: Plan, work: Workload, machine: Machine) -> None:
 _tried: set[tuple[object, ...]] = set()
 
 
-def tune(work: Workload, device: torch.device) -> None:
-    """Tune one direction of a call on the CUDA device, unless its shape class is in the GPU's own table already or
-    was tried by this process before. A tuner that fails is warned of, no more."""
+def tune(works: Sequence[Workload], device: torch.device) -> None:
+    """Tune the directions of a call on the CUDA device, together, but for those whose shape class is in the GPU's own
+    table already or was tried by this process before. A tuner that fails is warned of, no more."""
     machine = machine_of(device)
-    choice = plan_for(work, machine)
-    attempt = (*key_of(work), machine)
-    if choice.here or attempt in _tried:
+    choices = {work: plan_for(work, machine) for work in works if (*key_of(work), machine) not in _tried}
+    new = [work for work, choice in choices.items() if not choice.here]
+    if not new:
         return
-    _tried.add(attempt)
+    _tried.update((*key_of(work), machine) for work in new)
     try:
         tuner = import_module("glabench.tune.on_demand")  # the harness, which this package does without otherwise
         with torch.cuda.device(device):
-            tuner.tune(work)
+            tuner.tune(new)
     except Exception as error:
         reason = (str(error) or "no reason given").splitlines()[0]
-        message = f'config="tune": {type(error).__name__}: {reason}; going on with the plan that is {choice.origin}'
-        warnings.warn(message, stacklevel=3)
+        origins = " and ".join(dict.fromkeys(choices[work].origin for work in new))
+        warnings.warn(f'config="tune": {type(error).__name__}: {reason}; going on with plans {origins}', stacklevel=3)
     refresh()

@@ -154,11 +154,11 @@ def test_a_plan_for_another_head_dimension_is_refused():
 def tuner(tables, machine, monkeypatch):
     """A tuner in the place of glabench's; what it is asked for is in ``asked``, what it does in ``does``."""
     module = ModuleType("glabench.tune.on_demand")
-    module.asked, module.does = [], lambda work: None  # type: ignore[attr-defined]
+    module.asked, module.does = [], lambda works: None  # type: ignore[attr-defined]
 
-    def tune(work: Workload) -> None:
-        module.asked.append(work)
-        module.does(work)
+    def tune(works: list[Workload]) -> None:
+        module.asked.append(works)
+        module.does(works)
 
     module.tune = tune  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "glabench.tune.on_demand", module)
@@ -169,57 +169,67 @@ def tuner(tables, machine, monkeypatch):
 
 
 def test_tuning_finds_a_plan_that_is_used_from_then_on(tuner, machine, entry):
-    tuner.does = lambda work: table_files.add([entry(plan=Schedule(128))], machine)
-    plans.tune(WORK, DEVICE)
-    assert tuner.asked == [WORK]
+    tuner.does = lambda works: table_files.add([entry(plan=Schedule(128))], machine)
+    plans.tune([WORK], DEVICE)
+    assert tuner.asked == [[WORK]]
     assert choose.chosen(WORK, machine).plan.schedule == Schedule(128)
-    plans.tune(replace(WORK, T=2100), DEVICE)  # of the same class
-    assert tuner.asked == [WORK]
+    plans.tune([replace(WORK, T=2100)], DEVICE)  # of the same class
+    assert tuner.asked == [[WORK]]
+
+
+def test_the_directions_of_a_call_are_tuned_together_but_for_those_known(tuner, machine, entry):
+    backward = replace(WORK, direction="bwd")
+    plans.tune([WORK, backward], DEVICE)
+    assert tuner.asked == [[WORK, backward]]
+    plans._tried.clear()
+    keep([entry()], machine)
+    plans.tune([WORK, backward], DEVICE)
+    assert tuner.asked[1:] == [[backward]]
 
 
 def test_a_shape_that_was_tuned_here_before_is_not_tuned_again(tuner, machine, entry):
     keep([entry()], machine)
-    plans.tune(WORK, DEVICE)
+    plans.tune([WORK], DEVICE)
     assert tuner.asked == []
-    plans.tune(replace(WORK, T=4096), DEVICE)  # the nearest is good enough to run, not to be left at
-    plans.tune(replace(WORK, direction="bwd"), DEVICE)
-    assert [(work.T, work.direction) for work in tuner.asked] == [(4096, "fwd"), (2048, "bwd")]
+    longer = replace(WORK, T=4096)  # the nearest is good enough to run, not to be left at
+    plans.tune([longer], DEVICE)
+    assert tuner.asked == [[longer]]
 
 
 def test_shipped_plans_do_not_stand_for_tuning(tuner, machine, entry):
     table_files.ship([entry()], machine, table_files.SHIPPED)
     choose.refresh()
-    plans.tune(WORK, DEVICE)
-    assert tuner.asked == [WORK]
+    plans.tune([WORK], DEVICE)
+    assert tuner.asked == [[WORK]]
 
 
 def test_a_tuner_that_fails_is_warned_of_once(tuner):
-    def fail(work: Workload) -> None:
+    def fail(works: list[Workload]) -> None:
         raise RuntimeError("the GPU is busy\nand more")
 
     tuner.does = fail
-    message = r'^config="tune": RuntimeError: the GPU is busy; going on with the plan that is by the cost model$'
+    message = r'^config="tune": RuntimeError: the GPU is busy; going on with plans by the cost model$'
     with pytest.warns(UserWarning, match=message):
-        plans.tune(WORK, DEVICE)
+        plans.tune([WORK], DEVICE)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        plans.tune(WORK, DEVICE)
-    assert tuner.asked == [WORK]
+        plans.tune([WORK], DEVICE)
+    assert tuner.asked == [[WORK]]
 
 
 def test_without_the_harness_nothing_is_tuned(tuner, monkeypatch):
     monkeypatch.setitem(sys.modules, "glabench.tune.on_demand", None)
-    with pytest.warns(UserWarning, match=r"on_demand.*going on with the plan that is by the cost model"):
-        plans.tune(WORK, DEVICE)
+    with pytest.warns(UserWarning, match=r"on_demand.*going on with plans by the cost model"):
+        plans.tune([WORK], DEVICE)
 
 
 @pytest.mark.parametrize(("grad", "expected"), [(True, ["fwd", "bwd"]), (False, ["fwd"])])
 def test_only_directions_that_run_are_tuned_and_only_on_request(inputs, ran, monkeypatch, grad, expected):
-    asked: list[str] = []
+    asked: list[list[str]] = []
     monkeypatch.setattr(api, "check_config", lambda *_: None)  # which refuses to tune for a CPU
-    monkeypatch.setattr(api, "tune", lambda work, device: asked.append(work.direction))
+    monkeypatch.setattr(api, "tune", lambda works, device: asked.append([work.direction for work in works]))
     x = inputs((1, 40, 1, 16, 16), torch.float32, 1.0)
     gla(x.q, x.k, x.v.requires_grad_(grad), x.g)
     assert asked == []
     gla(x.q, x.k, x.v.requires_grad_(grad), x.g, config="tune")
-    assert asked == expected
+    assert asked == [expected]

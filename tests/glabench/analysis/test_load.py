@@ -55,3 +55,15 @@ def test_missing_paths_name_the_nearest(tmp_path: Path, make_row: Any) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=r"no \*\.jsonl file"):
         load([tmp_path / "empty"])
+
+
+def test_results_without_a_page_are_one_note(tmp_path: Path, make_row: Any) -> None:
+    (tmp_path / "a.jsonl").write_text(to_json(make_row("gla", [1.0])) + "\n")
+    for name, kind in (("compile-board", "compiled"), ("compile-quick", "compiled"), ("rival", "rival")):
+        (tmp_path / f"{name}.jsonl").write_text(f'{{"kind": "{kind}"}}\n' * 3)
+    told: list[str] = []
+    assert [row.case["system"] for row in load([tmp_path], told.append)] == ["gla"]
+    (note,) = told
+    assert note.startswith(f"{tmp_path / 'compile-board.jsonl'} and 2 more: neither rows nor tunings")
+    with pytest.raises(UserError, match=r"rival\.jsonl: neither rows nor tunings"):
+        load([tmp_path / "rival.jsonl"])

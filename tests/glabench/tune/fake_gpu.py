@@ -1,6 +1,7 @@
 """Stands in for glabench.tune.bench and compile_worker where there is no GPU: made-up times, and faults on demand.
 
-FAKE_FAULTS in the environment names what goes wrong: JSON, from the JSON of a candidate to a fault.
+FAKE_FAULTS in the environment names a file that says what goes wrong: JSON, from `name_of` a candidate to one of FAULTS.
+It is read at every request. Nothing here imports torch, so that a process that dies is soon replaced.
 """
 
 from __future__ import annotations
@@ -8,74 +9,122 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
-from gla_kernels import Plan, Workload
-from glabench.tune.candidate import Candidate, candidates_of
+Json = dict[str, Any]
 
-FAULTS: dict[str, str] = json.loads(os.environ.get("FAKE_FAULTS", "{}"))
+# What may go wrong, and the status and reason (a regular expression) that a tuner must record.
+FAULTS = {
+    "compiler aborts": ("crashed", r"^the process was killed by SIGABRT: LLVM ERROR: made up$"),
+    "compiler hangs": ("timeout", r"^no result after [\d.]+ s; the process was killed$"),
+    "does not compile": ("compile_error", r"^PTXASError: made up$"),
+    "hangs": ("timeout", r"^no result after [\d.]+ s; the process was killed$"),
+    "dies": ("crashed", r"^the process was killed by SIGABRT$"),
+    "corrupts": ("crashed", r"^AcceleratorError: CUDA error: an illegal memory access$"),
+    "wrong": ("wrong", r"^o is off by 5\.0e-01; 1\.6e-02 from the reference plan is allowed$"),
+    "differs": ("wrong", r"^two runs of the same inputs differ in o$"),
+    "oom": ("oom", r"^out of memory: 1 TiB more were needed$"),
+    "too good": ("wrong", r"^in the finals: o is off by 1\.0e\+00, 1\.0e-02 is allowed \(relative to float64\)$"),
+    "dies in a plan": ("crashed", r"^in the finals: the process was killed by SIGABRT$"),
+}
+STATES = {"fwd": ("states",), "bwd": ("states", "grad_states")}
+OTHERS = {"fwd": ("output",), "bwd": ("grad_q", "grad_k", "grad_v")}
+TOO_GOOD = ("too good", "dies in a plan")  # nothing shows until whole plans run, and they look fast
 
 
-def name_of(candidate: dict[str, Any]) -> str:
-    """The candidate as a key of FAKE_FAULTS."""
+def name_of(candidate: Json) -> str:
+    """The candidate (``Candidate.to_dict()``) as a key of the faults."""
     return json.dumps(candidate, sort_keys=True)
 
 
-def ms_of(candidate: Candidate) -> float:
+def faults() -> dict[str, str]:
+    """What goes wrong now."""
+    path = os.environ.get("FAKE_FAULTS")
+    found: dict[str, str] = json.loads(Path(path).read_text()) if path else {}
+    return found
+
+
+def ms_of(candidate: Json) -> float:
     """A made-up time: some tile, some variant is best, and every dimension matters."""
-    tile, schedule = candidate.tile, candidate.variant.schedule
-    text = f"{candidate.step}{tile.block_k}"
+    (block_k, block_v, num_warps, num_stages), schedule = candidate["tile"], candidate["schedule"]
+    text = f"{candidate['step']}{block_k}"
     bias = int(hashlib.sha256(text.encode()).hexdigest()[:4], 16) / 65536  # another best width for each pass
-    ms = 1.0 + abs(tile.block_v - 64) / 64 + bias + 0.2 * abs(tile.num_stages - 2) + 0.1 * (tile.num_warps != 4)
-    ms *= 1.0 + abs(schedule.chunk - 64) / 64 + 0.3 * (not schedule.materialize)
-    return ms * (1.0 + 16 / candidate.variant.block_t) * (1.0 if schedule.rows == candidate.variant.block_t else 1.2)
+    ms = 1.0 + abs(block_v - 64) / 64 + bias + 0.2 * abs(num_stages - 2) + 0.1 * (num_warps != 4)
+    ms *= 1.0 + abs(schedule["chunk"] - 64) / 64 + 0.3 * (not schedule["materialize"])
+    block_t = candidate["block_t"]
+    ms *= (1.0 + 16 / block_t) * (1.0 if schedule["sub_chunk"] == block_t else 1.2)
+    return float(ms * (0.1 if faults().get(name_of(candidate)) in TOO_GOOD else 1.0))
 
 
-def handle(request: dict[str, Any]) -> dict[str, Any]:
+def handle(request: Json) -> Json:
     """What bench and compile_worker answer, by the request's form."""
     if "do" not in request:
         return _compile(request)
     if request["do"] == "environment":
-        return {"status": "ok", "reason": None, "environment": {"device": "made up", "memory_bytes": 2**36}}
-    work = Workload.from_dict(request["workload"])
-    if request["do"] == "gate":
-        return _gate(work, request)
-    if request["do"] == "final":
-        plans = [Plan.from_dict(plan) for plan in request["plans"]]
-        totals = [sum(ms_of(one) for one in candidates_of(work, plan, 90)) for plan in plans]
-        return {"status": "ok", "reason": None, "samples_ms": [[ms] * request["samples"] for ms in totals]}
-    return _trial(request)
+        return ok(environment={"device": "made up", "memory_bytes": 2**36, "capability": "9.0"})
+    return {"ready": _ready, "trial": _trial, "final": _final, "gate": _gate}[request["do"]](request)
 
 
-def _compile(request: dict[str, Any]) -> dict[str, Any]:
-    fault = FAULTS.get(name_of(request["candidate"]))
+def ok(**values: Any) -> Json:
+    return {"status": "ok", "reason": None, **values}
+
+
+def _ready(request: Json) -> Json:
+    return ok()
+
+
+def _compile(request: Json) -> Json:
+    fault = faults().get(name_of(request["candidate"]))
     if fault == "compiler aborts":
+        print("LLVM ERROR: made up", file=sys.stderr, flush=True)
         os.abort()
+    if fault == "compiler hangs":
+        time.sleep(600)
     if fault == "does not compile":
         return {"status": "compile_error", "reason": "PTXASError: made up", "compiled": None}
-    return {"status": "ok", "reason": None, "compiled": {"registers": 128, "spill_bytes": 0, "shared_bytes": 1024}}
+    return ok(compiled={"registers": 128, "spill_bytes": 0, "shared_bytes": 1024})
 
 
-def _trial(request: dict[str, Any]) -> dict[str, Any]:
-    fault = FAULTS.get(name_of(request["candidate"]))
+def _trial(request: Json) -> Json:
+    fault = faults().get(name_of(request["candidate"]))
     if fault == "hangs":
-        time.sleep(60)
+        time.sleep(600)
     if fault == "dies":
         os.abort()
-    if fault == "corrupts":
-        return {"status": "crashed", "reason": "AcceleratorError: CUDA error: an illegal memory access"}
-    if fault == "wrong":
-        return {"status": "wrong", "reason": "o is off by 5.0e-01; 1.6e-02 from the reference plan is allowed"}
-    if fault == "oom":
-        return {"status": "oom", "reason": "out of memory: 1 TiB more were needed"}
-    ms = ms_of(Candidate.from_dict(request["candidate"])) * (0.1 if fault == "too good" else 1.0)
-    return {"status": "ok", "reason": None, "samples_ms": [ms] * request["samples"]}
+    if fault in ("corrupts", "wrong", "differs", "oom"):
+        status, reason = FAULTS[fault]
+        return {"status": status, "reason": reason.strip("^$").replace("\\", "")}
+    few = request["enough_ms"] is not None and ms_of(request["candidate"]) > request["enough_ms"]
+    return ok(samples_ms=[ms_of(request["candidate"])] * (2 if few else request["samples"]))
 
 
-def _gate(work: Workload, request: dict[str, Any]) -> dict[str, Any]:
-    plan = Plan.from_dict(request["plans"][work.direction])
-    passes = (name_of(one.to_dict()) for one in candidates_of(work, plan, 90))
-    if any(FAULTS.get(one) == "too good" for one in passes):
+def _final(request: Json) -> Json:
+    totals = []
+    for plan in request["plans"]:
+        passes = _passes(request["workload"], plan)
+        if any(faults().get(name_of(one)) == "dies in a plan" for one in passes):
+            os.abort()
+        totals.append(sum(map(ms_of, passes)))
+    return ok(samples_ms=[[ms] * request["samples"] for ms in totals])
+
+
+def _gate(request: Json) -> Json:
+    plan = request["plans"][request["workload"]["direction"]]
+    found = {faults().get(name_of(one)) for one in _passes(request["workload"], plan)}
+    if "dies in a plan" in found:
+        os.abort()
+    if "too good" in found:
         return {"status": "wrong", "reason": "o is off by 1.0e+00, 1.0e-02 is allowed (relative to float64)"}
-    return {"status": "ok", "reason": None}
+    return ok()
+
+
+def _passes(workload: Json, plan: Json) -> list[Json]:
+    """The plan's candidates, for sequences that are no longer than a segment of the backward pass."""
+    assert workload["T"] <= 1024
+    states = STATES[workload["direction"]] if plan["schedule"]["materialize"] else ()
+    shared = {"schedule": plan["schedule"], "block_t": plan["block_t"]}
+    steps = (*states, *OTHERS[workload["direction"]])
+    return [{**shared, "step": step, "tile": plan["tiles"][step]} for step in steps]

@@ -1,0 +1,174 @@
+"""The space of a workload: every launch that can run, each once, and which variants it belongs to."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from gla_kernels import Plan, Schedule, Tile, Workload
+from gla_kernels.config import PASSES, feasible, tiles
+from gla_kernels.table import steps_of
+from glabench.tune.candidate import Candidate, Variant, candidates_of, key, launch_of, plan_of
+from glabench.tune.history import History
+from glabench.tune.space import Space, space_of
+
+FWD = Workload("fwd", 2, 300, 4, 64, 64)
+BWD = replace(FWD, direction="bwd")
+WIDE = Workload("bwd", 2, 300, 4, 256, 256)
+
+
+@pytest.fixture(scope="module", params=[FWD, BWD, WIDE, replace(FWD, schedule=Schedule(64, 32, False))], ids=str)
+def space(request: pytest.FixtureRequest) -> Space:
+    return space_of(request.param, 90)
+
+
+def test_a_menu_has_every_tile_that_can_run_and_no_other(space: Space) -> None:
+    work = space.work
+    for variant, menu in space.menus.items():
+        assert tuple(menu) == steps_of(work, variant.schedule)
+        for step, keys in menu.items():
+            offered = [space.member(variant, step, one) for one in keys]
+            can_run = []
+            for tile in tiles(step, work.K, work.V):
+                one = Candidate(variant, step, tile)
+                if feasible(step, plan_of(work, [one], 90), work, 90) is None:
+                    can_run.append(one)
+            assert offered == can_run
+
+
+def test_every_launch_is_listed_once_under_the_key_that_tells_it_apart(space: Space) -> None:
+    listed = {one for menu in space.menus.values() for keys in menu.values() for one in keys}
+    assert listed == set(space.candidates) == set(space.predicted_ms)
+    assert all(ms > 0 for ms in space.predicted_ms.values())
+    few = list(space.candidates.items())[:: max(1, len(space.candidates) // 40)]
+    assert [key(launch_of(space.work, candidate, 90)) for _, candidate in few] == [one for one, _ in few]
+
+
+def test_a_launch_that_variants_share_is_the_same_in_each_of_them() -> None:
+    space = space_of(FWD, 90)
+    homes: dict[str, list[Variant]] = {}
+    for variant, menu in space.menus.items():
+        for one in menu["states"] if "states" in menu else ():
+            homes.setdefault(one, []).append(variant)
+    assert any(len(found) > 1 for found in homes.values())
+    for one, found in list(homes.items())[:20]:
+        members = [space.member(variant, "states", one) for variant in found]
+        assert {(member.variant.schedule.chunk, member.variant.block_t) for member in members} == {
+            (found[0].schedule.chunk, found[0].block_t)
+        }
+        assert {key(launch_of(FWD, member, 90)) for member in members} == {one}
+
+
+def test_sub_chunks_that_make_no_difference_share_their_kernels() -> None:
+    menus = space_of(FWD, 90).menus
+    of_32, of_64 = menus[Variant(Schedule(64, 32, True), 16)], menus[Variant(Schedule(64, 64, True), 16)]
+    of_16 = menus[Variant(Schedule(64, 16, True), 16)]
+    assert of_32 == of_64  # scores beyond the row block are exact in both
+    assert of_16["states"] == of_32["states"]
+    assert not set(of_16["output"]) & set(of_32["output"])
+
+
+def test_the_key_tells_what_changes_the_time() -> None:
+    variant = Variant(Schedule(64, 64, True), 32)
+    one = Candidate(variant, "output", Tile(64, 64, 4, 1))
+    others = [
+        (FWD, replace(one, tile=Tile(64, 32, 4, 1))),
+        (FWD, replace(one, tile=Tile(64, 64, 8, 1))),
+        (FWD, replace(one, tile=Tile(64, 64, 4, 2))),
+        (FWD, replace(one, variant=Variant(Schedule(64, 64, True), 16))),
+        (FWD, replace(one, variant=Variant(Schedule(128, 64, True), 32))),
+        (FWD, replace(one, variant=Variant(Schedule(64, 64, False), 32))),
+        (replace(FWD, T=301), one),
+        (replace(FWD, B=3), one),
+        (replace(FWD, dtype="fp32"), one),
+        (replace(FWD, gated=False), one),
+    ]
+    keys = [key(launch_of(work, candidate, 90)) for work, candidate in [(FWD, one), *others]]
+    assert len(set(keys)) == len(keys)
+    assert key(launch_of(FWD, one, 90)) == keys[0]
+
+
+def test_a_gpu_with_less_shared_memory_has_a_smaller_space() -> None:
+    large = replace(FWD, K=512, V=512, dtype="fp32", schedule=Schedule(64, 64, True))
+    roomy, small = space_of(large, 90), space_of(large, 89)
+    assert set(small.menus) == set(roomy.menus)
+    assert set(small.candidates) < set(roomy.candidates)
+    assert {one.tile.block_v for one in small.candidates.values() if one.step == "output"} == {32}
+
+
+def test_a_variant_one_of_whose_passes_cannot_run_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = space_of(FWD, 90)
+
+    def refuse(step: str, plan: Plan, work: Workload, capability: int) -> str | None:
+        return "made up" if step == "output" and plan.config.block_t == 64 else feasible(step, plan, work, capability)
+
+    monkeypatch.setattr("glabench.tune.space.feasible", refuse)
+    space = space_of(FWD, 90)
+    assert set(space.menus) == {variant for variant in whole.menus if variant.block_t < 64}
+    assert {one.variant.block_t for one in space.candidates.values()} == {16, 32}
+
+
+def test_a_schedule_asked_for_is_the_only_one() -> None:
+    asked = Schedule(128, 64, False)
+    space = space_of(replace(FWD, schedule=asked), 90)
+    assert {variant.schedule for variant in space.menus} == {asked}
+    assert [variant.block_t for variant in space.menus] == [16, 32, 64]
+
+
+def test_candidates_and_plans_are_made_of_each_other() -> None:
+    space = space_of(BWD, 90)
+    variant = next(v for v in space.menus if v.schedule.materialize and v.block_t == 32)
+    chosen = [space.member(variant, step, keys[-1]) for step, keys in space.menus[variant].items()]
+    plan = plan_of(BWD, chosen, 90)
+    assert (plan.schedule, plan.config.block_t) == (variant.schedule, 32)
+    assert candidates_of(BWD, plan, 90) == chosen
+    assert Plan.from_dict(plan.to_dict()) == plan
+    assert [Candidate.from_dict(one.to_dict()) for one in chosen] == chosen
+    assert {one.step for one in chosen} == set(PASSES) - {"output"}
+
+
+# --- What is known of it ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def history() -> History:
+    return History(space_of(replace(FWD, schedule=Schedule(64, 64, True)), 90))
+
+
+def test_a_plan_takes_the_sum_of_the_best_of_its_passes(history: History) -> None:
+    variant, other = list(history.space.menus)[:2]
+    menu = history.space.menus[variant]
+    assert history.best(variant, "states") == menu["states"][0]
+    assert history.total(variant) == float("inf")
+    for one, ms in zip(menu["states"], (3.0, 2.0, 4.0), strict=False):
+        history.add(one, "ok", None, [ms])
+    assert history.total(variant) == float("inf")  # one of its passes has no time
+    assert history.ranking() == []
+    history.add(menu["output"][5], "ok", None, [7.0])
+    assert history.best(variant, "states") == menu["states"][1]
+    assert history.total(variant) == 9.0
+    for keys in history.space.menus[other].values():
+        history.add(keys[0], "ok", None, [4.0])
+    assert history.ranking() == [other, variant]
+    assert history.fastest == {"states": 2.0, "output": 4.0}
+
+
+def test_samples_add_up_and_a_failure_is_the_end_of_a_candidate(history: History) -> None:
+    one, two = list(history.space.candidates)[:2]
+    history.add(one, "ok", None, [5.0, 1.0])
+    history.add(one, "ok", None, [2.0])
+    assert (history.ms(one), history.results[one].samples_ms) == (2.0, [5.0, 1.0, 2.0])
+    history.add(one, "wrong", "o is off")
+    assert (history.ms(one), history.results[one].reason) == (float("inf"), "o is off")
+    assert history.ms(two) == float("inf")
+
+
+def test_predictions_rank_variants(history: History) -> None:
+    space = history.space
+    for variant in space.menus:
+        cheapest = [min(space.predicted_ms[one] for one in keys) for keys in space.menus[variant].values()]
+        assert space.predicted_total(variant) == pytest.approx(sum(cheapest))
+    order = sorted(space.menus, key=space.predicted_total)
+    assert all(space.predicted_total(a) <= space.predicted_total(b) for a, b in pairwise(order))

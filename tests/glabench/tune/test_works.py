@@ -1,0 +1,82 @@
+"""Which workloads a sweep or a shape asks to tune."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gla_kernels import Schedule, Workload
+from gla_kernels.table import key_of
+from glabench.errors import UserError
+from glabench.spec.case import Case
+from glabench.tune.works import is_shape, of_cases, of_shape, of_sweep
+
+SHAPE: dict[str, Any] = {"B": 1, "T": 64, "H": 2, "K": 32, "V": 32}
+
+
+def test_a_shape_in_both_directions() -> None:
+    assert of_shape("4,2048, 16,128,256") == [
+        Workload("fwd", 4, 2048, 16, 128, 256, "bf16"),
+        Workload("bwd", 4, 2048, 16, 128, 256, "bf16"),
+    ]
+    assert of_shape("1,2,3,4,5", "fp32", "bwd") == [Workload("bwd", 1, 2, 3, 4, 5, "fp32")]
+
+
+@pytest.mark.parametrize("text", ["1,2,3,4", "1,2,3,4,5,6", "0,2,3,4,5", "1,,3,4,5", ","])
+def test_what_is_no_shape(text: str) -> None:
+    assert is_shape(text)
+    with pytest.raises(UserError, match=rf"^shape {text}: expected B,T,H,K,V"):
+        of_shape(text)
+
+
+def test_names_are_no_shapes() -> None:
+    assert not any(map(is_shape, ("board", "1,2,x", "my_model.yaml", "")))
+
+
+def test_what_is_misspelt() -> None:
+    with pytest.raises(UserError, match=r"--dtype bf17: unknown dtype.*bf16"):
+        of_shape("1,2,3,4,5", "bf17")
+    for name in ("1,2,3,4,5", "board"):
+        with pytest.raises(UserError, match=r"--mode bwdd: unknown mode.*bwd"):
+            of_shape(name, mode="bwdd") if "," in name else of_sweep(name, "bwdd")
+
+
+def test_cases_of_one_shape_are_one_group_with_each_direction_once() -> None:
+    cases = [
+        Case("gla", **SHAPE, mode="bwd"),
+        Case("fla", **SHAPE, mode="fwd"),
+        Case("gla", **SHAPE, mode="fwd"),
+        Case("gla", **SHAPE, mode="fwd", initial_state=True),
+        Case("gla", **SHAPE, mode="fwdbwd", gate_strength=None),
+        Case("gla", **SHAPE, mode="fwd", gate_strength=8.0),
+        Case("gla", **SHAPE, mode="fwd", chunk=64, sub_chunk=16, materialize=False),
+        Case("gla_recurrent", **SHAPE, mode="step"),
+    ]
+    fwd = Workload("fwd", 1, 64, 2, 32, 32)
+    ungated = [Workload(name, 1, 64, 2, 32, 32, gated=False) for name in ("fwd", "bwd")]
+    asked = Workload("fwd", 1, 64, 2, 32, 32, schedule=Schedule(64, 16, False))
+    assert of_cases(cases) == [[fwd, Workload("bwd", 1, 64, 2, 32, 32)], ungated, [asked]]
+
+
+def test_a_mode_leaves_the_other_direction_out(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("title: x\ndefaults: {B: 1, T: 64, H: 2, K: 32, V: 32}\naxes: {system: gla, mode: [fwd]}\n")
+    assert [[work.direction for work in group] for group in of_sweep(str(path), "fwdbwd")] == [["fwd"]]
+    with pytest.raises(UserError, match=r"--mode bwd: no case of .*mine.yaml runs that direction"):
+        of_sweep(str(path), "bwd")
+    assert {work.direction for group in of_sweep("board", "bwd") for work in group} == {"bwd"}
+
+
+def test_the_grid_of_the_shipped_plans_and_the_board_share_no_class() -> None:
+    board, grid = ([work for group in of_sweep(name) for work in group] for name in ("board", "tuning_grid"))
+    assert len({key_of(work) for work in grid}) == len(grid)
+    assert not {key_of(work) for work in grid} & {key_of(work) for work in board}
+
+
+def test_the_random_shapes_are_tuned_nowhere() -> None:
+    tuned = {work for name in ("board", "tuning_grid") for group in of_sweep(name) for work in group}
+    drawn = [work for group in of_sweep("random_shapes") for work in group]
+    assert len(set(drawn)) == len(drawn) == 100
+    assert not tuned & set(drawn)
