@@ -1,6 +1,7 @@
 """The process that has the GPU: it times candidates and whole plans, and gates winners.
 
-Runs as a child that may die (glabench.run.child). Requests, by "do", with the workload as a dict in each but the last, and perhaps the first:
+Runs as a child that may die (glabench.run.child). Requests, by "do", with the workload as a dict in each but the last,
+and perhaps the first:
     ready                                   -> {"status", "reason"}                   inputs made
     trial   candidate, samples, enough_ms   -> {"status", "reason", "samples_ms"}     one kernel, screened, then timed
     final   plans, samples                  -> {"samples_ms": [[...], ...]}           whole plans, in turns
@@ -22,12 +23,12 @@ from gla_kernels import Plan, Workload
 from glabench.hardware.crosscompile import local_arch
 from glabench.hardware.environment import environment
 from glabench.run import failures, gate
-from glabench.run.measure import ColdSampler
+from glabench.run.measure import Call, ColdSampler
 from glabench.run.settings import Settings
 from glabench.spec.catalog import CATALOG
 from glabench.systems.gla import PlannedGla
 from glabench.tune.candidate import Candidate
-from glabench.tune.stage import Stage, WrongResult, case_of
+from glabench.tune.stage import Stage, UnequalRuns, WrongResult, case_of
 
 SETTINGS = Settings.for_device("cuda")
 FEWEST_SAMPLES = 2  # of a candidate that is far behind
@@ -68,13 +69,28 @@ def _ready(work: Workload, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _trial(work: Workload, request: dict[str, Any]) -> dict[str, Any]:
-    call = _stage_of(work).trial(Candidate.from_dict(request["candidate"]))
+    call = _screened(work, Candidate.from_dict(request["candidate"]))
     sampler = ColdSampler([call])
     samples = _samples(sampler, FEWEST_SAMPLES)
     enough = request.get("enough_ms")
     if enough is None or min(samples) <= enough:
         samples += _samples(sampler, max(0, request["samples"] - FEWEST_SAMPLES))
     return {"status": "ok", "reason": None, "samples_ms": samples}
+
+
+def _screened(work: Workload, candidate: Candidate) -> Call:
+    """The candidate, ready to be timed. Raises WrongResult.
+
+    What is off is judged again, on everything made anew: a kernel before it may have written where it must not, into
+    the inputs or what all are compared with.
+    """
+    try:
+        return _stage_of(work).trial(candidate)
+    except UnequalRuns:
+        raise
+    except WrongResult:
+        _clear_stages()
+    return _stage_of(work).trial(candidate)
 
 
 def _samples(sampler: ColdSampler, count: int) -> list[float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
@@ -25,7 +26,7 @@ class CompilePool:
 
     Every future comes to {"status": "ok", "compile_error", "crashed", "timeout" or "oom"; "reason": one line, or None
     for ok; "compiled": the entry of glabench.hardware.crosscompile, where there is one}. What was submitted first
-    begins first, and a kernel that was submitted before is the same future, unless that was cancelled. limit_s: what
+    begins first, and a kernel that was submitted before is the same future, unless that was forgotten. limit_s: what
     takes longer is killed. env: changes to the processes' environment.
     """
 
@@ -40,6 +41,7 @@ class CompilePool:
         self._idle = list(self._children)
         self._threads = ThreadPoolExecutor(self.jobs, thread_name_prefix=f"compile-{arch}")
         self._futures: dict[str, Future[Answer]] = {}
+        self._wanted: Counter[Future[Answer]] = Counter()  # how often each was asked for, and not forgotten
         self._lock = threading.Lock()
 
     def submit(self, work: Workload, candidate: Candidate) -> Future[Answer]:
@@ -56,6 +58,13 @@ class CompilePool:
         launches = shipped_launches(work, self._capability, initial_state)
         shared = {"workload": work.to_dict(), "candidate": None, "initial_state": initial_state, "arch": self.arch}
         return {step: self._submit(kernel_key(launch), shared | {"step": step}) for step, launch in launches.items()}
+
+    def forget(self, future: Future[Answer]) -> None:
+        """One of those who submitted it does not wait for it any more; nobody's is cancelled, if it has not begun."""
+        with self._lock:
+            self._wanted[future] -= 1
+            if self._wanted[future] <= 0:
+                future.cancel()
 
     def close(self) -> None:
         """Cancel what has not begun and kill the processes; what is under way comes to "crashed"."""
@@ -74,6 +83,7 @@ class CompilePool:
         with self._lock:
             if key not in self._futures or self._futures[key].cancelled():
                 self._futures[key] = self._threads.submit(self._compile, request)
+            self._wanted[self._futures[key]] += 1
             return self._futures[key]
 
     def _compile(self, request: dict[str, Any]) -> Answer:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Protocol
 
 from gla_kernels import Schedule, Workload
@@ -24,6 +25,8 @@ class Compiler(Protocol):
     """Who compiles: glabench.tune.compiler.CompilePool."""
 
     def submit(self, work: Workload, candidate: Candidate) -> Future[Answer]: ...
+
+    def forget(self, future: Future[Answer]) -> None: ...
 
 
 @dataclass(eq=False)
@@ -100,9 +103,8 @@ class Searcher:
         """Measure no more, and have no more compiled: the next shape would wait for it."""
         for search in self._searches:
             search.stopped = search.stopped or "the budget was spent"
-        for job in self._jobs:
-            for future in (job.own, *job.needs):
-                future.cancel()
+        for future in (*(job.own for job in self._jobs), *chain.from_iterable(self._references.values())):
+            self.compiler.forget(future)
         self._jobs.clear()
 
     def _advance(self, search: Search) -> None:

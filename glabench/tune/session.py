@@ -96,7 +96,8 @@ class Session:
     def run(self, works: Sequence[Workload], following: Sequence[Workload] = ()) -> bool:
         """Tune the workloads of one shape, those that follow it in mind; whether each has a winner."""
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed} measured"))
-        with Progress(*columns, TimeElapsedColumn(), console=self.console, transient=True, disable=self.quiet) as bar:
+        drawn = self.console.is_terminal and not self.quiet
+        with Progress(*columns, TimeElapsedColumn(), console=self.console, transient=True, disable=not drawn) as bar:
             task, said = bar.add_task(describe(works[0]), total=None), time.monotonic()
 
             def trial(search: Search) -> None:

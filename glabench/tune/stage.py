@@ -29,7 +29,11 @@ GATE_STRENGTH = 1.0  # g = logsigmoid(N(0, 1)), as in the sweeps
 
 
 class WrongResult(Exception):
-    """A candidate computes something else than the reference plan, or not the same twice."""
+    """A candidate computes something else than the reference plan."""
+
+
+class UnequalRuns(WrongResult):
+    """A candidate does not compute the same twice."""
 
 
 def case_of(work: Workload) -> Case:
@@ -149,7 +153,7 @@ def _run_on_poison(launch: Launch, outputs: tuple[str, ...]) -> dict[str, torch.
 def _compare(name: str, first: torch.Tensor, second: torch.Tensor, right: torch.Tensor, allowed: float) -> None:
     short = name.removeprefix("p_")
     if not torch.equal(first, second) and not bool(torch.isnan(first).any()):
-        raise WrongResult(f"two runs of the same inputs differ in {short}")
+        raise UnequalRuns(f"two runs of the same inputs differ in {short}")
     error = float(torch.linalg.vector_norm(first.float() - right.float()) / torch.linalg.vector_norm(right.float()))
     if not error <= allowed:
         what = "has values that are NaN or infinite" if not math.isfinite(error) else f"is off by {error:.1e}"

@@ -186,4 +186,4 @@ def check_strategy(name: str) -> None:
     if name not in STRATEGIES:
         raise UserError(f"--strategy {name}: unknown strategy{did_you_mean(name, STRATEGIES)}")
     if name == "tpe" and find_spec("optuna") is None:
-        raise UserError("--strategy tpe: the package optuna is not installed; pip install 'glabench[tpe]'")
+        raise UserError("--strategy tpe: the package optuna is not installed; pip install 'glabench[tune]'")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -54,7 +54,8 @@ class Tuner:
         tuned next, whose first kernels compile while these are measured.
         """
         began, started = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
-        searcher, searches = self._prepared.pop(tuple(works), None) or self._prepare(works)
+        key = tuple(works)
+        searcher, searches = self._prepared.pop(key) if key in self._prepared else self._prepare(works)
         searcher.deadline = None if budget_s is None else began + max(budget_s - FINALS_S, 0.0)
         searcher.progress = self.progress
         with ThreadPoolExecutor(1) as beside:

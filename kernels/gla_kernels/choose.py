@@ -7,6 +7,7 @@ nearest one serves. Without any, the cost model decides.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -33,8 +34,9 @@ from .launch import interpreting
 from .model import predict_ms
 from .table import Entry, Machine, ShapeClass, Table, refusal, shape_class
 
-# How far a tuned class may be to serve another: factors of two of T and of B*H together.
-FARTHEST = 4
+# How far a tuned class may be to serve another, in factors of two: of T, and of B*H, which count three times.
+FARTHEST = 8.0
+HEADS_COUNT = 3.0
 
 
 @dataclass(frozen=True)
@@ -153,8 +155,8 @@ def _sources(machine: Machine) -> tuple[tuple[_Source, ...], ...]:
 
 
 def _candidates(work: Workload, shape: ShapeClass, sources: Iterable[_Source]) -> Iterator[tuple[Entry, _Source]]:
-    """Entries that may serve the workload, nearest class first; a tie goes to the earlier source, then to the length
-    that is nearer, then to the smaller class.
+    """Entries that may serve the workload: that of its class, then the nearest; a tie goes to the earlier source, then
+    to the length that is nearer, then to the smaller class.
 
     A plan that won with every schedule allowed serves those who ask for its schedule as well.
     """
@@ -167,20 +169,31 @@ def _candidates(work: Workload, shape: ShapeClass, sources: Iterable[_Source]) -
             if asked.schedule != work.schedule and (asked.schedule or entry.plan.schedule) != work.schedule:
                 continue
             other = entry.shape
-            lengths, heads = _octaves(other.T, shape.T), _octaves(other.heads, shape.heads)
-            if (other.K, other.V) == (shape.K, shape.V) and lengths + heads <= FARTHEST:
-                order = (lengths + heads, rank, asked.schedule != work.schedule, lengths, other.T, other.heads)
+            lengths = _octaves(asked.T, work.T)
+            apart = lengths + HEADS_COUNT * _octaves(asked.B * asked.H, work.B * work.H)
+            if (other.K, other.V) == (shape.K, shape.V) and apart <= FARTHEST:
+                same = other == shape
+                order = (
+                    not same,
+                    rank if same else 0,
+                    apart,
+                    rank,
+                    asked.schedule != work.schedule,
+                    lengths,
+                    other.T,
+                    other.heads,
+                )
                 found.append((order, entry, source))
     for _, entry, source in sorted(found, key=lambda one: one[0]):
         yield entry, source
 
 
-def _octaves(a: int, b: int) -> int:
-    """How many factors of two two powers of two are apart."""
-    return abs(a.bit_length() - b.bit_length())
+def _octaves(a: int, b: int) -> float:
+    """How many factors of two a and b are apart; an empty tensor counts as one."""
+    return abs(math.log2(max(a, 1) / max(b, 1)))
 
 
-# --- Tiles by size ----------------------------------------------------------------------------------------------------------
+# --- Tiles by size ----------------------------------------------------------------------------------------------------
 
 
 def _power_of_two_at_most(limit: int, low: int, high: int) -> int:

@@ -230,12 +230,29 @@ def feasible(step: str, plan: Plan, work: Workload, capability: int) -> str | No
             return f"{name}={size}: a tensor-core product needs {MIN_TILE}"
         if getattr(SPACE[step], name) == ALL and size != padded(dim):
             return f"{name}={size}: {step} needs the whole head dimension, padded to {padded(dim)}"
-    several = plan.schedule.chunk > block_t
-    if step == "grad_k" and padded(work.V) == 256 and tile.block_k == 32 and tile.num_warps == 4 and several:
-        return "Triton 3.6 miscompiles grad_k at V=256 with 32 columns of K, 4 warps and several row blocks"
+    broken = _miscompiled(step, plan, work)
+    if broken is not None:
+        return broken
     need, limit = shared_bytes(step, plan, work), SHARED_BYTES.get(capability, DEFAULT_SHARED_BYTES)
     if need > limit:
         return f"needs at least {-(-need // 1024)} KiB of shared memory, a program has {limit // 1024}"
+    return None
+
+
+def _miscompiled(step: str, plan: Plan, work: Workload) -> str | None:
+    """What Triton 3.6 is known to compile into kernels that read or write outside their shared memory (found by running
+    the whole space on an H200): some of the tiles that cut a head dimension into 32 columns, in chunks of several row
+    blocks. All of them are left out: none was ever fast."""
+    tile, schedule = getattr(plan.config, step), plan.schedule
+    if work.operand_bytes != 2 or "states" in step or schedule.chunk == plan.config.block_t:
+        return None
+    cut, whole = (tile.block_v, work.V) if SPACE[step].block_k == ALL else (tile.block_k, work.K)
+    if cut != 32 or cut == padded(whole):
+        return None
+    if plan.config.block_t == schedule.rows == MAX_ROW_BLOCK:
+        return "Triton 3.6 miscompiles 32 columns in a chunk of several row blocks of 64"
+    if step == "grad_k" and padded(work.V) == 256 and tile.num_warps == 4:
+        return "Triton 3.6 miscompiles 32 columns with 4 warps at V=256 in a chunk of several row blocks"
     return None
 
 

@@ -34,7 +34,9 @@ class TableError(Exception):
 class ShapeClass:
     """Workloads of one class share a tuned plan.
 
-    T and heads (B*H) are rounded to the nearest power of two, T to at least 16; K and V are padded as in the kernels.
+    T is rounded to the nearest power of two, at least 16; heads, which is B*H, to the nearest of 1, 2, 3, 4, 6, 8, 12,
+    16, 24 ...: how many programs there are decides which tiles fill the GPU, while longer sequences only repeat them. K
+    and V are padded as in the kernels.
     """
 
     T: int
@@ -45,7 +47,11 @@ class ShapeClass:
 
 def shape_class(work: Workload) -> ShapeClass:
     """The class of a workload: T=6000 is in that of 8192, T=5000 in that of 4096."""
-    return ShapeClass(max(16, _rounded(work.T)), _rounded(work.B * work.H), padded(work.K), padded(work.V))
+    heads = work.B * work.H
+    powers = {2**n for n in range(heads.bit_length() + 1)}
+    steps = powers | {3 * power for power in powers}
+    nearest = min(sorted(steps), key=lambda step: abs(math.log2(step / heads))) if heads else 1
+    return ShapeClass(max(16, _rounded(work.T)), nearest, padded(work.K), padded(work.V))
 
 
 def key_of(work: Workload) -> tuple[object, ...]:

@@ -85,14 +85,19 @@ def test_the_nearest_class_serves_where_none_is_the_same(tables, machine, entry)
     assert choice.origin == "tuned here at B=4 T=16384 H=16, the nearest"
     assert not choice.here
     assert chosen(replace(WORK, T=128, B=1), machine).plan.schedule == Schedule(32)  # a quarter of T and of B
-    assert chosen(replace(WORK, T=64, B=1), machine).origin == "by the cost model"
+    assert chosen(replace(WORK, T=64, B=1), machine).origin == "by the cost model"  # an eighth of T
 
 
-def test_a_tie_goes_to_the_nearer_length_and_then_to_the_smaller_class(tables, machine, entry):
-    keep([entry(B=16, plan=Schedule(32)), entry(T=4096, B=8, plan=Schedule(128)), entry(T=8192, plan=OTHER)], machine)
+def test_heads_count_for_more_than_length(tables, machine, entry):
+    keep([entry(B=8, plan=Schedule(32)), entry(T=8192, plan=OTHER)], machine)
+    assert chosen(WORK, machine).plan.schedule == OTHER
+    keep([entry(B=3, plan=Schedule(128))], machine)
+    assert chosen(WORK, machine).plan.schedule == Schedule(128)
+
+
+def test_a_tie_goes_to_the_smaller_class(tables, machine, entry):
+    keep([entry(T=4096, plan=OTHER), entry(T=1024, plan=Schedule(32))], machine)
     assert chosen(WORK, machine).plan.schedule == Schedule(32)
-    keep([entry(B=1, plan=Schedule(16))], machine)
-    assert chosen(WORK, machine).plan.schedule == Schedule(16)
 
 
 @pytest.mark.parametrize(

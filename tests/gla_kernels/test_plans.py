@@ -143,7 +143,7 @@ def test_a_plan_for_another_head_dimension_is_refused():
     )
     with pytest.raises(ValueError, match=message):
         gla(q, q, v, q, config=(None, plan(Schedule())))
-    with pytest.raises(ValueError, match="config: (states|output) cannot run for K=16, V=24: block_k=32 is more than"):
+    with pytest.raises(ValueError, match=r"config: (states|output) cannot run for K=16, V=24: block_k=32 is more than"):
         gla(q, q, v, q, config=plan(Schedule(), K=32).config)
 
 

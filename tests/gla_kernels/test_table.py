@@ -19,8 +19,9 @@ from gla_kernels.table_files import SHIPPED, slug
     ("shape", "expected"),
     [
         ((4, 2048, 16, 128, 128), ShapeClass(2048, 64, 128, 128)),
-        ((3, 2900, 1, 100, 60), ShapeClass(4096, 4, 128, 64)),  # 2900 / 2048 is more than 4096 / 2900
-        ((5, 2890, 1, 8, 129), ShapeClass(2048, 4, 16, 256)),
+        ((3, 2900, 1, 100, 60), ShapeClass(4096, 3, 128, 64)),  # 2900 / 2048 is more than 4096 / 2900
+        ((5, 2890, 1, 8, 129), ShapeClass(2048, 6, 16, 256)),  # 6 / 5 is less than 5 / 4
+        ((7, 2048, 16, 64, 64), ShapeClass(2048, 128, 64, 64)),
         ((1, 1, 1, 16, 16), ShapeClass(16, 1, 16, 16)),
         ((0, 0, 3, 16, 16), ShapeClass(16, 1, 16, 16)),
     ],

@@ -61,6 +61,9 @@ class HereCompiler:
         future.set_result(self.handle({"candidate": candidate.to_dict(), "workload": work.to_dict()}))
         return future
 
+    def forget(self, future: Future[Json]) -> None:
+        future.cancel()
+
 
 @pytest.fixture
 def here_gpu(plant: Any, fake: ModuleType) -> Callable[..., HereGpu]:

@@ -1,7 +1,7 @@
 """Stands in for glabench.tune.bench and compile_worker where there is no GPU: made-up times, and faults on demand.
 
-FAKE_FAULTS in the environment names a file that says what goes wrong: JSON, from `name_of` a candidate to one of FAULTS.
-It is read at every request. Nothing here imports torch, so that a process that dies is soon replaced.
+FAKE_FAULTS in the environment names a file that says what goes wrong: JSON, from `name_of` a candidate to one of
+FAULTS. It is read at every request. Nothing here imports torch, so that a process that dies is soon replaced.
 """
 
 from __future__ import annotations
@@ -122,8 +122,8 @@ def _gate(request: Json) -> Json:
 
 
 def _passes(workload: Json, plan: Json) -> list[Json]:
-    """The plan's candidates, for sequences that are no longer than a segment of the backward pass."""
-    assert workload["T"] <= 1024
+    """The plan's candidates; backward without materialized states for one segment alone."""
+    assert workload["T"] <= 1024 or plan["schedule"]["materialize"]
     states = STATES[workload["direction"]] if plan["schedule"]["materialize"] else ()
     shared = {"schedule": plan["schedule"], "block_t": plan["block_t"]}
     steps = (*states, *OTHERS[workload["direction"]])

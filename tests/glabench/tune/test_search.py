@@ -67,7 +67,7 @@ def test_each_request_is_compiled_then_measured(space: Space, fake, here_gpu, he
         assert set(history.results[key].samples_ms) == {ms}
         assert history.results[key].compiled == {"registers": 128, "spill_bytes": 0, "shared_bytes": 1024}
     assert len(history.results[keys[2]].samples_ms) == 7  # asked for twice
-    assert told == [1, 2, 3, 3, 4, 5] or told == [1, 2, 3, 4, 5, 5] or told == [1, 2, 3, 4, 4, 5]
+    assert (len(told), told[:3], told[-1]) == (6, [1, 2, 3], 5)
     assert {Candidate.from_dict(request["candidate"]) for request in trials(gpu)[:3]} == {
         space.candidates[key] for key in keys[:3]
     }
@@ -128,6 +128,9 @@ def test_what_is_compiled_first_is_measured_first(space: Space, here_gpu, fake) 
         def submit(self, work: Workload, candidate: Candidate) -> Future[Json]:
             return self.pool.submit(self.compile, candidate)
 
+        def forget(self, future: Future[Json]) -> None:
+            future.cancel()
+
         def compile(self, candidate: Candidate) -> Json:
             if candidate == slow:
                 assert others_done.wait(30)
@@ -172,6 +175,9 @@ def test_after_the_deadline_nothing_is_measured_or_compiled(space: Space, fake, 
             else:
                 future.set_result(FINE)
             return future
+
+        def forget(self, future: Future[Json]) -> None:
+            future.cancel()
 
     late = [space.candidates[key] for key in keys[3:]]
 

@@ -50,7 +50,7 @@ def test_a_launch_that_variants_share_is_the_same_in_each_of_them() -> None:
     space = space_of(FWD, 90)
     homes: dict[str, list[Variant]] = {}
     for variant, menu in space.menus.items():
-        for one in menu["states"] if "states" in menu else ():
+        for one in menu.get("states", ()):
             homes.setdefault(one, []).append(variant)
     assert any(len(found) > 1 for found in homes.values())
     for one, found in list(homes.items())[:20]:

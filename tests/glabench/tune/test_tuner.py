@@ -211,6 +211,23 @@ def test_a_budget_that_ends_the_search_leaves_time_for_the_finals(here_gpu, here
     assert all(one in tried for one in parts(tuning))
 
 
+def test_a_budget_that_cuts_one_shape_off_leaves_the_next_its_kernels(
+    gpu: Gpu, plant: Callable[[dict[Candidate, str]], None]
+) -> None:
+    """The next shape has asked for the same kernels by then."""
+    longer = replace(WORK, T=316)
+    hanging = next(iter(space_of(WORK, 90).candidates.values()))
+    plant({hanging: "compiler hangs"})
+    with CompilePool("sm_90", 1, limit_s=2, module="fake_gpu") as pool:
+        tuned = Tuner(gpu, pool, 90, "exhaustive")
+        (first,) = tuned.tune([WORK], tuner.FINALS_S + 1, following=[longer])
+        (second,) = tuned.tune([longer])
+    assert first.stopped == "the budget was spent"
+    assert second.stopped == "the strategy ended"
+    assert second.winner is not None
+    assert len(second.trials) == second.feasible
+
+
 def test_what_a_budget_cuts_off_is_compiled_no_more(gpu: Gpu, plant: Callable[[dict[Candidate, str]], None]) -> None:
     plant(dict.fromkeys(space_of(WORK, 90).candidates.values(), "compiler hangs"))
     with CompilePool("sm_90", 1, limit_s=1, module="fake_gpu") as pool:

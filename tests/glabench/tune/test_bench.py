@@ -1,0 +1,82 @@
+"""The measuring process's own rules, as far as they need no GPU: what is judged twice, and how failures are told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from gla_kernels import Schedule, Tile, Workload
+from glabench.tune import bench
+from glabench.tune.candidate import Candidate, Variant
+from glabench.tune.stage import UnequalRuns, WrongResult
+
+WORK = Workload("fwd", 1, 100, 1, 16, 16)
+CANDIDATE = Candidate(Variant(Schedule(), 16), "output", Tile(16, 16))
+
+
+class MadeUpStage:
+    """Judges its candidates as given, one after another."""
+
+    def __init__(self, errors: list[Exception | None]) -> None:
+        self.errors = errors
+
+    def trial(self, candidate: Candidate) -> Callable[[], None]:
+        error = self.errors.pop(0)
+        if error is not None:
+            raise error
+        return lambda: None
+
+
+@pytest.fixture
+def stage(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[Exception | None]], dict[str, Any]]:
+    """Answer a trial on a stage whose judgements are given; "cleared" is how often everything was made anew."""
+
+    def answer(errors: list[Exception | None]) -> dict[str, Any]:
+        cleared = []
+        made = MadeUpStage(errors)
+        monkeypatch.setattr(bench, "_stage_of", lambda work: made)
+        monkeypatch.setattr(bench, "_clear_stages", lambda: cleared.append(1))
+        monkeypatch.setattr(bench, "ColdSampler", lambda calls: None)
+        monkeypatch.setattr(bench, "_samples", lambda sampler, count: [2.0] * count)
+        request = {"do": "trial", "workload": WORK.to_dict(), "candidate": CANDIDATE.to_dict(), "samples": 5}
+        return {**bench.handle(request), "cleared": len(cleared), "left": len(errors)}
+
+    return answer
+
+
+def test_the_victim_of_another_kernel_is_judged_again(stage) -> None:
+    found = stage([WrongResult("o is off"), None])
+    assert (found["status"], found["samples_ms"], found["cleared"]) == ("ok", [2.0] * 5, 1)
+
+
+def test_what_is_off_twice_is_wrong(stage) -> None:
+    found = stage([WrongResult("o is off"), WrongResult("o is still off"), None])
+    assert (found["status"], found["reason"], found["cleared"], found["left"]) == ("wrong", "o is still off", 1, 1)
+
+
+def test_what_differs_from_itself_gets_no_second_chance(stage) -> None:
+    found = stage([UnequalRuns("two runs of the same inputs differ in o"), None])
+    assert (found["status"], found["reason"]) == ("wrong", "two runs of the same inputs differ in o")
+    assert (found["cleared"], found["left"]) == (0, 1)
+
+
+def test_any_other_error_is_named_by_its_kind(stage) -> None:
+    found = stage([RuntimeError("CUDA error: an illegal memory access was encountered\nmore")])
+    assert (found["status"], found["reason"]) == (
+        "crashed", "RuntimeError: CUDA error: an illegal memory access was encountered"
+    )  # fmt: skip
+    found = stage(
+        [MemoryError("CUDA out of memory. Tried to allocate 10240.00 GiB. GPU 0 has a total capacity of 1 GiB")]
+    )
+    assert (found["status"], found["cleared"]) == ("oom", 1)
+    assert found["reason"] == "out of memory: 10240.00 GiB more were needed of 1 GiB"
+
+
+def test_what_is_far_behind_gets_few_samples(stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(stage([None])["samples_ms"]) == 5
+    request = {"do": "trial", "workload": WORK.to_dict(), "candidate": CANDIDATE.to_dict(), "samples": 5}
+    for enough, count in ((2.0, 5), (1.9, bench.FEWEST_SAMPLES), (None, 5)):
+        monkeypatch.setattr(bench, "_stage_of", lambda work: MadeUpStage([None]))
+        assert len(bench.handle({**request, "enough_ms": enough})["samples_ms"]) == count

@@ -1,0 +1,184 @@
+"""A run of ``glabench tune`` on a made-up GPU: what is said, what is written and where gla() then finds it."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from gla_kernels import Entry, Machine, Plan, Schedule, Workload, chosen, table_files
+from gla_kernels.choose import refresh
+from glabench.errors import UserError
+from glabench.systems.gla import schedule_name
+from glabench.tune import record, session
+from glabench.tune.candidate import Candidate
+from glabench.tune.compiler import CompilePool
+from glabench.tune.gpu import Gpu
+from glabench.tune.session import Session, describe, entry_of, seconds, summary
+from glabench.tune.space import space_of
+
+WORK = Workload("fwd", 4, 300, 4, 64, 64, schedule=Schedule(64, 64, True))
+BOTH = [WORK, replace(WORK, direction="bwd")]
+MACHINE = Machine(90, "made up", 2**36)  # as `fake_gpu` has it
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("90s", 90), ("2m", 120), ("1.5h", 5400), ("45", 45), (" 0.5 m ", 30), ("1s", 1)]
+)
+def test_times_are_read(text: str, expected: float) -> None:
+    assert seconds(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "s", "-1s", "0", "0m", "2 minutes", "1m30s", "1e3", "nan", "1.s"])
+def test_what_is_no_time_is_refused(text: str) -> None:
+    with pytest.raises(UserError, match=r"^--budget .*: expected a time > 0 such as 90s, 2m or 1h$"):
+        seconds(text)
+
+
+@pytest.fixture
+def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty cache and nothing shipped."""
+    (tmp_path / "shipped").mkdir()
+    monkeypatch.setenv("GLABENCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(table_files, "SHIPPED", tmp_path / "shipped")
+    refresh()
+    yield tmp_path
+    refresh()
+
+
+@pytest.fixture
+def made_up(plant: Any, tables: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Sessions on the made-up GPU; ``plant`` as in conftest."""
+    monkeypatch.setattr(session, "Gpu", partial(Gpu, module="fake_gpu"))
+    monkeypatch.setattr(session, "CompilePool", partial(CompilePool, jobs=2, module="fake_gpu"))
+    monkeypatch.setattr(session, "this_arch", lambda: "sm_90")
+    return plant
+
+
+@pytest.fixture
+def console() -> Console:
+    return Console(file=io.StringIO(), highlight=False, markup=False, width=200)
+
+
+def said(console: Console) -> list[str]:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue().splitlines()
+
+
+def test_winners_are_written_and_used_from_then_on(made_up, tables: Path, console: Console) -> None:
+    out = tables / "records.jsonl"
+    before = chosen(WORK, MACHINE)
+    with Session("model", out=out, console=console) as tuning:
+        assert tuning.machine == MACHINE
+        assert tuning.run(BOTH)
+    tunings = [record.from_json(line) for line in out.read_text().splitlines()]
+    assert [Workload.from_dict(one.workload) for one in tunings] == BOTH
+    assert said(console) == [summary(one) for one in tunings]
+    assert before.origin in {one.origin for one in tunings[0].finalists if one.role == "incumbent"}
+    for one, work in zip(tunings, BOTH, strict=True):
+        assert one.winner is not None
+        now = chosen(work, MACHINE)
+        assert now.plan == Plan.from_dict(one.finalists[one.winner].plan)
+        assert now.here
+        assert one.header["device"] == "made up"
+        assert one.environment["memory_bytes"] == 2**36
+    assert list((tables / "shipped").iterdir()) == []
+
+
+def test_a_second_tuning_starts_from_the_first(made_up, tables: Path, console: Console) -> None:
+    with Session("model", console=console) as tuning:
+        tuning.run([WORK])
+        out = chosen(WORK, MACHINE)
+        tuning.run([WORK])
+    assert chosen(WORK, MACHINE).plan == out.plan
+    assert f"1.00x as fast as before ({out.origin})" in said(console)[-1]
+
+
+def test_shipping_goes_to_the_package_too(made_up, tables: Path, console: Console) -> None:
+    with Session("halving", shipping=True, console=console) as tuning:
+        tuning.run([WORK])
+    (shipped,) = (tables / "shipped").glob("*.json")
+    (entry,) = json.loads(shipped.read_text())["entries"]
+    assert Workload.from_dict(entry["workload"]) == WORK
+
+
+def test_without_a_winner_nothing_is_kept(made_up, tables: Path, console: Console) -> None:
+    made_up(dict.fromkeys(space_of(WORK, 90).candidates.values(), "does not compile"))
+    out = tables / "records.jsonl"
+    with Session("exhaustive", out=out, console=console) as tuning:
+        tuning._tuner.incumbent = lambda work: None
+        assert not tuning.run([WORK])
+    assert "fwd: no plan runs and is right (96 of 96 measured" in said(console)[0]
+    assert record.from_json(out.read_text()).winner is None
+    assert not chosen(WORK, MACHINE).here
+
+
+def test_a_measuring_process_that_does_not_start_is_one_line(made_up, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "Gpu", partial(Gpu, module="no_such_module"))
+    with (
+        Session("model", console=Console(file=io.StringIO())) as tuning,
+        pytest.raises(UserError, match=r"^the measuring process does not start; `glabench doctor` says"),
+    ):
+        tuning.run([WORK])
+
+
+def test_a_quiet_session_prints_its_summary_alone(made_up, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "SAY_EVERY_S", 0.0)
+    lines = {}
+    for quiet in (True, False):
+        console = Console(file=io.StringIO(), highlight=False, markup=False, width=200)
+        with Session("halving", console=console, quiet=quiet) as tuning:
+            tuning.run([WORK])
+        lines[quiet] = said(console)
+    assert len(lines[True]) == 1
+    assert len(lines[False]) > 5
+    assert lines[False][0] == f"{describe(WORK)}: 1 tried"
+
+
+def test_the_environment_given_reaches_every_process(made_up, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Session("model", env={"CUDA_VISIBLE_DEVICES": "GPU-1"}, arch="sm_80") as tuning:
+        children = [tuning._gpu.child, *tuning._pool._children]
+        assert {child.env["CUDA_VISIBLE_DEVICES"] for child in children} == {"GPU-1"}
+        assert all(child.env["TRITON_INTERPRET"] is None for child in children)
+        assert tuning._pool.arch == "sm_80"
+
+
+# --- In words --------------------------------------------------------------------------------------------------------
+
+
+def test_a_shape_in_words() -> None:
+    assert describe(replace(WORK, schedule=None)) == "B=4 T=300 H=4 K=64 V=64 bf16"
+    assert describe(replace(WORK, gated=False)) == "B=4 T=300 H=4 K=64 V=64 bf16, no gate, 64/64 w/ m."
+
+
+def test_a_tuning_in_one_line_and_as_an_entry(make_tuning) -> None:
+    tuning = make_tuning()
+    won = tuning.finalists[tuning.winner]
+    ms = sorted(won.samples_ms)[len(won.samples_ms) // 2]
+    work, plan = Workload.from_dict(tuning.workload), Plan.from_dict(won.plan)
+    old = next(one for one in tuning.finalists if one.role == "incumbent")
+    ratio = sorted(old.samples_ms)[len(old.samples_ms) // 2] / ms
+    name = schedule_name(plan.schedule)
+    assert summary(tuning) == (
+        f"{describe(work)} fwd: {ms:.3f} ms, {name}, rows of {plan.config.block_t}, {ratio:.2f}x as fast as before "
+        f"(by size) ({tuning.measured} of {tuning.feasible} measured, 38 s)"
+    )
+    assert entry_of(tuning) == Entry(work, plan, round(ms, 5))
+    lost = replace(tuning, winner=None, stopped="the budget was spent")
+    effort = f"{tuning.measured} of {tuning.feasible} measured, 38 s; the budget was spent"
+    assert summary(lost).endswith(f" fwd: no plan runs and is right ({effort})")
+    with pytest.raises(AssertionError):
+        entry_of(lost)
+
+
+def test_candidates_read_well() -> None:
+    first = next(iter(space_of(WORK, 90).candidates.values()))
+    assert str(first) == "states 32x32, 4 warps, 1 stages (64/64 w/ m., rows of 16)"
+    assert Candidate.from_dict(json.loads(json.dumps(first.to_dict()))) == first
