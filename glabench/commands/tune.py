@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from gla_kernels import Workload
 
 # Options by parameter that mean something for one of the two uses alone.
-TUNING = {"strategy": "--strategy", "budget": "--budget", "out": "--out", "ship": "--ship"}
+TUNING = {"strategy": "--strategy", "budget": "--budget", "out": "--out"}
 EXPLAINING = {"records": "--from", "all_": "--all", "target": "--target"}
 
 
@@ -33,9 +33,6 @@ def tune(
         Path | None,
         typer.Option(help="File that records are appended to.", show_default="results/local/tune-<what>-<gpu>.jsonl"),
     ] = None,
-    ship: Annotated[
-        bool, typer.Option("--ship", help="Also put the winners into the table that is part of the package.")
-    ] = False,
     explain: Annotated[
         bool, typer.Option("--explain", help="Tune nothing: say what won, and why each candidate lost. Needs no GPU.")
     ] = False,
@@ -70,7 +67,7 @@ def tune(
     from glabench.tune.strategies import check_strategy
 
     check_strategy(strategy)
-    _tune(groups, strategy, None if budget is None else seconds(budget), out or _default_out(what), ship)
+    _tune(groups, strategy, None if budget is None else seconds(budget), out or _default_out(what))
 
 
 def _check_options(ctx: typer.Context, explain: bool, shape: bool) -> None:
@@ -89,12 +86,12 @@ def _check_options(ctx: typer.Context, explain: bool, shape: bool) -> None:
         raise UserError("--dtype is for a shape B,T,H,K,V; the cases of a sweep have their own")
 
 
-def _tune(groups: list[list[Workload]], strategy: str, budget_s: float | None, out: Path, ship: bool) -> None:
+def _tune(groups: list[list[Workload]], strategy: str, budget_s: float | None, out: Path) -> None:
     from glabench.hardware.environment import require_cuda
     from glabench.tune.session import Session
 
     require_cuda("tuning measures on a GPU; `glabench compile` and `glabench tune --explain` need none")
-    with Session(strategy, budget_s, out, ship) as session:
+    with Session(strategy, budget_s, out) as session:
         say = session.console.print
         try:
             failed = session.run_all(groups)

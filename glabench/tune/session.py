@@ -19,7 +19,6 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from gla_kernels import Choice, Entry, Machine, Plan, TableError, Workload, chosen, keep
 from gla_kernels.table import header_of
-from gla_kernels.table_files import ship
 from glabench.errors import UserError
 from glabench.hardware import nvml
 from glabench.store import Lines
@@ -54,18 +53,17 @@ def this_arch() -> str:
 class Session:
     """Tunes shapes.
 
-    out: file that records are appended to, if any. shipping: winners also go into the table that is part of the
-    package. quiet: no sign of life but a line a tuning. arch, env: the GPU's architecture, and what makes it the one
-    that the processes see, where it is another than this machine's first.
+    out: file that records are appended to, if any. quiet: no sign of life but a line a tuning. arch, env: the GPU's
+    architecture, and what makes it the one that the processes see, where it is another than this machine's first.
     """
 
     def __init__(
-        self, strategy: str, budget_s: float | None = None, out: Path | None = None, shipping: bool = False,
+        self, strategy: str, budget_s: float | None = None, out: Path | None = None,
         console: Console | None = None, quiet: bool = False, arch: str | None = None,
         env: Mapping[str, str | None] | None = None,
     ) -> None:  # fmt: skip
         self.console = console or Console(highlight=False, markup=False)
-        self.budget_s, self.shipping, self.quiet = budget_s, shipping, quiet
+        self.budget_s, self.quiet = budget_s, quiet
         self._lines = None if out is None else Lines(out)
         arch = arch or this_arch()
         self._gpu, self._pool = Gpu(env=env), CompilePool(arch, env=env)
@@ -136,8 +134,6 @@ class Session:
         entries = [entry_of(tuning) for tuning in tunings if tuning.winner is not None]
         try:
             keep(entries, self.machine)
-            if self.shipping:
-                ship(entries, self.machine)
         except TableError as error:
             raise UserError(str(error)) from None
 

@@ -79,46 +79,38 @@ def add(entries: Iterable[Entry], machine: Machine) -> Path:
     Safe beside other writers and readers. A file that is no table of this machine is moved aside to ``<file>.bad``.
     Raises TableError when the file cannot be written, or an entry would be refused when it is read.
     """
-    header, entries = header_of(machine), _checked(entries, machine)
+    header, entries = header_of(machine), _checked(entries, machine.capability)
     path = user_path(header)
     with _writing(path):
-        _merge(path, header, entries, aside=path.with_name(path.name + ".bad"))
+        try:
+            table = read(path)
+            trusted = table is None or table.header == header
+        except TableError:
+            table, trusted = None, False
+        if not trusted:
+            os.replace(path, path.with_name(path.name + ".bad"))
+        known = table.entries if trusted and table is not None else ()
+        _replace(path, Table(header, (*known, *entries)))
     return path
 
 
-def ship(entries: Iterable[Entry], machine: Machine, folder: Path | None = None) -> Path:
-    """Put entries into the shipped table of the machine's GPU, as `add` does into its own; the file's path.
+def ship(entries: Iterable[Entry], header: Header, folder: Path | None = None) -> Path:
+    """Write the shipped table of the header's GPU, in place of the one there is; the file's path.
 
-    A table of other kernels, another Triton or another search space starts anew: its times and plans would not go with
-    these. Git has the old one. folder: where shipped tables are, by default those of this package.
+    folder: where shipped tables are, by default those of this package. Raises TableError as `add` does.
     """
-    header, entries = header_of(machine), _checked(entries, machine)
     path = (SHIPPED if folder is None else folder) / f"{slug(header.device)}.json"
-    with _writing(user_path(header)), _errors(path):  # the lock of its own table: what is shipped has no lock beside it
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _merge(path, header, entries)
+    with _errors(path):
+        _replace(path, Table(header, _checked(entries, header.capability)))
     return path
 
 
-def _merge(path: Path, header: Header, entries: tuple[Entry, ...], aside: Path | None = None) -> None:
-    """Write the file's entries and these. What is no table with this header is left out, and moved to ``aside``."""
-    try:
-        table = read(path)
-        trusted = table is None or table.header == header
-    except TableError:
-        table, trusted = None, False
-    if not trusted and aside is not None:
-        os.replace(path, aside)
-    known = table.entries if trusted and table is not None else ()
-    _replace(path, Table(header, (*known, *entries)))
-
-
-def _checked(entries: Iterable[Entry], machine: Machine) -> tuple[Entry, ...]:
+def _checked(entries: Iterable[Entry], capability: int) -> tuple[Entry, ...]:
     """The entries as they would be read. Raises TableError for one that would be refused."""
     checked = []
     for entry in entries:
         try:
-            checked.append(Entry.from_dict(entry.to_dict(), machine.capability))
+            checked.append(Entry.from_dict(entry.to_dict(), capability))
         except (ValueError, TypeError) as error:
             work = entry.work
             shape = f"{work.direction} B={work.B} T={work.T} H={work.H} K={work.K} V={work.V} {work.dtype}"

@@ -12,7 +12,7 @@ import pytest
 from gla_kernels import Machine, Plan, Schedule, chosen, default_config, keep, refresh, table_files
 from gla_kernels.choose import by_model, predicted_ms
 from gla_kernels.config import Workload, schedules
-from gla_kernels.table import refusal
+from gla_kernels.table import header_of, refusal
 
 WORK = Workload("fwd", 4, 2048, 16, 128, 128)
 H100 = Machine(90, "NVIDIA H100 80GB HBM3", 80 * 2**30)
@@ -21,7 +21,7 @@ OTHER = Schedule(128, 32, False)
 
 
 def ship(entries: list[Any], machine: Machine) -> None:
-    table_files.ship(entries, machine, table_files.SHIPPED)
+    table_files.ship(entries, header_of(machine))
     refresh()
 
 
@@ -159,7 +159,7 @@ def test_other_gpus_of_the_same_capability_come_next(tables, machine, entry):
 
 
 def test_plans_from_other_sources_say_so(tables, machine, entry):
-    path = table_files.ship([entry()], machine, table_files.SHIPPED)
+    path = table_files.ship([entry()], header_of(machine))
     values = json.loads(path.read_text())
     values["header"]["triton"] = "2.0"
     path.write_text(json.dumps(values))

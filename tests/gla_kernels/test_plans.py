@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from gla_kernels import Plan, Schedule, Workload, api, choose, default_config, gla, keep, launches, plans, table_files
+from gla_kernels.table import header_of
 
 DEVICE = torch.device("cuda", 0)
 WORK = Workload("fwd", 4, 2048, 16, 128, 128)
@@ -95,7 +96,7 @@ def test_tuned_plans_are_what_runs(tables, machine, entry, inputs, ran, monkeypa
     shape: dict[str, Any] = {"B": 1, "T": 300, "H": 1, "K": 16, "V": 16, "dtype": "fp32"}
     fwd, bwd = Schedule(32, 32, False), Schedule(128, 16, False)
     found = [entry(plan=fwd, **shape), entry(plan=bwd, direction="bwd", **shape)]
-    table_files.ship(found, machine, table_files.SHIPPED)
+    table_files.ship(found, header_of(machine))
     choose.refresh()
     monkeypatch.setattr(api, "machine_of", lambda device: machine)
     call(inputs)
@@ -197,7 +198,7 @@ def test_a_shape_that_was_tuned_here_before_is_not_tuned_again(tuner, machine, e
 
 
 def test_shipped_plans_do_not_stand_for_tuning(tuner, machine, entry):
-    table_files.ship([entry()], machine, table_files.SHIPPED)
+    table_files.ship([entry()], header_of(machine))
     choose.refresh()
     plans.tune([WORK], DEVICE)
     assert tuner.asked == [[WORK]]

@@ -79,7 +79,6 @@ def gpu(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ([WORD, "--explain", "--strategy", "model"], "--strategy says how to tune, and --explain tunes nothing"),
         ([WORD, "--explain", "--budget", "1m"], "--budget says how to tune"),
         ([WORD, "--explain", "--out", "x"], "--out says how to tune"),
-        ([WORD, "--explain", "--ship"], "--ship says how to tune"),
         ([WORD, "--explain", "--target", "sm_91"], "--target sm_91: unknown architecture (did you mean 'sm_90'"),
         ([WORD, "--explain", "--from", "tine.yaml"], "did you mean tiny.yaml"),
         ([WORD, "--explain", "--from", "tiny.yaml"], "no record of a tuning there"),
@@ -111,16 +110,16 @@ def heads(folder: Path) -> set[int]:
 
 
 def test_a_rerun_tunes_again_and_all_winners_are_kept(gpu: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("tiny.yaml", "--strategy", "exhaustive", "--ship") == 0
+    assert run("tiny.yaml", "--strategy", "exhaustive") == 0
     out = Path("results/local/tune-tiny-made-up.jsonl")
     said = capsys.readouterr().out
     assert f"Records: {out}\nReport:  glabench report {out}\n" in said
     assert [one.workload["H"] for one in records(out)] == [1, 64]
-    assert heads(gpu / "cache") == heads(gpu / "shipped") == {1, 64}
+    assert heads(gpu / "cache") == {1, 64}
 
     assert run("tiny.yaml", "--strategy", "exhaustive") == 0
     assert [one.workload["H"] for one in records(out)] == [1, 64] * 2
-    assert heads(gpu / "cache") == heads(gpu / "shipped") == {1, 64}
+    assert heads(gpu / "cache") == {1, 64}
 
 
 def test_ctrl_c_keeps_what_is_tuned(
@@ -134,10 +133,10 @@ def test_ctrl_c_keeps_what_is_tuned(
         return whole(self, works, *more)
 
     monkeypatch.setattr(Tuner, "tune", stopped)
-    assert run("tiny.yaml", "--strategy", "exhaustive", "--ship", "--out", "mine.jsonl") == 130
+    assert run("tiny.yaml", "--strategy", "exhaustive", "--out", "mine.jsonl") == 130
     assert "Stopped; what was tuned before is kept\nRecords: mine.jsonl" in capsys.readouterr().out
     assert [one.workload["H"] for one in records(Path("mine.jsonl"))] == [1]
-    assert heads(gpu / "cache") == heads(gpu / "shipped") == {1}
+    assert heads(gpu / "cache") == {1}
 
 
 def test_a_workload_without_a_plan_is_exit_code_1(gpu: Path, monkeypatch: pytest.MonkeyPatch) -> None:

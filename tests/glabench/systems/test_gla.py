@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import gla_kernels
-from gla_kernels import Entry, Machine, Plan, Schedule, Workload, choose, default_config, table_files
+from gla_kernels import Entry, Machine, Plan, Schedule, Workload, choose, default_config, table, table_files
 from glabench.run.inputs import make_inputs
 from glabench.spec.case import Case
 from glabench.spec.catalog import CATALOG
@@ -54,7 +54,7 @@ def test_it_says_which_plan_runs_and_why(shipped: Path) -> None:
     asked = replace(CASE, chunk=128, sub_chunk=32, materialize=False)
     assert system.implementation(asked).endswith("; fwd and bwd 128/32 w/o m. by size")
     work = Workload("bwd", 1, 300, 2, 16, 16, "fp32")
-    table_files.ship([Entry(work, plan(BWD), 1.0)], Machine(90, "NVIDIA H200"), shipped)
+    table_files.ship([Entry(work, plan(BWD), 1.0)], table.header_of(Machine(90, "NVIDIA H200")), shipped)
     choose.refresh()
     said = system.implementation(CASE)
     assert "; fwd 64/64 w/ m. by the cost model; bwd 128/16 w/o m. tuned on NVIDIA H200 at B=1 T=300 H=2" in said
@@ -63,7 +63,7 @@ def test_it_says_which_plan_runs_and_why(shipped: Path) -> None:
 
 def test_what_is_compiled_is_what_would_run_on_that_gpu(shipped: Path) -> None:
     work = Workload("fwd", 1, 300, 2, 16, 16, "fp32")
-    table_files.ship([Entry(work, plan(FWD), 1.0)], Machine(90, "NVIDIA H200"), shipped)
+    table_files.ship([Entry(work, plan(FWD), 1.0)], table.header_of(Machine(90, "NVIDIA H200")), shipped)
     choose.refresh()
     system, case = Gla(CATALOG["gla"]), replace(CASE, mode="fwd")
     assert chunks(system, case) == [("output", 32)]

@@ -101,14 +101,6 @@ def test_a_second_tuning_starts_from_the_first(made_up, tables: Path, console: C
     assert f"1.00x as fast as before ({out.origin})" in said(console)[-1]
 
 
-def test_shipping_goes_to_the_package_too(made_up, tables: Path, console: Console) -> None:
-    with Session("halving", shipping=True, console=console) as tuning:
-        tuning.run([WORK])
-    (shipped,) = (tables / "shipped").glob("*.json")
-    (entry,) = json.loads(shipped.read_text())["entries"]
-    assert Workload.from_dict(entry["workload"]) == WORK
-
-
 def test_without_a_winner_nothing_is_kept(made_up, tables: Path, console: Console) -> None:
     made_up(dict.fromkeys(space_of(WORK, 90).candidates.values(), "does not compile"))
     out = tables / "records.jsonl"

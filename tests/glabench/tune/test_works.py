@@ -70,13 +70,13 @@ def test_a_mode_leaves_the_other_direction_out(tmp_path: Path) -> None:
 
 
 def test_the_grid_of_the_shipped_plans_and_the_board_share_no_class() -> None:
-    board, grid = ([work for group in of_sweep(name) for work in group] for name in ("board", "tuning_grid"))
+    board, grid = ([work for group in of_sweep(name) for work in group] for name in ("tuning_board", "tuning_grid"))
     assert len({key_of(work) for work in grid}) == len(grid)
     assert not {key_of(work) for work in grid} & {key_of(work) for work in board}
 
 
 def test_the_random_shapes_are_tuned_nowhere() -> None:
-    tuned = {work for name in ("board", "tuning_grid") for group in of_sweep(name) for work in group}
+    tuned = {work for name in ("tuning_board", "tuning_grid") for group in of_sweep(name) for work in group}
     drawn = [work for group in of_sweep("random_shapes") for work in group]
     assert len(set(drawn)) == len(drawn) == 100
     assert not tuned & set(drawn)

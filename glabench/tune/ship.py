@@ -1,0 +1,51 @@
+"""Write the table that comes with the package from tuning records: ``python -m glabench.tune.ship RECORDS...``.
+
+The winners of the records become ``gla_kernels/tuned/<gpu>.json``, the newest of each shape class. Needs no GPU: what is
+shipped can be made again from what is committed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from gla_kernels.table import Header, TableError, kernels_hash, space_hash
+from gla_kernels.table_files import ship
+from glabench.analysis.load import load_tunings
+from glabench.errors import UserError
+from glabench.tune.record import Tuning
+from glabench.tune.session import entry_of
+
+
+def table_of(tunings: Sequence[Tuning]) -> Path:
+    """Ship the winners; the file's path. UserError when there are none, or when they do not belong together or to the
+    sources that are here."""
+    won = sorted((one for one in tunings if one.winner is not None), key=lambda one: one.started)
+    if not won:
+        raise UserError("no tuning in these records has a winner")
+    headers = [Header(**one.header) for one in won]
+    if len(set(headers)) > 1:
+        raise UserError("these records are of several GPUs, versions of Triton, kernels or spaces: ship those of one")
+    if (headers[0].kernels, headers[0].space) != (kernels_hash(), space_hash()):
+        raise UserError("these records are of other kernels or another search space than those here: tune again")
+    try:
+        return ship([entry_of(one) for one in won], headers[0])
+    except TableError as error:
+        raise UserError(str(error)) from None
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Read the records, write the table, say where."""
+    parser = argparse.ArgumentParser(prog="python -m glabench.tune.ship", description="Ship tuned plans.")
+    parser.add_argument("records", nargs="+", type=Path, help="files of tuning records")
+    try:
+        print(table_of(load_tunings(parser.parse_args(arguments).records)))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()
