@@ -1,0 +1,52 @@
+"""The search against the truth: replayed on tunings that measured everything, it measures little and misses nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gla_kernels import Workload
+from gla_kernels.table import kernels_hash, space_hash
+from glabench.analysis.load import load_tunings
+from glabench.tune.candidate import Candidate, key, launch_of
+from glabench.tune.history import History
+from glabench.tune.record import Tuning
+from glabench.tune.space import space_of
+from glabench.tune.strategies import SAMPLES, model
+
+ROOT = Path(__file__).parents[3]
+MOST_MEASURED = 0.15
+MOST_LOST = 1.03
+
+
+def exhaustive() -> list[Tuning]:
+    """The committed tunings that measured the whole of today's space."""
+    files = sorted((ROOT / "results").glob("*/tune-exhaustive-*.jsonl"))
+    today = {"kernels": kernels_hash(), "space": space_hash()}
+    found = load_tunings(files) if files else []
+    return [one for one in found if one.strategy == "exhaustive" and today.items() <= one.header.items()]
+
+
+def name(tuning: Tuning) -> str:
+    work = Workload.from_dict(tuning.workload)
+    return f"{work.direction}-{work.B}x{work.T}x{work.H}x{work.K}x{work.V}"
+
+
+@pytest.mark.parametrize("tuning", exhaustive(), ids=name)
+def test_the_model_finds_the_best_plan_among_few(tuning: Tuning) -> None:
+    work = Workload.from_dict(tuning.workload)
+    space = space_of(work, 90)
+    known = {key(launch_of(work, Candidate.from_dict(one.candidate), 90)): one for one in tuning.trials}
+    assert set(space.candidates) <= set(known)
+    truth, searched = History(space), History(space)
+    for one in space.candidates:
+        truth.add(one, known[one].status, known[one].reason, known[one].samples_ms)
+    for batch in model(searched):
+        for request in batch:
+            trial = known[request.key]
+            searched.add(request.key, trial.status, trial.reason, trial.samples_ms[:SAMPLES])
+    assert len(searched.results) <= MOST_MEASURED * len(space.candidates)
+    variant = searched.ranking()[0]
+    found = sum(truth.ms(searched.best(variant, step)) for step in space.menus[variant])
+    assert found <= MOST_LOST * truth.total(truth.ranking()[0])
