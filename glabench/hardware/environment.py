@@ -103,9 +103,18 @@ def _kernels_root() -> Path | None:
     return Path(spec.origin).parent if spec is not None and spec.origin else None
 
 
+def tuned_folder() -> Path:
+    """Where gla_kernels keeps the plans that were tuned on this machine (gla_kernels.table_files.user_path)."""
+    folder = os.environ.get("GLABENCH_CACHE")
+    if not folder:
+        folder = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "glabench", "tuned")
+    return Path(os.path.expanduser(folder))
+
+
 @cache
 def fingerprint() -> str:
-    """Twelve hex digits over the sources and the package versions that can change a result. Imports no torch."""
+    """Twelve hex digits over the sources, the package versions and the plans tuned on this machine: what can change a
+    result. Imports no torch."""
     digest = hashlib.sha256()
     package = Path(glabench.__file__).parent
     files = sorted(path for pattern in RESULT_SOURCES for path in package.glob(pattern))
@@ -113,6 +122,8 @@ def fingerprint() -> str:
     kernels = _kernels_root()
     if kernels is not None:
         roots.append((kernels, sorted(p for s in ("*.py", "*.json") for p in kernels.rglob(s))))
+    tuned = tuned_folder()
+    roots.append((tuned, sorted(tuned.glob("*.json"))))
     for root, paths in roots:
         for path in paths:
             digest.update(f"{root.name}/{path.relative_to(root).as_posix()}\0".encode())

@@ -31,6 +31,8 @@ from glabench.tune.candidate import Candidate
 from glabench.tune.stage import Stage, UnequalRuns, WrongResult, case_of
 
 SETTINGS = Settings.for_device("cuda")
+STRONG_GATES = 40.0
+STRONG_TOKENS = 1029
 FEWEST_SAMPLES = 2  # of a candidate that is far behind
 TRIES = 3
 
@@ -116,11 +118,21 @@ def _final(work: Workload, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _gate(work: Workload, request: dict[str, Any]) -> dict[str, Any]:
+    """The workload itself, and a short ragged one of the same kernels with gates so strong that the fast path on the
+    diagonal is never taken."""
     plans = {direction: Plan.from_dict(plan) for direction, plan in request["plans"].items()}
     system = PlannedGla(CATALOG["gla"], **plans)
-    with torch.enable_grad():
-        verdict = gate.check(system, case_of(work), SETTINGS, "cuda")
-    return {"status": "ok" if verdict.passed else "wrong", "reason": verdict.reason}
+    case = case_of(work)
+    cases = [case]
+    if work.gated:
+        cases.append(replace(case, T=min(case.T, STRONG_TOKENS), gate_strength=STRONG_GATES))
+    for one in cases:
+        with torch.enable_grad():
+            verdict = gate.check(system, one, SETTINGS, "cuda")
+        if not verdict.passed:
+            strength = "" if one is case else f" (gates of strength {STRONG_GATES:g}, T={one.T})"
+            return {"status": "wrong", "reason": f"{verdict.reason}{strength}"}
+    return {"status": "ok", "reason": None}
 
 
 def _stage_of(work: Workload) -> Stage:

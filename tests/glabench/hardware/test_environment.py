@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 import glabench
+from gla_kernels import Machine, table_files
+from gla_kernels.table import header_of
 from glabench.hardware import environment, nvml
 
 
@@ -58,8 +60,25 @@ def test_the_fingerprint_follows_what_can_change_a_result(tmp_path: Path, monkey
     (package / "run/gate.py").write_text("2")
     after = fresh()
     assert after != before
+    monkeypatch.setenv("GLABENCH_CACHE", str(tmp_path / "tuned"))
+    assert fresh() == after
+    (tmp_path / "tuned").mkdir()
+    (tmp_path / "tuned" / "nvidia_h200-01234567.json").write_text("{}")
+    tuned = fresh()
+    assert tuned != after
     monkeypatch.setattr(environment, "package_version", lambda name: f"{name} of another version")
-    assert fresh() != after
+    assert fresh() != tuned
+
+
+@pytest.mark.parametrize("name", ["GLABENCH_CACHE", "XDG_CACHE_HOME", "HOME"])
+def test_tuned_plans_are_looked_for_where_they_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    for variable in ("GLABENCH_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv(name, str(tmp_path))
+    machine = Machine(90, "NVIDIA H200", 2**37)
+    assert environment.tuned_folder() == table_files.user_path(header_of(machine)).parent
 
 
 def test_every_source_that_the_fingerprint_names_exists() -> None:
