@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from gla_kernels import Plan, Workload
+from gla_kernels import Plan, Workload, machine_of
 from glabench.hardware.crosscompile import local_arch
 from glabench.hardware.environment import environment
 from glabench.run import failures, gate
@@ -43,7 +43,9 @@ def handle(request: dict[str, Any]) -> dict[str, Any]:
     """Answer one request."""
     try:
         if request["do"] == "environment":
-            return {"status": "ok", "reason": None, "environment": environment("cuda")}
+            here = machine_of()  # tables go by the name that torch gives this process's GPU; NVML counts all GPUs
+            facts = environment("cuda") | {"device": here.device, "memory_bytes": here.memory_bytes}
+            return {"status": "ok", "reason": None, "environment": facts}
         if "workload" not in request:  # "ready" for what needs no inputs: the imports are done
             return {"status": "ok", "reason": None}
         with torch.no_grad():

@@ -1,0 +1,99 @@
+"""What a launch does, counted, and how long the cost model expects it to take."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import product
+
+import pytest
+
+from gla_kernels import KernelConfig, Plan, Schedule, Tile, Workload, chunk, default_config, model
+from gla_kernels.config import schedules
+from gla_kernels.dry import launches_of
+from gla_kernels.work import work_of
+
+B, T, H, K, V = 2, 1024, 3, 128, 256
+FWD = Workload("fwd", B, T, H, K, V)
+BWD = replace(FWD, direction="bwd")
+
+
+@pytest.fixture(autouse=True)
+def compiled(monkeypatch):
+    """Launches as on a GPU: the interpreter's products are all in float32."""
+    monkeypatch.setattr(chunk, "interpreting", lambda: False)
+
+
+def plan(schedule: Schedule, block_t: int = 64, states: Tile = Tile(64, 64)) -> Plan:  # noqa: B008 (frozen)
+    """Tiles that divide K and V, so that counts can be done by hand."""
+    whole_k, whole_v = Tile(K, 64), Tile(64, V)
+    return Plan(schedule, KernelConfig(block_t, states, whole_k, states, whole_v, whole_v, whole_k))
+
+
+def test_states_are_one_product_a_row_block():
+    work = work_of(launches_of(FWD, plan(Schedule(64)))["states"])
+    assert work.programs == B * H * 2 * 4  # tiles of 64 of K and of V
+    assert work.blocks == T / 64
+    assert (work.total.dots, work.total.wide_dots) == (2 * B * H * T * K * V, 0)
+    states = B * H * (T // 64) * K * V * 2  # bf16
+    assert work.total.stored == states
+
+
+def test_scores_and_their_sums_come_once_for_each_tile_of_values():
+    work = work_of(launches_of(FWD, plan(Schedule(64)))["output"])
+    assert work.programs == B * H * (T // 64) * 4
+    tiles, rows = 4, B * H * T
+    assert work.total.wide_dots == tiles * rows * 2 * 64 * K  # scores on the diagonal are tf32
+    assert work.total.dots == rows * 2 * (64 * V + K * V)
+    assert work.total.stored == rows * V * 2
+    assert (work.blocks, work.pairs) == (1, 0)
+
+
+def test_pairs_of_row_blocks_are_counted_in_a_chunk_of_several():
+    work = work_of(launches_of(FWD, plan(Schedule(256, 64)))["output"])
+    assert (work.blocks, work.pairs) == (4, 6)
+    walk = work_of(launches_of(FWD, plan(Schedule(256, 64, False)))["output"])
+    assert (walk.blocks, walk.pairs) == (16, 24)
+    assert walk.programs == B * H * 4
+
+
+def test_without_a_gate_there_are_no_exponentials():
+    for work in (FWD, BWD):
+        for launch in launches_of(replace(work, gated=False), plan(Schedule(128, 64))).values():
+            assert work_of(launch).total.exps == 0
+
+
+def test_float32_takes_three_products_for_one():
+    wide = replace(BWD, dtype="fp32")
+    for step, launch in launches_of(wide, plan(Schedule(64))).items():
+        total, half = work_of(launch).total, work_of(launches_of(BWD, plan(Schedule(64)))[step]).total
+        assert total.dots == 0
+        assert total.wide_dots == pytest.approx(3 * (half.dots + half.wide_dots))
+
+
+@pytest.mark.parametrize("work", [FWD, BWD], ids=["fwd", "bwd"])
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+def test_every_launch_has_a_time(work: Workload, dtype: str):
+    work = replace(work, dtype=dtype)
+    for schedule, capability in product(schedules(work.T), (80, 90, 999)):
+        found = Plan(schedule, default_config(K, V, work.operand_bytes, schedule, 80))
+        for launch in launches_of(work, found).values():
+            assert 0 < model.predict_ms(launch, capability) < 1e3
+
+
+def test_more_work_takes_longer():
+    for step in ("states", "output"):
+        times = [
+            model.predict_ms(launches_of(replace(FWD, B=size), plan(Schedule(64)))[step], 90) for size in (8, 32, 128)
+        ]
+        assert times == sorted(times)
+        assert times[-1] > 2 * times[0]
+
+
+def test_a_file_of_another_version_is_refused(tmp_path, monkeypatch):
+    values = json.loads(model.FILE.read_text())
+    path = tmp_path / "model.json"
+    path.write_text(json.dumps(values | {"base": values["base"][1:]}))
+    monkeypatch.setattr(model, "FILE", path)
+    with pytest.raises(ValueError, match="of another version of the model"):
+        model._fitted.__wrapped__()

@@ -1,0 +1,82 @@
+"""The cost model learns what it is shown: times made by a model of the same form come out again."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gla_kernels import Workload, chunk, model
+from glabench.tune import calibrate, record
+from glabench.tune.candidate import launch_of
+from glabench.tune.record import Trial
+from glabench.tune.space import Space, space_of
+
+WORKS = (Workload("fwd", 4, 2048, 16, 64, 64), Workload("fwd", 1, 512, 4, 64, 64))
+
+
+def made_up_ms(space: Space, key: str) -> float:
+    """A time that has the model's form: bytes, the chain of row blocks, and eight warps that cost a fifth."""
+    base, effects = model.features(launch_of(space.work, space.candidates[key], 90), 90)
+    named = dict(zip(model.BASE, base, strict=True)) | dict(zip(model.EFFECTS, effects, strict=True))
+    return (0.01 + 0.5 * named["loaded"] + named["blocks"]) * math.exp(0.2 * named["warps_8"])
+
+
+@pytest.fixture(autouse=True)
+def compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Launches as on a GPU: the interpreter's products are all in float32."""
+    monkeypatch.setattr(chunk, "interpreting", lambda: False)
+
+
+@pytest.fixture
+def spaces(compiled: None) -> list[Space]:
+    return [space_of(work, 90) for work in WORKS]
+
+
+@pytest.fixture
+def records(spaces: list[Space], make_tuning: Any, tmp_path: Path) -> Path:
+    """A file with every candidate of two workloads, and some that failed and must not count."""
+    path = tmp_path / "tune-made-up.jsonl"
+    with path.open("w") as file:
+        for space in spaces:
+            trials = [
+                Trial(candidate.to_dict(), 1.0, "ok", None, (made_up_ms(space, key),) * 3)
+                for key, candidate in space.candidates.items()
+            ]
+            trials += [replace(trials[0], status="wrong", reason="made up", samples_ms=(1e6,))]
+            tuning = replace(make_tuning(), workload=space.work.to_dict(), trials=tuple(trials))
+            tuning = replace(tuning, environment={**tuning.environment, "capability": "9.0"})
+            file.write(record.to_json(tuning) + "\n")
+    return path
+
+
+def test_what_is_fitted_predicts_what_was_measured(
+    records: Path, spaces: list[Space], tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "model.json"
+    calibrate.main([str(records), "--out", str(out)])
+    assert "states: " in capsys.readouterr().out
+    assert set(json.loads(out.read_text())["passes"]) == {"states", "output"}
+    monkeypatch.setattr(model, "_fitted", lambda: json.loads(out.read_text())["passes"])
+    errors = [
+        math.log(model.predict_ms(launch_of(space.work, one, 90), 90) / made_up_ms(space, key))
+        for space in spaces
+        for key, one in space.candidates.items()
+    ]
+    assert np.std(errors) < 0.02
+
+
+def test_the_committed_model_is_of_the_committed_records() -> None:
+    root = Path(__file__).parents[3]
+    files = sorted((root / "results").glob("*/tune-*.jsonl"))
+    found = calibrate.samples_of(calibrate.load_tunings(files))
+    passes = json.loads(model.FILE.read_text())["passes"]
+    for step, samples in found.items():
+        base, effects, _ = calibrate.fit(samples)
+        assert passes[step]["base"] == pytest.approx(base, rel=1e-3, abs=1e-9)
+        assert passes[step]["effects"] == pytest.approx(effects, rel=1e-2, abs=1e-3)
