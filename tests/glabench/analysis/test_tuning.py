@@ -147,7 +147,8 @@ def test_the_table_has_a_line_a_tuning(tunings: list[Tuning]) -> None:
     found = table(tunings)
     assert len(found) == len(tunings)
     exhaustive = found[found["strategy"] == "exhaustive"]
-    assert (exhaustive["measured"] + exhaustive["failed"] == exhaustive["feasible"]).all()
+    assert (exhaustive["measured"] == exhaustive["feasible"]).all()
+    assert (exhaustive["failed"] > 0).any()
     assert (found["share"] == found["measured"] / found["feasible"]).all()
     lost = found.iloc[-1]
     assert lost["plan"] == ""

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from gla_kernels import Workload, chunk, model
+from glabench.analysis.load import load_tunings
 from glabench.tune import calibrate, record
 from glabench.tune.candidate import launch_of
 from glabench.tune.record import Trial
@@ -74,7 +75,7 @@ def test_what_is_fitted_predicts_what_was_measured(
 def test_the_committed_model_is_of_the_committed_records() -> None:
     root = Path(__file__).parents[3]
     files = sorted((root / "results").glob("*/tune-*.jsonl"))
-    found = calibrate.samples_of(calibrate.load_tunings(files))
+    found = calibrate.samples_of(load_tunings(files))
     passes = json.loads(model.FILE.read_text())["passes"]
     for step, samples in found.items():
         base, effects, _ = calibrate.fit(samples)
