@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from gla_kernels import Machine, Schedule, Workload, chosen, table_files
+from gla_kernels import Machine, Schedule, Workload, chosen, gla, table_files
 from gla_kernels.choose import refresh
 from glabench.errors import UserError
 from glabench.tune import on_demand, session
@@ -124,3 +124,22 @@ def test_what_it_finds_is_what_gla_runs(
     assert first.startswith("glabench: tuning ")
     assert len(summaries) == len(BOTH)
     assert all(" ms, " in line and " measured, " in line for line in summaries)
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(280)
+def test_gla_tunes_when_it_is_asked_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLABENCH_CACHE", str(tmp_path))
+    refresh()
+    try:
+        q, k, v, g = (torch.randn(2, 300, 2, 64, device="cuda", dtype=torch.bfloat16) for _ in range(4))
+        inputs = [x.requires_grad_() for x in (q, k, v, -g.abs())]
+        before, _ = gla(*inputs)
+        assert not list(tmp_path.iterdir())
+        o, _ = gla(*inputs, config="tune")
+        o.sum().backward()
+        for direction in ("fwd", "bwd"):
+            assert chosen(Workload(direction, 2, 300, 2, 64, 64)).here  # type: ignore[arg-type]  # one of the two
+        torch.testing.assert_close(o, before, rtol=0.05, atol=0.05)
+    finally:
+        refresh()
