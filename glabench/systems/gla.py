@@ -13,7 +13,7 @@ from glabench.systems.base import System, Unavailable, missing_package
 if TYPE_CHECKING:
     import torch
 
-    from gla_kernels import Choice, Machine, Plan, Schedule
+    from gla_kernels import Choice, Machine, Plan, Schedule, Workload
     from gla_kernels.launch import Launch
     from gla_kernels.plans import Config
     from glabench.run.inputs import Inputs
@@ -63,12 +63,18 @@ class Gla(System):
 
     def choices(self, case: Case, machine: Machine | None = None) -> dict[str, Choice]:
         """Which plan each direction of the case runs on a GPU, and why; by default on the one that is here."""
-        from gla_kernels import Workload, chosen
+        from gla_kernels import chosen
 
-        schedule, gated = self.schedule(case), case.gate_strength is not None
-        work = Workload("fwd", case.B, case.T, case.H, case.K, case.V, case.dtype, gated, schedule)
+        work = self.workload(case)
         works = (work,) if case.mode == "fwd" else (work, replace(work, direction="bwd"))
         return {one.direction: chosen(one, machine) for one in works}
+
+    def workload(self, case: Case) -> Workload:
+        """What the case asks of the forward pass, as plans are chosen by; ValueError for a schedule that is none."""
+        from gla_kernels import Workload
+
+        gated = case.gate_strength is not None
+        return Workload("fwd", case.B, case.T, case.H, case.K, case.V, case.dtype, gated, self.schedule(case))
 
     def implementation(self, case: Case) -> str:
         found: dict[str, list[str]] = {}

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from gla_kernels import KernelConfig, Launch, Plan, Schedule, Tile, Workload, default_config
+from gla_kernels.apply import launches_of
 from gla_kernels.config import BLOCK_TS, schedules
-from gla_kernels.dry import launches_of
 
 
 @dataclass(frozen=True)

@@ -2,25 +2,10 @@
 
 from __future__ import annotations
 
-import gla_kernels
-from gla_kernels import Launch, Workload
-from glabench.run.inputs import DTYPES
+from gla_kernels import Launch, Machine, Workload, chosen
+from gla_kernels.apply import launches_of
 
 
 def shipped_launches(work: Workload, capability: int, initial_state: bool = False) -> dict[str, Launch]:
-    """The launches by pass, on meta tensors."""
-    found = gla_kernels.launches(
-        "gla",
-        B=work.B,
-        T=work.T,
-        H=work.H,
-        K=work.K,
-        V=work.V,
-        dtype=DTYPES[work.dtype],
-        mode=work.direction,
-        schedule=work.schedule,
-        gated=work.gated,
-        initial_state=initial_state,
-        capability=capability,
-    )
-    return {launch.step: launch for launch in found}
+    """The launches by pass, on meta tensors, on any GPU of that compute capability."""
+    return launches_of(work, chosen(work, Machine(capability)).plan, initial_state)

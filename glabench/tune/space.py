@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 from gla_kernels import Launch, Plan, Workload
+from gla_kernels.apply import launches_of
 from gla_kernels.config import PASSES, KernelConfig, Tile, feasible, tiles
-from gla_kernels.dry import launches_of
 from gla_kernels.model import predict_ms
 from glabench.tune.candidate import Candidate, Variant, base_config, key, variants
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from gla_kernels import Launch, Plan, Schedule, Workload, chunk, default_config
+from gla_kernels.apply import problem_of
 from gla_kernels.launch import Launcher, execute
 from glabench.run.inputs import DTYPES, Inputs, make_inputs
 from glabench.spec.case import Case
@@ -111,11 +112,7 @@ def reference_plan(work: Workload, schedule: Schedule, capability: int) -> Plan:
 def run_plan(inputs: Inputs, work: Workload, plan: Plan, launch: Launcher) -> None:
     """What gla() does in one direction, with the plan given."""
     backward = work.direction == "bwd"
-    seg_chunks = chunk.segment_chunks(plan.schedule, work.T, backward)
-    scale = work.K**-0.5
-    problem = chunk.Problem(
-        inputs.q, inputs.k, inputs.v, inputs.g, scale, None, plan.schedule, plan.config, seg_chunks
-    )  # fmt: skip
+    problem = problem_of(inputs.q, inputs.k, inputs.v, inputs.g, work.K**-0.5, None, plan, backward)
     if backward:
         chunk.backward(problem, inputs.do, None, None, launch)
     else:

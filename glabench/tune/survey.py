@@ -72,10 +72,9 @@ def asked_of(cases: Iterable[Case]) -> tuple[list[Asked], int]:
         if case.system != "gla" or case.mode not in DIRECTIONS or system.unsupported(case, "cuda") is not None:
             skipped += 1
             continue
+        work = system.workload(case)
         for direction in DIRECTIONS[case.mode]:
-            gated, schedule = case.gate_strength is not None, system.schedule(case)
-            work = Workload(direction, case.B, case.T, case.H, case.K, case.V, case.dtype, gated, schedule)
-            found[Asked(work, case.initial_state)] = None
+            found[Asked(replace(work, direction=direction), case.initial_state)] = None
     return list(found), skipped
 
 

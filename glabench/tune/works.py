@@ -37,14 +37,14 @@ def of_sweep(name: str, mode: str | None = None) -> list[list[Workload]]:
 
 
 def of_cases(cases: Iterable[Case]) -> list[list[Workload]]:
-    """The workloads of a sweep's chunkwise GLA cases, by shape: forward before backward, none twice."""
+    """The workloads of a sweep's chunkwise GLA cases, by shape: forward before backward, none twice. Schedules and
+    sizes that the kernels do not take are left out, as in a sweep."""
     system = Gla(CATALOG["gla"])
     groups: dict[Workload, dict[Direction, Workload]] = {}
     for case in cases:
-        if case.system != "gla" or case.mode not in DIRECTIONS:
+        if case.system != "gla" or case.mode not in DIRECTIONS or system.unsupported(case, "cuda") is not None:
             continue
-        schedule, gated = system.schedule(case), case.gate_strength is not None
-        work = Workload("fwd", case.B, case.T, case.H, case.K, case.V, case.dtype, gated, schedule)
+        work = system.workload(case)
         directions = groups.setdefault(work, {})
         directions |= {name: replace(work, direction=name) for name in DIRECTIONS[case.mode]}
     return [[directions[name] for name in ("fwd", "bwd") if name in directions] for directions in groups.values()]

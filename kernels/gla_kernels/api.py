@@ -13,14 +13,15 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from . import chunk, recurrent
+from .apply import DTYPES, launches_of, problem_of
 from .choose import machine_of
-from .config import Plan, Schedule, Workload
+from .config import Schedule, Workload
 from .launch import Launch, execute
 from .plans import Config, check_config, check_plan, plan_of, tune
 from .table import Machine
 from .validate import check_inputs, check_scale
 
-DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def gla(
@@ -63,7 +64,7 @@ def gla(
     scale = check_scale(scale, q.shape[-1])
     check_config(schedule, config, q.device)
     B, T, H, K = q.shape
-    fwd = Workload("fwd", B, T, H, K, v.shape[-1], DTYPES[q.dtype], g is not None, schedule)
+    fwd = Workload("fwd", B, T, H, K, v.shape[-1], DTYPE_NAMES[q.dtype], g is not None, schedule)
     works = [fwd]
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, g, initial_state)):
         works.append(replace(fwd, direction="bwd"))
@@ -157,22 +158,13 @@ def launches(
         recurrent.backward(q, q, v, g, scale, state, v, None, None, bwd.append)
     else:
         check_config(schedule, config, q.device)
-        work, machine = Workload("fwd", B, T, H, K, V, DTYPES[dtype], gated, schedule), Machine(capability)
+        work, machine = Workload("fwd", B, T, H, K, V, DTYPE_NAMES[dtype], gated, schedule), Machine(capability)
         if mode != "bwd":
-            plan = plan_of(work, config, machine)
-            chunk.forward(_problem(q, q, v, g, scale, state, plan, grad=False), False, fwd.append)
+            fwd.extend(launches_of(work, plan_of(work, config, machine), initial_state).values())
         if mode != "fwd":
-            plan = plan_of(replace(work, direction="bwd"), config, machine)
-            chunk.backward(_problem(q, q, v, g, scale, state, plan, grad=True), v, None, None, bwd.append)
+            work = replace(work, direction="bwd")
+            bwd.extend(launches_of(work, plan_of(work, config, machine), initial_state).values())
     return {"fwd": fwd, "bwd": bwd, "fwdbwd": fwd + bwd, "step": fwd}[mode]
-
-
-def _problem(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, scale: float, initial_state: Tensor | None, plan: Plan,
-    grad: bool,
-) -> chunk.Problem:  # fmt: skip
-    seg_chunks = chunk.segment_chunks(plan.schedule, q.shape[1], grad)
-    return chunk.Problem(q, k, v, g, scale, initial_state, plan.schedule, plan.config, seg_chunks)
 
 
 def _contiguous(*tensors: Tensor | None) -> tuple[Any, ...]:
@@ -192,7 +184,7 @@ class _ChunkGLA(torch.autograd.Function):
         ctx, q, k, v, g, scale, initial_state, output_final_state, plan, backward_plan
     ):
         q, k, v, g, initial_state = _contiguous(q, k, v, g, initial_state)
-        problem = _problem(q, k, v, g, scale, initial_state, plan, grad=False)
+        problem = problem_of(q, k, v, g, scale, initial_state, plan, grad=False)
         o, final_state = chunk.forward(problem, output_final_state, execute)
         ctx.save_for_backward(q, k, v, g, initial_state, final_state)
         ctx.set_materialize_grads(False)
@@ -203,7 +195,7 @@ class _ChunkGLA(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, do, d_final):  # type: ignore[no-untyped-def]
         q, k, v, g, initial_state, final_state = ctx.saved_tensors
-        problem = _problem(q, k, v, g, ctx.scale, initial_state, ctx.plan, grad=True)
+        problem = problem_of(q, k, v, g, ctx.scale, initial_state, ctx.plan, grad=True)
         do = torch.zeros_like(v) if do is None else do.contiguous()
         final_state, d_final = _both_or_neither(d_final, final_state)
         dq, dk, dv, dg, d_initial = chunk.backward(problem, do, final_state, d_final, execute)

@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 from . import table_files
+from .apply import launches_of
 from .config import (
     DEFAULT_SHARED_BYTES,
     MAX_ROW_BLOCK,
@@ -29,7 +30,6 @@ from .config import (
     padded,
     schedules,
 )
-from .dry import launches_of
 from .launch import interpreting
 from .model import predict_ms
 from .table import Entry, Machine, ShapeClass, Table, refusal, shape_class

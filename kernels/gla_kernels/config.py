@@ -241,8 +241,8 @@ def feasible(step: str, plan: Plan, work: Workload, capability: int) -> str | No
 
 def _miscompiled(step: str, plan: Plan, work: Workload) -> str | None:
     """What Triton 3.6 is known to compile into kernels that read or write outside their shared memory (found by running
-    the whole space on an H200): some of the tiles that cut a head dimension into 32 columns, in chunks of several row
-    blocks. All of them are left out: none was ever fast."""
+    the whole space at K = V = 64 and 128 on an H200): some of the tiles that cut a head dimension into 32 columns, in
+    chunks of several row blocks. All of them are left out: none was fast there."""
     tile, schedule = getattr(plan.config, step), plan.schedule
     if work.operand_bytes != 2 or "states" in step or schedule.chunk == plan.config.block_t:
         return None

@@ -9,8 +9,8 @@ from itertools import product
 import pytest
 
 from gla_kernels import KernelConfig, Plan, Schedule, Tile, Workload, chunk, default_config, model
+from gla_kernels.apply import launches_of
 from gla_kernels.config import schedules
-from gla_kernels.dry import launches_of
 from gla_kernels.work import work_of
 
 B, T, H, K, V = 2, 1024, 3, 128, 256

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -80,3 +81,10 @@ def test_the_random_shapes_are_tuned_nowhere() -> None:
     drawn = [work for group in of_sweep("random_shapes") for work in group]
     assert len(set(drawn)) == len(drawn) == 100
     assert not tuned & set(drawn)
+
+
+def test_what_the_kernels_do_not_take_is_not_tuned() -> None:
+    fine = Case("gla", 1, 256, 2, 64, 64)
+    too_large, no_schedule = replace(fine, K=1024), replace(fine, chunk=64, sub_chunk=48)
+    assert of_cases([too_large, fine, no_schedule]) == of_cases([fine])
+    assert len(of_cases([fine])) == 1
