@@ -58,7 +58,9 @@ class Tuning:
     stopped: str  # why the search ended
     environment: dict[str, Any]
     started: str  # ISO 8601, UTC
-    wall_s: float  # all of it: processes started, compiled, measured, gated
+    # All of it since its turn came: processes started, compiled, measured, gated. In a run of several shapes the first
+    # kernels of the next one compile beside this one's measurements, and are not in its time.
+    wall_s: float
     spent_s: dict[str, float] = field(default_factory=dict)  # parts of wall_s by name
     header: dict[str, Any] = field(
         default_factory=dict
