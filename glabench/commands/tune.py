@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from gla_kernels import Workload
 
 # Options by parameter that mean something for one of the two uses alone.
-TUNING = {"strategy": "--strategy", "budget": "--budget", "out": "--out"}
+TUNING = {"strategy": "--strategy", "budget": "--budget", "out": "--out", "keep": "--no-keep"}
 EXPLAINING = {"records": "--from", "all_": "--all", "target": "--target"}
 
 
@@ -33,6 +33,10 @@ def tune(
         Path | None,
         typer.Option(help="File that records are appended to.", show_default="results/local/tune-<what>-<gpu>.jsonl"),
     ] = None,
+    keep: Annotated[
+        bool,
+        typer.Option("--keep/--no-keep", help="Whether gla() uses the winners from then on."),
+    ] = True,
     explain: Annotated[
         bool, typer.Option("--explain", help="Tune nothing: say what won, and why each candidate lost. Needs no GPU.")
     ] = False,
@@ -67,7 +71,7 @@ def tune(
     from glabench.tune.strategies import check_strategy
 
     check_strategy(strategy)
-    _tune(groups, strategy, None if budget is None else seconds(budget), out or _default_out(what))
+    _tune(groups, strategy, None if budget is None else seconds(budget), out or _default_out(what), keep)
 
 
 def _check_options(ctx: typer.Context, explain: bool, shape: bool) -> None:
@@ -86,17 +90,17 @@ def _check_options(ctx: typer.Context, explain: bool, shape: bool) -> None:
         raise UserError("--dtype is for a shape B,T,H,K,V; the cases of a sweep have their own")
 
 
-def _tune(groups: list[list[Workload]], strategy: str, budget_s: float | None, out: Path) -> None:
+def _tune(groups: list[list[Workload]], strategy: str, budget_s: float | None, out: Path, keep: bool) -> None:
     from glabench.hardware.environment import require_cuda
     from glabench.tune.session import Session
 
     require_cuda("tuning measures on a GPU; `glabench compile` and `glabench tune --explain` need none")
-    with Session(strategy, budget_s, out) as session:
+    with Session(strategy, budget_s, out, keep=keep) as session:
         say = session.console.print
         try:
             failed = session.run_all(groups)
         except KeyboardInterrupt:
-            say("\nStopped; what was tuned before is kept", soft_wrap=True)
+            say("\nStopped; what was tuned before is kept" if keep else "\nStopped", soft_wrap=True)
             say(f"Records: {out}", soft_wrap=True)
             raise typer.Exit(130) from None
         say(f"Records: {out}", soft_wrap=True)

@@ -54,16 +54,17 @@ class Session:
     """Tunes shapes.
 
     out: file that records are appended to, if any. quiet: no sign of life but a line a tuning. arch, env: the GPU's
-    architecture, and what makes it the one that the processes see, where it is another than this machine's first.
+    architecture, and what makes it the one that the processes see, where it is another than this machine's first. keep:
+    whether winners go into this GPU's own table.
     """
 
     def __init__(
         self, strategy: str, budget_s: float | None = None, out: Path | None = None,
         console: Console | None = None, quiet: bool = False, arch: str | None = None,
-        env: Mapping[str, str | None] | None = None,
+        env: Mapping[str, str | None] | None = None, keep: bool = True,
     ) -> None:  # fmt: skip
         self.console = console or Console(highlight=False, markup=False)
-        self.budget_s, self.quiet = budget_s, quiet
+        self.budget_s, self.quiet, self.keep = budget_s, quiet, keep
         self._lines = None if out is None else Lines(out)
         arch = arch or this_arch()
         self._gpu, self._pool = Gpu(env=env), CompilePool(arch, env=env)
@@ -112,7 +113,8 @@ class Session:
             if self._lines is not None:
                 self._lines.write(record.to_json(replace(tuning, header=header)))
             self.console.print(summary(tuning), soft_wrap=True)
-        self._keep(tunings)
+        if self.keep:
+            self._keep(tunings)
         return all(tuning.winner is not None for tuning in tunings)
 
     @cached_property

@@ -101,6 +101,21 @@ def test_a_second_tuning_starts_from_the_first(made_up, tables: Path, console: C
     assert f"1.00x as fast as before ({out.origin})" in said(console)[-1]
 
 
+def test_winners_that_are_not_to_be_kept_are_only_recorded(made_up, tables: Path, console: Console) -> None:
+    out, before = tables / "records.jsonl", chosen(WORK, MACHINE)
+    with Session("model", out=out, console=console, keep=False) as tuning:
+        assert tuning.run([WORK])
+        assert tuning.run([WORK])
+    assert chosen(WORK, MACHINE) == before
+    origins = [
+        one.origin
+        for line in out.read_text().splitlines()
+        for one in record.from_json(line).finalists
+        if one.role == "incumbent"
+    ]
+    assert origins == [before.origin] * 2
+
+
 def test_without_a_winner_nothing_is_kept(made_up, tables: Path, console: Console) -> None:
     made_up(dict.fromkeys(space_of(WORK, 90).candidates.values(), "does not compile"))
     out = tables / "records.jsonl"
