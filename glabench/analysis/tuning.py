@@ -261,10 +261,29 @@ class Gains:
     count: int
 
 
-def gains(tunings: Sequence[Tuning]) -> Gains | None:
-    """None when no tuning has both an incumbent and a winner."""
-    found = [(gain(tuning), tuning) for tuning in tunings if not math.isnan(gain(tuning))]
-    if not found:
-        return None
-    worst, tuning = max(found, key=lambda pair: pair[0])
-    return Gains(geometric_mean([value for value, _ in found]), worst, tuning, len(found))
+# Where the plan in use had been tuned, the farthest last.
+OWN_CLASS = "tuned for their class"
+NEAREST = "tuned for the nearest class"
+UNTUNED = "not tuned"
+
+
+def reach(origin: str) -> str:
+    """One of the three, from what `gla_kernels.Choice` said of a plan."""
+    if ", the nearest" in origin:
+        return NEAREST
+    return OWN_CLASS if "tuned" in origin else UNTUNED
+
+
+def gains(tunings: Sequence[Tuning]) -> dict[str, Gains]:
+    """By `reach`, those that there are, of the tunings that have both an incumbent and a winner."""
+    found: dict[str, list[tuple[float, Tuning]]] = {OWN_CLASS: [], NEAREST: [], UNTUNED: []}
+    for tuning in tunings:
+        old = incumbent(tuning)
+        if old is not None and not math.isnan(gain(tuning)):
+            found[reach(old.origin)].append((gain(tuning), tuning))
+    return {name: _gains(pairs) for name, pairs in found.items() if pairs}
+
+
+def _gains(pairs: Sequence[tuple[float, Tuning]]) -> Gains:
+    worst, tuning = max(pairs, key=lambda pair: pair[0])
+    return Gains(geometric_mean([value for value, _ in pairs]), worst, tuning, len(pairs))

@@ -42,15 +42,14 @@ def _workloads(tunings: Sequence[Tuning]) -> Finding:
 
 
 def _gains(tunings: Sequence[Tuning]) -> list[Finding]:
-    found = gains(tunings)
-    if found is None:
-        return []
-    lead = "the winners' time: what the plans in use took (geometric mean)"
-    worst = f"At worst {found.worst:.2f}×, at {text.workload(found.worst_of.workload)}"
     return [
         Finding(
-            f"{found.mean:.3f}×", lead, f"{worst}. Over {text.count(found.count, 'tuning')} with both, timed in turns."
+            f"{found.mean:.3f}×",
+            f"the winners' time: what plans in use took that were {name} (geometric mean)",
+            f"At worst {found.worst:.2f}×, at {text.workload(found.worst_of.workload)}. Over "
+            f"{text.count(found.count, 'tuning')} with both, timed in turns.",
         )
+        for name, found in gains(tunings).items()
     ]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from scipy.stats import spearmanr
 
 from gla_kernels import Workload, model
 from glabench.analysis.load import load_tunings
+from glabench.errors import UserError
 from glabench.tune.candidate import Candidate, launch_of
 from glabench.tune.record import Tuning
 
@@ -78,8 +80,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("records", nargs="+", type=Path, help="files of tuning records")
     parser.add_argument("--out", type=Path, default=model.FILE, help="file to write")
     options = parser.parse_args(arguments)
+    try:
+        found = samples_of(load_tunings(options.records))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
     passes: dict[str, Any] = {}
-    for step, samples in sorted(samples_of(load_tunings(options.records)).items()):
+    for step, samples in sorted(found.items()):
         base, effects, errors = fit(samples)
         passes[step] = {"base": [_short(x) for x in base], "effects": [_short(x) for x in effects]}
         order = spearmanr([one.ms * np.exp(e) for one, e in zip(samples, errors, strict=True)], [s.ms for s in samples])

@@ -131,11 +131,15 @@ def test_gain_is_incumbent_over_winner(make_tuning: MakeTuning, make_plan: MakeP
     assert math.isnan(gain(replace(one, finalists=(new,))))
     assert math.isnan(gain(replace(one, finalists=(new, replace(old, status="wrong")))))
     twice = replace(one, finalists=(new, replace(old, samples_ms=(12.0,))))
-    found = gains([one, twice, replace(one, winner=None)])
-    assert found is not None
-    assert found.mean == pytest.approx(3.0)
-    assert (found.worst, found.worst_of, found.count) == (6.0, twice, 2)
-    assert gains([replace(one, winner=None)]) is None
+    near = replace(one, finalists=(new, replace(old, origin="shipped for X, tuned at B=1 T=2 H=3, the nearest")))
+    own = replace(one, finalists=(new, replace(old, origin="tuned here at B=1 T=2 H=3", samples_ms=(2.0,))))
+    found = gains([one, near, twice, own, replace(one, winner=None)])
+    assert list(found) == ["tuned for their class", "tuned for the nearest class", "not tuned"]
+    assert found["not tuned"].mean == pytest.approx(3.0)
+    assert (found["not tuned"].worst, found["not tuned"].worst_of, found["not tuned"].count) == (6.0, twice, 2)
+    assert found["tuned for the nearest class"].worst == 1.5
+    assert found["tuned for their class"].worst == 1.0
+    assert gains([replace(one, winner=None)]) == {}
 
 
 def test_both_directions_of_a_shape_are_one_run(make_tuning: MakeTuning) -> None:

@@ -72,6 +72,16 @@ def test_what_is_fitted_predicts_what_was_measured(
     assert np.std(errors) < 0.02
 
 
+def test_records_that_cannot_be_read_are_one_line(tmp_path: Path, capsys: Any) -> None:
+    torn = tmp_path / "tune-torn.jsonl"
+    torn.write_text('{"schema": 1, "workl')
+    with pytest.raises(SystemExit) as stop:
+        calibrate.main([str(torn), "--out", str(tmp_path / "model.json")])
+    assert stop.value.code == 2
+    assert capsys.readouterr().err.startswith(f"error: {torn}:1: not a tuning")
+    assert not (tmp_path / "model.json").exists()
+
+
 def test_the_committed_model_is_of_the_committed_records() -> None:
     root = Path(__file__).parents[3]
     files = sorted((root / "results").glob("*/tune-*.jsonl"))
