@@ -11,6 +11,7 @@ from glabench import __version__
 from glabench.commands.compile import compile_
 from glabench.commands.doctor import doctor
 from glabench.commands.ls import ls
+from glabench.commands.profile import profile
 from glabench.commands.report import report
 from glabench.commands.sweep import sweep
 from glabench.commands.tune import tune
@@ -23,7 +24,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-COMMANDS = {function.__name__.rstrip("_"): function for function in (sweep, report, tune, compile_, ls, doctor)}
+COMMANDS = {
+    function.__name__.rstrip("_"): function for function in (sweep, report, tune, profile, compile_, ls, doctor)
+}
 for _name, _function in COMMANDS.items():
     app.command(_name)(_function)
 

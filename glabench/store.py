@@ -5,6 +5,7 @@ comes back as a float on reading (inside the nested parts of a row only; a text 
 
 Schema history
   1  first version
+  2  profile
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any, BinaryIO, Self
 
 from glabench.errors import UserError
 
-SCHEMA = 1
+SCHEMA = 2
 
 STATUSES = ("ok", "wrong", "compile_error", "oom", "timeout", "crashed", "unsupported")
 
@@ -53,6 +54,8 @@ class Row:
     work: dict[str, Any] | None = None
     # {"sm_mhz": f, "sm_mhz_max": f, "power_w": f, "temperature_c": f, "throttle": [str]}: read while timing
     clocks: dict[str, Any] | None = None
+    # what `glabench profile` found out, kernel by kernel; see glabench/profile/pipeline.py. Such a row has no time
+    profile: dict[str, Any] | None = None
     # see hardware/environment.py: device, driver, versions, commit, dirty, fingerprint, copy_bytes_per_s ...
     environment: dict[str, Any] = field(default_factory=dict)
     started: str = ""  # ISO 8601, UTC
@@ -61,7 +64,7 @@ class Row:
 
 
 ROW_FIELDS: tuple[str, ...] = tuple(f.name for f in fields(Row))
-_NESTED = ("case", "accuracy", "time", "memory", "compiled", "work", "clocks", "environment")
+_NESTED = ("case", "accuracy", "time", "memory", "compiled", "work", "clocks", "profile", "environment")
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -111,27 +112,68 @@ def _tunings(path: Path, warn: Callable[[str], None]) -> list[Tuning]:
     return found
 
 
-def load(paths: Sequence[Path], warn: Callable[[str], None] = warn_on_stderr) -> list[Row]:
-    """Every row that counts, in the order they were written: the latest of each (case, device).
+@dataclass(frozen=True)
+class Profiled:
+    """A row of `glabench profile` and the folder that its trace is in, if it has one."""
+
+    row: Row
+    traces: Path
+
+
+def located(paths: Sequence[Path], warn: Callable[[str], None] = warn_on_stderr) -> list[tuple[Path, Row]]:
+    """Every row of the files, with the file, in the order they were written.
 
     A line that is not a row, as a crash may leave one at the end, is reported to ``warn`` and left out.
 
     Raises:
         UserError: a path is missing, a file has no row in it, or a row's case lacks what every case has.
     """
-    return latest([row for path in files(paths, warn) for row in _rows(path, warn)])
+    return [(path, row) for path in files(paths, warn) for row in _rows(path, warn)]
+
+
+def profiles(found: Sequence[tuple[Path, Row]]) -> list[Profiled]:
+    """The rows that count when they are those of `glabench profile`; none when they are measured rows. What failed can
+    be either.
+
+    Raises:
+        UserError: some rows are profiles and others were measured.
+    """
+    profiled = [path for path, row in found if row.profile is not None]
+    measured = [path for path, row in found if row.profile is None and row.status == "ok"]
+    if profiled and measured:
+        raise UserError(
+            f"{profiled[0]} holds profiles and {measured[0]} measured rows; render them apart: "
+            f"`glabench report {profiled[0]}`, `glabench report {measured[0]}`"
+        )
+    if not profiled:
+        return []
+    home = {id(row): path for path, row in found}
+    kept = latest(row for _, row in found)
+    return [Profiled(row, trace_folder(home[id(row)])) for row in kept]
+
+
+def trace_folder(rows: Path) -> Path:
+    """Where the traces of a file of rows are: beside it, in <its name without .jsonl>-traces/."""
+    return rows.with_name(f"{rows.name.removesuffix('.jsonl')}-traces")
 
 
 def latest(rows: Iterable[Row]) -> list[Row]:
-    """One row for each (case, device): the one started last, and of equals the one written last."""
-    kept: dict[tuple[str, str], Row] = {}
+    """One row for each (case, device): the one started last, and of equals the one written last. A profile that is
+    predicted for a GPU that is not there is told from those for others."""
+    kept: dict[tuple[str, str, str], Row] = {}
     for row in rows:
-        key = (row.case_id, device(row))
+        key = (row.case_id, device(row), _elsewhere(row))
         old = kept.get(key)
         if old is None or row.started >= old.started:
             kept.pop(key, None)
             kept[key] = row
     return list(kept.values())
+
+
+def _elsewhere(row: Row) -> str:
+    """The GPU that a profile is predicted for; empty for what was measured."""
+    target = (row.profile or {}).get("target") or {}
+    return "" if target.get("here", True) else str(target.get("name"))
 
 
 def device(row: Row) -> str:

@@ -12,7 +12,6 @@ bytes per element and chunks of C rows:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from glabench.spec.case import DTYPE_BYTES
@@ -20,28 +19,6 @@ from glabench.spec.catalog import CATALOG
 
 DEFAULT_CHUNK = 64  # where a chunkwise system chooses for itself
 STATE_BYTES = 4  # states are float32
-
-
-@dataclass(frozen=True)
-class Datasheet:
-    """What the maker of a GPU promises, for floors on a machine one does not have. A copy reaches some 90 % of it."""
-
-    name: str
-    arch: str
-    bytes_per_s: float
-    source: str
-
-
-DATASHEET: dict[str, Datasheet] = {
-    "A100": Datasheet(
-        "NVIDIA A100 80GB SXM",
-        "sm_80",
-        2.039e12,
-        "https://www.nvidia.com/content/dam/en-zz/Solutions/Data-Center/a100/pdf/nvidia-a100-datasheet-nvidia-us-2188504-web.pdf",
-    ),
-    "H100": Datasheet("NVIDIA H100 SXM", "sm_90", 3.35e12, "https://www.nvidia.com/en-us/data-center/h100/"),
-    "H200": Datasheet("NVIDIA H200 SXM", "sm_90", 4.8e12, "https://www.nvidia.com/en-us/data-center/h200/"),
-}
 
 
 def work(case: dict[str, Any]) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""``glabench report``: rows or tunings -> a page, figures, a table or a summary."""
+"""``glabench report``: rows, profiles or tunings -> a page, figures, a table or a summary."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ def report(
 ) -> None:
     """Render results as one offline HTML page (with its figures beside it), as figures, CSV or Markdown.
 
-    Rows of `glabench sweep` and tunings of `glabench tune` give different pages, so one call takes one kind.
+    Rows of `glabench sweep`, profiles of `glabench profile` and tunings of `glabench tune` give different pages, so one
+    call takes one kind.
     """
-    from glabench.analysis.load import files, load, load_tunings, tuning_files
+    from glabench.analysis.load import files, latest, load_tunings, located, profiles, tuning_files
     from glabench.report import export
 
     export.check(format)
@@ -29,8 +30,12 @@ def report(
         from glabench.report import tuning
 
         paths = export.write(load_tunings(found), format, where, tuning.FORMATS)
+    elif profiled := profiles(rows := located(found)):
+        from glabench.report import profile
+
+        paths = export.write(profiled, format, where, profile.FORMATS)
     else:
-        paths = export.write(load(found), format, where, export.FORMATS)
+        paths = export.write(latest(row for _, row in rows), format, where, export.FORMATS)
     if format == "png":
         typer.echo(f"{paths[0].parent}: {len(paths)} files")
         return

@@ -57,9 +57,10 @@ def tune(
 
     Exit code: 0 done; 1 some workload has no plan that runs and is right; 2 bad input.
     """
+    from glabench.spec.shape import is_shape
     from glabench.tune import works
 
-    shape = works.is_shape(what)
+    shape = is_shape(what)
     _check_options(ctx, explain, shape)
     groups = [works.of_shape(what, dtype, mode or "fwdbwd")] if shape else works.of_sweep(what, mode)
     if explain:

@@ -142,6 +142,40 @@ def clocks(uuid: str | None = None) -> Clocks | None:
     )
 
 
+def energy_j(uuid: str | None = None) -> float | None:
+    """Joules that the GPU has used since its driver was loaded: to be read twice, seconds apart, for the counter moves
+    in steps of many milliseconds. None where the GPU does not count."""
+    gpu = handle(uuid)
+    used = None if gpu is None else _ask("nvmlDeviceGetTotalEnergyConsumption", gpu)
+    return None if used is None else used / 1000
+
+
+def power_w(uuid: str | None = None) -> float | None:
+    """The GPU's power in W: of this moment where the driver tells it, else the mean of its last second. None where the
+    GPU does not measure it."""
+    gpu = handle(uuid)
+    if gpu is None:
+        return None
+    now = _field(gpu, "NVML_FI_DEV_POWER_INSTANT")
+    milliwatts = _ask("nvmlDeviceGetPowerUsage", gpu) if now is None else now
+    return None if milliwatts is None else milliwatts / 1000
+
+
+def power_limit_w(uuid: str | None = None) -> float | None:
+    """The power in W at which the GPU lowers its clocks; None where it does not tell."""
+    gpu = handle(uuid)
+    limit = None if gpu is None else _ask("nvmlDeviceGetEnforcedPowerLimit", gpu)
+    return None if limit is None else limit / 1000
+
+
+def _field(gpu: Any, name: str) -> int | None:
+    """A field of NVML's, an unsigned int, by the name of its number; None where pynvml or the GPU does not know it."""
+    number = getattr(_library(), name, None)
+    values = None if number is None else _ask("nvmlDeviceGetFieldValues", gpu, [number])
+    # 0 is NVML_SUCCESS: each field has an answer of its own
+    return int(values[0].value.uiVal) if values and values[0].nvmlReturn == 0 else None
+
+
 def clock_settings(uuid: str | None = None) -> tuple[str, ...]:
     """What holds the clocks by somebody's choice (application clocks, sync boost), for the doctor."""
     gpu = handle(uuid)

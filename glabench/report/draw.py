@@ -13,12 +13,11 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedFormatter, FixedLocator, MaxNLocator, NullLocator
 
-from glabench.report import style, text
+from glabench.report import bars, roofline, style, ticks
 from glabench.report.model import Figure, Panel, Point, Series
 from glabench.report.style import AXIS, INK, RULE
-from glabench.report.svg import Hit, inline
+from glabench.report.svg import Hit, hit, inline
 
 WIDTH, HEIGHT = 4.0, 2.95  # of a panel, inches; text is sized so that it still reads when that is a phone's width
 SPREAD = 0.03  # intervals narrower than this share of the value are thinner than the marker, and are not drawn
@@ -62,8 +61,7 @@ def panel_svg(panel: Panel, name: str) -> str:
         draw(axes, panel)
         buffer = io.StringIO()
         canvas.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
-        placed = _apart(panel.series) if panel.categories else panel.series
-        hits = [_hit(axes, panel, s, p) for s in placed for p in s.points]
+        hits = bars.hits(axes, panel) if panel.stacked else _hits(axes, panel)
     return inline(buffer.getvalue(), name, f"{panel.title}: {panel.value_label}", hits)
 
 
@@ -77,7 +75,7 @@ def _whole(figure: Figure) -> Canvas:
     canvas.suptitle(figure.title, x=0.01, ha="left", fontsize=11, fontweight="bold")
     for place, panel in enumerate(figure.panels, 1):
         draw(canvas.add_subplot(rows, columns, place), panel)
-    handles = [_legend_line(key, title) for key, title in figure.keys]
+    handles = [_legend_line(key, title, figure.stacked) for key, title in figure.keys]
     canvas.legend(
         handles=handles, loc="outside lower left", ncols=_legend_columns(columns), frameon=False, handlelength=3
     )
@@ -88,8 +86,10 @@ def _legend_columns(columns: int) -> int:
     return 2 * columns
 
 
-def _legend_line(key: str, title: str) -> Line2D:
+def _legend_line(key: str, title: str, area: bool) -> Line2D:
     look = style.style(key)
+    if area:
+        return Line2D([], [], color=look.colour.light, marker="s", markersize=7, linestyle="none", label=title)
     return Line2D(
         [], [], color=look.colour.light, marker=look.marker or "none", linestyle=look.line, label=title,
         markerfacecolor=look.colour.light if look.filled else "white",
@@ -98,16 +98,24 @@ def _legend_line(key: str, title: str) -> Line2D:
 
 def _height(panel: Panel) -> float:
     """In inches; a category gets room for all its series, one beside the other."""
+    if panel.roofs:
+        return roofline.HEIGHT
     if not panel.categories:
         return HEIGHT
+    if panel.stacked:
+        return bars.height(panel)
     return max(1.5, 0.95 + len(panel.categories) * (0.16 + 0.055 * len(panel.series)))
 
 
 def draw(axes: Axes, panel: Panel) -> None:
-    """Draws ``panel`` on ``axes``: lines over a length, dots by category, or a scatter of two values."""
+    """Draws ``panel`` on ``axes``: lines over a length, dots or bars by category, a scatter, or a roofline."""
     axes.set_title(panel.title, loc="left", fontsize=10, fontweight="bold", pad=17 if not panel.categories else 7)
-    if panel.categories:
+    if panel.stacked:
+        bars.draw(axes, panel)
+    elif panel.categories:
         _dots(axes, panel)
+    elif panel.roofs:
+        roofline.draw(axes, panel)
     elif panel.scatter:
         _scatter(axes, panel)
     else:
@@ -140,8 +148,8 @@ def _lines(axes: Axes, panel: Panel) -> None:
         low, high = panel.value_range
         axes.set_ylim(low / 1.08, high * 1.08)
     _widen(axes)
-    _ticks(axes.xaxis, *_length_ticks(ats))
-    _ticks(axes.yaxis, *_value_ticks(*axes.get_ylim()))
+    ticks.place(axes.xaxis, *ticks.lengths(ats))
+    ticks.place(axes.yaxis, *ticks.values(*axes.get_ylim()))
 
 
 def _scatter(axes: Axes, panel: Panel) -> None:
@@ -159,8 +167,8 @@ def _scatter(axes: Axes, panel: Panel) -> None:
         )  # fmt: skip
         line.set_gid(f"series:{series.key}")
     axes.axline((1, 1), (2, 2), color=AXIS.light, linewidth=1.1, zorder=1)
-    _ticks(axes.xaxis, *_value_ticks(*axes.get_xlim(), most=6))
-    _ticks(axes.yaxis, *_value_ticks(*axes.get_ylim()))
+    ticks.place(axes.xaxis, *ticks.values(*axes.get_xlim(), most=6))
+    ticks.place(axes.yaxis, *ticks.values(*axes.get_ylim()))
 
 
 def _dots(axes: Axes, panel: Panel) -> None:
@@ -183,9 +191,9 @@ def _dots(axes: Axes, panel: Panel) -> None:
     if panel.reference:
         axes.axvline(panel.reference[0], color=AXIS.light, linewidth=1.1, zorder=1)
     axes.set_ylim(len(panel.categories) - 0.5, -0.5)  # the first category on top
-    _ticks(axes.yaxis, list(range(len(panel.categories))), list(panel.categories))
+    ticks.place(axes.yaxis, list(range(len(panel.categories))), list(panel.categories))
     axes.margins(x=0.06)
-    _ticks(axes.xaxis, *_value_ticks(*axes.get_xlim(), most=6))
+    ticks.place(axes.xaxis, *ticks.values(*axes.get_xlim(), most=6))
     axes.tick_params(axis="y", labelsize=8)
 
 
@@ -222,45 +230,11 @@ def _widen(axes: Axes, least: float = 1.6) -> None:
         axes.set_ylim(middle / math.sqrt(least), middle * math.sqrt(least))
 
 
-def _ticks(axis: matplotlib.axis.Axis, places: Sequence[float], names: Sequence[str]) -> None:
-    axis.set_major_locator(FixedLocator(list(places)))
-    axis.set_major_formatter(FixedFormatter(list(names)))
-    axis.set_minor_locator(NullLocator())
-
-
-def _length_ticks(ats: list[float]) -> tuple[list[float], list[str]]:
-    """A tick at each length that was measured, thinned where labels would touch (a tenth of the axis apart)."""
-    if not ats:
-        return [], []
-    span = math.log2(ats[-1] / ats[0]) or 1.0
-    kept: list[float] = []
-    for at in ats:
-        if not kept or math.log2(at / kept[-1]) > span / 10:
-            kept.append(at)
-    return kept, [text.length(at) for at in kept]
-
-
-def _value_ticks(low: float, high: float, most: int = 8) -> tuple[list[float], list[str]]:
-    """Round values between the ends of a log axis, as many as fit but at least three; plain numbers, no exponents."""
-    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    for steps in ((1, 2, 3, 5), (1, 2, 5), (1, 3), (1,)):
-        inside = [p for p in (s * 10.0**e for e in decades for s in steps) if low <= p <= high]
-        if 3 <= len(inside) <= most:
-            return inside, [f"{p:,.10g}" for p in inside]
-    if high / low < 100:
-        # Too close together for round numbers on a log axis: round on a linear one.
-        inside = [float(p) for p in MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high) if low <= p <= high]
-        return inside, [f"{p:,.6g}" for p in inside]
-    whole = [10.0**e for e in decades if low <= 10.0**e <= high]
-    thinned = whole[:: math.ceil(len(whole) / most) or 1]
-    return thinned, [f"{p:,.10g}" for p in thinned]
+def _hits(axes: Axes, panel: Panel) -> list[Hit]:
+    placed = _apart(panel.series) if panel.categories else panel.series
+    return [_hit(axes, panel, s, p) for s in placed for p in s.points]
 
 
 def _hit(axes: Axes, panel: Panel, series: Series, point: Point) -> Hit:
-    """Where a point lies in the SVG, whose unit is 1/72 inch with y down."""
     x, y = (point.value, point.at) if panel.categories else (point.at, point.value)
-    place = axes.transData.transform((x, y))
-    figure = axes.get_figure()
-    assert figure is not None
-    height = figure.get_window_extent().height
-    return Hit(float(place[0]), float(height - place[1]), series.key, point.tip)
+    return hit(axes, x, y, series.key, point.tip)

@@ -27,10 +27,21 @@ class Series:
 
 
 @dataclass(frozen=True)
+class Roof:
+    """A ceiling over a scatter: ``rate`` itself, or, where it is ``sloped``, ``rate`` times what is along x."""
+
+    title: str
+    rate: float
+    sloped: bool = False
+
+
+@dataclass(frozen=True)
 class Panel:
     """One pair of axes, values on a log scale; with ``categories`` a dot plot, a line a category, values along x.
 
     scatter: marks without lines, both axes values of one unit, with the line on which they are equal.
+    stacked: with categories, bars that add up instead of dots, from zero on a linear scale.
+    roofs: marks without lines under these ceilings: a roofline plot.
     """
 
     title: str
@@ -41,6 +52,8 @@ class Panel:
     reference: tuple[float, str] | None = None  # a line across, and what it stands for
     value_range: tuple[float, float] | None = None  # shared by panels that are to be compared with each other
     scatter: bool = False
+    stacked: bool = False
+    roofs: tuple[Roof, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -56,6 +69,11 @@ class Figure:
     def keys(self) -> list[tuple[str, str]]:
         """(key, title) of every series, in the order they first appear."""
         return list(dict.fromkeys((s.key, s.title) for panel in self.panels for s in panel.series))
+
+    @property
+    def stacked(self) -> bool:
+        """Whether series are areas, and not marks."""
+        return any(panel.stacked for panel in self.panels)
 
 
 @dataclass(frozen=True)

@@ -104,7 +104,19 @@ def _asset(name: str) -> str:
 def drawn(section: Section, index: int, figure: Figure) -> Drawn:
     """The figure at ``index`` of its section, ready for the page."""
     panels = tuple(Markup(panel_svg(panel, f"{section.name}{index}p{i}")) for i, panel in enumerate(figure.panels))
-    return Drawn(figure, panels, tuple((key, title, glyph(key)) for key, title in figure.keys))
+    return Drawn(figure, panels, legend(figure))
+
+
+def legend(figure: Figure) -> tuple[tuple[str, str, Markup], ...]:
+    return tuple((key, title, swatch(key) if figure.stacked else glyph(key)) for key, title in figure.keys)
+
+
+def swatch(key: str) -> Markup:
+    """A legend's patch of colour, for what is drawn as an area."""
+    colour = f"var(--c-{style.style(key).colour.name})"
+    return Markup(
+        f'<svg class="glyph" viewBox="0 0 30 12" aria-hidden="true"><path d="M7 0H23V12H7Z" fill="{colour}"/></svg>'
+    )
 
 
 def glyph(key: str) -> Markup:

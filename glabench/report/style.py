@@ -91,12 +91,25 @@ TUNING: dict[str, Style] = {
     "tpe:worst": Style(PURPLE, "^", _DASH, False),
     "exhaustive:worst": Style(GREY, "D", _DASH, False),
 }
+# Profiles: passes look as they do in tunings; what else a call's time and its memory consist of.
+PROFILE: dict[str, Style] = {
+    "other": Style(OLIVE, "*"),
+    "gaps": Style(AXIS, "X"),
+    "intra": Style(VERMILLION, "o"),
+    "inter": Style(BLUE, "s"),
+    "memory:inputs": Style(GREY, "s"),
+    "memory:outputs": Style(VERMILLION, "s"),
+    "memory:gradients": Style(ORANGE, "s"),
+    "memory:states": Style(BLUE, "s"),
+    "memory:saved": Style(GREEN, "s"),
+    "memory:workspace": Style(PURPLE, "s"),
+}
 _STRANGERS = tuple(Style(colour, "*", _DASH, False) for colour in (GREY, OLIVE, SKY, INK, GREEN))
 
 
 def style(key: str) -> Style:
     """The look of a variant; one that is not known gets a star, in the same colour wherever it appears."""
-    return STYLES.get(key) or TUNING.get(key) or _STRANGERS[sum(key.encode()) % len(_STRANGERS)]
+    return STYLES.get(key) or TUNING.get(key) or PROFILE.get(key) or _STRANGERS[sum(key.encode()) % len(_STRANGERS)]
 
 
 def css_variables(dark: bool) -> str:

@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass
 from html import escape
 
+from matplotlib.axes import Axes
+
 from glabench.report.style import COLOURS
 
 
@@ -17,6 +19,15 @@ class Hit:
     y: float
     series: str
     tip: str
+
+
+def hit(axes: Axes, x: float, y: float, series: str, tip: str) -> Hit:
+    """Where a point of ``axes`` lies in the SVG, whose unit is 1/72 inch with y down."""
+    place = axes.transData.transform((x, y))
+    figure = axes.get_figure()
+    assert figure is not None
+    height = figure.get_window_extent().height
+    return Hit(float(place[0]), float(height - place[1]), series, tip)
 
 
 def inline(svg: str, name: str, title: str, hits: list[Hit]) -> str:
@@ -41,7 +52,7 @@ def inline(svg: str, name: str, title: str, hits: list[Hit]) -> str:
     body = re.sub(r' transform="rotate\(-?0 [^)]*\)"', "", body)
     for colour in COLOURS:
         body = body.replace(f": {colour.light}", f": var(--c-{colour.name})")
-    body = body.replace("fill: #ffffff", "fill: var(--card)")
+    body = re.sub(r"(fill|stroke): #ffffff", r"\1: var(--card)", body)
     body = re.sub(r' (?:d|x|y)="[^"]*"', lambda m: re.sub(r"(\.\d{2})\d+", r"\1", m[0]), body)
     body = re.sub(r">\s+<", "><", body)
     body = re.sub(

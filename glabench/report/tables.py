@@ -12,7 +12,8 @@ import pandas as pd
 from glabench.analysis import labels
 from glabench.analysis.compare import by
 from glabench.analysis.frame import label, share
-from glabench.analysis.work import DATASHEET, floor_ms
+from glabench.analysis.work import floor_ms
+from glabench.hardware.datasheet import DATASHEET
 from glabench.report import text
 from glabench.report.parts import conditions
 from glabench.store import Row
@@ -220,13 +221,13 @@ def floors(rows: Sequence[Row]) -> Table:
     for row in rows:
         if row.compiled and row.work and row.work.get("hbm_bytes"):
             asked[text.shape(row.case), row.case["dtype"], row.case["mode"]] = int(row.work["hbm_bytes"])
-    gpus = [DATASHEET[name] for name in ("H200", "H100", "A100") if name in DATASHEET]
+    gpus = [DATASHEET[name] for name in ("H200", "H100", "A100")]
     columns = ("shape", "dtype", "mode", "compulsory, MiB", *(f"{gpu.name}, ms" for gpu in gpus))
     lines = [
         (
             *(Cell(word) for word in key),
             number_cell(size / 2**20),
-            *(number_cell(floor_ms(size, gpu.bytes_per_s)) for gpu in gpus),
+            *(number_cell(floor_ms(size, gpu.hbm_bytes_per_s)) for gpu in gpus),
         )
         for key, size in asked.items()
     ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,6 +56,7 @@ class Driver:
 
     compiled: ids of the cases whose kernels are cross-compiled on a CPU besides being checked.
     limit_s: a part of a case that takes longer is killed, and its row says "timeout".
+    pipeline, split: the module whose ``run_case`` workers call, and the parts in which it runs a case.
     """
 
     sweep: str
@@ -66,6 +67,7 @@ class Driver:
     out: Appender
     progress: Progress
     pipeline: str = PIPELINE
+    split: Callable[[Case, Device], tuple[Part, ...]] = parts
     _workers: list[Worker] = field(default_factory=list, init=False)
     _halves: dict[str, Row] = field(default_factory=dict, init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
@@ -109,7 +111,7 @@ class Driver:
                 raise
 
     def _parts(self, case: Case) -> tuple[Part, ...]:
-        needed = parts(case, self.device)
+        needed = self.split(case, self.device)
         if self.device == "cuda":
             return needed
         return tuple(part for part in needed if part != "compile" or case.id in self.compiled)
@@ -163,8 +165,9 @@ class Driver:
             worker.close()
 
 
-def finished(path: Path, device: Device) -> dict[str, str]:
-    """Cases of a file that need not run again, with their status: same device, same sources and versions.
+def finished(path: Path, device: Device, counts: Callable[[Row], bool] = lambda row: True) -> dict[str, str]:
+    """Cases of a file that need not run again, with their status: same device, same sources and versions, and what
+    else ``counts`` wants of a row.
 
     Any status counts as finished: a case that ran out of memory would do so again.
     """
@@ -174,7 +177,7 @@ def finished(path: Path, device: Device) -> dict[str, str]:
     return {
         row.case_id: row.status
         for row in store.read(path)
-        if all(row.environment.get(key) == here[key] for key in ("fingerprint", "device_slug"))
+        if all(row.environment.get(key) == here[key] for key in ("fingerprint", "device_slug")) and counts(row)
     }
 
 

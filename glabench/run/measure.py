@@ -200,14 +200,19 @@ class ColdSampler:
         torch.cuda.synchronize()
         return seconds
 
+    def cold(self) -> Call:
+        """The call whose turn it is, with what makes it a cold one queued before it: the flush, then the spin."""
+        call = self.run[self.turn % len(self.run)]
+        self.turn += 1
+        self.flush.zero_()
+        torch.cuda._sleep(self.spin_cycles)
+        return call
+
     def batch(self, count: int) -> tuple[list[float], nvml.Clocks | None]:
         """``count`` samples in ms, and the clocks while the last of them was running."""
         marks = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(count)]
         for start, end in marks:
-            call = self.run[self.turn % len(self.run)]
-            self.turn += 1
-            self.flush.zero_()
-            torch.cuda._sleep(self.spin_cycles)
+            call = self.cold()
             start.record()
             call()
             end.record()

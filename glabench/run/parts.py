@@ -31,7 +31,8 @@ def merge(run: Row, compiled: Row) -> Row:
     """
     if run.case_id != compiled.case_id:
         raise ValueError(f"rows of two cases cannot be merged: {run.case_id} and {compiled.case_id}")
-    verdict = run if run.status != "ok" or run.time is not None else compiled
+    measured = run.time is not None or run.profile is not None
+    verdict = run if run.status != "ok" or measured else compiled
     return replace(
         run,
         status=verdict.status,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -14,7 +15,7 @@ import torch
 from glabench.analysis.work import work
 from glabench.hardware.environment import environment
 from glabench.run import failures, gate, measure, memory
-from glabench.run.inputs import input_bytes, make_inputs, set_count
+from glabench.run.inputs import Inputs, input_bytes, make_inputs, set_count
 from glabench.run.parts import merge, parts
 from glabench.run.settings import Settings
 from glabench.spec.case import Case
@@ -27,7 +28,7 @@ CPU_CACHE_BYTES = 32 * 2**20  # a common size of a laptop's last-level cache; wh
 
 
 @dataclass
-class _Draft:
+class Draft:
     """The row in the making: what a failing stage leaves behind is kept."""
 
     status: str = "ok"
@@ -38,21 +39,29 @@ class _Draft:
         self.found |= {"reason": reason, "detail": detail}
 
 
+Stages = Callable[[Draft, Case, Settings, System], None]
+
+
 def run_case(case: Case, sweep: str, settings: Settings, system: System | None = None) -> Row:
     """Run one case, or the settings' part of it, and say what it came to. Whatever the case does, a Row comes back.
 
     ``system`` replaces the one that the catalog names; for tests.
     """
+    return row_of(_run, case, sweep, settings, system)
+
+
+def row_of(stages: Stages, case: Case, sweep: str, settings: Settings, system: System | None) -> Row:
+    """The row of what ``stages`` do with the case; an error in them is the row's status and reason."""
     started, began = datetime.now(UTC), time.perf_counter()
-    draft = _Draft()
+    draft = Draft()
     facts: dict[str, Any] = {}
     try:
         facts = environment(settings.device)
         with nullcontext() if settings.device == "cuda" else memory.cpu_memory_limit():
-            _run(draft, case, settings, system or load(case.system))
+            stages(draft, case, settings, system or load(case.system))
     except Exception as error:
         draft.fail(failures.classify(error), failures.reason(error), failures.detail(error))
-    _release(settings)
+    release(settings)
     return Row(
         case_id=case.id,
         sweep=sweep,
@@ -66,31 +75,35 @@ def run_case(case: Case, sweep: str, settings: Settings, system: System | None =
     )
 
 
-def _run(draft: _Draft, case: Case, settings: Settings, system: System) -> None:
+def _run(draft: Draft, case: Case, settings: Settings, system: System) -> None:
     part = settings.part
     if part == "all" and "all" not in parts(case, settings.device):
         draft.fail("unsupported", f"{system.name} on a CPU is run in two parts, gate and compile")
         return
     # Triton's interpreter and its compiler both stand in for the GPU that a system would otherwise need.
-    missing = system.unavailable(settings.device)
-    if missing is not None:
-        draft.fail("unsupported", str(missing))
+    if not can_run(draft, case, settings, system):
         return
-    refusal = system.unsupported(case, settings.device)
-    if refusal is not None:
-        draft.fail("unsupported", refusal)
-        return
-    draft.found["implementation"] = system.implementation(case)
     if part == "compile":
-        _compile(draft, case, settings, system)
+        compile_kernels(draft, case, settings, system)
         return
-    if not _gate(draft, case, settings, system) or part == "gate":
+    if not passes_gate(draft, case, settings, system) or part == "gate":
         return
     _measure(draft, case, settings, system)
     draft.found["memory"] = memory.peak_memory(system, case, settings)
 
 
-def _gate(draft: _Draft, case: Case, settings: Settings, system: System) -> bool:
+def can_run(draft: Draft, case: Case, settings: Settings, system: System) -> bool:
+    """Whether the system runs here, and runs the case; the row says why not, or what it is that runs."""
+    refusal = system.unavailable(settings.device) or system.unsupported(case, settings.device)
+    if refusal is not None:
+        draft.fail("unsupported", str(refusal))
+        return False
+    draft.found["implementation"] = system.implementation(case)
+    return True
+
+
+def passes_gate(draft: Draft, case: Case, settings: Settings, system: System) -> bool:
+    """Whether the system computes the case right; the row has how nearly."""
     where = "cuda" if settings.device == "cuda" else "interpreter" if settings.part == "gate" else "cpu"
     asked = case if where == "cuda" else gate.reduced(case, system, settings, interpreter=where == "interpreter")
     verdict = gate.check(system, asked, settings, where)
@@ -100,19 +113,24 @@ def _gate(draft: _Draft, case: Case, settings: Settings, system: System) -> bool
     return verdict.passed
 
 
-def _measure(draft: _Draft, case: Case, settings: Settings, system: System) -> None:
+def _measure(draft: Draft, case: Case, settings: Settings, system: System) -> None:
+    timing = measure.measure(measure.calls(system, case, rotated_inputs(case, settings, system)), settings)
+    draft.found |= {"time": timing.time, "clocks": timing.clocks}
+
+
+def rotated_inputs(case: Case, settings: Settings, system: System) -> list[Inputs]:
+    """As many sets of inputs as it takes that none is in a cache any more when its turn comes again."""
     if settings.device == "cuda":
         cache = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
         free, _ = torch.cuda.mem_get_info()
     else:
         cache, free = CPU_CACHE_BYTES, environment("cpu")["memory_bytes"]
     count = measure.rotated(case, set_count(input_bytes(case), cache, free))
-    sets = [make_inputs(case, system.info.operator, settings.device, salt) for salt in range(count)]
-    timing = measure.measure(measure.calls(system, case, sets), settings)
-    draft.found |= {"time": timing.time, "clocks": timing.clocks}
+    return [make_inputs(case, system.info.operator, settings.device, salt) for salt in range(count)]
 
 
-def _compile(draft: _Draft, case: Case, settings: Settings, system: System) -> None:
+def compile_kernels(draft: Draft, case: Case, settings: Settings, system: System) -> None:
+    """Compile the case's kernels for this GPU, or for the settings' architectures; the row has what came of it."""
     from glabench.hardware.crosscompile import cross_compile, local_arch  # imports triton
 
     here = local_arch() if settings.device == "cuda" else None
@@ -126,7 +144,7 @@ def _compile(draft: _Draft, case: Case, settings: Settings, system: System) -> N
         draft.fail("compile_error", f"{entry['kernel']} on {entry['arch']}: {entry['error']}")
 
 
-def _release(settings: Settings) -> None:
+def release(settings: Settings) -> None:
     """Give back what the case held, so that the next one's memory is its own."""
     gc.collect()
     if settings.device == "cuda" and torch.cuda.is_available():

@@ -10,6 +10,19 @@ Part = Literal["all", "gate", "compile"]
 
 
 @dataclass(frozen=True)
+class Profile:
+    """What `glabench profile` is asked for. See ``glabench.profile.pipeline``.
+
+    ncu: read hardware counters with Nsight Compute. traces: the folder that Chrome traces go to, a file a case; None
+    writes none. target: on a machine without a GPU, the one whose model and ceilings are wanted, by name.
+    """
+
+    ncu: bool = False
+    traces: str | None = None
+    target: str = "H200"
+
+
+@dataclass(frozen=True)
 class Settings:
     """Everything but the case that decides how it is run. Times are in seconds.
 
@@ -42,6 +55,8 @@ class Settings:
     # Cross-compilation on a machine without a GPU; with a GPU it is the architecture of that GPU.
     archs: tuple[str, ...] = ("sm_80", "sm_90")
 
+    profile: Profile = Profile()
+
     @classmethod
     def for_device(cls, device: Device) -> Settings:
         """The defaults of a kind of device: a CPU takes fewer and longer samples."""
@@ -58,6 +73,8 @@ class Settings:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Settings:
         """The inverse of ``to_dict``; JSON's lists become tuples again, an unknown key is a TypeError."""
+        if "profile" in values:
+            values = values | {"profile": Profile(**values["profile"])}
         known = {f.name for f in fields(cls)}
         unknown = sorted(set(values) - known)
         if unknown:

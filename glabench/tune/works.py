@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -12,11 +11,11 @@ from glabench.errors import UserError, did_you_mean
 from glabench.spec.case import DTYPE_BYTES, Case
 from glabench.spec.catalog import CATALOG
 from glabench.spec.expand import check, expand
+from glabench.spec.shape import sizes
 from glabench.spec.sweep import find, load
 from glabench.systems.gla import Gla
 
 DIRECTIONS: dict[str, tuple[Direction, ...]] = {"fwd": ("fwd",), "bwd": ("bwd",), "fwdbwd": ("fwd", "bwd")}
-SHAPE = "B,T,H,K,V"
 
 
 def of_sweep(name: str, mode: str | None = None) -> list[list[Workload]]:
@@ -50,19 +49,11 @@ def of_cases(cases: Iterable[Case]) -> list[list[Workload]]:
     return [[directions[name] for name in ("fwd", "bwd") if name in directions] for directions in groups.values()]
 
 
-def is_shape(text: str) -> bool:
-    """Whether a word of the command line is meant as a shape and not as a sweep's name."""
-    return re.fullmatch(r"[\d,\s]+", text) is not None
-
-
 def of_shape(text: str, dtype: str = "bf16", mode: str = "fwdbwd") -> list[Workload]:
     """The workloads of "B,T,H,K,V"; UserError when that is none."""
-    sizes = [int(size) if size.strip().isdigit() else 0 for size in text.split(",")]
-    if len(sizes) != len(SHAPE.split(",")) or min(sizes) < 1:
-        raise UserError(f"shape {text}: expected {SHAPE}, five integers > 0 such as 4,2048,16,128,128")
+    B, T, H, K, V = sizes(text)
     if dtype not in DTYPE_BYTES:
         raise UserError(f"--dtype {dtype}: unknown dtype{did_you_mean(dtype, DTYPE_BYTES)}")
-    B, T, H, K, V = sizes
     return [Workload(direction, B, T, H, K, V, dtype) for direction in directions(mode)]
 
 

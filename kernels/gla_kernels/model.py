@@ -19,18 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from .launch import Launch
-from .work import Work, work_of
+from .work import Work, residents, work_of
 
 FILE = Path(__file__).with_name("model.json")
 
 # Streaming multiprocessors, by compute capability: A100, RTX 3090, RTX 4090, H100 and H200 (SXM), B200, RTX 5090.
 SMS = {80: 108, 86: 82, 89: 128, 90: 132, 100: 148, 120: 170}
 DEFAULT_SMS = 108
-
-REGISTERS = 65536  # of an SM
-MOST_REGISTERS = 255  # of a thread
-OTHER_REGISTERS = 40  # of a thread, for addresses and loop counters
-MOST_RESIDENT = 8  # programs of these kernels on one SM, whatever their registers
+FP32_PRODUCTS = 16  # tf32 products that one in full float32, without tensor cores, takes as long as
 
 BASE = (
     "fixed", "dots", "wide_dots", "exps", "loaded", "stored", "blocks", "pairs", "live_blocks", "live_pairs",
@@ -59,13 +55,12 @@ def features(launch: Launch, capability: int) -> tuple[list[float], list[float]]
 
 
 def _base(work: Work, live: float, num_warps: int, sms: int) -> list[float]:
-    total = [count / sms / 1e6 for count in (work.total.dots, work.total.wide_dots, work.total.exps)]
-    total += [count / sms / 1e6 for count in (work.total.loaded, work.total.stored)]
-    registers = min(MOST_REGISTERS, OTHER_REGISTERS + 1.3 * live)
-    resident = max(1, min(MOST_RESIDENT, int(REGISTERS / (32 * num_warps * registers))))
-    waves = max(1.0, work.programs / (sms * resident)) / 1e3
+    flops, written = work.tensor_flops, work.write_bytes
+    wide = flops["tf32"] + FP32_PRODUCTS * flops["fp32"]
+    counts = (flops["bf16"], wide, work.exps, work.requested_bytes - written, written)
+    waves = max(1.0, work.programs / (sms * residents(work, num_warps))) / 1e3
     chain = [waves * work.blocks, waves * work.pairs, waves * work.blocks * live, waves * work.pairs * live]
-    return [1.0, *total, *chain]
+    return [1.0, *(count / sms / 1e6 for count in counts), *chain]
 
 
 def _effects(launch: Launch, live: float) -> list[float]:

@@ -1,187 +1,196 @@
-"""What one launch of a chunkwise kernel does, counted from its arguments: what the cost model reckons with.
+"""What one launch does, counted from its arguments alone: bytes, products, exponentials, and bytes at HBM.
 
-A program goes through its rows in row blocks, one after another, and in a chunk of several row blocks through each pair
-of them besides. Counts follow the kernels' loops with whole tiles: padding and the unused half of diagonal blocks are
-computed too.
+Counts are exact, for every schedule, ragged ends and head dimensions that are no power of two; `counts` says what is
+counted and what is not. Gates are taken to be mild.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-import torch
 import triton.language as tl
 
+from .counting import ROWS_OF_K, ROWS_OF_V, Count, Sizes
+from .counts import KERNELS
 from .launch import Launch
 
+TENSOR_PRODUCTS = {"tf32": ("tf32", 1), "tf32x3": ("tf32", 3), "ieee": ("fp32", 1)}  # one product of float32 operands
 
-@dataclass(frozen=True)
-class Step:
-    """What a program does for one row block, or for one pair of row blocks.
-
-    dots, wide_dots: FLOP on the tensor core with 16-bit operands, and with tf32 or float32 ones; exps: exponentials;
-    loaded: bytes read; stored: bytes written.
-    """
-
-    dots: float = 0.0
-    wide_dots: float = 0.0
-    exps: float = 0.0
-    loaded: float = 0.0
-    stored: float = 0.0
-
-    def __add__(self, other: Step) -> Step:
-        return Step(*(a + b for a, b in zip(_values(self), _values(other), strict=True)))
-
-    def __mul__(self, count: float) -> Step:
-        return Step(*(a * count for a in _values(self)))
+REGISTERS = 65536  # of an SM
+MOST_REGISTERS = 255  # of a thread
+OTHER_REGISTERS = 40  # of a thread, for addresses and loop counters
+MOST_RESIDENT = 8  # programs of these kernels on one SM, whatever their registers
 
 
-def _values(step: Step) -> tuple[float, ...]:
-    return step.dots, step.wide_dots, step.exps, step.loaded, step.stored
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Bytes of one tensor. read, write: of what programs touch, each element once; requested: of all their loads and
+    stores together."""
+
+    read: int
+    write: int
+    requested: int
 
 
 @dataclass(frozen=True)
 class Work:
     """Counts of a whole launch.
 
-    total: all programs together; programs; blocks and pairs: how many row blocks, and pairs of them, one program goes
-    through in turn; live: float32 numbers that a program keeps in registers from block to block or within one.
+    tensor_flops: FLOP of tensor-core products by operand type as the hardware sees it, "bf16" and "tf32"; "fp32" are
+    those in full float32, which CUDA cores do. vector_flops: float32 operations on tiles. exps: exponentials. traffic:
+    by tensor, named as in the kernel without the ``p_``; only those that are touched.
+    For the cost model: blocks and pairs, row blocks and pairs of them that the longest program goes through in turn;
+    live, float32 numbers that a program keeps in registers from block to block or within one.
+    For `hbm_bytes`: revisited_bytes, read from HBM if rows never stayed in the L2 until a program comes back to them;
+    window_bytes, what a program touches meanwhile, its share where several work on the same rows.
     """
 
-    total: Step
     programs: int
-    blocks: float
-    pairs: float
-    live: float
-
-
-@dataclass(frozen=True)
-class _Sizes:
-    """A launch's tile sizes and types."""
-
-    BT: int
-    BK: int
-    BV: int
-    gated: bool
-    walk: bool
-    single: bool
-    wide: bool  # operands are float32
-    wide_pairs: bool  # and those of products between row blocks
-    e: int  # bytes of an element of q, k, v, g
-    state: int  # bytes of an element of a state in HBM
-    parts: int  # tensor-core products that one product of float32 operands takes
-
-    def dot(self, flop: float, wide: bool) -> Step:
-        return Step(wide_dots=flop * self.parts) if wide else Step(dots=flop)
+    tensor_flops: dict[str, int]
+    vector_flops: int
+    exps: int
+    traffic: dict[str, Traffic]
+    blocks: int
+    pairs: int
+    live: int
+    revisited_bytes: int
+    window_bytes: float
 
     @property
-    def keys(self) -> int:
-        return self.BT * self.BK
+    def read_bytes(self) -> int:
+        """Bytes read, each element once."""
+        return sum(one.read for one in self.traffic.values())
 
     @property
-    def values(self) -> int:
-        return self.BT * self.BV
+    def write_bytes(self) -> int:
+        """Bytes written, each element once; no program writes what another does."""
+        return sum(one.write for one in self.traffic.values())
+
+    @property
+    def requested_bytes(self) -> int:
+        """Bytes of all loads and stores."""
+        return sum(one.requested for one in self.traffic.values())
+
+    def to_dict(self) -> dict[str, Any]:
+        """As rows of profiles keep it, without what depends on a GPU (see `profile_of`)."""
+        return {
+            "programs": self.programs,
+            "tensor_flops": dict(self.tensor_flops),
+            "vector_flops": self.vector_flops,
+            "exps": self.exps,
+            "read_bytes": self.read_bytes,
+            "write_bytes": self.write_bytes,
+            "requested_bytes": self.requested_bytes,
+            "tensors": {
+                name: {"read": one.read, "write": one.write, "requested": one.requested}
+                for name, one in self.traffic.items()
+            },
+        }
 
 
 def work_of(launch: Launch) -> Work:
-    """Count a launch of a chunkwise kernel. Raises KeyError for another kernel."""
-    s, args = _sizes(launch), launch.args
-    block, pair, live = STEPS[launch.step](s)
-    programs = math.prod(launch.grid)
-    if launch.step in ("states", "grad_states"):
-        blocks = math.ceil(args["T"] / s.BT)
-        stored = args["n_seg"] * s.BK * s.BV * s.state
-        return Work((block * blocks + Step(stored=stored)) * programs, programs, blocks, 0, live)
-    per_chunk = min(args["chunk"], max(args["T"], 1)) / s.BT
-    chunks = min(args["seg_chunks"], args["T"] / args["chunk"])
-    blocks, pairs = chunks * math.ceil(per_chunk), chunks * per_chunk * (per_chunk - 1) / 2
-    one = block * blocks + pair * pairs + Step(loaded=s.BK * s.BV * s.state)
-    return Work(one * programs, programs, blocks, pairs, live)
-
-
-def _sizes(launch: Launch) -> _Sizes:
-    c, args = launch.constexprs, launch.args
-    wide = c["DOT"] == tl.float32
-    state = next((args[name] for name in ("p_s", "p_ds") if isinstance(args.get(name), torch.Tensor)), None)
-    element = next(x for x in args.values() if isinstance(x, torch.Tensor)).element_size()
-    return _Sizes(
-        BT=c["BT"],
-        BK=c["BK"],
-        BV=c["BV"],
-        gated=c["GATED"],
-        walk=c.get("WALK", False),
-        single=c.get("SINGLE", True),
-        wide=wide,
-        wide_pairs=wide or (c.get("FULL", False) and c["GATED"]),
-        e=element,
-        state=state.element_size() if state is not None else 4,
-        parts={"tf32": 1, "tf32x3": 3, "ieee": 16}[c["PRECISION"]],
+    """Count a launch of a chunkwise or recurrent kernel. Raises KeyError for another kernel."""
+    counter = KERNELS[launch.step]
+    s = Sizes(launch)
+    c = Count(s)
+    counter(c)
+    size = {name[2:]: s.heads * x.element_size() for name, x in launch.args.items() if hasattr(x, "element_size")}
+    revisited = sum(size[name] * (count - c.again.get(name, 0)) // _sharing(s, name) for name, count in c.read.items())
+    return Work(
+        programs=s.programs,
+        tensor_flops=_tensor_flops(s, c),
+        vector_flops=c.vector * s.tiles * s.heads,
+        exps=c.exps * s.tiles * s.heads,
+        traffic=_traffic(s, c, size),
+        blocks=-(-s.longest // s.BT),
+        pairs=s.pairs(s.longest),
+        live=_live(s, launch.step),
+        revisited_bytes=revisited,
+        window_bytes=_window_bytes(s, c, size),
     )
 
 
-def _update(s: _Sizes) -> Step:
-    """The state, or its gradient, over one row block."""
-    gates = (2 * s.keys * s.e) if s.gated else 0
-    return s.dot(2 * s.BT * s.BK * s.BV, s.wide) + Step(
-        exps=s.keys if s.gated else 0, loaded=(s.keys + s.values) * s.e + gates
-    )
+def hbm_bytes(work: Work, launch: Launch, l2_bytes: int, sms: int) -> tuple[int, int]:
+    """(read, written): bytes expected at HBM when the launch starts with a cold L2.
+
+    Programs that read the same rows are neighbours in the grid and run at the same time: HBM sees their reads once. A
+    program comes back to rows within their chunk, for the row blocks after them and for the state. They are then still
+    in the L2 if all that the programs in flight touch meanwhile, a chunk of rows each, fits it. If it does not, each
+    visit reads from HBM again. Everything written is written once.
+    """
+    in_flight = min(work.programs, sms * residents(work, launch.num_warps))
+    fits = in_flight * work.window_bytes <= l2_bytes
+    return (work.read_bytes if fits else work.revisited_bytes), work.write_bytes
 
 
-def _rows(s: _Sizes, gates: int) -> Step:
-    """Loads of q, k and one or two tiles of values, and ``gates`` decays of the block."""
-    return Step(exps=gates * s.keys * s.gated, loaded=(2 * s.keys + s.values + gates * s.keys * s.gated) * s.e)
+def profile_of(launch: Launch, l2_bytes: int, sms: int) -> dict[str, Any]:
+    """All that rows of profiles keep of a launch's work: `Work.to_dict`, hbm_read_bytes and hbm_write_bytes. l2_bytes
+    and sms are the GPU's. Raises KeyError for a kernel that is not ours."""
+    work = work_of(launch)
+    read, written = hbm_bytes(work, launch, l2_bytes, sms)
+    return work.to_dict() | {"hbm_read_bytes": read, "hbm_write_bytes": written}
 
 
-def _states(s: _Sizes) -> tuple[Step, Step, float]:
-    return _update(s), Step(), s.BK * s.BV + s.keys
+def residents(work: Work, num_warps: int) -> int:
+    """How many programs are about to fit on an SM at once, by the registers that they are about to need."""
+    registers = min(MOST_REGISTERS, OTHER_REGISTERS + 1.3 * work.live / (32 * num_warps))
+    return max(1, min(MOST_RESIDENT, int(REGISTERS / (32 * num_warps * registers))))
 
 
-def _output(s: _Sizes) -> tuple[Step, Step, float]:
-    square = s.BT * s.BT
-    block = _rows(s, 3) + s.dot(2 * square * s.BK, s.wide or s.gated)
-    block += s.dot(2 * square * s.BV, s.wide) + s.dot(2 * s.BT * s.BK * s.BV, s.wide) + Step(stored=s.values * s.e)
-    if s.walk:
-        block += _update(s)
-    pair = _pair(s) + s.dot(2 * square * s.BK, s.wide_pairs) + s.dot(2 * square * s.BV, s.wide)
-    return block, pair, square + s.values + 2 * s.keys + s.walk * s.BK * s.BV
+def _tensor_flops(s: Sizes, c: Count) -> dict[str, int]:
+    programs, flops = s.tiles * s.heads, {"bf16": 0, "tf32": 0, "fp32": 0}
+    if c.products or c.wide_products:
+        kind, times = TENSOR_PRODUCTS[s.constexprs["PRECISION"]]
+        flops[kind] += times * c.wide_products * programs
+        if s.constexprs["DOT"] == tl.float32:
+            flops[kind] += times * c.products * programs
+        else:
+            flops["bf16"] += c.products * programs
+    return flops
 
 
-def _pair(s: _Sizes) -> Step:
-    """Loads of a column block, and its decay."""
-    return Step(exps=s.keys * s.gated, loaded=(s.keys * (1 + 2 * s.gated) + s.values) * s.e)
+def _traffic(s: Sizes, c: Count, size: dict[str, int]) -> dict[str, Traffic]:
+    if not s.heads:
+        return {}
+    found = {}
+    for name, count in c.read.items():
+        written = c.written.get(name, 0)
+        found[name] = Traffic(size[name] * _once(s, name, count), size[name] * written, size[name] * (count + written))
+    for name, count in c.written.items():
+        if name not in c.read:
+            found[name] = Traffic(0, size[name] * count, size[name] * count)
+    return found
 
 
-def _grad_q(s: _Sizes) -> tuple[Step, Step, float]:
-    square = s.BT * s.BT
-    into_state = s.dot(2 * s.BT * s.BK * s.BV, s.wide) * (2 if s.walk else 1)
-    block = _rows(s, 3) + Step(loaded=s.values * s.e, stored=s.keys * (s.e + 4 * s.gated))
-    block += into_state + s.dot(2 * square * s.BV, s.wide) + s.dot(2 * square * s.BK, s.wide or s.gated)
-    if s.walk:
-        block += _update(s)
-    pair = _pair(s) + s.dot(2 * square * s.BV, s.wide) + s.dot(2 * square * s.BK, s.wide_pairs)
-    return block, pair, square + 4 * s.keys + s.walk * s.BK * s.BV
+def _once(s: Sizes, name: str, read: int) -> int:
+    """Elements of a head's tensor that are read at all: all its rows, or the states that are read, once each anyway."""
+    if name in ROWS_OF_K:
+        return s.T * s.K
+    return s.T * s.V if name in ROWS_OF_V else read
 
 
-def _grad_k(s: _Sizes) -> tuple[Step, Step, float]:
-    block, pair, live = _grad_q(s)
-    if s.gated:
-        block += Step(loaded=(4 + s.e) * s.keys)  # q dq, and the gates once more for dg
-        if not s.single and not s.walk:  # a first round over the chunk for what leaves it
-            block += s.dot(2 * s.BT * s.BK * s.BV, s.wide) + Step(exps=s.keys, loaded=(3 * s.keys + s.values) * s.e)
-    return block, pair, live + s.keys
+def _sharing(s: Sizes, name: str) -> int:
+    """How many programs read the same rows of a tensor."""
+    if name in ROWS_OF_K:
+        return s.in_v
+    return s.in_k if name in ROWS_OF_V else 1
 
 
-def _grad_v(s: _Sizes) -> tuple[Step, Step, float]:
-    return _output(s)
+def _window_bytes(s: Sizes, c: Count, size: dict[str, int]) -> float:
+    """A chunk's rows of all tensors, shared by the programs that work on them."""
+    if not s.heads:
+        return 0.0
+    names = [name for name in {**c.read, **c.written} if name in ROWS_OF_K or name in ROWS_OF_V]
+    row = sum(size[name] * (s.K if name in ROWS_OF_K else s.V) for name in names) / s.heads
+    return min(s.chunk, s.T) * row / s.tiles
 
 
-STEPS: dict[str, Callable[[_Sizes], tuple[Step, Step, float]]] = {
-    "states": _states,
-    "output": _output,
-    "grad_states": _states,
-    "grad_q": _grad_q,
-    "grad_k": _grad_k,
-    "grad_v": _grad_v,
-}
+def _live(s: Sizes, step: str) -> int:
+    if step in ("states", "grad_states"):
+        return s.state + s.keys
+    if step in ("output", "grad_v"):
+        return s.scores + s.values + 2 * s.keys + s.walk * s.state
+    if step in ("grad_q", "grad_k"):
+        return s.scores + (5 if step == "grad_k" else 4) * s.keys + s.walk * s.state
+    return s.state

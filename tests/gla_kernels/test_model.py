@@ -34,18 +34,18 @@ def test_states_are_one_product_a_row_block():
     work = work_of(launches_of(FWD, plan(Schedule(64)))["states"])
     assert work.programs == B * H * 2 * 4  # tiles of 64 of K and of V
     assert work.blocks == T / 64
-    assert (work.total.dots, work.total.wide_dots) == (2 * B * H * T * K * V, 0)
+    assert work.tensor_flops == {"bf16": 2 * B * H * T * K * V, "tf32": 0, "fp32": 0}
     states = B * H * (T // 64) * K * V * 2  # bf16
-    assert work.total.stored == states
+    assert work.write_bytes == states
 
 
 def test_scores_and_their_sums_come_once_for_each_tile_of_values():
     work = work_of(launches_of(FWD, plan(Schedule(64)))["output"])
     assert work.programs == B * H * (T // 64) * 4
     tiles, rows = 4, B * H * T
-    assert work.total.wide_dots == tiles * rows * 2 * 64 * K  # scores on the diagonal are tf32
-    assert work.total.dots == rows * 2 * (64 * V + K * V)
-    assert work.total.stored == rows * V * 2
+    assert work.tensor_flops["tf32"] == tiles * rows * 2 * 64 * K  # scores on the diagonal are tf32
+    assert work.tensor_flops["bf16"] == rows * 2 * (64 * V + K * V)
+    assert work.write_bytes == rows * V * 2
     assert (work.blocks, work.pairs) == (1, 0)
 
 
@@ -60,15 +60,7 @@ def test_pairs_of_row_blocks_are_counted_in_a_chunk_of_several():
 def test_without_a_gate_there_are_no_exponentials():
     for work in (FWD, BWD):
         for launch in launches_of(replace(work, gated=False), plan(Schedule(128, 64))).values():
-            assert work_of(launch).total.exps == 0
-
-
-def test_float32_takes_three_products_for_one():
-    wide = replace(BWD, dtype="fp32")
-    for step, launch in launches_of(wide, plan(Schedule(64))).items():
-        total, half = work_of(launch).total, work_of(launches_of(BWD, plan(Schedule(64)))[step]).total
-        assert total.dots == 0
-        assert total.wide_dots == pytest.approx(3 * (half.dots + half.wide_dots))
+            assert work_of(launch).exps == 0
 
 
 @pytest.mark.parametrize("work", [FWD, BWD], ids=["fwd", "bwd"])

@@ -1,16 +1,18 @@
-"""Synthetic tunings, as `glabench tune` would write them on an H200. Made up, and only ever used by tests."""
+"""Synthetic tunings and profiles, as an H200 would give them. Made up, and only ever used by tests."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import islice, product
 from typing import Any
 
 import pytest
 
 from glabench.analysis.tuning import Sums, Variant
+from glabench.spec.case import Case, Mode
+from glabench.store import Row
 from glabench.tune.record import Finalist, Trial, Tuning
 
 MakeTuning = Callable[..., Tuning]
@@ -180,3 +182,118 @@ def tunings(make_tuning: MakeTuning) -> list[Tuning]:
     lost = make_tuning("fwd", T=2048, seed=5)
     refused = [replace(f, status="wrong", reason="o: error 1.8 exceeds its tolerance 0.005") for f in lost.finalists]
     return [*found, replace(lost, winner=None, finalists=tuple(refused))]
+
+
+MakeProfile = Callable[..., Row]
+CEILINGS: dict[str, Any] = {
+    "device": "NVIDIA H200", "source": "measured", "url": None, "hbm_copy_bytes_per_s": 4.2e12,
+    "hbm_read_bytes_per_s": 4.4e12, "l2_read_bytes_per_s": 9.6e12, "l2_bytes": 60 * 2**20, "bf16_flops": 7.4e14,
+    "fp16_flops": 7.5e14, "tf32_flops": 3.8e14, "fp32_flops": 5.9e13, "exps_per_s": 3.7e12, "launch_gap_s": 1.6e-6,
+    "launch_host_s": 4.1e-6, "conditions": {"driver": "570.86.15", "sm_mhz": 1755.0, "power_limit_w": 700.0},
+}  # fmt: skip
+# pass -> (FLOP on tensor cores, exponentials, bytes read, bytes written, how often what is read is asked for), each but
+# the last for one token of one head of K = V = 128; then how far the pass is from its bound
+PASS_WORK = {
+    "states": (32_768, 256, 768, 512, 1.0, 1.25), "output": (90_000, 512, 1536, 256, 1.6, 1.9),
+    "grad_states": (32_768, 256, 768, 512, 1.0, 1.3), "grad_q": (120_000, 640, 1792, 768, 1.7, 2.1),
+    "grad_k": (130_000, 700, 2560, 512, 1.8, 2.6), "grad_v": (90_000, 512, 1280, 256, 1.6, 1.7),
+}  # fmt: skip
+COMPILED = {"registers": 168, "spill_bytes": 0, "shared_bytes": 65536, "programs_per_sm": 2, "tensor_core": "wgmma"}
+
+
+def counted(work: dict[str, Any], ms: float, place: int) -> dict[str, Any]:
+    """What ncu might say: the first kernel leaves writes in L2, the second reads some of its input again."""
+    kept = min(work["hbm_write_bytes"], 30 * 2**20) if place == 0 else 0
+    again = 0.4 * work["hbm_read_bytes"] if place == 1 else 0
+    return {
+        "ms": ms, "hbm_read_bytes": work["hbm_read_bytes"] * 1.004 + again,
+        "hbm_write_bytes": work["hbm_write_bytes"] - kept, "l2_read_bytes": 0.9 * work["requested_bytes"],
+        "l2_write_bytes": 1.0 * work["write_bytes"], "l2_hit_share": 0.41, "tensor_share": 0.37,
+        "occupancy_share": 0.24, "registers": 168, "stalls": {"long_scoreboard": 3.1, "wait": 1.2, "barrier": 0.4},
+    }  # fmt: skip
+
+
+def profiled_kernel(case: Case, step: str, direction: str, place: int, measured: bool, ncu: bool) -> dict[str, Any]:
+    """One kernel of a profile; times are the busiest resource's, times what PASS_WORK says."""
+    tokens = case.B * case.T * case.H * case.K / 128
+    flops, exps, read, write, asked, slow = PASS_WORK[step]
+    work: dict[str, Any] = {
+        "programs": int(tokens / 64), "tensor_flops": {"bf16": flops * tokens, "tf32": flops * tokens / 8},
+        "vector_flops": 6 * exps * tokens, "exps": exps * tokens, "read_bytes": int(read * tokens),
+        "write_bytes": int(write * tokens), "requested_bytes": int((read * asked + write) * tokens),
+        "hbm_read_bytes": int(read * tokens), "hbm_write_bytes": int(write * tokens), "tensors": {},
+    }  # fmt: skip
+    ms = 1e3 * tokens * max((read + write) / 4.2e12, flops / 7.4e14 + flops / 8 / 3.8e14, exps / 3.7e12) * slow + 0.002
+    return {
+        "name": f"{step}_kernel", "step": step, "direction": direction, "count": 1,
+        "samples_ms": [ms * (1 + 0.004 * (i % 5 - 2)) for i in range(15)] if measured else None, "work": work,
+        "predicted_ms": 1.07 * ms, "compiled": {**COMPILED, "spill_bytes": 96 * (step == "grad_k")},
+        "counters": counted(work, ms, place) if ncu else None,
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def make_profile() -> MakeProfile:
+    """``make_profile("fwdbwd", ncu=True, T=4096, chunk=64)``: a row of `glabench profile` from an H200; with
+    ``measured=False`` one that a machine without a GPU predicts for it."""
+
+    def make(
+        mode: Mode = "fwd", measured: bool = True, ncu: bool = False, trace: str | None = None,
+        started: str = "2026-11-21T09:00:00+00:00", **sizes: Any,
+    ) -> Row:  # fmt: skip
+        shape = {"B": 4, "T": 4096, "H": 16, "K": 128, "V": 128, "chunk": 64, "sub_chunk": 16, "materialize": True}
+        case = Case("gla", mode=mode, **{**shape, **sizes})
+        order = [(step, "fwd") for step in STEPS["fwd"] if mode != "bwd"]
+        order += [(step, "bwd") for step in STEPS["bwd"] if mode != "fwd"]
+        kernels = [profiled_kernel(case, *one, place, measured, ncu) for place, one in enumerate(order)]
+        gaps = 0.003 * len(kernels)
+        spans = [sum(k["samples_ms"][i] for k in kernels) + gaps for i in range(15)] if measured else None
+        profile = {
+            "target": {"name": "NVIDIA H200", "arch": "sm_90", "sms": 132, "here": measured},
+            "ceilings": CEILINGS if measured else {**CEILINGS, "source": "datasheet", "conditions": None},
+            "samples_ms": [ms + 0.002 for ms in spans] if spans else None, "span_ms": spans, "kernels": kernels,
+            "ncu": {"version": "2025.1", "refused": None} if ncu else None, "parts": None, "energy": None,
+            "memory": None, "trace": trace, "notes": [],
+        }  # fmt: skip
+        if measured:
+            profile |= extras(case, kernels)
+        environment = H200 if measured else {**H200, "device": "AMD EPYC 9554", "kind": "cpu", "copy_bytes_per_s": None}
+        return Row(case.id, "board", asdict(case), "ok", profile=profile, environment=environment, started=started)
+
+    return make
+
+
+def extras(case: Case, kernels: list[dict[str, Any]]) -> dict[str, Any]:
+    """What only a GPU tells: energy, memory, and the forward taken apart."""
+    width = case.B * case.T * case.H * case.K * 2
+    kinds = {"inputs": 4 * width, "outputs": width, "gradients": 0, "states": width, "saved": 0, "workspace": 2**20}
+    ms = {kernel["step"]: kernel["samples_ms"] for kernel in kernels}
+    found: dict[str, Any] = {
+        "energy": {"joules": 0.7, "idle_w": 118.0, "mean_w": 566.0, "seconds": 1.1, "calls": 800,
+                   "tokens": case.B * case.T},
+        "memory": {"peak_bytes": sum(kinds.values()), "kinds": kinds, "model": {**kinds, "workspace": 0}},
+    }  # fmt: skip
+    if "output" in ms and case.materialize:
+        scale = (case.chunk or 64) / 64
+        found["parts"] = {"intra_ms": [x * scale for x in ms["output"]], "inter_ms": [x / scale for x in ms["states"]]}
+    else:
+        found["notes"] = ["parts: only the forward of a schedule that materializes is taken apart"]
+    return found
+
+
+@pytest.fixture(scope="session")
+def profile_rows(make_profile: MakeProfile) -> list[Row]:
+    """Several lengths and chunk sizes in both modes with counters, one row without ncu, one that ncu refused, one
+    that is predicted on a CPU, and one that failed."""
+    modes: tuple[Mode, ...] = ("fwd", "fwdbwd")
+    rows = [make_profile(mode, ncu=True, B=16384 // t, T=t) for mode in modes for t in (1024, 4096, 16384)]
+    rows += [make_profile("fwd", ncu=True, chunk=chunk, sub_chunk=16) for chunk in (16, 128, 256)]
+    plain = make_profile("bwd", T=2048, B=8)
+    refused = make_profile("fwd", T=2048, B=8, K=256, V=256, H=8)
+    assert refused.profile is not None
+    said = {"version": None, "refused": "<b>ERR_NVGPUCTRPERM</b>: counters are for root here"}
+    refused = replace(refused, profile={**refused.profile, "ncu": said})
+    case = Case("gla", 2, 3001, 4, 100, 100, mode="fwd")
+    failed = Row(case.id, "board", asdict(case), "oom", "CUDA out of memory: asked for 48.00 GiB", environment=H200,
+                 started="2026-11-21T09:00:00+00:00")  # fmt: skip
+    return [*rows, plain, refused, make_profile("fwdbwd", measured=False), failed]

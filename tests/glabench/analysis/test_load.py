@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from glabench.analysis.load import files, load
+from glabench.analysis.load import files, located
 from glabench.errors import UserError
 from glabench.store import to_json
 
@@ -18,14 +18,14 @@ def test_a_folder_stands_for_its_result_files(tmp_path: Path, make_row: Any) -> 
     (tmp_path / "nvidia-h200" / "b.jsonl").write_text(to_json(make_row("fla", [2.0])) + "\n")
     (tmp_path / "notes.txt").write_text("not rows")
     assert [path.name for path in files([tmp_path])] == ["a.jsonl", "b.jsonl"]
-    assert [row.case["system"] for row in load([tmp_path, tmp_path / "a.jsonl"])] == ["gla", "fla"]
+    assert [row.case["system"] for _, row in located([tmp_path, tmp_path / "a.jsonl"])] == ["gla", "fla"]
 
 
 def test_a_torn_last_line_is_told_and_left_out(tmp_path: Path, make_row: Any) -> None:
     line = to_json(make_row("gla", [1.0]))
     (tmp_path / "a.jsonl").write_text(f"{line}\n{line[:40]}")
     told: list[str] = []
-    assert len(load([tmp_path], told.append)) == 1
+    assert len(located([tmp_path], told.append)) == 1
     assert "a.jsonl:2" in told[0]
 
 
@@ -36,7 +36,7 @@ def test_a_torn_last_line_is_told_and_left_out(tmp_path: Path, make_row: Any) ->
 def test_a_file_without_a_row_is_one_line(tmp_path: Path, content: str, said: str) -> None:
     (tmp_path / "a.jsonl").write_text(content)
     with pytest.raises(UserError, match=said) as error:
-        load([tmp_path / "a.jsonl"])
+        located([tmp_path / "a.jsonl"])
     assert "\n" not in str(error.value)
 
 
@@ -45,16 +45,16 @@ def test_a_case_without_a_shape_is_named(tmp_path: Path) -> None:
         '{"schema": 1, "case_id": "77", "sweep": "s", "status": "ok", "case": {"system": "gla", "T": 1}}\n'
     )
     with pytest.raises(UserError, match=r"row 77 lacks B, H, K, V, dtype, mode"):
-        load([tmp_path])
+        located([tmp_path])
 
 
 def test_missing_paths_name_the_nearest(tmp_path: Path, make_row: Any) -> None:
     (tmp_path / "quick-cpu.jsonl").write_text(to_json(make_row("gla", [1.0])) + "\n")
     with pytest.raises(UserError, match=r"did you mean .*quick-cpu\.jsonl"):
-        load([tmp_path / "quick-cpu.json"])
+        located([tmp_path / "quick-cpu.json"])
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=r"no \*\.jsonl file"):
-        load([tmp_path / "empty"])
+        located([tmp_path / "empty"])
 
 
 def test_results_without_a_page_are_one_note(tmp_path: Path, make_row: Any) -> None:
@@ -62,8 +62,8 @@ def test_results_without_a_page_are_one_note(tmp_path: Path, make_row: Any) -> N
     for name, kind in (("compile-board", "compiled"), ("compile-quick", "compiled"), ("rival", "rival")):
         (tmp_path / f"{name}.jsonl").write_text(f'{{"kind": "{kind}"}}\n' * 3)
     told: list[str] = []
-    assert [row.case["system"] for row in load([tmp_path], told.append)] == ["gla"]
+    assert [row.case["system"] for _, row in located([tmp_path], told.append)] == ["gla"]
     (note,) = told
     assert note.startswith(f"{tmp_path / 'compile-board.jsonl'} and 2 more: neither rows nor tunings")
     with pytest.raises(UserError, match=r"rival\.jsonl: neither rows nor tunings"):
-        load([tmp_path / "rival.jsonl"])
+        located([tmp_path / "rival.jsonl"])

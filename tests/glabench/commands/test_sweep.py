@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -78,7 +79,7 @@ def test_a_gpu_that_is_not_there_is_one_line(python_process: Process, tmp_path: 
 def test_a_dry_run_lists_the_cases_and_writes_nothing(python_process: Process, tmp_path: Path) -> None:
     done = python_process("-m", "glabench", "sweep", "sub_chunk", "--device", "cpu", "--dry-run", cwd=str(tmp_path))
     lines = done.stdout.splitlines()
-    assert sum(line.startswith("gla ") for line in lines) == 60
+    assert sum(re.match(r"[0-9a-f]{12} +gla ", line) is not None for line in lines) == 60
     assert any("C256/16 w/o m" in line for line in lines)
     assert any("60 cases: gla 60" in line for line in lines)
     assert "60 to run" in lines[-1]

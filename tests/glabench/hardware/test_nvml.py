@@ -19,6 +19,11 @@ def refuse(*_: Any) -> Any:
     raise NVMLError("not supported")
 
 
+def field(code: int, value: int) -> Any:
+    """A field's answer: NVML's return code, 0 for success, and the value."""
+    return SimpleNamespace(nvmlReturn=code, value=SimpleNamespace(uiVal=value))
+
+
 def library(**changes: Any) -> Any:
     """An H200 at work, as pynvml would answer."""
     answers = {
@@ -37,6 +42,10 @@ def library(**changes: Any) -> Any:
         "nvmlDeviceGetClockInfo": lambda gpu, kind: 1200,
         "nvmlDeviceGetMaxClockInfo": lambda gpu, kind: 1980,
         "nvmlDeviceGetPowerUsage": lambda gpu: 350_500,
+        "NVML_FI_DEV_POWER_INSTANT": 186,
+        "nvmlDeviceGetFieldValues": lambda gpu, numbers: [field(0, 412_250) for _ in numbers],
+        "nvmlDeviceGetEnforcedPowerLimit": lambda gpu: 700_000,
+        "nvmlDeviceGetTotalEnergyConsumption": lambda gpu: 123_456_789,
         "nvmlDeviceGetTemperature": lambda gpu, kind: 61,
         "nvmlDeviceGetCurrentClocksEventReasons": lambda gpu: 0x4 | 0x2,
         "nvmlDeviceGetComputeRunningProcesses": lambda gpu: [SimpleNamespace(pid=99_999_999)],
@@ -68,6 +77,31 @@ def test_without_nvml_every_answer_is_empty(use: Any) -> None:
     assert nvml.gpu_info() is None
     assert nvml.other_processes() is None
     assert nvml.clock_settings() == ()
+    assert (nvml.energy_j(), nvml.power_w(), nvml.power_limit_w()) == (None, None, None)
+
+
+def test_energy_and_power_are_in_joules_and_watts(use: Any) -> None:
+    use(library())
+    assert (nvml.energy_j(), nvml.power_w(), nvml.power_limit_w()) == (123_456.789, 412.25, 700.0)
+
+
+def test_power_is_the_mean_of_a_second_where_it_is_not_told_for_the_moment(use: Any) -> None:
+    unknown = library()
+    del unknown.NVML_FI_DEV_POWER_INSTANT
+    for found in (
+        unknown,
+        library(nvmlDeviceGetFieldValues=refuse),
+        library(nvmlDeviceGetFieldValues=lambda gpu, numbers: [field(3, 0)]),  # not supported
+    ):
+        use(found)
+        assert nvml.power_w() == 350.5
+
+
+def test_a_gpu_that_counts_no_energy_has_none(use: Any) -> None:
+    use(library(nvmlDeviceGetTotalEnergyConsumption=refuse, nvmlDeviceGetEnforcedPowerLimit=refuse))
+    assert (nvml.energy_j(), nvml.power_limit_w()) == (None, None)
+    use(library(nvmlDeviceGetFieldValues=refuse, nvmlDeviceGetPowerUsage=refuse))
+    assert nvml.power_w() is None
 
 
 def test_what_a_gpu_does_not_tell_is_left_out(use: Any) -> None:

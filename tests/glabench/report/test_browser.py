@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 
 from glabench.analysis.frame import frame
+from glabench.analysis.load import Profiled
+from glabench.analysis.profile import calls
+from glabench.report import profile, profile_figures
 from glabench.report.figures import sections
 from glabench.report.page import render
 from glabench.store import Row
@@ -45,6 +48,16 @@ def address(board_rows: list[Row], tmp_path_factory: pytest.TempPathFactory) -> 
     table = frame(board_rows)
     path: Path = tmp_path_factory.mktemp("page") / "index.html"
     path.write_text(render(board_rows, table, sections(table)), encoding="utf-8")
+    return path.as_uri()
+
+
+@pytest.fixture(scope="module")
+def profiles(profile_rows: list[Row], tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The address of a page of profiles."""
+    profiled = [Profiled(row, Path("traces")) for row in profile_rows]
+    found = calls(profiled)
+    path: Path = tmp_path_factory.mktemp("profiles") / "index.html"
+    path.write_text(profile.render(profiled, found, profile_figures.sections(found)), encoding="utf-8")
     return path.as_uri()
 
 
@@ -213,3 +226,39 @@ def test_text_stands_out_in_both_themes(browser: Any, address: str, theme: str) 
         return Math.min(...parts.map((colour) => contrast(light(colour), card)));"""
     )
     assert ratio >= 4.5  # WCAG 2.1, AA
+
+
+@pytest.mark.parametrize("width", [360, 420, 1400])
+def test_profiles_fit_every_width_and_load_nothing(browser: Any, profiles: str, width: int) -> None:
+    open_at(browser, profiles, width)
+    assert browser.get_log("browser") == []
+    assert browser.execute_script("return performance.getEntriesByType('resource').length") == 0
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+
+
+def test_a_piece_of_a_bar_answers_all_along(browser: Any, profiles: str) -> None:
+    from selenium.webdriver import ActionChains
+
+    open_at(browser, profiles, 1400)
+    panel = browser.find_element("css selector", "#time .panel svg")
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", panel)
+    tip = browser.find_element("id", "tip")
+    shown = []
+    for hit in panel.find_elements("css selector", ".hit[data-s='output']")[:3]:
+        ActionChains(browser).move_to_element(hit).perform()
+        assert tip.is_displayed()
+        shown.append(tip.text)
+    assert len(shown) == 3
+    assert len(set(shown)) == 1  # places of one piece
+    assert shown[0].startswith("output\nB16 T1k H16 128")
+    assert "to be won at most: " in shown[0]
+
+
+def test_kernels_are_filtered(browser: Any, profiles: str) -> None:
+    from selenium.webdriver.support.ui import Select
+
+    open_at(browser, profiles, 1400)
+    everything = len(column(browser, "kernel"))
+    Select(browser.find_element("css selector", "select[data-column=kernel]")).select_by_value("grad_k")
+    assert set(column(browser, "kernel")) == {"grad_k"}
+    assert browser.find_element("id", "shown").text.endswith(f"of {everything} kernels")

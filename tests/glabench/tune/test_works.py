@@ -12,7 +12,7 @@ from gla_kernels import Schedule, Workload
 from gla_kernels.table import key_of
 from glabench.errors import UserError
 from glabench.spec.case import Case
-from glabench.tune.works import is_shape, of_cases, of_shape, of_sweep
+from glabench.tune.works import of_cases, of_shape, of_sweep
 
 SHAPE: dict[str, Any] = {"B": 1, "T": 64, "H": 2, "K": 32, "V": 32}
 
@@ -23,17 +23,6 @@ def test_a_shape_in_both_directions() -> None:
         Workload("bwd", 4, 2048, 16, 128, 256, "bf16"),
     ]
     assert of_shape("1,2,3,4,5", "fp32", "bwd") == [Workload("bwd", 1, 2, 3, 4, 5, "fp32")]
-
-
-@pytest.mark.parametrize("text", ["1,2,3,4", "1,2,3,4,5,6", "0,2,3,4,5", "1,,3,4,5", ","])
-def test_what_is_no_shape(text: str) -> None:
-    assert is_shape(text)
-    with pytest.raises(UserError, match=rf"^shape {text}: expected B,T,H,K,V"):
-        of_shape(text)
-
-
-def test_names_are_no_shapes() -> None:
-    assert not any(map(is_shape, ("board", "1,2,x", "my_model.yaml", "")))
 
 
 def test_what_is_misspelt() -> None:

@@ -1,0 +1,107 @@
+"""What the commands that run cases share: on which device, which cases, where rows go, and what is said of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from glabench.run.driver import Driver
+    from glabench.run.progress import SweepProgress
+    from glabench.run.settings import Device
+    from glabench.spec.case import Case
+    from glabench.store import Appender
+
+# Statuses that make the exit code 1. The others are answers: what does not fit, does not exist or takes too long.
+BAD = ("wrong", "crashed", "compile_error")
+
+
+def pick_device(wanted: str) -> Device:
+    """The device to run on; UserError when it is not there."""
+    from glabench.errors import UserError, did_you_mean
+    from glabench.hardware.environment import detect_device, package_version
+
+    if wanted not in ("auto", "cpu", "cuda"):
+        raise UserError(f"--device {wanted}: expected auto, cpu or cuda{did_you_mean(wanted, ('auto', 'cpu', 'cuda'))}")
+    if wanted == "cpu":
+        return "cpu"
+    found = detect_device()
+    if wanted == "cuda" and found != "cuda":
+        torch = package_version("torch") or "not installed"
+        raise UserError(
+            f"--device cuda: no usable NVIDIA GPU here (torch {torch}); `glabench doctor` says what is missing"
+        )
+    return found
+
+
+def only(cases: Sequence[Case], wanted: Sequence[str], name: str) -> list[Case]:
+    """The cases of the wanted systems; UserError for a system that does not exist or has none."""
+    from glabench.errors import UserError, did_you_mean
+    from glabench.spec.catalog import CATALOG
+
+    used = {case.system for case in cases}
+    for system in wanted:
+        if system not in CATALOG:
+            raise UserError(f"--only {system}: unknown system{did_you_mean(system, CATALOG)}")
+        if system not in used:
+            raise UserError(f"--only {system}: {name} has no case of it here, but of {', '.join(sorted(used))}")
+    return [case for case in cases if not wanted or case.system in wanted]
+
+
+def rows_file(out: Path | None, default: str) -> Path:
+    """``out``, or ``default`` in results/local; UserError for a folder."""
+    from glabench.errors import UserError
+
+    if out is not None and out.is_dir():
+        raise UserError(f"--out {out}: is a directory, expected a file such as {out / default}")
+    return out or Path("results") / "local" / default
+
+
+def run_cases(
+    cases: Sequence[Case],
+    done: dict[str, str],
+    out: Appender,
+    opening: str,
+    driver: Callable[[SweepProgress], Driver],
+) -> None:
+    """Run those of the cases that are not done, and say what all came to. Exits with 1 when some row is BAD, with 130
+    after Ctrl-C.
+
+    done: statuses by case id; opening: what it is, where; driver: made for the progress that it is given.
+    """
+    from rich.console import Console
+
+    from glabench.run.progress import SweepProgress
+
+    console = Console(highlight=False, markup=False)
+    if out.moved_to is not None:
+        console.print(f"The old rows are in {out.moved_to}", soft_wrap=True)
+    resumed = f", {len(done)} of them finished earlier" if done else ""
+    console.print(f"{opening}: {len(cases)} cases{resumed}", soft_wrap=True)
+    with SweepProgress(len(cases), len(done), console) as progress:
+        outcome = driver(progress).run([case for case in cases if case.id not in done])
+    statuses = Counter(done.values()) + outcome.statuses
+    _close(console, statuses, len(cases), out.path, outcome.interrupted)
+    if outcome.interrupted:
+        raise typer.Exit(130)
+    if any(statuses[status] for status in BAD):
+        raise typer.Exit(1)
+
+
+def _close(console: Console, statuses: Counter[str], total: int, path: Path, interrupted: bool) -> None:
+    """What it came to, where it is, and where to go next."""
+    counts = ", ".join(f"{count} {status}" for status, count in statuses.most_common()) or "none finished"
+    left = total - sum(statuses.values())
+    if interrupted:
+        console.print(
+            f"\nStopped with {left} of {total} cases left; the same command goes on from here", soft_wrap=True
+        )
+    console.print(f"{sum(statuses.values())} cases: {counts}", soft_wrap=True)
+    console.print(f"Rows:   {path}", soft_wrap=True)
+    console.print(f"Report: glabench report {path}", soft_wrap=True)

@@ -1,0 +1,104 @@
+"""Inter-chunk against intra-chunk time of the forward (Yang et al. 2023, Figure 2, right).
+
+Our output kernel does both: it multiplies queries with the state at the chunk's start, and rows of a chunk with each
+other. It is timed as it is, and without that state: without its load, and without the line of source that multiplies
+with it, which no compile-time argument leaves out. What is left is the intra-chunk part. The inter-chunk part is what
+line and load cost, and the pass that computes the states.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from glabench.profile import NotMeasured
+from glabench.run.inputs import make_inputs
+from glabench.spec.case import Case
+from glabench.systems.base import System
+
+if TYPE_CHECKING:
+    from gla_kernels.launch import Launch
+    from glabench.run.inputs import Inputs
+
+SAMPLES = 30
+STATE_PRODUCT = "b_o += dot(decay(b_qd, b_before, GATED), b_s, DOT, PRECISION)"
+
+
+def measure(system: System, case: Case) -> dict[str, list[float]]:
+    """The row's ``parts``: samples in ms of both parts, each pass cold, on the current CUDA device.
+
+    Raises NotMeasured for a case that has no such parts.
+    """
+    from gla_kernels.launch import execute
+    from glabench.run.measure import ColdSampler
+
+    launches = forward_launches(system, case, make_inputs(case, "gla", "cuda"))
+    calls = [partial(execute, launch) for launch in (*launches, without_states(launches[1]))]
+    for call in calls:
+        call()  # compiles it
+    samples, _ = ColdSampler(calls).batch(SAMPLES * len(calls))
+    return split(samples)
+
+
+def split(samples: Sequence[float]) -> dict[str, list[float]]:
+    """From samples of three launches in turn: states, output, output without states."""
+    states, output, intra = (samples[i::3] for i in range(3))
+    inter = [s + o - i for s, o, i in zip(states, output, intra, strict=True)]
+    return {"intra_ms": list(intra), "inter_ms": inter}
+
+
+def forward_launches(system: System, case: Case, inputs: Inputs) -> tuple[Launch, Launch]:
+    """(states pass, output pass) of the case's forward on the inputs. Raises NotMeasured where there are no such."""
+    from gla_kernels import chunk
+    from gla_kernels.apply import problem_of
+    from glabench.systems.gla import Gla, schedule_name
+
+    if not isinstance(system, Gla):
+        raise NotMeasured(f"{system.name} is not ours to take apart")
+    if case.mode == "bwd":
+        raise NotMeasured("mode bwd has no forward")
+    plan = system.choices(case)["fwd"].plan
+    if not plan.schedule.materialize:
+        raise NotMeasured(f"{schedule_name(plan.schedule)} goes through both in one pass; only w/ m. has them apart")
+    x, found = inputs, list[Any]()
+    problem = problem_of(x.q, x.k, x.v, x.g, case.K**-0.5, x.initial_state, plan, grad=False)
+    chunk.forward(problem, case.initial_state, found.append)
+    states, output = found
+    return states, output
+
+
+def without_states(output: Launch) -> Launch:
+    """The output pass of a materialized schedule, computing what rows of the same chunk give each other."""
+    args, constexprs = output.args | {"p_s": None}, output.constexprs | {"HAS_S": False}
+    return replace(output, kernel=_intra().output_kernel, args=args, constexprs=constexprs)
+
+
+@cache
+def _intra() -> ModuleType:
+    """The module of the output kernel without the line that multiplies with the state. Raises NotMeasured when the
+    kernel has no such line any more."""
+    from gla_kernels.chunk import output
+
+    lines = Path(str(output.__file__)).read_text().splitlines(keepends=True)
+    kept = [line for line in lines if line.strip() != STATE_PRODUCT]
+    if len(lines) - len(kept) != 1:
+        raise NotMeasured(f"the output kernel has {len(lines) - len(kept)} products with the state, not 1")
+    # The folder stays as long as the process: Triton reads a kernel's source when it likes.
+    _folders.append(folder := tempfile.TemporaryDirectory())
+    file = Path(folder.name) / "output_intra.py"
+    file.write_text("".join(kept))
+    spec = importlib.util.spec_from_file_location(f"{output.__package__}.output_intra", file)
+    assert spec is not None  # it is a Python file
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+_folders: list[tempfile.TemporaryDirectory[str]] = []

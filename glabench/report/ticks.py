@@ -1,0 +1,45 @@
+"""Which ticks an axis gets, and what they are called."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from matplotlib.axis import Axis
+from matplotlib.ticker import FixedFormatter, FixedLocator, MaxNLocator, NullLocator
+
+from glabench.report import text
+
+
+def place(axis: Axis, places: Sequence[float], names: Sequence[str]) -> None:
+    axis.set_major_locator(FixedLocator(list(places)))
+    axis.set_major_formatter(FixedFormatter(list(names)))
+    axis.set_minor_locator(NullLocator())
+
+
+def lengths(ats: list[float]) -> tuple[list[float], list[str]]:
+    """A tick at each length that was measured, thinned where labels would touch (a tenth of the axis apart)."""
+    if not ats:
+        return [], []
+    span = math.log2(ats[-1] / ats[0]) or 1.0
+    kept: list[float] = []
+    for at in ats:
+        if not kept or math.log2(at / kept[-1]) > span / 10:
+            kept.append(at)
+    return kept, [text.length(at) for at in kept]
+
+
+def values(low: float, high: float, most: int = 8) -> tuple[list[float], list[str]]:
+    """Round values between the ends of a log axis, as many as fit but at least three; plain numbers, no exponents."""
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for steps in ((1, 2, 3, 5), (1, 2, 5), (1, 3), (1,)):
+        inside = [p for p in (s * 10.0**e for e in decades for s in steps) if low <= p <= high]
+        if 3 <= len(inside) <= most:
+            return inside, [f"{p:,.10g}" for p in inside]
+    if high / low < 100:
+        # Too close together for round numbers on a log axis: round on a linear one.
+        inside = [float(p) for p in MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high) if low <= p <= high]
+        return inside, [f"{p:,.6g}" for p in inside]
+    whole = [10.0**e for e in decades if low <= 10.0**e <= high]
+    thinned = whole[:: math.ceil(len(whole) / most) or 1]
+    return thinned, [f"{p:,.10g}" for p in thinned]

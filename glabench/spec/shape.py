@@ -1,0 +1,23 @@
+"""A shape as one types it on the command line: B,T,H,K,V."""
+
+from __future__ import annotations
+
+import re
+
+from glabench.errors import UserError
+
+SHAPE = "B,T,H,K,V"
+
+
+def is_shape(text: str) -> bool:
+    """Whether a word of the command line is meant as a shape and not as a sweep's name."""
+    return re.fullmatch(r"[\d,\s]+", text) is not None
+
+
+def sizes(text: str) -> tuple[int, int, int, int, int]:
+    """B, T, H, K and V; UserError when that is none."""
+    found = [int(size) if size.strip().isdigit() else 0 for size in text.split(",")]
+    if len(found) != len(SHAPE.split(",")) or min(found) < 1:
+        raise UserError(f"shape {text}: expected {SHAPE}, five integers > 0 such as 4,2048,16,128,128")
+    B, T, H, K, V = found
+    return B, T, H, K, V

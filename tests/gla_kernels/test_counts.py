@@ -1,0 +1,290 @@
+"""The counts of a launch against what its programs really do, operation by operation, in Triton's interpreter."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from triton.runtime import interpreter
+
+from gla_kernels import KernelConfig, Launch, Plan, Schedule, Tile, chunk, recurrent
+from gla_kernels.apply import problem_of
+from gla_kernels.config import padded
+from gla_kernels.launch import execute, interpreting
+from gla_kernels.work import Traffic, work_of
+
+if not interpreting():
+    pytest.skip("counts what Triton's interpreter does; kernels are compiled here", allow_module_level=True)
+
+BUILDER = interpreter.interpreter_builder
+PRODUCTS = {"TF32": 1, "TF32x3": 3, "IEEE": 1}
+
+
+@dataclass
+class Counted:
+    """What one launch did. Tiles that one program loads, or takes exponentials or sums of, more than once between two
+    stores, or since a loop over a chunk's row blocks began, count once: the compiler merges them (see
+    test_the_compiler_merges_what_counts_once)."""
+
+    regions: dict[str, tuple[int, int, int]]  # first and last address, bytes of an element
+    requested: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    touched: dict[str, dict[str, set[int]]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(set)))
+    flops: int = 0
+    exps: int = 0
+    vector: int = 0
+    window: set[Any] = field(default_factory=set)
+    products: dict[int, Any] = field(default_factory=dict)  # by id, kept alive
+    negating: bool = False
+
+    def move(self, kind: str, pointers: np.ndarray, mask: np.ndarray) -> None:
+        moved = pointers[mask].tolist()
+        if moved and self.new(kind, pointers, mask):
+            name, size = next((n, s) for n, (first, last, s) in self.regions.items() if first <= moved[0] < last)
+            self.requested[name] += len(moved) * size
+            self.touched[kind][name].update(moved)
+
+    def new(self, kind: str, *tiles: np.ndarray) -> bool:
+        """Whether this has not been done in the window. Rows are always new, and so are tiles of zeros: these are equal
+        without being the same."""
+        if tiles[0].ndim < 2 or min(tiles[0].shape) < 2 or not all(tile.any() for tile in tiles):
+            return True
+        key = (kind, *(np.ascontiguousarray(tile).tobytes() for tile in tiles))
+        known = key in self.window
+        self.window.add(key)
+        return not known
+
+    def tile(self, kind: str, *tiles: np.ndarray) -> None:
+        """An operation on a tile of float32."""
+        one = tiles[0]
+        if one.dtype == np.float32 and one.ndim == 2 and min(one.shape) > 1 and self.new(kind, *tiles):
+            self.vector += one.size
+
+    def traffic(self) -> dict[str, Traffic]:
+        """As Work.traffic."""
+        sizes = {name: size for name, (_, _, size) in self.regions.items()}
+        read, written = self.touched["load"], self.touched["store"]
+        return {
+            name: Traffic(len(read[name]) * sizes[name], len(written[name]) * sizes[name], total)
+            for name, total in self.requested.items()
+        }
+
+
+@pytest.fixture
+def count(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Runs a launch and says what it did."""
+
+    def run(launch: Launch) -> Counted:
+        tensors = {name[2:]: x for name, x in launch.args.items() if isinstance(x, torch.Tensor)}
+        found = Counted({n: (x.data_ptr(), x.data_ptr() + x.nbytes, x.element_size()) for n, x in tensors.items()})
+        with monkeypatch.context() as patch:
+            listen(patch, found)
+            execute(launch)
+        return found
+
+    return run
+
+
+def listen(patch: pytest.MonkeyPatch, found: Counted) -> None:
+    """Have the interpreter's builder tell ``found`` what kernels do."""
+
+    def wrap(name: str, told: Any) -> None:
+        original = getattr(BUILDER, name)
+
+        def wrapped(*args: Any) -> Any:
+            result = original(*args)
+            told(result, *args)
+            return result
+
+        patch.setattr(BUILDER, name, wrapped, raising=False)
+
+    def load(_: Any, pointers: Any, mask: Any, *rest: Any) -> None:
+        found.move("load", pointers.data, mask.data)
+
+    def store(_: Any, pointers: Any, value: Any, mask: Any, *rest: Any) -> None:
+        found.move("store", pointers.data, mask.data)
+        found.window.clear()
+
+    def dot(result: Any, a: Any, b: Any, d: Any, precision: Any, *rest: Any) -> None:
+        found.products[id(result)] = result
+        found.flops += PRODUCTS[precision.name] * 2 * a.data.shape[0] * a.data.shape[1] * b.data.shape[1]
+
+    def exponential(_: Any, x: Any) -> None:
+        found.exps += x.data.size if found.new("exp", x.data) else 0
+
+    def arithmetic(kind: str) -> Any:
+        def told(_: Any, x: Any, y: Any) -> None:
+            of_product = kind == "create_fadd" and (id(x) in found.products or id(y) in found.products)
+            if not of_product and not found.negating:
+                found.tile(kind, x.data, y.data)
+
+        return told
+
+    def minus(x: Any, original: Any = interpreter.interpreter_semantic.minus) -> Any:
+        found.negating = True
+        result = original(x)
+        found.negating = False
+        return result
+
+    patch.setattr(interpreter.interpreter_semantic, "minus", minus, raising=False)
+
+    wrap("create_masked_load", load)
+    wrap("create_masked_store", store)
+    wrap("create_dot", dot)
+    wrap("create_exp", exponential)
+    wrap("create_exp2", exponential)
+    for kind in ("create_fadd", "create_fsub", "create_fmul", "create_maxnumf", "create_minnumf"):
+        wrap(kind, arithmetic(kind))
+    for new_loop in ("create_minsi", "create_get_program_id"):
+        wrap(new_loop, lambda *_: found.window.clear())
+    for kind in (interpreter.ReduceOps, interpreter.ScanOps):
+
+        def apply(self: Any, tensors: Any, kind: Any = kind, original: Any = kind.apply_impl) -> Any:
+            found.tile(f"{kind.__name__} {self.axis} {getattr(self, 'reverse', None)}", tensors[0].handle.data)
+            return original(self, tensors)
+
+        patch.setattr(kind, "apply_impl", apply)
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call, small."""
+
+    schedule: Schedule = Schedule(32, 16)  # noqa: RUF009 (frozen)
+    block_t: int = 16
+    T: int = 57  # not of whole row blocks, let alone chunks
+    B: int = 1
+    H: int = 1
+    K: int = 24
+    V: int = 20
+    tile: int = 16  # the head dimensions are cut into tiles of this
+    dtype: torch.dtype = torch.float32
+    gate_dtype: torch.dtype | None = None
+    gated: bool = True
+    states: bool = True
+
+    def plan(self) -> Plan:
+        k, v = padded(self.K), padded(self.V)
+        both, whole_k, whole_v = Tile(self.tile, self.tile), Tile(k, self.tile), Tile(self.tile, v)
+        return Plan(self.schedule, KernelConfig(self.block_t, both, whole_k, both, whole_v, whole_v, whole_k))
+
+    def tensors(self) -> dict[str, Any]:
+        B, H = self.B, self.H
+        q, k = (torch.randn(B, self.T, H, self.K).to(self.dtype) for _ in range(2))
+        v, do = (torch.randn(B, self.T, H, self.V).to(self.dtype) for _ in range(2))
+        g = -0.1 * torch.rand(B, self.T, H, self.K) if self.gated else None
+        states = [torch.randn(B, H, self.K, self.V) if self.states else None for _ in range(3)]
+        return {
+            "q": q, "k": k, "v": v, "g": None if g is None else g.to(self.gate_dtype or self.dtype), "do": do,
+            "initial": states[0], "final": states[1], "d_final": states[2],
+        }  # fmt: skip
+
+    def launches(self, direction: str) -> list[Launch]:
+        x = self.tensors()
+        found: list[Launch] = []
+        problem = problem_of(x["q"], x["k"], x["v"], x["g"], 0.5, x["initial"], self.plan(), direction == "bwd")
+        if direction == "fwd":
+            chunk.forward(problem, self.states, found.append)
+        else:
+            chunk.backward(problem, x["do"], x["final"], x["d_final"], found.append)
+        return found
+
+
+CALLS = {
+    "default": Call(),
+    "no-gates": Call(gated=False),
+    "no-states": Call(states=False),
+    "single": Call(Schedule(16, 16), T=41),
+    "single-no-gates": Call(Schedule(16, 16), T=41, gated=False, states=False),
+    "full-bf16": Call(Schedule(64, 32), dtype=torch.bfloat16, T=123, tile=32),
+    "walk": Call(Schedule(32, 16, False), T=89),
+    "walk-no-gates": Call(Schedule(32, 16, False), T=89, gated=False, tile=32),
+    "walk-single-no-states": Call(Schedule(32, 32, False), block_t=32, T=75, states=False),
+    "walk-full-bf16": Call(Schedule(32, 32, False), dtype=torch.bfloat16, tile=32),
+    "walk-no-gates-bf16": Call(Schedule(32, 16, False), gated=False, dtype=torch.bfloat16, tile=32),
+    "gates-fp32": Call(dtype=torch.float16, gate_dtype=torch.float32, tile=32),
+    "whole-tiles": Call(Schedule(32, 16), B=2, H=3, T=32, K=16, V=16),
+    "one-chunk": Call(Schedule(64, 16, False), T=50, states=False),
+    "two-tokens": Call(T=2, V=100, tile=32),
+}
+
+
+def agree(found: Counted, launch: Launch) -> None:
+    work = work_of(launch)
+    assert work.traffic == found.traffic()
+    assert sum(work.tensor_flops.values()) == found.flops
+    assert work.exps == found.exps
+    assert work.vector_flops == found.vector
+
+
+@pytest.mark.parametrize("direction", ["fwd", "bwd"])
+@pytest.mark.parametrize("name", CALLS)
+def test_counts_are_what_programs_do(count: Any, monkeypatch: pytest.MonkeyPatch, name: str, direction: str) -> None:
+    monkeypatch.setattr(chunk, "GRAD_SEGMENT_ROWS", 64)  # several segments of several chunks
+    launches = CALLS[name].launches(direction)
+    assert launches
+    for launch in launches:
+        agree(count(launch), launch)
+
+
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("states", [True, False])
+def test_counts_of_recurrent_kernels(count: Any, monkeypatch: pytest.MonkeyPatch, gated: bool, states: bool) -> None:
+    monkeypatch.setattr(recurrent, "STATE_ELEMENTS", 16 * 32)  # several tiles of K and of V
+    x = Call(B=2, T=5, V=40, gated=gated, states=states, dtype=torch.bfloat16).tensors()
+    inputs = (x["q"], x["k"], x["v"], x["g"], 0.5, x["initial"])
+    launches: list[Launch] = []
+    recurrent.forward(*inputs, states, launches.append)
+    recurrent.backward(*inputs, x["do"], x["final"], x["d_final"], launches.append)
+    if states:
+        q, k, v = (x[name][:, 0].contiguous() for name in "qkv")
+        g = x["g"][:, 0].contiguous() if gated else None
+        recurrent.step(q, k, v, g, x["initial"], 0.5, launches.append)
+    for launch in launches:
+        agree(count(launch), launch)
+
+
+# --- The compiler's part ----------------------------------------------------------------------------------------------
+
+COMPILE = """
+import json, math, re
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from gla_kernels import KernelConfig, Plan, Schedule, Tile, Workload
+from gla_kernels.apply import launches_of
+from gla_kernels.work import work_of
+from glabench.hardware.crosscompile import specialise
+
+plan = Plan(Schedule(16), KernelConfig(16, *6 * (Tile(32, 32),)))
+found = {}
+for step, launch in launches_of(Workload("bwd", 1, 16, 1, 32, 32, "fp32"), plan).items():
+    signature, constants, attributes = specialise(launch)
+    source = ASTSource(launch.kernel, signature=signature, constexprs=constants, attrs=attributes)
+    code = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4}).asm["ttir"]
+    sizes = {
+        kind: [[int(n) for n in re.findall(r"(\\d+)x", shape)] for shape in re.findall(pattern, code)]
+        for kind, pattern in (
+            ("loads", r"tt\\.load .* : tensor<([\\dx]+)!tt\\.ptr"), ("exps", r"math\\.exp2 .* : tensor<([\\dx]+)f32>")
+        )
+    }
+    work = work_of(launch)
+    found[step] = [sizes, (work.requested_bytes - work.write_bytes) // 4, work.exps]
+print(json.dumps(found))
+"""
+
+
+def test_the_compiler_merges_what_counts_once(python_process: Any) -> None:
+    """Of one row block and one program: each load and each exponential of the compiled code runs once."""
+    found = json.loads(python_process("-c", COMPILE).stdout)
+    assert set(found) == {"states", "grad_states", "grad_q", "grad_k", "grad_v"}
+    for step, (sizes, loaded, exps) in found.items():
+        exact = 16 * 32 if step in ("grad_q", "grad_k", "grad_v") else 0  # the other path of the diagonal's scores
+        shifted = 32 if step in ("states", "grad_k", "grad_v") else 0  # gates.decay_to_end leaves the first row out
+        assert sum(rows * columns for rows, columns in (x for x in sizes["loads"] if len(x) == 2)) == loaded + shifted
+        assert sum(math.prod(size) for size in sizes["exps"]) == exps + exact

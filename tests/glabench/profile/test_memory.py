@@ -1,0 +1,117 @@
+"""Histories of an allocator made up by hand, and what the kernels' launches say that it should hold."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from glabench.profile import memory
+from glabench.profile.memory import KINDS, addresses, kinds_of, replay
+from glabench.run.inputs import input_bytes
+from glabench.spec.case import Case
+from glabench.systems.base import load
+
+OURS = [{"name": "state_buffer", "filename": "/x/gla_kernels/chunk/__init__.py", "line": 1}]
+THEIRS = [{"name": "state_buffer", "filename": "/x/another/chunk.py", "line": 1}]
+CASE = Case("gla", 2, 512, 4, 32, 64, "bf16", "fwdbwd", chunk=64, sub_chunk=64, materialize=True)
+
+
+def alloc(address: int, size: int, frames: list[dict[str, Any]] | None = None) -> dict[str, Any]:
+    return {"action": "alloc", "addr": address, "size": size, "frames": frames or []}
+
+
+def free(address: int) -> list[dict[str, Any]]:
+    actions = ("free_requested", "free_completed")
+    return [{"action": action, "addr": address, "size": 0, "frames": []} for action in actions]
+
+
+FORWARD = [alloc(0x100, 100), alloc(0x200, 400, OURS), *free(0x200), alloc(0x300, 30)]
+BACKWARD = [alloc(0x200, 50), alloc(0x400, 70, OURS), alloc(0x500, 20), *free(0x400), *free(0x500), *free(0x300)]
+
+
+def test_the_peak_of_a_forward_is_where_most_was_held() -> None:
+    found = replay(FORWARD, len(FORWARD))
+    assert [block.address for block in found.peak] == [0x100, 0x200]
+    assert [block.address for block in found.last] == [block.address for block in found.after_forward] == [0x100, 0x300]
+    kinds = kinds_of(found, 1000, outputs=[0x100], gradients=[])
+    assert kinds == dict.fromkeys(KINDS, 0) | {"inputs": 1000, "outputs": 100, "states": 400}
+
+
+def test_the_peak_of_a_backward_knows_what_the_forward_had_kept() -> None:
+    first = [alloc(0x100, 100), alloc(0x300, 30)]
+    found = replay(first + BACKWARD, len(first))
+    assert [block.address for block in found.after_forward] == [0x100, 0x300]
+    kinds = kinds_of(found, 0, outputs=[0x100], gradients=[0x210])  # a gradient may lie inside its block
+    assert kinds == {"inputs": 0, "outputs": 100, "gradients": 50, "states": 70, "saved": 30, "workspace": 20}
+
+
+def test_a_block_that_took_the_place_of_another_is_told_from_it() -> None:
+    found = replay([alloc(0x100, 900), *free(0x100), alloc(0x100, 50)], 0)
+    kinds = kinds_of(found, 0, outputs=[0x100], gradients=[])
+    assert (kinds["workspace"], kinds["outputs"]) == (900, 0)  # the output came later, where the workspace had been
+
+
+def test_a_function_of_that_name_elsewhere_allocates_no_states() -> None:
+    kinds = kinds_of(replay([alloc(0x1, 8, THEIRS)], 1), 0, [], [])
+    assert (kinds["states"], kinds["saved"]) == (0, 8)
+
+
+def test_what_was_there_before_and_other_events_change_nothing() -> None:
+    trace = [{"action": "snapshot", "size": 0}, *free(0x9), {"action": "segment_alloc", "addr": 0x100, "size": 1 << 20}]
+    found = replay([*trace, alloc(0x100, 5)], 0)
+    assert [(block.address, block.size) for block in found.peak] == [(0x100, 5)]
+    assert replay([], 0).peak == ()
+
+
+def test_outputs_are_told_from_gradients() -> None:
+    found = {name: torch.zeros(1) for name in ("o", "final_state", "dq", "dinitial_state")}
+    outputs, gradients = addresses(found)
+    assert outputs == [found["o"].data_ptr(), found["final_state"].data_ptr()]
+    assert gradients == [found["dq"].data_ptr(), found["dinitial_state"].data_ptr()]
+
+
+def test_the_model_of_a_forward_holds_its_states() -> None:
+    kinds = memory.model(load("gla"), replace(CASE, mode="fwd"), "sm_90")
+    e, rows = 2, 2 * 512 * 4
+    states = 2 * 4 * 8 * 32 * 64 * 2  # one a chunk, in bf16
+    assert kinds == dict.fromkeys(KINDS, 0) | {
+        "inputs": input_bytes(CASE), "outputs": e * rows * 64, "states": states
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", ["bwd", "fwdbwd"])
+def test_the_model_of_a_backward_holds_both_kinds_of_states(mode: str) -> None:
+    case = replace(CASE, mode=mode)  # type: ignore[arg-type]  # a mode from the list above
+    kinds = memory.model(load("gla"), case, "sm_90")
+    rows = 2 * 512 * 4
+    assert kinds is not None
+    assert kinds["gradients"] == 2 * rows * (3 * 32 + 64)  # dq, dk, dg and dv
+    assert kinds["states"] == 2 * (2 * 4 * 8 * 32 * 64 * 2)  # of the forward and of the backward
+    assert kinds["workspace"] == 4 * rows * 32  # q dq in float32
+    assert kinds["outputs"] == 2 * rows * 64
+
+
+def test_an_initial_state_is_an_input_and_its_gradient_is_none_of_the_states() -> None:
+    case = replace(CASE, materialize=False, T=64, initial_state=True)
+    kinds = memory.model(load("gla"), case, "sm_90")
+    state = 4 * 2 * 4 * 32 * 64
+    assert kinds is not None
+    assert kinds["states"] == 0
+    assert kinds["outputs"] == 2 * 2 * 64 * 4 * 64 + state
+    assert kinds["gradients"] == 2 * 2 * 64 * 4 * (3 * 32 + 64) + state
+
+
+def test_what_is_not_ours_has_no_model() -> None:
+    assert memory.model(load("sdpa"), replace(CASE, system="sdpa"), "sm_90") is None
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", ["fwd", "fwdbwd"])
+def test_the_peak_on_a_gpu_is_what_the_model_says(mode: str) -> None:
+    case = replace(CASE, mode=mode, T=4096)  # type: ignore[arg-type]  # a mode from the list above
+    found = memory.breakdown(load("gla"), case, "sm_90")
+    assert found["kinds"] == found["model"]
+    assert found["peak_bytes"] == sum(found["kinds"].values())

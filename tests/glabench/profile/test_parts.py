@@ -1,0 +1,82 @@
+"""The output kernel without what comes through states."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+
+from gla_kernels import reference
+from gla_kernels.launch import execute
+from glabench.profile import NotMeasured, parts
+from glabench.run.inputs import make_inputs
+from glabench.spec.case import Case
+from glabench.systems.base import load
+
+CASE = Case("gla", 1, 96, 2, 16, 16, "fp32", "fwd", chunk=32, sub_chunk=16, materialize=True)
+
+
+@pytest.mark.parametrize(("chunk", "sub_chunk"), [(32, 16), (64, 16), (32, 32)])
+def test_what_is_left_is_each_chunk_by_itself(device: torch.device, chunk: int, sub_chunk: int) -> None:
+    case = replace(CASE, T=2 * chunk, chunk=chunk, sub_chunk=sub_chunk)
+    inputs = make_inputs(case, "gla", device.type)
+    _, output = parts.forward_launches(load("gla"), case, inputs)
+    intra = parts.without_states(output)
+    execute(intra)
+    assert inputs.g is not None
+    apart = [x.unflatten(1, (2, chunk)).flatten(0, 1).double() for x in (inputs.q, inputs.k, inputs.v, inputs.g)]
+    expected, _ = reference.recurrent(*apart)
+    found = intra.args["p_o"].unflatten(1, (2, chunk)).flatten(0, 1).double()
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+COMPILED = """
+import json
+from gla_kernels import Schedule, Workload, chosen, Machine
+from gla_kernels.apply import launches_of
+from glabench.hardware.crosscompile import cross_compile
+from glabench.profile.parts import without_states
+work = Workload("fwd", 1, 512, 2, 64, 64, "bf16", True, Schedule(64, 64, True))
+output = launches_of(work, chosen(work, Machine(90)).plan)["output"]
+print(json.dumps([cross_compile([launch], "sm_90")[0] for launch in (output, without_states(output))]))
+"""
+
+
+def test_the_compiler_leaves_the_states_product_and_its_load_out(
+    python_process: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    whole, intra = json.loads(python_process("-c", COMPILED).stdout.splitlines()[-1])
+    assert whole["error"] is None
+    assert intra["error"] is None
+    assert 0 < intra["instructions"]["wgmma"] < whole["instructions"]["wgmma"]
+    assert intra["instructions"]["ld.global"] < whole["instructions"]["ld.global"]
+    assert intra["instructions"]["st.global"] == whole["instructions"]["st.global"]
+
+
+@pytest.mark.parametrize(
+    ("system", "changes", "reason"),
+    [
+        ("gla", {"materialize": False}, r"w/o m\. goes through both in one pass"),
+        ("gla", {"mode": "bwd"}, "mode bwd has no forward"),
+        ("gla_recurrent", {"chunk": None, "sub_chunk": None, "materialize": None}, "gla_recurrent is not ours to take"),
+    ],
+)
+def test_what_has_no_such_parts_says_why(system: str, changes: dict[str, object], reason: str) -> None:
+    case = replace(CASE, system=system, **changes)  # type: ignore[arg-type]  # fields of Case
+    with pytest.raises(NotMeasured, match=reason):
+        parts.forward_launches(load(system), case, make_inputs(case, "gla", "cpu"))
+
+
+def test_samples_of_three_launches_in_turn_make_two_parts() -> None:
+    assert parts.split([1.0, 5.0, 3.0, 2.0, 6.0, 3.5]) == {"intra_ms": [3.0, 3.5], "inter_ms": [3.0, 4.5]}
+
+
+@pytest.mark.gpu
+def test_both_parts_are_measured_on_a_gpu() -> None:
+    found = parts.measure(load("gla"), replace(CASE, T=2048, H=8, K=128, V=128, dtype="bf16", chunk=64))
+    assert len(found["intra_ms"]) == len(found["inter_ms"]) == parts.SAMPLES
+    assert min(found["intra_ms"]) > 0
