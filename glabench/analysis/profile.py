@@ -24,6 +24,8 @@ from glabench.analysis.statistics import NOTHING, Estimate, estimate
 from glabench.analysis.work import floor_ms, work
 from glabench.store import Row
 
+STEPS = ("T", "chunk", "sub_chunk")  # of a case: what its question is asked over
+
 
 @dataclass(frozen=True)
 class Kernel:
@@ -169,8 +171,22 @@ class Call:
 
 
 def calls(profiled: Iterable[Profiled]) -> list[Call]:
-    """A call for each row that has a profile."""
-    return [_call(one.row, one.traces) for one in profiled if one.row.profile is not None]
+    """A call for each row that has a profile, as written but for lengths and chunk sizes, which go up: cases that were
+    profiled side by side are written as they are done."""
+    found = [_call(one.row, one.traces) for one in profiled if one.row.profile is not None]
+    places: dict[str, int] = {}
+    for call in found:
+        places.setdefault(_question(call.row.case), len(places))
+    return sorted(found, key=lambda call: (places[_question(call.row.case)], *_steps(call.row.case)))
+
+
+def _question(case: dict[str, Any]) -> str:
+    """The case but for what goes up within a question."""
+    return repr(sorted((key, value) for key, value in case.items() if key not in STEPS))
+
+
+def _steps(case: dict[str, Any]) -> list[float]:
+    return [case.get(key) or 0 for key in STEPS]
 
 
 def _call(row: Row, folder: Path) -> Call:

@@ -148,6 +148,16 @@ def test_an_empty_profile_is_a_call_without_kernels(make_profile: MakeProfile) -
     assert all(math.isnan(x) for x in (call.kernels_ms, call.gaps_ms, call.ms, call.floor_ms, call.covered))
 
 
+def test_lengths_and_chunk_sizes_go_up_where_they_were_written(make_profile: MakeProfile) -> None:
+    sizes: list[dict[str, int]] = [
+        {"H": 8, "T": 4096}, {"T": 2048, "chunk": 256}, {"H": 8, "T": 1024}, {"T": 2048, "chunk": 16},
+    ]  # fmt: skip
+    found = profile.calls([Profiled(make_profile(**one), Path()) for one in sizes])
+    assert [(call.row.case["H"], call.row.case["T"], call.row.case["chunk"]) for call in found] == [
+        (8, 1024, 64), (8, 4096, 64), (16, 2048, 16), (16, 2048, 256),
+    ]  # fmt: skip
+
+
 def test_the_table_has_a_line_a_kernel(profile_rows: list[Row]) -> None:
     found = calls(Profiled(row, Path()) for row in profile_rows)
     table = profile.table(found)
