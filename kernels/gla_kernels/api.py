@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from . import chunk, recurrent
-from .apply import DTYPES, launches_of, problem_of
+from .apply import DTYPES, all_launches, problem_of
 from .choose import machine_of
 from .config import Schedule, Workload
 from .launch import Launch, execute
@@ -160,10 +160,10 @@ def launches(
         check_config(schedule, config, q.device)
         work, machine = Workload("fwd", B, T, H, K, V, DTYPE_NAMES[dtype], gated, schedule), Machine(capability)
         if mode != "bwd":
-            fwd.extend(launches_of(work, plan_of(work, config, machine), initial_state).values())
+            fwd.extend(all_launches(work, plan_of(work, config, machine), initial_state))
         if mode != "fwd":
             work = replace(work, direction="bwd")
-            bwd.extend(launches_of(work, plan_of(work, config, machine), initial_state).values())
+            bwd.extend(all_launches(work, plan_of(work, config, machine), initial_state))
     return {"fwd": fwd, "bwd": bwd, "fwdbwd": fwd + bwd, "step": fwd}[mode]
 
 
@@ -184,9 +184,9 @@ class _ChunkGLA(torch.autograd.Function):
         ctx, q, k, v, g, scale, initial_state, output_final_state, plan, backward_plan
     ):
         q, k, v, g, initial_state = _contiguous(q, k, v, g, initial_state)
-        problem = problem_of(q, k, v, g, scale, initial_state, plan, grad=False)
+        problem = problem_of(q, k, v, g, scale, initial_state, plan)
         o, final_state = chunk.forward(problem, output_final_state, execute)
-        ctx.save_for_backward(q, k, v, g, initial_state, final_state)
+        ctx.save_for_backward(q, k, v, g, initial_state)
         ctx.set_materialize_grads(False)
         ctx.scale, ctx.plan = scale, backward_plan
         return o, final_state
@@ -194,11 +194,11 @@ class _ChunkGLA(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, do, d_final):  # type: ignore[no-untyped-def]
-        q, k, v, g, initial_state, final_state = ctx.saved_tensors
-        problem = problem_of(q, k, v, g, ctx.scale, initial_state, ctx.plan, grad=True)
+        q, k, v, g, initial_state = ctx.saved_tensors
+        problem = problem_of(q, k, v, g, ctx.scale, initial_state, ctx.plan)
         do = torch.zeros_like(v) if do is None else do.contiguous()
-        final_state, d_final = _both_or_neither(d_final, final_state)
-        dq, dk, dv, dg, d_initial = chunk.backward(problem, do, final_state, d_final, execute)
+        d_final = None if d_final is None else d_final.contiguous()
+        dq, dk, dv, dg, d_initial = chunk.backward(problem, do, d_final, execute)
         return dq, dk, dv, dg, None, d_initial, None, None, None
 
 

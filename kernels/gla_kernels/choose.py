@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from . import table_files
-from .apply import launches_of
+from .apply import all_launches
 from .config import (
     DEFAULT_SHARED_BYTES,
     MAX_ROW_BLOCK,
@@ -88,7 +88,7 @@ def by_model(work: Workload, capability: int) -> Plan:
 
 def predicted_ms(work: Workload, plan: Plan, capability: int) -> float:
     """What the cost model expects of a plan, in ms."""
-    return sum(predict_ms(launch, capability) for launch in launches_of(work, plan).values())
+    return sum(predict_ms(launch, capability) for launch in all_launches(work, plan))
 
 
 def keep(entries: Iterable[Entry], machine: Machine | None = None) -> Path:
@@ -196,49 +196,27 @@ def _octaves(a: int, b: int) -> float:
 # --- Tiles by size ----------------------------------------------------------------------------------------------------
 
 
-def _power_of_two_at_most(limit: int, low: int, high: int) -> int:
-    """The largest power of two in [low, high] that is <= limit; low if there is none."""
-    best = low
-    while best * 2 <= min(limit, high):
-        best *= 2
-    return best
-
-
 def default_config(K: int, V: int, operand_bytes: int, schedule: Schedule, capability: int = 90) -> KernelConfig:
     """Tiles that fit an SM for any head dimension, by size alone.
 
     K, V: head dimensions; operand_bytes: bytes of an element as it enters a product, 2 for bfloat16, else 4 (tf32);
-    capability: compute capability, 80 for an A100, 90 for an H100. Found by timing each pass alone on an H200 with
-    chunks of 64 at (K, V) = (128, 128), (128, 256) and (256, 256).
+    capability: compute capability, 80 for an A100, 90 for an H100. Not timed yet:
+    states and output compile for an H100 without spills at these sizes, in bf16 with K and V of 64 to 256.
     """
     k, v = padded(K), padded(V)
+    narrow = operand_bytes == 2
     shared = SHARED_BYTES.get(capability, DEFAULT_SHARED_BYTES)
-    # Rows of q and k are held as they are and decayed, in float32 on the diagonal, and off it too where the sub-chunk
-    # is larger than any row block; rows of v and do less often.
-    roomy = shared >= 227 * 1024 and operand_bytes == 2 and schedule.rows <= MAX_ROW_BLOCK
-    row_bytes = 32768 if roomy else 16384 if shared >= 163 * 1024 else 8192
-    rows = min(row_bytes // k, 32768 // v) // operand_bytes
-    block_t = _power_of_two_at_most(rows, MIN_TILE, min(schedule.rows, MAX_ROW_BLOCK))
+    block_t = min(schedule.rows, MAX_ROW_BLOCK)
+    while block_t > MIN_TILE and block_t * max(min(64, k), min(128, v)) * 4 * (1 if narrow else 2) > shared // 3:
+        block_t //= 2
     single = block_t == schedule.chunk
-
-    def split(elements: int, full: int, other: int) -> int:
-        """Columns of the dimension that is cut, for a state's tile of at most so many elements."""
-        return _power_of_two_at_most(elements * 2 // (operand_bytes * full), MIN_TILE, min(other, 128))
-
-    def warps(full: int) -> int:
-        return 8 if full > 256 or (operand_bytes == 4 and full > 128) else 4
-
-    state = 32768 if roomy and k == 256 else min(16384, row_bytes)
-    by_k = warps(k) if k < 256 else 8
-    # With more than one row block a chunk, Triton 3.6 miscompiles grad_k at V = 256 with 32 columns of K and 4 warps.
-    grad_k = Tile(split(8192, v, k), v, warps(v)) if single or v < 256 else Tile(split(16384, v, k), v, 8)
-    states = Tile(min(64, k), min(128, v), 4, 2 if operand_bytes == 2 else 1)
+    by_rows = Tile(min(64 if narrow and single else 32, k), min(128 if narrow else 64, v))
+    states = Tile(min(64, k), min(128 if narrow else 64, v), 4, 2 if narrow else 1)
     return KernelConfig(
         block_t=block_t,
         states=states,
         grad_states=states,
-        output=Tile(k, split(state, k, v), by_k if schedule.materialize else 8),
-        grad_q=Tile(split(8192 if v <= 128 else 16384, v, k), v, warps(v), 2 if v <= 128 and operand_bytes == 2 else 1),
-        grad_k=grad_k,
-        grad_v=Tile(k, split(state, k, v), by_k),
+        output=by_rows,
+        grad_qk=Tile(min(32, k), min(128 if narrow else 64, v)),
+        grad_v=by_rows,
     )

@@ -43,8 +43,8 @@ class Schedule:
     sub_chunk: rows a sub-chunk: scores inside a sub-chunk are computed in full precision (tf32 for 16-bit inputs),
         scores between sub-chunks in the inputs' precision or better. At least 16, at most ``chunk``, and a divisor of
         it. None: min(chunk, 64).
-    materialize: True keeps every chunk's state in HBM and works on all chunks at once; False walks over the chunks with
-        the state on chip.
+    materialize: True keeps every chunk's state in HBM and works on all chunks at once; False keeps one state in 1024
+        rows, and works on a slice of the sequence after another, whose chunks' states share a small buffer.
 
     Raises ValueError for any other combination.
     """
@@ -91,8 +91,7 @@ class KernelConfig:
     states: Tile
     output: Tile
     grad_states: Tile
-    grad_q: Tile
-    grad_k: Tile
+    grad_qk: Tile
     grad_v: Tile
 
 
@@ -166,7 +165,7 @@ def padded(dim: int) -> int:
 
 # --- The search space ------------------------------------------------------------------------------------------------
 
-BLOCK_TS = (16, 32, 64)  # rows of a row block
+BLOCK_TS = (16, 32, 64, 128)  # rows of a row block
 ALL: Literal["all"] = "all"  # the pass needs the whole head dimension in one tile
 
 
@@ -182,11 +181,10 @@ class TileSpace:
 
 SPACE: dict[str, TileSpace] = {
     "states": TileSpace((32, 64, 128), (32, 64, 128), num_stages=(1, 2, 3)),
-    "output": TileSpace(ALL, (32, 64, 128, 256)),
+    "output": TileSpace((32, 64, 128), (32, 64, 128, 256)),
     "grad_states": TileSpace((32, 64, 128), (32, 64, 128), num_stages=(1, 2, 3)),
-    "grad_q": TileSpace((32, 64, 128), ALL),
-    "grad_k": TileSpace((32, 64, 128), ALL),
-    "grad_v": TileSpace(ALL, (32, 64, 128, 256)),
+    "grad_qk": TileSpace((32, 64, 128), (32, 64, 128)),
+    "grad_v": TileSpace((32, 64, 128), (32, 64, 128, 256)),
 }
 
 
@@ -230,29 +228,9 @@ def feasible(step: str, plan: Plan, work: Workload, capability: int) -> str | No
             return f"{name}={size}: a tensor-core product needs {MIN_TILE}"
         if getattr(SPACE[step], name) == ALL and size != padded(dim):
             return f"{name}={size}: {step} needs the whole head dimension, padded to {padded(dim)}"
-    broken = _miscompiled(step, plan, work)
-    if broken is not None:
-        return broken
     need, limit = shared_bytes(step, plan, work), SHARED_BYTES.get(capability, DEFAULT_SHARED_BYTES)
     if need > limit:
         return f"needs at least {-(-need // 1024)} KiB of shared memory, a program has {limit // 1024}"
-    return None
-
-
-def _miscompiled(step: str, plan: Plan, work: Workload) -> str | None:
-    """What Triton 3.6 is known to compile into kernels that read or write outside their shared memory (found by running
-    the whole space at K = V = 64 and 128 on an H200): some of the tiles that cut a head dimension into 32 columns, in
-    chunks of several row blocks. All of them are left out: none was fast there."""
-    tile, schedule = getattr(plan.config, step), plan.schedule
-    if work.operand_bytes != 2 or "states" in step or schedule.chunk == plan.config.block_t:
-        return None
-    cut, whole = (tile.block_v, work.V) if SPACE[step].block_k == ALL else (tile.block_k, work.K)
-    if cut != 32 or cut == padded(whole):
-        return None
-    if plan.config.block_t == schedule.rows == MAX_ROW_BLOCK:
-        return "Triton 3.6 miscompiles 32 columns in a chunk of several row blocks of 64"
-    if step == "grad_k" and padded(work.V) == 256 and tile.num_warps == 4:
-        return "Triton 3.6 miscompiles 32 columns with 4 warps at V=256 in a chunk of several row blocks"
     return None
 
 

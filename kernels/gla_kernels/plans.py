@@ -62,7 +62,7 @@ def plan_of(work: Workload, config: Config, machine: Machine) -> Plan:
 def check_plan(plan: Plan, work: Workload, machine: Machine) -> None:
     """Raise ValueError for a plan that cannot run the workload: with tiles of another head dimension, say, results
     would be wrong."""
-    for step in steps_of(work, plan.schedule):
+    for step in steps_of(work):
         reason = feasible(step, plan, work, machine.capability)
         if reason is not None:
             raise ValueError(f"config: {step} cannot run for K={work.K}, V={work.V}: {reason}")

@@ -17,8 +17,7 @@ from typing import Any
 
 import triton
 
-from .chunk import segment_chunks
-from .config import BLOCK_TS, CHUNKS, PASSES, SPACE, Plan, Schedule, Workload, feasible, padded
+from .config import BLOCK_TS, CHUNKS, PASSES, SPACE, Plan, Workload, feasible, padded
 
 FORMAT = 1
 DTYPES = ("bf16", "fp16", "fp32")
@@ -120,21 +119,16 @@ def _hash(text: bytes) -> str:
     return hashlib.sha256(text).hexdigest()[:16]
 
 
-def steps_of(work: Workload, schedule: Schedule) -> tuple[str, ...]:
-    """The passes that the workload's direction runs under a schedule, in order."""
-    backward = work.direction == "bwd"
-    segments = -(-work.T // (segment_chunks(schedule, work.T, backward) * schedule.chunk))
-    states = schedule.materialize or segments > 1
-    if backward:
-        return (*(("states", "grad_states") if states else ()), "grad_q", "grad_k", "grad_v")
-    return ("states", "output") if states else ("output",)
+def steps_of(work: Workload) -> tuple[str, ...]:
+    """The passes that the workload's direction runs, in order."""
+    return ("states", "grad_states", "grad_qk", "grad_v") if work.direction == "bwd" else ("states", "output")
 
 
 def refusal(plan: Plan, work: Workload, capability: int) -> str | None:
     """Why the workload cannot run the plan, or None. A schedule that was left open has no chunk of 2 T or more."""
     if work.schedule is None and plan.schedule.chunk >= 2 * work.T and plan.schedule.chunk > CHUNKS[0]:
         return f"chunk={plan.schedule.chunk} is too long for T={work.T}"
-    reasons = (feasible(step, plan, work, capability) for step in steps_of(work, plan.schedule))
+    reasons = (feasible(step, plan, work, capability) for step in steps_of(work))
     return next((reason for reason in reasons if reason is not None), None)
 
 

@@ -15,13 +15,13 @@ from torch import Tensor
 
 from ..config import KernelConfig, Schedule, Tile
 from ..launch import Launch, Launcher, interpreting, settle_keys
-from .grad_k import grad_k_kernel
-from .grad_q import grad_q_kernel
+from .grad_qk import grad_qk_kernel
 from .grad_v import grad_v_kernel
 from .output import output_kernel
+from .slices import SEGMENT_ROWS, Slice, segments_at_once, slices_of
 from .states import grad_states_kernel, states_kernel
 
-settle_keys(states_kernel, output_kernel, grad_states_kernel, grad_q_kernel, grad_k_kernel, grad_v_kernel)
+settle_keys(states_kernel, output_kernel, grad_states_kernel, grad_qk_kernel, grad_v_kernel)
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,6 @@ class Problem:
     initial_state: Tensor | None
     schedule: Schedule
     config: KernelConfig
-    seg_chunks: int  # chunks a segment
 
     @property
     def dims(self) -> tuple[int, int, int, int, int]:
@@ -45,20 +44,60 @@ class Problem:
         return B, T, H, K, self.v.shape[-1]
 
     @property
+    def n_chunks(self) -> int:
+        """Chunks a sequence; one at least, so that no buffer is empty."""
+        return max(1, triton.cdiv(self.q.shape[1], self.schedule.chunk))
+
+    @property
+    def n_blocks(self) -> int:
+        """Row blocks a sequence."""
+        return triton.cdiv(self.q.shape[1], self.config.block_t)
+
+    @property
     def n_seg(self) -> int:
         """Segments a sequence."""
-        return max(1, triton.cdiv(self.q.shape[1], self.seg_chunks * self.schedule.chunk))
+        return 1 if self.schedule.materialize else max(1, triton.cdiv(self.q.shape[1], SEGMENT_ROWS))
+
+    @property
+    def seg_chunks(self) -> int:
+        """Chunks a segment."""
+        return self.n_chunks if self.n_seg == 1 else SEGMENT_ROWS // self.schedule.chunk
+
+    @property
+    def whole(self) -> Slice:
+        """All chunks as a single segment."""
+        return Slice(0, 1, 0, self.n_chunks)
+
+    @property
+    def slices(self) -> list[Slice]:
+        """What is worked on at once, in order."""
+        B, _, H, K, V = self.dims
+        segment = self.seg_chunks * B * H * K * V * self.state_dtype.itemsize
+        inputs = sum(x.nbytes for x in (self.q, self.k, self.v, self.g) if x is not None)
+        at_once = self.n_seg if self.schedule.materialize else segments_at_once(segment, inputs)
+        return list(slices_of(self.n_seg, self.n_chunks, self.seg_chunks, at_once))
 
     @property
     def state_dtype(self) -> torch.dtype:
-        """States between passes: as they enter a bf16 product, or float32. float16 lacks the range, and the few
-        states between longer segments serve the gate's gradient, where the rounding would show."""
-        return torch.bfloat16 if self.q.dtype == torch.bfloat16 and self.seg_chunks == 1 else torch.float32
+        """The chunks' states: as they enter a bf16 product, or float32. float16 lacks the range."""
+        return torch.bfloat16 if self.q.dtype == torch.bfloat16 else torch.float32
 
     def state_buffer(self) -> Tensor:
-        """One state a segment, [B*H, n_seg, K, V]."""
+        """Room for the states of one slice's chunks, [B*H, chunks, K, V]: every slice in turn has it."""
         B, _, H, K, V = self.dims
-        return self.q.new_empty(B * H, self.n_seg, K, V, dtype=self.state_dtype)
+        return self.q.new_empty(B * H, self.slices[0].chunks, K, V, dtype=self.state_dtype)
+
+    def boundary_buffer(self) -> Tensor:
+        """One state a segment, float32 [B*H, n_seg, K, V]."""
+        B, _, H, K, V = self.dims
+        return self.q.new_empty(B * H, self.n_seg, K, V, dtype=torch.float32)
+
+    def half_decays(self) -> Tensor | None:
+        """Log2 of half of each row block's decay, float32 [B*H, n_blocks, K]; None without gates."""
+        B, _, H, K, _ = self.dims
+        if self.g is None:
+            return None
+        return self.q.new_empty(B * H, self.n_blocks, K, dtype=torch.float32)
 
     def constexprs(self, tile: Tile) -> dict[str, Any]:
         """Compile-time arguments that every kernel takes."""
@@ -70,47 +109,46 @@ class Problem:
         }  # fmt: skip
 
     def launch_of(self, kernel: Any, tile: Tile, programs: int, args: dict[str, Any], **constexprs: Any) -> Launch:
+        """A launch of so many programs a head."""
         B, T, H, _, _ = self.dims
-        args = args | {"T": T, "H": H, "n_seg": self.n_seg}
         return Launch(
             kernel,
             (programs * B * H,),
-            args,
+            args | {"T": T, "H": H},
             self.constexprs(tile) | constexprs,
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,
         )
 
     def walk_of(
-        self, kernel: Any, tile: Tile, columns: int, args: dict[str, Any], *, carry: bool, **constexprs: Any
+        self, kernel: Any, tile: Tile, args: dict[str, Any], part: Slice, stored: Tensor, every: int, **constexprs: Any
     ) -> Launch:
-        """A launch of a pass over segments; ``carry``: whether the state at the last chunk's far end is needed."""
+        """A launch of a pass over time, which stores a state every so many chunks: a program a segment and tile."""
+        _, _, _, K, V = self.dims
+        chunk = self.schedule.chunk
+        args = args | {
+            "n_seg": part.segments, "first_seg": part.first_segment, "n_stored": stored.shape[1],
+            "seg_rows": (part.chunks if part == self.whole else self.seg_chunks) * chunk,
+            "every_rows": every * chunk,
+        }  # fmt: skip
+        columns = triton.cdiv(K, tile.block_k) * triton.cdiv(V, tile.block_v)
+        each = every * chunk == self.config.block_t
+        return self.launch_of(kernel, tile, columns * part.segments, args, EACH=each, **constexprs)
+
+    def blocks_of(
+        self, kernel: Any, tile: Tile, columns: int, args: dict[str, Any], part: Slice, states: Tensor, **flags: Any
+    ) -> Launch:
+        """A launch of a pass that works on all row blocks of a slice at once: a program a row block and tile."""
         chunk, block_t = self.schedule.chunk, self.config.block_t
-        args = args | {"seg_chunks": self.seg_chunks, "chunk": chunk, "scale": self.scale}
+        first = part.first_chunk * (chunk // block_t)
+        here = min(self.n_blocks - first, part.chunks * (chunk // block_t))
+        args = args | {
+            "scale": self.scale, "n_blocks": self.n_blocks, "first_block": first, "n_here": here,
+            "n_stored": states.shape[1], "chunk": chunk,
+        }  # fmt: skip
         return self.launch_of(
-            kernel,
-            tile,
-            columns * self.n_seg,
-            args,
-            WALK=self.seg_chunks > 1 or carry,
-            SINGLE=chunk == block_t,
-            FULL=self.schedule.rows > block_t,
-            **constexprs,
+            kernel, tile, columns * here, args, SINGLE=chunk == block_t, FULL=self.schedule.rows > block_t, **flags
         )
-
-
-# Rows between two states that the backward pass of a schedule that does not materialize keeps all the same: the
-# gate's gradient is a running difference of two sums, and its rounding errors would pile up over a long sequence.
-# At K = V = 128 that is 5 % of the inputs' memory.
-GRAD_SEGMENT_ROWS = 1024
-
-
-def segment_chunks(schedule: Schedule, T: int, grad: bool) -> int:
-    """Chunks a segment, forward or backward: one where states are materialized, else all, bounded in backward."""
-    if schedule.materialize:
-        return 1
-    chunks = max(1, triton.cdiv(T, schedule.chunk))
-    return min(chunks, GRAD_SEGMENT_ROWS // schedule.chunk) if grad else chunks
 
 
 def operand_type(dtype: torch.dtype, K: int) -> tuple[Any, str]:
@@ -134,127 +172,122 @@ def forward(p: Problem, output_final_state: bool, launch: Launcher) -> tuple[Ten
     B, _, H, K, V = p.dims
     o = torch.empty_like(p.v)
     final_state = p.q.new_empty(B, H, K, V, dtype=torch.float32) if output_final_state else None
+    halves, states = p.half_decays(), p.state_buffer()
+    starts = _boundaries(p, final_state, launch)
     tile = p.config.output
-    states, walk_final = p.initial_state, final_state
-    if p.n_seg > 1 or p.schedule.materialize:
-        states, walk_final = _states(p, final_state, launch), None
-    args = {"p_q": p.q, "p_k": p.k, "p_v": p.v, "p_g": p.g, "p_s": states, "p_o": o, "p_st": walk_final}
-    launch(
-        p.walk_of(
-            output_kernel,
-            tile,
-            triton.cdiv(V, tile.block_v),
-            args,
-            carry=walk_final is not None,
-            HAS_S=states is not None,
-            STORE_ST=walk_final is not None,
-        )
-    )
+    for part in p.slices:
+        _states(p, part, starts, states, halves, final_state if p.n_seg == 1 else None, launch)
+        args = {"p_q": p.q, "p_k": p.k, "p_v": p.v, "p_g": p.g, "p_s": states, "p_h": halves, "p_o": o}
+        launch(p.blocks_of(output_kernel, tile, triton.cdiv(V, tile.block_v), args, part, states))
     return o, final_state
 
 
-def _states(p: Problem, final_state: Tensor | None, launch: Launcher) -> Tensor:
-    states = p.state_buffer()
-    tile = p.config.states
-    _, _, _, K, V = p.dims
+def _boundaries(p: Problem, final_state: Tensor | None, launch: Launcher) -> Tensor | None:
+    """States that segments start from, [.., n_seg, K, V] in float32: the initial state, if any, where there is but one
+    segment; else this fills in the final state, too."""
+    if p.n_seg == 1:
+        return p.initial_state
+    starts = p.boundary_buffer()
+    _states(p, p.whole, p.initial_state, starts, None, final_state, launch, every=p.seg_chunks)
+    return starts
+
+
+def _states(
+    p: Problem, part: Slice, starts: Tensor | None, states: Tensor, halves: Tensor | None, final_state: Tensor | None,
+    launch: Launcher, every: int = 1,
+) -> None:  # fmt: skip
+    """Fill ``states`` [B*H, .., K, V] with the states before every n-th chunk of the slice, and the slice's rows of
+    ``halves``. ``starts``: the states before each segment of the sequence, none for zero."""
     args = {
-        "p_k": p.k, "p_v": p.v, "p_g": p.g, "p_s0": p.initial_state, "p_s": states, "p_st": final_state,
-        "seg_rows": p.seg_chunks * p.schedule.chunk,
+        "p_k": p.k, "p_v": p.v, "p_g": p.g, "p_s0": starts, "p_s": states, "p_h": halves, "p_st": final_state,
+        "n_start": 1 if starts is p.initial_state else p.n_seg, "n_blocks": p.n_blocks,
     }  # fmt: skip
     launch(
-        p.launch_of(
+        p.walk_of(
             states_kernel,
-            tile,
-            triton.cdiv(K, tile.block_k) * triton.cdiv(V, tile.block_v),
+            p.config.states,
             args,
-            HAS_S0=p.initial_state is not None,
+            part,
+            states,
+            every,
+            HAS_S0=starts is not None,
+            STORE_H=halves is not None,
             STORE_ST=final_state is not None,
         )
     )
-    return states
 
 
-def _grad_states(p: Problem, do: Tensor, d_final: Tensor | None, d_initial: Tensor | None, launch: Launcher) -> Tensor:
-    grads = p.state_buffer()
-    tile = p.config.grad_states
-    _, _, _, K, V = p.dims
+def _grad_states(
+    p: Problem, part: Slice, do: Tensor, ends: Tensor | None, grads: Tensor, halves: Tensor | None,
+    d_initial: Tensor | None, launch: Launcher, every: int = 1,
+) -> None:  # fmt: skip
+    """Fill ``grads`` [B*H, .., K, V] with the gradients of the states after every n-th chunk of the slice. ``ends``: of
+    the states after each segment of the sequence, or after all of it, [B, H, K, V]; none for zero."""
     args = {
-        "p_q": p.q, "p_g": p.g, "p_do": do, "p_dst": d_final, "p_ds": grads, "p_ds0": d_initial, "scale": p.scale,
-        "seg_rows": p.seg_chunks * p.schedule.chunk,
+        "p_q": p.q, "p_g": p.g, "p_do": do, "p_h": halves, "p_dst": ends, "p_ds": grads, "p_ds0": d_initial,
+        "scale": p.scale, "n_end": p.n_seg if part != p.whole else 1, "n_blocks": p.n_blocks,
     }  # fmt: skip
     launch(
-        p.launch_of(
+        p.walk_of(
             grad_states_kernel,
-            tile,
-            triton.cdiv(K, tile.block_k) * triton.cdiv(V, tile.block_v),
+            p.config.grad_states,
             args,
-            HAS_DST=d_final is not None,
+            part,
+            grads,
+            every,
+            HAS_DST=ends is not None,
             STORE_DS0=d_initial is not None,
         )
     )
-    return grads
 
 
 def backward(
-    p: Problem, do: Tensor, final_state: Tensor | None, d_final: Tensor | None, launch: Launcher
+    p: Problem, do: Tensor, d_final: Tensor | None, launch: Launcher
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
     """dq, dk, dv, dg and the initial state's gradient.
 
-    do [B, T, H, V]; final_state and d_final [B, H, K, V] float32, both given or both None. States are recomputed, so
-    that nothing but the inputs is kept between forward and backward.
+    do [B, T, H, V]; d_final [B, H, K, V] float32 or None. States are recomputed, so that nothing but the inputs is kept
+    between forward and backward.
     """
     dq, dk, dv = torch.empty_like(p.q), torch.empty_like(p.k), torch.empty_like(p.v)
-    dg = qdq = None
-    if p.g is not None:
-        dg = torch.empty_like(p.g)
-        qdq = torch.empty_like(p.g, dtype=torch.float32)
+    dg = None if p.g is None else torch.empty_like(p.g)
     d_initial = torch.empty_like(p.initial_state) if p.initial_state is not None else None
-    states, d_states, walk_d_initial = p.initial_state, d_final, d_initial
-    if p.n_seg > 1 or p.schedule.materialize:
-        states = _states(p, None, launch)
-        d_states = _grad_states(p, do, d_final, d_initial, launch)
-        walk_d_initial = None
-    _, _, _, K, V = p.dims
-    tile = p.config.grad_q
-    args = {"p_q": p.q, "p_k": p.k, "p_v": p.v, "p_g": p.g, "p_s": states, "p_do": do, "p_dq": dq, "p_qdq": qdq}
-    launch(
-        p.walk_of(
-            grad_q_kernel,
-            tile,
-            triton.cdiv(K, tile.block_k),
-            args,
-            carry=not p.schedule.materialize,
-            HAS_S=states is not None,
-        )
-    )
-    tile = p.config.grad_k
-    args = {
-        "p_q": p.q, "p_k": p.k, "p_v": p.v, "p_g": p.g, "p_s": states, "p_st": final_state,
-        "p_ds": d_states, "p_do": do, "p_qdq": qdq, "p_dk": dk, "p_dg": dg,
-    }  # fmt: skip
-    launch(
-        p.walk_of(
-            grad_k_kernel,
-            tile,
-            triton.cdiv(K, tile.block_k),
-            args,
-            carry=not p.schedule.materialize,
-            HAS_S=states is not None,
-            HAS_DS=d_states is not None,
-            HAS_ST=final_state is not None,
-        )
-    )
-    tile = p.config.grad_v
-    args = {"p_q": p.q, "p_k": p.k, "p_g": p.g, "p_ds": d_states, "p_do": do, "p_dv": dv, "p_ds0": walk_d_initial}
-    launch(
-        p.walk_of(
-            grad_v_kernel,
-            tile,
-            triton.cdiv(V, tile.block_v),
-            args,
-            carry=walk_d_initial is not None,
-            HAS_DS=d_states is not None,
-            STORE_DS0=walk_d_initial is not None,
-        )
-    )
+    halves, states, grads = p.half_decays(), p.state_buffer(), p.state_buffer()
+    starts, ends, slice_d_initial = p.initial_state, d_final, d_initial
+    if p.n_seg > 1:
+        starts, ends, slice_d_initial = p.boundary_buffer(), p.boundary_buffer(), None
+        _states(p, p.whole, p.initial_state, starts, halves, None, launch, every=p.seg_chunks)
+        _grad_states(p, p.whole, do, d_final, ends, halves, d_initial, launch, every=p.seg_chunks)
+    for part in p.slices:
+        _states(p, part, starts, states, halves if p.n_seg == 1 else None, None, launch)
+        _grad_states(p, part, do, ends, grads, halves, slice_d_initial, launch)
+        _grad_qk(p, part, do, states, grads, halves, (dq, dk, dg), launch)
+        _grad_v(p, part, do, grads, halves, dv, launch)
     return dq, dk, dv, dg, d_initial
+
+
+def _grad_qk(
+    p: Problem, part: Slice, do: Tensor, states: Tensor, grads: Tensor, halves: Tensor | None,
+    out: tuple[Tensor, Tensor, Tensor | None], launch: Launcher,
+) -> None:  # fmt: skip
+    """Fill the slice's rows of dq, dk and dg: ``out``."""
+    _, T, _, K, _ = p.dims
+    tile = p.config.grad_qk
+    here = min(part.chunks, triton.cdiv(T, p.schedule.chunk))
+    args = {
+        "p_q": p.q, "p_k": p.k, "p_v": p.v, "p_g": p.g, "p_do": do, "p_s": states, "p_ds": grads, "p_h": halves,
+        "p_dq": out[0], "p_dk": out[1], "p_dg": out[2], "scale": p.scale, "n_blocks": p.n_blocks,
+        "n_here": here, "first_chunk": part.first_chunk, "n_stored": states.shape[1],
+    }  # fmt: skip
+    programs = triton.cdiv(K, tile.block_k) * here
+    launch(p.launch_of(grad_qk_kernel, tile, programs, args, CHUNK=p.schedule.chunk))
+
+
+def _grad_v(
+    p: Problem, part: Slice, do: Tensor, grads: Tensor, halves: Tensor | None, dv: Tensor, launch: Launcher
+) -> None:
+    """Fill the slice's rows of dv."""
+    _, _, _, _, V = p.dims
+    tile = p.config.grad_v
+    args = {"p_q": p.q, "p_k": p.k, "p_g": p.g, "p_do": do, "p_ds": grads, "p_h": halves, "p_dv": dv}
+    launch(p.blocks_of(grad_v_kernel, tile, triton.cdiv(V, tile.block_v), args, part, grads))

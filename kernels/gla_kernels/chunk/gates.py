@@ -3,7 +3,7 @@
 Every exponent here is a *sum* of the gates that lie between two rows, never a difference of two running sums. A sum of
 numbers of one sign keeps its relative accuracy at any gate strength, and its exponential never exceeds 1; a difference
 loses both as soon as one gate in the chunk is a hard reset (g = -1e4: the running sum then has a grid of 1e-3).
-The one exception, `centred`, is used only behind the guard that it comes with.
+The one exception, decays `centred` in the middle of a block, is used only behind its guard.
 
 Gates are carried as g*log2(e), so that exp2 serves; that never leaves the kernels.
 """
@@ -108,3 +108,106 @@ def decay(b_x, b_log2, GATED: tl.constexpr):
     if GATED:
         b_x = b_x * tl.exp2(b_log2)[None, :]
     return b_x
+
+
+@triton.jit
+def triangle(BELOW: tl.constexpr, ABOVE: tl.constexpr, BT: tl.constexpr, TYPE: tl.constexpr):
+    """[BT, BT]: BELOW on and below the diagonal, ABOVE above it. Sums over rows are products with such a matrix."""
+    o_r = tl.arange(0, BT)
+    return tl.where(o_r[:, None] >= o_r[None, :], BELOW, ABOVE).to(TYPE)
+
+
+@triton.jit
+def strict_triangle(BELOW: tl.constexpr, ABOVE: tl.constexpr, BT: tl.constexpr, TYPE: tl.constexpr):
+    """[BT, BT]: BELOW below the diagonal, ABOVE on and above it."""
+    o_r = tl.arange(0, BT)
+    return tl.where(o_r[:, None] > o_r[None, :], BELOW, ABOVE).to(TYPE)
+
+
+@triton.jit
+def bfloat16_parts(b_x):
+    """A float32 tile as the sum of three of bfloat16, 8 bits each: exact."""
+    b_high = (b_x.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True)
+    b_rest = b_x - b_high
+    b_mid = (b_rest.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True)
+    return b_high.to(tl.bfloat16), b_mid.to(tl.bfloat16), (b_rest - b_mid).to(tl.bfloat16)
+
+
+@triton.jit
+def summed(b_m, b_g):
+    """m @ g for a matrix m of few bits and gates g: sums over rows, each product exact and the sums in float32."""
+    if b_g.dtype == tl.float32:
+        b_high, b_mid, b_low = bfloat16_parts(b_g)
+        b_y = tl.dot(b_m, b_low)
+        b_y = tl.dot(b_m, b_mid, b_y)
+        b_y = tl.dot(b_m, b_high, b_y)
+    else:
+        b_y = tl.dot(b_m, b_g)
+    return b_y
+
+
+@triton.jit
+def centred_decay(p_g, i_row, T, stride, o_k, K: tl.constexpr, BT: tl.constexpr, DOT: tl.constexpr):
+    """Log2 of the decay of each row of a block, counted from the middle of the block's decay: half of what comes up to
+    the row, less half of what comes after it, [BT, BK].
+
+    Gates are summed on the tensor cores where those are exact. Elsewhere, for float32 and where the interpreter's
+    product is wrong, they are summed along the rows.
+    """
+    b_g = load_tile(p_g, i_row, T, stride, o_k, K, BT)
+    if b_g.dtype == tl.float16 or DOT == tl.bfloat16:
+        TYPE: tl.constexpr = tl.bfloat16 if b_g.dtype == tl.float32 else b_g.dtype
+        b_c = summed(triangle(0.5, -0.5, BT, TYPE), b_g) * LOG2E
+    else:
+        b_g = b_g.to(tl.float32) * LOG2E
+        b_c = centred(tl.cumsum(b_g, axis=0), tl.sum(b_g, axis=0))
+    return b_c
+
+
+@triton.jit
+def after_rows(p_g, i_row, T, stride, o_k, K: tl.constexpr, BT: tl.constexpr, DOT: tl.constexpr):
+    """What `decay_to_end` is, [BT, BK], summed like `centred_decay`: right at any gate strength."""
+    if p_g.dtype.element_ty == tl.float16 or DOT == tl.bfloat16:
+        TYPE: tl.constexpr = tl.bfloat16 if p_g.dtype.element_ty == tl.float32 else p_g.dtype.element_ty
+        b_g = load_tile(p_g, i_row, T, stride, o_k, K, BT)
+        b_d = summed(tl.trans(strict_triangle(1.0, 0.0, BT, TYPE)), b_g) * LOG2E
+    else:
+        b_d = decay_to_end(p_g, i_row, T, stride, o_k, K, BT)
+    return b_d
+
+
+@triton.jit
+def after_rows_transposed(p_g, i_row, T, stride, o_k, K: tl.constexpr, BT: tl.constexpr, DOT: tl.constexpr):
+    """`after_rows` as [BK, BT], a row a feature, and log2 of the block's whole decay [BK]."""
+    b_g = tl.trans(load_tile(p_g, i_row, T, stride, o_k, K, BT))
+    b_total = tl.sum(b_g.to(tl.float32), axis=1) * LOG2E
+    if b_g.dtype == tl.float16 or DOT == tl.bfloat16:
+        TYPE: tl.constexpr = tl.bfloat16 if b_g.dtype == tl.float32 else b_g.dtype
+        b_m = strict_triangle(1.0, 0.0, BT, TYPE)
+        if b_g.dtype == tl.float32:
+            b_high, b_mid, b_low = bfloat16_parts(b_g)
+            b_d = tl.dot(b_low, b_m)
+            b_d = tl.dot(b_mid, b_m, b_d)
+            b_d = tl.dot(b_high, b_m, b_d) * LOG2E
+        else:
+            b_d = tl.dot(b_g, b_m) * LOG2E
+    else:
+        b_d = tl.trans(decay_to_end(p_g, i_row, T, stride, o_k, K, BT))
+    return b_d, b_total
+
+
+@triton.jit
+def mild_block(p_h, K: tl.constexpr):
+    """`is_mild` of a row block, from log2 of half of its decay as the states pass left it in p_h [K]."""
+    PADDED: tl.constexpr = triton.next_power_of_2(K)
+    o_k = tl.arange(0, PADDED)
+    return tl.min(tl.load(p_h + o_k, mask=o_k < K, other=0.0), axis=0) > -0.5 * CENTRED_LIMIT
+
+
+@triton.jit
+def between(p_h, i_from, i_to, o_k, K: tl.constexpr, BK: tl.constexpr):
+    """Log2 of the decay over the row blocks i_from .. i_to-1, [BK]."""
+    b_sum = tl.zeros([BK], dtype=tl.float32)
+    for i in range(i_from, i_to):
+        b_sum += tl.load(p_h + i * K + o_k, mask=o_k < K, other=0.0)
+    return 2.0 * b_sum

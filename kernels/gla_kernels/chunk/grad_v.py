@@ -1,75 +1,94 @@
-"""dV: one program walks backward over a segment with the state's gradient on chip.
+"""dV: a program for each row block and tile of V.
 
-dV = scale A^T dO + (K e^{gamma-G}) dS_c
+    dV = scale A^T dO + (K e^{gamma-G}) dS_c
+
+In the frame of the row block's middle (products.py), Q = q e^C and K = k e^-C: A^T of the block is K Q^T, and the later
+row blocks of the chunk, and its end, are a decay per feature away: (K e^{h + between + h_a}) Q_a^T, K e^{h + after}.
 """
 
 # mypy: disallow-untyped-defs=False
 import triton
 import triton.language as tl
 
-from .gates import block_decay, decay, decayed_keys, decayed_queries
-from .scores import diagonal_scores
-from .states import retreat
-from .tiles import dot, load_state, load_tile, store_state, store_tile
+from .any_gate import any_gate_grad_v
+from .gates import centred_decay
+from .products import are_mild, load_half, load_operand, product
+from .tiles import dot_half, load_tile, store_tile
 
 
-@triton.jit(do_not_specialize=["T", "n_seg", "seg_chunks"])
+@triton.jit(do_not_specialize=["T", "n_blocks", "first_block", "n_here", "n_stored", "chunk"])
 def grad_v_kernel(
-    p_q, p_k, p_g, p_ds, p_do, p_dv, p_ds0, scale, T, H, n_seg, seg_chunks, chunk,
+    p_q, p_k, p_g, p_do, p_ds, p_h, p_dv, scale, T, H, n_blocks, first_block, n_here, n_stored, chunk,
     K: tl.constexpr, V: tl.constexpr, SINGLE: tl.constexpr, FULL: tl.constexpr,
     BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    GATED: tl.constexpr, HAS_DS: tl.constexpr, WALK: tl.constexpr, STORE_DS0: tl.constexpr,
-    DOT: tl.constexpr, PRECISION: tl.constexpr,
+    GATED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dv [B, T, H, V] for one segment and one tile of V; BK covers all of K.
+    """dv [B, T, H, V] of n_here row blocks from first_block on, where a chunk starts.
 
-    p_ds0 [B*H, K, V]: the initial state's gradient, written by the walk over a single segment.
+    p_ds [B*H, n_stored, K, V]: the gradient of the state after each chunk, from that chunk on. p_h [B*H, n_blocks, K]:
+    log2 of half of each row block's decay, from the sequence's start.
     """
+    NK: tl.constexpr = (K + BK - 1) // BK
     NV: tl.constexpr = (V + BV - 1) // BV
-    i_p = tl.program_id(0)
-    i_v, i_seg, i_bh = i_p % NV, (i_p // NV) % n_seg, (i_p // (NV * n_seg)).to(tl.int64)
     OFF: tl.constexpr = tl.float32 if FULL and GATED else DOT  # operands of scores off the diagonal
-    o_k, o_v = tl.arange(0, BK), i_v * BV + tl.arange(0, BV)
+    i_p = tl.program_id(0)
+    i_v, i_here, i_bh = i_p % NV, (i_p // NV) % n_here, (i_p // (NV * n_here)).to(tl.int64)
+    o_v, o_r = i_v * BV + tl.arange(0, BV), tl.arange(0, BT)
     i_row0 = (i_bh // H) * T * H + i_bh % H
     p_q, p_k, p_do, p_dv = p_q + i_row0 * K, p_k + i_row0 * K, p_do + i_row0 * V, p_dv + i_row0 * V
+    i_c = i_here * BT // chunk
+    p_ds += (i_bh * n_stored + i_c) * K * V
+    i_b = first_block + i_here
+    i_row = i_b * BT
+    i_last = i_b + 1  # behind the chunk's last row block
+    if not SINGLE:
+        i_last = tl.minimum(first_block + (i_c + 1) * (chunk // BT), n_blocks)
+    mild = True
     if GATED:
         p_g += i_row0 * K
-
-    b_ds = tl.zeros([BK, BV], dtype=tl.float32)
-    if HAS_DS:
-        b_ds += load_state(p_ds + (i_bh * n_seg + i_seg) * K * V, o_k, o_v, K, V)
-    for i_c in range(0, seg_chunks):
-        i_chunk = (i_seg * seg_chunks + seg_chunks - 1 - i_c) * chunk
-        n_blocks = tl.cdiv(tl.minimum(T - i_chunk, chunk), BT)
-        b_after = tl.zeros([BK], dtype=tl.float32)
-        for i_up in range(0, n_blocks):
-            i_b = n_blocks - 1 - i_up
-            i_row = i_chunk + i_b * BT
+        p_h += i_bh * n_blocks * K
+        mild = are_mild(p_h, i_b, i_last, tl.arange(0, triton.next_power_of_2(K)), K)
+    if mild:
+        b_at = tl.zeros([BT, BT], dtype=tl.float32)
+        b_dv = tl.zeros([BT, BV], dtype=tl.float32)
+        for i_k in range(0, NK):
+            o_k = i_k * BK + tl.arange(0, BK)
             b_q = load_tile(p_q, i_row, T, H * K, o_k, K, BT)
             b_k = load_tile(p_k, i_row, T, H * K, o_k, K, BT)
-            b_do = load_tile(p_do, i_row, T, H * V, o_v, V, BT)
-            b_prefix, b_total = block_decay(p_g, i_row, T, H * K, o_k, K, BT, BK, GATED)
-            b_kd, _ = decayed_keys(p_k, p_g, i_row, T, H * K, o_k, K, BT, GATED)
-            b_a = diagonal_scores(
-                b_q, b_k, b_prefix, b_total, p_k, p_g, i_row, T, H * K, o_k, K, BT, BK, GATED, DOT, PRECISION
-            )
-            b_dv = dot(tl.trans((b_a * scale).to(DOT)), b_do, DOT, PRECISION)
-            b_dv += dot(decay(b_kd, b_after, GATED), b_ds, DOT, PRECISION)
+            b_ds = load_operand(p_ds, o_k, o_v, K, V)
+            b_after = tl.zeros([BK], dtype=tl.float32)  # log2 of the decay from the block's middle on
+            if GATED:
+                b_c = centred_decay(p_g, i_row, T, H * K, o_k, K, BT, DOT)
+                b_k = b_k.to(tl.float32) * tl.exp2(-b_c)
+                b_q = b_q.to(tl.float32) * tl.exp2(b_c)
+                b_at = product(b_k, tl.trans(b_q), b_at, tl.float32, PRECISION)
+                b_after += load_half(p_h, i_b, o_k, K)
+            else:
+                b_at = product(b_k, tl.trans(b_q), b_at, DOT, PRECISION)
             if not SINGLE:
-                b_between = tl.zeros([BK], dtype=tl.float32)
-                for i_a in range(i_b + 1, n_blocks):
-                    i_col = i_chunk + i_a * BT
-                    b_qd, b_step = decayed_queries(p_q, p_g, i_col, T, H * K, o_k, K, BT, GATED)
-                    b_qd = decay(b_qd, b_between, GATED)
+                for i_a in tl.range(i_b + 1, i_last, num_stages=1):
+                    i_col = i_a * BT
+                    b_qa = load_tile(p_q, i_col, T, H * K, o_k, K, BT)
                     b_doa = load_tile(p_do, i_col, T, H * V, o_v, V, BT)
-                    b_at = dot(b_kd, tl.trans(b_qd.to(OFF)), OFF, PRECISION)
-                    b_dv += dot(b_at * scale, b_doa, DOT, PRECISION)
-                    b_between += b_step
-            store_tile(p_dv, b_dv, i_row, T, H * V, o_v, V, BT)
-            b_after += b_total
-        if WALK:
-            for i_up in range(0, n_blocks):
-                i_row = i_chunk + (n_blocks - 1 - i_up) * BT
-                b_ds = retreat(b_ds, p_q, p_do, p_g, scale, i_row, T, H, o_k, o_v, K, V, BT, GATED, DOT, PRECISION)
-    if STORE_DS0:
-        store_state(p_ds0 + i_bh * K * V, b_ds, o_k, o_v, K, V)
+                    b_ka = b_k
+                    if GATED:
+                        b_ca = centred_decay(p_g, i_col, T, H * K, o_k, K, BT, DOT)
+                        b_h = load_half(p_h, i_a, o_k, K)
+                        b_qa = b_qa.to(tl.float32) * tl.exp2(b_ca)
+                        b_ka = b_k * tl.exp2(b_after + b_h)[None, :]
+                        b_after += 2.0 * b_h
+                    b_off = product(b_ka, tl.trans(b_qa), tl.zeros([BT, BT], dtype=tl.float32), OFF, PRECISION)
+                    b_dv = dot_half(b_off * scale, b_doa, b_dv, DOT, PRECISION)
+            if GATED:
+                b_k = b_k * tl.exp2(b_after)[None, :]
+            b_dv = product(b_k, b_ds, b_dv, DOT, PRECISION)
+        b_do = load_tile(p_do, i_row, T, H * V, o_v, V, BT)
+        b_at = tl.where(o_r[:, None] <= o_r[None, :], b_at, 0.0) * scale
+        b_dv = dot_half(b_at, b_do, b_dv, DOT, PRECISION)
+        store_tile(p_dv, b_dv, i_row, T, H * V, o_v, V, BT)
+    elif GATED:
+        i_end = tl.minimum(T, i_last * BT)
+        any_gate_grad_v(
+            p_q, p_k, p_g, p_do, p_ds, p_dv, scale, i_row, tl.minimum(i_row + BT, i_end), i_end, T, H, o_v,
+            K, V, BK, BV, DOT, PRECISION,
+        )  # fmt: skip

@@ -1,79 +1,158 @@
-"""The forward output: one program walks over a segment of chunks with the state on chip.
+"""The forward output, a program a row block and tile of V.
 
-    O = scale [(Q e^G) S_{c-1} + A V],   then   S_c = Diag(e^gamma) S_{c-1} + (K e^{gamma-G})^T V
+    O = scale [(Q e^G) S_{c-1} + A V],     A_ij = sum_k q_ik k_jk exp(G_ik - G_jk) for i >= j
 
-The output comes before the state's update (the 2024 paper's Algorithm 1 prints them the other way round, which counts
-the chunk twice). With one chunk a segment the state comes from HBM and there is no update.
+Decays of a row block are counted from the middle of its decay, C, where that is safe (gates.CENTRED_LIMIT):
+
+    A = tril((q e^C) (k e^-C)^T),          q e^{prefix} = (q e^C) e^h,      h = half of the block's decay
+
+Row blocks b of the same chunk before the row block a: A_ab = (q_a e^{prefix}) (k_b e^{to b's end + between})^T, where
+both decays are sums of gates and so right at any gate strength. Where the row block is not mild it is cut into blocks
+of 16 rows, each with the blocks of 16 rows before it in the chunk, and with exact scores where even those are not mild.
 """
 
 # mypy: disallow-untyped-defs=False
 import triton
 import triton.language as tl
 
-from .gates import block_decay, decay, decayed_keys
+from .gates import after_rows, between, block_decay, centred_decay, decay, decayed_keys, mild_block
 from .scores import diagonal_scores
-from .states import advance
-from .tiles import dot, load_state, load_tile, store_state, store_tile
+from .tiles import dot, dot_half, load_state_as, load_tile, store_tile
+
+EXACT_ROWS: tl.constexpr = tl.constexpr(16)  # rows of a block where the row block is not mild
 
 
-@triton.jit(do_not_specialize=["T", "n_seg", "seg_chunks"])
+@triton.jit(do_not_specialize=["T", "n_blocks", "first_block", "n_here", "n_stored"])
 def output_kernel(
-    p_q, p_k, p_v, p_g, p_s, p_o, p_st, scale, T, H, n_seg, seg_chunks, chunk,
+    p_q, p_k, p_v, p_g, p_s, p_h, p_o, scale, T, H, n_blocks, first_block, n_here, n_stored, chunk,
     K: tl.constexpr, V: tl.constexpr, SINGLE: tl.constexpr, FULL: tl.constexpr,
     BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    GATED: tl.constexpr, HAS_S: tl.constexpr, WALK: tl.constexpr, STORE_ST: tl.constexpr,
-    DOT: tl.constexpr, PRECISION: tl.constexpr,
+    GATED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """o [B, T, H, V] for one segment and one tile of V; BK covers all of K.
+    """o [B, T, H, V] for n_here row blocks from first_block on, which starts a chunk.
 
-    p_s [B*H, n_seg, K, V]: the state at each segment's start (one segment: the initial state, if any).
-    p_st [B*H, K, V]: the final state, written by the walk over a single segment.
+    p_s [B*H, n_stored, K, V]: the states before these chunks. p_h [B*H, n_blocks, K]: log2 of half of every row block's
+    decay, see states_kernel.
     """
     NV: tl.constexpr = (V + BV - 1) // BV
     i_p = tl.program_id(0)
-    i_v, i_seg, i_bh = i_p % NV, (i_p // NV) % n_seg, (i_p // (NV * n_seg)).to(tl.int64)
-    OFF: tl.constexpr = tl.float32 if FULL and GATED else DOT  # operands of scores off the diagonal
-    o_k, o_v = tl.arange(0, BK), i_v * BV + tl.arange(0, BV)
+    i_v, i_here, i_bh = i_p % NV, (i_p // NV) % n_here, (i_p // (NV * n_here)).to(tl.int64)
+    o_v = i_v * BV + tl.arange(0, BV)
     i_row0 = (i_bh // H) * T * H + i_bh % H
     p_q, p_k, p_v, p_o = p_q + i_row0 * K, p_k + i_row0 * K, p_v + i_row0 * V, p_o + i_row0 * V
+    if SINGLE:
+        i_c, i_a = i_here, 0
+    else:
+        i_c, i_a = i_here // (chunk // BT), i_here % (chunk // BT)
+    p_s += (i_bh * n_stored + i_c) * K * V
+    i_chunk = (first_block + i_here - i_a) * BT
     if GATED:
         p_g += i_row0 * K
+        p_h += (i_bh * n_blocks + first_block + i_here - i_a) * K  # of the chunk's first row block
+        if mild_block(p_h + i_a * K, K):
+            _row_block(
+                p_q, p_k, p_v, p_g, p_s, p_h, p_o, scale, T, H, i_chunk, i_a, o_v,
+                K, V, SINGLE, FULL, BT, BK, BV, GATED, DOT, PRECISION,
+            )  # fmt: skip
+        else:
+            _any_gates(p_q, p_k, p_v, p_g, p_s, p_o, scale, T, H, i_chunk, i_a, o_v, K, V, BT, BK, BV, DOT, PRECISION)
+    else:
+        _row_block(
+            p_q, p_k, p_v, p_g, p_s, p_h, p_o, scale, T, H, i_chunk, i_a, o_v,
+            K, V, SINGLE, FULL, BT, BK, BV, GATED, DOT, PRECISION,
+        )  # fmt: skip
 
-    b_s = tl.zeros([BK, BV], dtype=tl.float32)
-    if HAS_S:
-        b_s += load_state(p_s + (i_bh * n_seg + i_seg) * K * V, o_k, o_v, K, V)
-    for i_c in range(0, seg_chunks):
-        i_chunk = (i_seg * seg_chunks + i_c) * chunk
-        n_blocks = tl.cdiv(tl.minimum(T - i_chunk, chunk), BT)
-        b_before = tl.zeros([BK], dtype=tl.float32)  # log2 of the decay from the chunk's start to the row block
-        for i_a in range(0, n_blocks):
-            i_row = i_chunk + i_a * BT
-            b_q = load_tile(p_q, i_row, T, H * K, o_k, K, BT)
-            b_k = load_tile(p_k, i_row, T, H * K, o_k, K, BT)
-            b_v = load_tile(p_v, i_row, T, H * V, o_v, V, BT)
-            b_prefix, b_total = block_decay(p_g, i_row, T, H * K, o_k, K, BT, BK, GATED)
-            b_qd = b_q.to(tl.float32) * tl.exp2(b_prefix) if GATED else b_q
-            b_a = diagonal_scores(
-                b_q, b_k, b_prefix, b_total, p_k, p_g, i_row, T, H * K, o_k, K, BT, BK, GATED, DOT, PRECISION
-            )
-            b_o = dot(b_a, b_v, DOT, PRECISION)
-            b_o += dot(decay(b_qd, b_before, GATED), b_s, DOT, PRECISION)
+
+@triton.jit
+def _row_block(
+    p_q, p_k, p_v, p_g, p_s, p_h, p_o, scale, T, H, i_chunk, i_a, o_v,
+    K: tl.constexpr, V: tl.constexpr, SINGLE: tl.constexpr, FULL: tl.constexpr,
+    BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    GATED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """o of the chunk's row block i_a, if that is mild."""
+    NK: tl.constexpr = (K + BK - 1) // BK
+    OWN: tl.constexpr = tl.float32 if GATED else DOT  # operands of the block's own scores
+    OFF: tl.constexpr = tl.float32 if FULL and GATED else DOT  # and of those with the blocks before it
+    o_r = tl.arange(0, BT)
+    i_row = i_chunk + i_a * BT
+    b_a = tl.zeros([BT, BT], dtype=tl.float32)
+    b_o = tl.zeros([BT, BV], dtype=tl.float32)
+    for i_k in range(0, NK):
+        o_k = i_k * BK + tl.arange(0, BK)
+        b_q = load_tile(p_q, i_row, T, H * K, o_k, K, BT)
+        b_k = load_tile(p_k, i_row, T, H * K, o_k, K, BT)
+        b_s = load_state_as(p_s, o_k, o_v, K, V, DOT)
+        b_qd = b_q
+        if GATED:
+            b_c = centred_decay(p_g, i_row, T, H * K, o_k, K, BT, DOT)
+            b_q = b_q.to(tl.float32) * tl.exp2(b_c)
+            b_k = b_k.to(tl.float32) * tl.exp2(-b_c)
+            b_before = tl.load(p_h + i_a * K + o_k, mask=o_k < K, other=0.0)
             if not SINGLE:
-                b_between = tl.zeros([BK], dtype=tl.float32)  # log2 of the decay from the column block to the row block
-                for i_back in range(0, i_a):
-                    i_b = i_a - 1 - i_back
-                    i_col = i_chunk + i_b * BT
-                    b_kd, b_step = decayed_keys(p_k, p_g, i_col, T, H * K, o_k, K, BT, GATED)
-                    b_kd = decay(b_kd, b_between, GATED)
-                    b_vb = load_tile(p_v, i_col, T, H * V, o_v, V, BT)
-                    b_a = dot(b_qd, tl.trans(b_kd.to(OFF)), OFF, PRECISION)
-                    b_o += dot(b_a, b_vb, DOT, PRECISION)
-                    b_between += b_step
-            store_tile(p_o, b_o * scale, i_row, T, H * V, o_v, V, BT)
-            b_before += b_total
-        if WALK:
-            for i_b in range(0, n_blocks):
-                i_row = i_chunk + i_b * BT
-                b_s = advance(b_s, p_k, p_v, p_g, i_row, T, H, o_k, o_v, K, V, BT, GATED, DOT, PRECISION)
-    if STORE_ST:
-        store_state(p_st + i_bh * K * V, b_s, o_k, o_v, K, V)
+                b_before += between(p_h, 0, i_a, o_k, K, BK)
+            b_qd = b_q * tl.exp2(b_before)[None, :]
+        b_a = tl.dot(b_q.to(OWN), tl.trans(b_k.to(OWN)), b_a, input_precision=PRECISION)
+        b_o = tl.dot(b_qd.to(DOT), b_s, b_o, input_precision=PRECISION)
+    # above the diagonal the product grows instead of decaying; it may overflow and is thrown away here
+    b_a = tl.where(o_r[:, None] >= o_r[None, :], b_a, 0.0)
+    b_v = load_tile(p_v, i_row, T, H * V, o_v, V, BT)
+    b_o = dot_half(b_a, b_v, b_o, DOT, PRECISION)
+    if not SINGLE:
+        for i_b in range(0, i_a):
+            i_col = i_chunk + i_b * BT
+            b_a = tl.zeros([BT, BT], dtype=tl.float32)
+            for i_k in range(0, NK):
+                o_k = i_k * BK + tl.arange(0, BK)
+                b_q = load_tile(p_q, i_row, T, H * K, o_k, K, BT)
+                b_k = load_tile(p_k, i_col, T, H * K, o_k, K, BT)
+                if GATED:
+                    b_h = tl.load(p_h + i_a * K + o_k, mask=o_k < K, other=0.0)
+                    b_c = centred_decay(p_g, i_row, T, H * K, o_k, K, BT, DOT)
+                    b_q = b_q.to(tl.float32) * tl.exp2(b_c + b_h[None, :])
+                    b_d = after_rows(p_g, i_col, T, H * K, o_k, K, BT, DOT)
+                    b_d += between(p_h, i_b + 1, i_a, o_k, K, BK)[None, :]
+                    b_k = b_k.to(tl.float32) * tl.exp2(b_d)
+                b_a = tl.dot(b_q.to(OFF), tl.trans(b_k.to(OFF)), b_a, input_precision=PRECISION)
+            b_v = load_tile(p_v, i_col, T, H * V, o_v, V, BT)
+            b_o = dot_half(b_a, b_v, b_o, DOT, PRECISION)
+    store_tile(p_o, b_o * scale, i_row, T, H * V, o_v, V, BT)
+
+
+@triton.jit
+def _any_gates(
+    p_q, p_k, p_v, p_g, p_s, p_o, scale, T, H, i_chunk, i_a, o_v,
+    K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    DOT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """o of the chunk's row block i_a at any gate strength, 16 rows at a time.
+
+    Every tile of K adds its share of the scores times v by itself: none is kept for another.
+    """
+    NK: tl.constexpr = (K + BK - 1) // BK
+    ROWS: tl.constexpr = EXACT_ROWS
+    for i_r in range(i_a * (BT // ROWS), (i_a + 1) * (BT // ROWS)):
+        i_row = i_chunk + i_r * ROWS
+        b_v = load_tile(p_v, i_row, T, H * V, o_v, V, ROWS)
+        b_o = tl.zeros([ROWS, BV], dtype=tl.float32)
+        for i_k in range(0, NK):
+            o_k = i_k * BK + tl.arange(0, BK)
+            b_q = load_tile(p_q, i_row, T, H * K, o_k, K, ROWS)
+            b_k = load_tile(p_k, i_row, T, H * K, o_k, K, ROWS)
+            b_prefix, b_total = block_decay(p_g, i_row, T, H * K, o_k, K, ROWS, BK, True)
+            b_a = diagonal_scores(
+                b_q, b_k, b_prefix, b_total, p_k, p_g, i_row, T, H * K, o_k, K, ROWS, BK, True, DOT, PRECISION
+            )
+            b_o = dot_half(b_a, b_v, b_o, DOT, PRECISION)
+            b_qd = b_q.to(tl.float32) * tl.exp2(b_prefix)
+            b_between = tl.zeros([BK], dtype=tl.float32)  # log2 of the decay from the column block to these rows
+            for i_back in range(0, i_r):
+                i_col = i_row - (i_back + 1) * ROWS
+                b_kd, b_step = decayed_keys(p_k, p_g, i_col, T, H * K, o_k, K, ROWS, True)
+                b_a = dot(b_qd, tl.trans(decay(b_kd, b_between, True)), tl.float32, PRECISION)
+                b_vb = load_tile(p_v, i_col, T, H * V, o_v, V, ROWS)
+                b_o = dot_half(b_a, b_vb, b_o, DOT, PRECISION)
+                b_between += b_step
+            b_s = load_state_as(p_s, o_k, o_v, K, V, DOT)
+            b_o += dot(decay(b_qd, b_between, True), b_s, DOT, PRECISION)
+        store_tile(p_o, b_o * scale, i_row, T, H * V, o_v, V, ROWS)

@@ -42,6 +42,13 @@ def load_state(p_s, o_k, o_v, K: tl.constexpr, V: tl.constexpr):
 
 
 @triton.jit
+def load_state_as(p_s, o_k, o_v, K: tl.constexpr, V: tl.constexpr, TYPE: tl.constexpr):
+    """A state's tile [BK, BV] as an operand of type TYPE, without a detour through float32."""
+    m_s = (o_k < K)[:, None] & (o_v < V)[None, :]
+    return tl.load(p_s + o_k[:, None] * V + o_v[None, :], mask=m_s, other=0.0).to(TYPE)
+
+
+@triton.jit
 def store_state(p_s, b_s, o_k, o_v, K: tl.constexpr, V: tl.constexpr):
     """The inverse of load_state."""
     m_s = (o_k < K)[:, None] & (o_v < V)[None, :]
@@ -76,3 +83,47 @@ def dot_state(b_x, b_s, DOT: tl.constexpr, PRECISION: tl.constexpr, EXACT: tl.co
     if EXACT and PRECISION == "tf32":
         b_y += dot(b_x, tl.trans(operand(b_s - b_high.to(tl.float32), DOT, PRECISION)), DOT, PRECISION)
     return b_y
+
+
+@triton.jit
+def split(b_x, DOT: tl.constexpr):
+    """A float32 tile as two of type DOT, bfloat16: its leading 8 bits, cut off, and the next 8 of what is left."""
+    b_high = (b_x.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True)
+    return b_high.to(DOT), (b_x - b_high).to(DOT)
+
+
+@triton.jit
+def fine(b_x, DOT: tl.constexpr, PRECISION: tl.constexpr):
+    """A float32 tile as `dot_fine` reads it, in float32: two kernels, or two products, then agree on the value."""
+    if DOT == tl.bfloat16:
+        b_high, b_low = split(b_x, DOT)
+        b_y = b_high.to(tl.float32) + b_low.to(tl.float32)
+    else:
+        b_y = operand(b_x, DOT, PRECISION)
+    return b_y
+
+
+@triton.jit
+def dot_fine(b_x, b_y, b_acc, DOT: tl.constexpr, PRECISION: tl.constexpr):
+    """acc + x @ y of float32 tiles, to some 16 bits where DOT is bfloat16 (three products of halves), else as `dot`."""
+    if DOT == tl.bfloat16:
+        b_xh, b_xl = split(b_x, DOT)
+        b_yh, b_yl = split(b_y, DOT)
+        b_acc = tl.dot(b_xh, b_yh, b_acc)
+        b_acc = tl.dot(b_xl, b_yh, b_acc)
+        b_acc = tl.dot(b_xh, b_yl, b_acc)
+    else:
+        b_acc = tl.dot(b_x.to(tl.float32), b_y.to(tl.float32), b_acc, input_precision=PRECISION)
+    return b_acc
+
+
+@triton.jit
+def dot_half(b_x, b_y, b_acc, DOT: tl.constexpr, PRECISION: tl.constexpr):
+    """acc + x @ y of a float32 tile x and a tile y that DOT holds as it is: two products where DOT is bfloat16."""
+    if DOT == tl.bfloat16:
+        b_xh, b_xl = split(b_x, DOT)
+        b_acc = tl.dot(b_xh, b_y.to(DOT), b_acc)
+        b_acc = tl.dot(b_xl, b_y.to(DOT), b_acc)
+    else:
+        b_acc = tl.dot(b_x.to(tl.float32), b_y.to(tl.float32), b_acc, input_precision=PRECISION)
+    return b_acc

@@ -1,0 +1,250 @@
+"""dQ, dK and the gate's gradient: a program for each chunk and tile of K.
+
+    dQ = e^G (scale dO S_{c-1}^T) + [sum_j dA_ij K_j e^{G_i-G_j}]_i,   dA = scale tril(dO V^T)
+    dK = e^{gamma-G} (V dS_c^T)   + [sum_i dA_ij Q_i e^{G_i-G_j}]_j
+    dg_t = sum_{i>=t} (q_i dq_i - k_i dk_i) + Phi,   Phi = sum_V S_c dS_c at the chunk's end
+
+The gate's gradient needs no state per step: that is the 2024 paper's memory-efficient form (section 4.3; its appendix
+C has the sign wrong). In the frame of a row block's middle (products.py), with Q = q e^C and K = k e^-C there:
+
+    X = scale e^{before+h} (dO S^T) + dA K + ...      dq = e^C X
+    Y = e^{after+h} (V dS^T) + dA^T Q + ...           dk = e^-C Y          q dq - k dk = Q X - K Y
+
+where ... are the row blocks before and after it in the chunk, each through the decay between the two middles.
+
+What this costs is cancellation. A pair of rows (j, i) with t <= j < i adds to q_i dq_i and to k_j dk_j alike, but has
+no part in dg_t; under strong gates such pairs outweigh dg_t by far. They cancel only if both hold the same value for
+the pair, so both are formed from the same rounded dA, Q and K (tiles.fine). The same holds for Phi, put together from
+what crosses the whole chunk and from the very k dk that are subtracted later:
+
+    Phi = sum_V e^gamma S_{c-1} dS_c + sum_rows K (e^{after+h} V dS_c^T)
+"""
+
+# mypy: disallow-untyped-defs=False
+import triton
+import triton.language as tl
+
+from .any_gate import any_gate_grad_qk
+from .gates import centred_decay
+from .products import (
+    are_mild,
+    crossing,
+    decay_over,
+    dot_rows,
+    load_half,
+    load_operand,
+    product,
+    scores_gradient,
+    sums_from,
+    through_state,
+)
+from .tiles import fine, load_tile, store_tile
+
+
+@triton.jit
+def _centred(
+    p_x, p_g, i_row, T, stride, o_k, SIGN: tl.constexpr, K: tl.constexpr, BT: tl.constexpr,
+    GATED: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
+    """Rows of q (SIGN 1) or k (SIGN -1) in the frame of their block's middle."""
+    b_x = load_tile(p_x, i_row, T, stride, o_k, K, BT)
+    if GATED:
+        b_x = b_x.to(tl.float32) * tl.exp2(SIGN * centred_decay(p_g, i_row, T, stride, o_k, K, BT, DOT))
+    return b_x
+
+
+@triton.jit
+def _from_earlier(
+    b_x, b_half, p_k, p_v, p_g, p_do, p_h, scale, i_chunk, i_a, T, H, o_k,
+    K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    GATED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """X of the row block i_a plus what comes from the row blocks before it in the chunk."""
+    b_between = b_half  # log2 of the decay between the middles, but for the half of the earlier block
+    for i_back in tl.range(0, i_a, num_stages=1):
+        i_b = i_a - 1 - i_back
+        i_col = i_chunk + i_b * BT
+        b_da = scores_gradient(p_do, p_v, scale, i_chunk + i_a * BT, i_col, T, H * V, V, BT, BV, DOT, PRECISION)
+        b_kc = _centred(p_k, p_g, i_col, T, H * K, o_k, -1, K, BT, GATED, DOT)
+        if GATED:
+            b_h = load_half(p_h, i_b, o_k, K)
+            b_new = dot_rows(b_da, b_kc, tl.zeros([BT, BK], dtype=tl.float32), GATED, DOT, PRECISION)
+            b_x += b_new * tl.exp2(b_between + b_h)[None, :]
+            b_between += 2.0 * b_h
+        else:
+            b_x = dot_rows(b_da, b_kc, b_x, GATED, DOT, PRECISION)
+    return b_x
+
+
+@triton.jit
+def _from_later(
+    b_y, b_half, p_q, p_v, p_g, p_do, p_h, scale, i_chunk, i_b, n_blocks, T, H, o_k,
+    K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    GATED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Y of the row block i_b plus what comes from the row blocks after it in the chunk."""
+    b_between = b_half
+    for i_a in tl.range(i_b + 1, n_blocks, num_stages=1):
+        i_row = i_chunk + i_a * BT
+        b_da = scores_gradient(p_do, p_v, scale, i_row, i_chunk + i_b * BT, T, H * V, V, BT, BV, DOT, PRECISION)
+        b_qc = _centred(p_q, p_g, i_row, T, H * K, o_k, 1, K, BT, GATED, DOT)
+        if GATED:
+            b_h = load_half(p_h, i_a, o_k, K)
+            b_new = dot_rows(tl.trans(b_da), b_qc, tl.zeros([BT, BK], dtype=tl.float32), GATED, DOT, PRECISION)
+            b_y += b_new * tl.exp2(b_between + b_h)[None, :]
+            b_between += 2.0 * b_h
+        else:
+            b_y = dot_rows(tl.trans(b_da), b_qc, b_y, GATED, DOT, PRECISION)
+    return b_y
+
+
+@triton.jit
+def _row_block(
+    p_q, p_k, p_v, p_g, p_do, p_s, p_ds, p_h, p_dq, p_dk, p_dg, b_phi, b_after, scale, i_chunk, i_b, n_blocks, T, H,
+    o_k, K: tl.constexpr, V: tl.constexpr, SINGLE: tl.constexpr,
+    BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    GATED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """dq, dk and dg of one row block. Answers Phi at the block's start, and the decay from there to the chunk's end.
+
+    b_phi: Phi at the block's end (not if SINGLE: then it is found here); b_after: log2 of the decay from there.
+    """
+    i_row = i_chunk + i_b * BT
+    o_r = tl.arange(0, BT)
+    b_half = tl.zeros([BK], dtype=tl.float32)
+    if GATED:
+        b_half += load_half(p_h, i_b, o_k, K)
+    if SINGLE:
+        b_da = tl.zeros([BT, BT], dtype=tl.float32)
+        b_x = tl.zeros([BT, BK], dtype=tl.float32)
+        b_y = tl.zeros([BT, BK], dtype=tl.float32)
+        for i_v in range(0, (V + BV - 1) // BV):
+            o_v = i_v * BV + tl.arange(0, BV)
+            b_do = load_tile(p_do, i_row, T, H * V, o_v, V, BT)
+            b_v = load_tile(p_v, i_row, T, H * V, o_v, V, BT)
+            b_s = load_operand(p_s, o_k, o_v, K, V)
+            b_ds = load_operand(p_ds, o_k, o_v, K, V)
+            b_da = product(b_do, tl.trans(b_v), b_da, DOT, PRECISION)
+            b_x = product(b_do, tl.trans(b_s), b_x, DOT, PRECISION)
+            b_y = product(b_v, tl.trans(b_ds), b_y, DOT, PRECISION)
+            if GATED:
+                b_phi += tl.sum(b_s.to(tl.float32) * b_ds.to(tl.float32), axis=1)
+        b_da *= scale
+        if GATED:
+            b_x *= (scale * tl.exp2(b_half))[None, :]
+            b_y *= tl.exp2(b_half)[None, :]
+        else:
+            b_x *= scale
+    else:  # one product after another, so that few of them are in registers at once
+        b_x = through_state(p_do, p_s, i_row, T, H * V, o_k, K, V, BT, BK, BV, DOT, PRECISION) * scale
+        b_y = through_state(p_v, p_ds, i_row, T, H * V, o_k, K, V, BT, BK, BV, DOT, PRECISION)
+        if GATED:
+            b_x *= tl.exp2(decay_over(p_h, 0, i_b, o_k, K) + b_half)[None, :]
+            b_y *= tl.exp2(b_after + b_half)[None, :]
+        b_x = _from_earlier(
+            b_x, b_half, p_k, p_v, p_g, p_do, p_h, scale, i_chunk, i_b, T, H, o_k,
+            K, V, BT, BK, BV, GATED, DOT, PRECISION,
+        )  # fmt: skip
+        b_y = _from_later(
+            b_y, b_half, p_q, p_v, p_g, p_do, p_h, scale, i_chunk, i_b, n_blocks, T, H, o_k,
+            K, V, BT, BK, BV, GATED, DOT, PRECISION,
+        )  # fmt: skip
+        b_da = scores_gradient(p_do, p_v, scale, i_row, i_row, T, H * V, V, BT, BV, DOT, PRECISION)
+    b_da = tl.where(o_r[:, None] >= o_r[None, :], b_da, 0.0)
+    b_k = load_tile(p_k, i_row, T, H * K, o_k, K, BT)
+    if GATED:
+        b_c = centred_decay(p_g, i_row, T, H * K, o_k, K, BT, DOT)
+        b_kc = b_k.to(tl.float32) * tl.exp2(-b_c)
+        b_x = dot_rows(b_da, b_kc, b_x, GATED, DOT, PRECISION)
+        store_tile(p_dq, b_x * tl.exp2(b_c), i_row, T, H * K, o_k, K, BT)
+        b_kc = fine(b_kc, DOT, PRECISION)
+        if SINGLE:
+            b_phi = b_phi * tl.exp2(2.0 * b_half) + tl.sum(b_kc * b_y, axis=0)
+        b_qc = load_tile(p_q, i_row, T, H * K, o_k, K, BT).to(tl.float32) * tl.exp2(b_c)
+        b_y = dot_rows(tl.trans(b_da), b_qc, b_y, GATED, DOT, PRECISION)
+        store_tile(p_dk, b_y * tl.exp2(-b_c), i_row, T, H * K, o_k, K, BT)
+        b_diff = fine(b_qc, DOT, PRECISION) * b_x - b_kc * b_y
+        b_dg = sums_from(b_diff, BT, DOT, PRECISION) + b_phi[None, :]
+        store_tile(p_dg, b_dg, i_row, T, H * K, o_k, K, BT)
+        if not SINGLE:
+            b_phi += tl.sum(b_diff, axis=0)
+    else:
+        b_x = dot_rows(b_da, b_k, b_x, GATED, DOT, PRECISION)
+        store_tile(p_dq, b_x, i_row, T, H * K, o_k, K, BT)
+        b_q = load_tile(p_q, i_row, T, H * K, o_k, K, BT)
+        b_y = dot_rows(tl.trans(b_da), b_q, b_y, GATED, DOT, PRECISION)
+        store_tile(p_dk, b_y, i_row, T, H * K, o_k, K, BT)
+    return b_phi, b_after + 2.0 * b_half
+
+
+@triton.jit
+def _phi_at_end(
+    p_k, p_v, p_g, p_s, p_ds, p_h, i_chunk, n_blocks, T, H, o_k,
+    K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    DOT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Phi at the end of a chunk of several row blocks [BK]."""
+    b_phi = tl.zeros([BK], dtype=tl.float32)
+    b_after = tl.zeros([BK], dtype=tl.float32)
+    for i_up in tl.range(0, n_blocks, num_stages=1):
+        i_b = n_blocks - 1 - i_up
+        i_row = i_chunk + i_b * BT
+        b_half = load_half(p_h, i_b, o_k, K)
+        b_kc = fine(_centred(p_k, p_g, i_row, T, H * K, o_k, -1, K, BT, True, DOT), DOT, PRECISION)
+        b_y = through_state(p_v, p_ds, i_row, T, H * V, o_k, K, V, BT, BK, BV, DOT, PRECISION)
+        b_phi += tl.sum(b_kc * (b_y * tl.exp2(b_after + b_half)[None, :]), axis=0)
+        b_after += 2.0 * b_half
+    return b_phi + crossing(p_s, p_ds, o_k, K, V, BK, BV) * tl.exp2(b_after)
+
+
+@triton.jit(do_not_specialize=["T", "n_blocks", "n_here", "first_chunk", "n_stored"])
+def grad_qk_kernel(
+    p_q, p_k, p_v, p_g, p_do, p_s, p_ds, p_h, p_dq, p_dk, p_dg, scale, T, H, n_blocks, n_here, first_chunk, n_stored,
+    K: tl.constexpr, V: tl.constexpr, CHUNK: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    GATED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """dq, dk and dg [B, T, H, K] of n_here chunks from first_chunk on.
+
+    p_s [B*H, n_stored, K, V]: the state before each of them; p_ds, the same: the gradient of the state after it.
+    p_h [B*H, n_blocks, K]: log2 of half of each row block's decay, from the sequence's start.
+    """
+    NK: tl.constexpr = (K + BK - 1) // BK
+    SINGLE: tl.constexpr = CHUNK == BT
+    i_p = tl.program_id(0)
+    i_k, i_c, i_bh = i_p % NK, (i_p // NK) % n_here, (i_p // (NK * n_here)).to(tl.int64)
+    o_k = i_k * BK + tl.arange(0, BK)
+    i_row0 = (i_bh // H) * T * H + i_bh % H
+    p_q, p_k, p_v = p_q + i_row0 * K, p_k + i_row0 * K, p_v + i_row0 * V
+    p_do, p_dq, p_dk = p_do + i_row0 * V, p_dq + i_row0 * K, p_dk + i_row0 * K
+    i_state = (i_bh * n_stored + i_c) * K * V
+    p_s, p_ds = p_s + i_state, p_ds + i_state
+    i_chunk = (first_chunk + i_c) * CHUNK
+    n_own = 1 if SINGLE else tl.cdiv(tl.minimum(T - i_chunk, CHUNK), BT)
+    mild = True
+    if GATED:
+        p_g, p_dg = p_g + i_row0 * K, p_dg + i_row0 * K
+        p_h += (i_bh * n_blocks + i_chunk // BT) * K
+        mild = are_mild(p_h, 0, n_own, o_k, K)
+    if mild:
+        b_phi = tl.zeros([BK], dtype=tl.float32)
+        b_after = tl.zeros([BK], dtype=tl.float32)
+        if SINGLE:
+            _row_block(
+                p_q, p_k, p_v, p_g, p_do, p_s, p_ds, p_h, p_dq, p_dk, p_dg, b_phi, b_after, scale, i_chunk, 0, 1,
+                T, H, o_k, K, V, True, BT, BK, BV, GATED, DOT, PRECISION,
+            )  # fmt: skip
+        else:
+            if GATED:
+                b_phi += _phi_at_end(
+                    p_k, p_v, p_g, p_s, p_ds, p_h, i_chunk, n_own, T, H, o_k, K, V, BT, BK, BV, DOT, PRECISION
+                )
+            for i_up in tl.range(0, n_own, num_stages=1):
+                b_phi, b_after = _row_block(
+                    p_q, p_k, p_v, p_g, p_do, p_s, p_ds, p_h, p_dq, p_dk, p_dg, b_phi, b_after, scale, i_chunk,
+                    n_own - 1 - i_up, n_own, T, H, o_k, K, V, False, BT, BK, BV, GATED, DOT, PRECISION,
+                )  # fmt: skip
+    elif GATED:
+        any_gate_grad_qk(
+            p_q, p_k, p_v, p_g, p_do, p_s, p_ds, p_dq, p_dk, p_dg, scale, i_chunk, T, H, o_k,
+            K, V, CHUNK, BK, BV, DOT, PRECISION,
+        )  # fmt: skip
