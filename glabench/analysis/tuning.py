@@ -19,7 +19,7 @@ from glabench.analysis.load import device_name
 from glabench.analysis.statistics import Estimate, estimate, geometric_mean
 from glabench.tune.record import Finalist, Trial, Tuning
 
-PASSES = ("states", "output", "grad_states", "grad_q", "grad_k", "grad_v")  # in the order in which they run
+PASSES = ("states", "output", "grad_states", "grad_qk", "grad_v")  # in the order in which they run
 FEWEST = 5  # candidates of a pass that a rank correlation needs
 SIZES = ("B", "T", "H", "K", "V")
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gla_kernels.launch import Launch
 
 KINDS = ("inputs", "outputs", "gradients", "states", "saved", "workspace")
-STATE_FUNCTIONS = {"_states", "_grad_states", "state_buffer"}  # of gla_kernels.chunk, which allocate states
+STATE_FUNCTIONS = {"state_buffer", "boundary_buffer"}  # of gla_kernels.chunk, which allocate states
 
 # What our kernels' tensors are to the call; inputs and outputs follow from its shape, states go by who writes them.
 MODEL_KINDS = {
@@ -32,6 +32,7 @@ MODEL_KINDS = {
     "p_dg": "gradients",
     "p_ds0": "gradients",
     "p_qdq": "workspace",
+    "p_h": "workspace",
 }
 STATE_TENSORS = {"states": "p_s", "grad_states": "p_ds"}
 
@@ -119,13 +120,13 @@ def model(system: System, case: Case, arch: str) -> dict[str, int] | None:
 
 def _tensors(launches: Sequence[Launch]) -> dict[str, int]:
     """Bytes by kind of the launches' tensors, each counted once."""
-    kinds, seen = dict.fromkeys(KINDS, 0), set[str]()
+    kinds, seen = dict.fromkeys(KINDS, 0), set[int]()
     for launch in launches:
         own = {STATE_TENSORS[launch.step]: "states"} if launch.step in STATE_TENSORS else {}
         for name, kind in (MODEL_KINDS | own).items():
             tensor = launch.args.get(name)
-            if isinstance(tensor, torch.Tensor) and name not in seen:
-                seen.add(name)
+            if isinstance(tensor, torch.Tensor) and id(tensor) not in seen:
+                seen.add(id(tensor))
                 kinds[kind] += tensor.numel() * tensor.element_size()
     return kinds
 

@@ -56,8 +56,7 @@ def tile(kernel: Kernel) -> str:
         return UNKNOWN
     size = f"{values['BT']}×{values['BK']}×{values['BV']} {kernel.fact('num_warps')}w {kernel.fact('num_stages')}s"
     dtype = [] if kernel.workload["dtype"] == "bf16" else [kernel.workload["dtype"]]
-    walks = ["w/o m."] if values.get("WALK") else []
-    return ", ".join([size, *dtype, *walks, *([] if values["GATED"] else ["no gate"])])
+    return ", ".join([size, *dtype, *([] if values["GATED"] else ["no gate"])])
 
 
 def _shown(value: int | None) -> str:

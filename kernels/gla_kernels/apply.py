@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
@@ -23,8 +25,13 @@ def launches_of(work: Workload, plan: Plan, initial_state: bool = False) -> dict
     """The launches of the workload's direction by pass, in order, on meta tensors: of a pass that is launched several
     times, over slices of a long sequence, the first over a slice. ``initial_state``: of a call that is given a state.
     None asks for the final one."""
+    return by_pass(all_launches(work, plan, initial_state))
+
+
+def by_pass(launches: Iterable[Launch]) -> dict[str, Launch]:
+    """Of launches in order, one of each pass: see `launches_of`."""
     found: dict[str, Launch] = {}
-    for launch in all_launches(work, plan, initial_state):
+    for launch in launches:
         known = found.get(launch.step)
         if known is None or known.constexprs != launch.constexprs:  # first over the whole sequence, then by slices
             found[launch.step] = launch

@@ -6,69 +6,15 @@ lanes are computed too). Left out are rows of a tile's width such as a block's w
 count; additions to a product, which tensor cores do; negations, casts and rounding to tf32, masks, addresses.
 
 Where a program loads the same tile twice in one block of code, or takes the same exponentials, once counts: the
-compiler merges them. Diagonal blocks of scores are counted as their fast path, which `gates.is_mild` chooses; how many
-take the other one depends on the gates.
+compiler merges them. What a loop does is counted in each of its iterations. Row blocks are counted as mild
+(`gates.mild_block`, `products.are_mild`); how many take the other path depends on the gates.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from .counting import Count
-
-
-def _to_end(c: Count, blocks: int, rows: int) -> None:
-    """gates.decay_to_end and its exponential: all rows but each block's first."""
-    c.load(rows - blocks, "g", again=True)
-    if c.s.gated:
-        c.exps += blocks * c.s.keys
-        c.vector += 2 * blocks * c.s.keys
-
-
-def _decayed_keys(c: Count, blocks: int, rows: int) -> None:
-    """gates.decayed_keys."""
-    c.load(rows, "k", "g")
-    _to_end(c, blocks, rows)
-    if c.s.gated:
-        c.vector += 3 * blocks * c.s.keys
-
-
-def _decayed_queries(c: Count, blocks: int, rows: int) -> None:
-    """gates.decayed_queries."""
-    c.load(rows, "q", "g")
-    if c.s.gated:
-        c.exps += blocks * c.s.keys
-        c.vector += 4 * blocks * c.s.keys
-
-
-def _decay(c: Count, times: int) -> None:
-    """gates.decay of a tile of keys."""
-    if c.s.gated:
-        c.exps += times * c.s.BK
-        c.vector += times * c.s.keys
-
-
-def _advance(c: Count) -> None:
-    """states.advance, over the whole sequence."""
-    s = c.s
-    _decayed_keys(c, s.blocks, s.T)
-    c.load(s.T, "v")
-    c.dot(s.blocks, s.keys * s.BV)
-    if s.gated:
-        c.exps += s.blocks * s.BK
-        c.vector += s.blocks * s.state
-
-
-def _retreat(c: Count) -> None:
-    """states.retreat, over the whole sequence."""
-    s = c.s
-    _decayed_queries(c, s.blocks, s.T)
-    c.load(s.T, "do")
-    c.dot(s.blocks, s.keys * s.BV)
-    c.vector += 2 * s.blocks * s.state
-    if s.gated:
-        c.exps += s.blocks * s.BK
-        c.vector += s.blocks * s.state
+from .counting import HALVES, Count
 
 
 def _start(c: Count, given: str, name: str, count: int = 1) -> None:
@@ -78,169 +24,217 @@ def _start(c: Count, given: str, name: str, count: int = 1) -> None:
         c.vector += count * c.s.state
 
 
+def _summed_gates(c: Count, times: int, along_rows: int) -> None:
+    """Sums over tiles of gates: one product with a triangle, or so many operations along the rows."""
+    s = c.s
+    if s.gate_products:
+        c.gate_products += 2 * times * s.gate_products * s.scores * s.BK
+        # log2(e), and what cuts float32 gates into three parts
+        c.vector += times * (3 if s.gate_products == 3 else 1) * s.keys
+    else:
+        c.vector += times * along_rows * s.keys
+
+
+def _centred(c: Count, times: int) -> None:
+    """gates.centred_decay: log2(e), the running sum and the whole one, and their difference."""
+    _summed_gates(c, times, 4)
+
+
+def _half_product(c: Count, times: int, multiplied: int) -> None:
+    """tiles.dot_half, whose left operand is a tile of scores."""
+    s = c.s
+    c.dot(times * (2 if s.halved else 1), multiplied)
+    c.vector += times * s.scores * s.halved
+
+
+def _rows_product(c: Count, times: int) -> None:
+    """products.dot_rows: scores' gradients and a tile of keys."""
+    s = c.s
+    if not s.gated:
+        _half_product(c, times, s.scores * s.BK)
+    elif s.halved:
+        c.dot(3 * times, s.scores * s.BK)
+        c.vector += times * (s.scores + s.keys)
+    else:
+        c.dot(times, s.scores * s.BK, wide=True)
+
+
 def _states(c: Count) -> None:
     s = c.s
-    _start(c, "HAS_S0", "s0")
-    c.store_states(s.segments if s.T else 0, "s")
-    _advance(c)
+    _start(c, "HAS_S0", "s0", s.segments)
+    c.store_states(-(-s.T // s.every), "s")
+    c.load(s.T, "k", "v", "g")
+    if s.gated:
+        if not s.gate_products:  # gates.decay_to_end: all rows but each block's first
+            c.load(s.T - s.blocks, "g", again=True)
+        _summed_gates(c, s.blocks, 2)
+        c.exps += s.blocks * (s.keys + s.BK)
+        c.vector += s.blocks * (2 * s.keys + s.state)  # the whole decay; of the keys, of the state
+        if s.constexprs["STORE_H"]:
+            c.store(s.blocks, HALVES)
+    c.dot(s.blocks, s.keys * s.BV)
     c.store_states(s.constexprs["STORE_ST"], "st")
 
 
 def _grad_states(c: Count) -> None:
     s = c.s
-    _start(c, "HAS_DST", "dst")
-    c.store_states(s.segments if s.T else 0, "ds")
-    _retreat(c)
-    c.store_states(s.constexprs["STORE_DS0"], "ds0")
-
-
-def _scores(c: Count) -> None:
-    """Products and diagonal scores of a row block in output and grad_v, whose own keys or queries are decayed."""
-    s = c.s
-    if s.gated:
-        c.exps += 2 * s.blocks * s.keys  # scores.diagonal_scores: towards its middle and away from it
-        c.vector += 3 * s.blocks * s.keys
-    c.dot(s.blocks, s.scores * s.BK, s.gated)
-    c.dot(s.blocks, s.scores * s.BV)
-    _decay(c, s.blocks)
+    _start(c, "HAS_DST", "dst", s.segments)
+    c.store_states(-(-s.T // s.every), "ds")
+    c.load(s.T, "q", "do", "g")
+    c.load_halves(s.blocks)
     c.dot(s.blocks, s.keys * s.BV)
-
-
-def _score_pairs(c: Count, pairs: int) -> None:
-    """Products of pairs of row blocks in output and grad_v."""
-    s = c.s
-    _decay(c, pairs)
-    c.dot(pairs, s.scores * s.BK, s.wide)
-    c.dot(pairs, s.scores * s.BV)
+    if s.gated:
+        _summed_gates(c, s.blocks, 2)  # products.decay_from_start
+        c.exps += s.blocks * (s.keys + s.BK)
+        c.vector += s.blocks * (2 * s.keys + s.state)
+    else:
+        c.vector += 2 * s.blocks * s.state  # the scale, the sum
+    c.store_states(s.constexprs["STORE_DS0"], "ds0")
 
 
 def _output(c: Count) -> None:
     s = c.s
-    pairs = s.pairs(s.T)
-    _start(c, "HAS_S", "s", s.segments)
-    c.load(s.T, "k", "v")
-    _decayed_queries(c, s.blocks, s.T)
-    _scores(c)
-    _decayed_keys(c, pairs, pairs * s.BT)
-    c.load(pairs * s.BT, "v")
-    _score_pairs(c, pairs)
+    blocks, pairs = s.blocks * s.in_k, s.pairs(s.T) * s.in_k  # times that a tile of keys is worked on
+    c.load_halves(s.blocks)
+    c.load_halves(s.blocks + s.pairs(s.T), again=True)
+    c.load(s.T, "q", "k", "v", "g")
+    c.load_states(s.blocks, "s", s.chunks)
+    if s.gated:
+        _centred(c, blocks)
+        c.exps += blocks * (2 * s.keys + s.BK)
+        c.vector += 3 * blocks * s.keys
+    c.dot(blocks, s.scores * s.BK, s.gated)
+    c.dot(blocks, s.keys * s.BV)
+    _half_product(c, s.blocks, s.scores * s.BV)
+    if not s.single:
+        c.load(s.later_rows(), "q", "g", again=True)
+        c.load(s.pairs(s.T) * s.BT, "k", "v")
+        c.load(s.pairs(s.T) * (s.BT if s.gate_products else s.BT - 1), "g")
+        c.load_halves(s.pairs(s.T) + s.blocks_between(), again=True)
+        if s.gated:
+            _centred(c, pairs)
+            _summed_gates(c, pairs, 2)  # gates.after_rows
+            c.exps += 2 * pairs * s.keys
+            c.vector += 4 * pairs * s.keys
+        c.dot(pairs, s.scores * s.BK, s.wide)
+        _half_product(c, s.pairs(s.T), s.scores * s.BV)
     c.vector += s.blocks * s.values  # the scale
     c.store(s.T, "o")
-    if s.walk:
-        _advance(c)
-    c.store_states(s.constexprs["STORE_ST"], "st")
 
 
 def _grad_v(c: Count) -> None:
     s = c.s
-    pairs, rows = s.pairs(s.T), s.later_rows()
-    _start(c, "HAS_DS", "ds", s.segments)
-    c.load(s.T, "q", "do")
-    _decayed_keys(c, s.blocks, s.T)
+    blocks, pairs = s.blocks * s.in_k, s.pairs(s.T) * s.in_k
+    c.load_halves(s.blocks)
+    c.load_halves(s.blocks + 2 * s.pairs(s.T), again=True)
+    c.load(s.T, "q", "k", "g", "do")
+    c.load_states(s.blocks, "ds", s.chunks)
     if s.gated:
-        c.vector += s.blocks * s.keys  # the running sum of the block's gates
-    _scores(c)
-    _decayed_queries(c, pairs, rows)
-    c.load(rows, "do")
-    _score_pairs(c, pairs)
-    c.vector += (s.blocks + pairs) * s.scores  # the scale
+        _centred(c, blocks)
+        c.exps += blocks * (2 * s.keys + s.BK)
+        c.vector += 3 * blocks * s.keys
+    c.dot(blocks, s.scores * s.BK, s.gated)
+    c.dot(blocks, s.keys * s.BV)
+    if not s.single:
+        c.load(s.later_rows(), "q", "g")
+        c.load(s.in_k * s.later_rows(), "do")
+        if s.gated:
+            _centred(c, pairs)
+            c.exps += pairs * (s.keys + s.BK)
+            c.vector += 2 * pairs * s.keys
+        c.dot(pairs, s.scores * s.BK, s.wide)
+        c.vector += pairs * s.scores  # the scale
+        _half_product(c, pairs, s.scores * s.BV)
+    c.vector += s.blocks * s.scores
+    _half_product(c, s.blocks, s.scores * s.BV)
     c.store(s.T, "dv")
-    if s.walk:
-        _retreat(c)
-    c.store_states(s.constexprs["STORE_DS0"], "ds0")
 
 
-def _grad_scores(c: Count) -> None:
-    """What grad_q and grad_k do alike with a row block, diagonal scores and the state included."""
+def _through_state(c: Count, rows: str, state: str) -> None:
+    """products.through_state, of every row block."""
     s = c.s
-    c.load(s.T, "q", "k", "v", "do", "g")
-    c.dot(s.blocks * (2 if s.exact else 1), s.keys * s.BV)  # tiles.dot_state
-    c.vector += s.blocks * (s.state if s.exact else 0)
-    _decay(c, s.blocks)
-    c.dot(s.blocks, s.scores * s.BV)
-    c.dot(s.blocks, s.scores * s.BK, s.gated)
-    c.vector += s.blocks * (2 * s.scores + 2 * s.keys)  # the scale, the diagonal's own rows
+    c.load(s.T, rows)
+    c.load_states(s.blocks, state, s.chunks)
+    c.dot(s.blocks * s.in_v, s.keys * s.BV)
+
+
+def _frame(c: Count, times: int) -> None:
+    """grad_qk._centred, but for its loads: a tile of keys in the frame of its block's middle."""
+    if c.s.gated:
+        _centred(c, times)
+        c.exps += times * c.s.keys
+        c.vector += 2 * times * c.s.keys  # the sign; the keys
+
+
+def _phi_at_end(c: Count) -> None:
+    """grad_qk._phi_at_end, of every chunk."""
+    s = c.s
+    c.load(s.T, "k", "g")
+    c.load_halves(s.blocks, again=True)
+    _frame(c, s.blocks)
+    _through_state(c, "v", "ds")
+    c.exps += s.blocks * s.BK
+    c.vector += s.blocks * (3 + 2 * s.halved) * s.keys  # tiles.fine, too
+    c.load_states(s.chunks, "s")
+    c.load_states(s.chunks, "ds")
+    c.exps += s.chunks * s.BK
+    c.vector += 2 * s.chunks * s.in_v * s.state
+
+
+def _gradient_pairs(c: Count) -> None:
+    """What each row block in grad_qk gets from those before it and from those after it."""
+    s = c.s
+    pairs, earlier, later = s.pairs(s.T), s.pairs(s.T) * s.BT, s.later_rows()
+    c.load(2 * later, "do")
+    c.load(2 * earlier, "v")
+    c.load(earlier, "k", "g")
+    c.load(later, "q", "g")
+    c.load_halves(2 * pairs, again=True)
+    c.dot(2 * pairs * s.in_v, s.scores * s.BV)
+    c.vector += 2 * pairs * s.scores  # the scale
+    _frame(c, 2 * pairs)
+    _rows_product(c, 2 * pairs)
     if s.gated:
+        c.exps += 2 * pairs * s.BK
+        c.vector += 4 * pairs * s.keys
+
+
+def _grad_qk(c: Count) -> None:
+    s = c.s
+    c.load_halves(s.blocks)
+    c.load_halves(s.blocks, again=True)
+    if s.gated and not s.single:
+        _phi_at_end(c)
+    _through_state(c, "do", "s")
+    _through_state(c, "v", "ds")
+    c.dot(s.blocks * s.in_v, s.scores * s.BV)
+    c.vector += s.blocks * (s.scores + s.keys)  # the scale
+    if not s.single:
+        c.load(s.T, "do", "v", again=True)
+        c.load_halves(s.pairs(s.T), again=True)
+        _gradient_pairs(c)
+    c.load(s.T, "k", "q", "g")
+    _rows_product(c, 2 * s.blocks)
+    if s.gated:
+        c.exps += 2 * s.blocks * s.BK  # of what enters and of what leaves
+        # these decays, rows in the block's frame and out of it again, their difference, Phi
+        c.vector += 10 * s.blocks * s.keys
+        _centred(c, s.blocks)
         c.exps += 2 * s.blocks * s.keys
-        # the block's decay 3, the rows' 1, what enters and its q dq 3, scores.diagonal_grad_q 5, its sum with that 1
-        c.vector += (13 + (0 if s.single else 2)) * s.blocks * s.keys
-
-
-def _grad_score_pairs(c: Count, pairs: int) -> None:
-    """Products of pairs of row blocks in grad_q and grad_k."""
-    s = c.s
-    c.dot(pairs, s.scores * s.BV)
-    c.dot(pairs, s.scores * s.BK, s.wide)
-    c.vector += pairs * s.scores
-    _decay(c, pairs)
-    if s.gated:
-        c.vector += pairs * s.keys
-
-
-def _grad_q(c: Count) -> None:
-    s = c.s
-    pairs = s.pairs(s.T)
-    _start(c, "HAS_S", "s", s.segments)
-    _grad_scores(c)
-    c.vector += s.blocks * s.keys  # the scale of what enters
-    if s.gated:
-        c.exps += s.blocks * s.keys
-        c.vector += s.blocks * s.keys  # q dq of what enters and of the block itself
-        c.store(s.T, "qdq")
-    else:
-        c.vector += s.blocks * s.keys
-    _decayed_keys(c, pairs, pairs * s.BT)
-    c.load(pairs * s.BT, "v")
-    _grad_score_pairs(c, pairs)
-    c.store(s.T, "dq")
-    if s.walk:
-        _advance(c)
-
-
-def _grad_k(c: Count) -> None:
-    s = c.s
-    pairs, rows = s.pairs(s.T), s.later_rows()
-    _start(c, "HAS_DS", "ds", s.segments)
-    if s.gated:
-        _gate_carry(c)
-    _grad_scores(c)
-    if s.gated:
-        c.load(s.T, "qdq")
-        _to_end(c, s.blocks, s.T)
-        c.vector += 5 * s.blocks * s.keys  # the gates' gradient
+        if s.single:
+            c.vector += 2 * s.blocks * s.in_v * s.state
+        _sums_from(c)
+        c.vector += 2 * s.halved * s.blocks * s.keys  # tiles.fine, of what was already cut in two
         c.store(s.T, "dg")
-    elif s.exact:
-        c.vector += s.blocks * s.keys
-    _decayed_queries(c, pairs, rows)
-    c.load(rows, "do")
-    _grad_score_pairs(c, pairs)
-    c.store(s.T, "dk")
-    if s.walk:
-        _retreat(c)
+    c.store(s.T, "dq", "dk")
 
 
-def _gate_carry(c: Count) -> None:
-    """What the gates' gradient starts from at a segment's end: sums of products of states, and of k dk."""
+def _sums_from(c: Count) -> None:
+    """products.sums_from, of every row block: of two operands but for float32."""
     s = c.s
-    if s.walk:
-        read = s.segments - 1 if s.constexprs["HAS_DS"] and s.constexprs["HAS_S"] else 0
-        last = 1 if s.constexprs["HAS_DS"] and s.constexprs["HAS_ST"] else 0
-        c.load_states(read, "s")
-        c.load_states(last, "st")
-        c.vector += 2 * (read + last) * s.state
-        return
-    c.load_states(s.segments, "s")
-    c.vector += 2 * s.segments * s.state
-    if s.single:
-        c.exps += s.blocks * s.BK
-        c.vector += s.blocks * s.keys
-    else:
-        _decayed_keys(c, s.blocks, s.T)
-        c.load(s.T, "v")
-        c.dot(s.blocks, s.keys * s.BV)
-        _decay(c, s.blocks)
-        c.exps += s.segments * s.BK
-        c.vector += 2 * s.blocks * s.keys
+    twice = s.halved or s.precision == "tf32"
+    c.dot(s.blocks * (2 if twice else 1), s.scores * s.BK, not s.halved)
+    c.vector += s.blocks * twice * s.keys
 
 
 # --- The recurrent kernels: token by token ----------------------------------------------------------------------------
@@ -315,8 +309,7 @@ KERNELS: dict[str, Callable[[Count], None]] = {
     "states": _states,
     "output": _output,
     "grad_states": _grad_states,
-    "grad_q": _grad_q,
-    "grad_k": _grad_k,
+    "grad_qk": _grad_qk,
     "grad_v": _grad_v,
     "recurrent_output": _recurrent_output,
     "recurrent_grad_q": _recurrent_grad_q,

@@ -33,9 +33,9 @@ BASE = (
 )  # fmt: skip
 LIVE_KNOTS = (32, 64, 96, 128, 192, 256)  # float32 numbers a thread: where the effect of more of them may bend
 EFFECTS = (
-    "one", "warps_8", "stages_2", "stages_3", "rows_16", "rows_32", "single", "full", "walk",
+    "one", "warps_8", "stages_2", "stages_3", "rows_16", "rows_32", "single", "full",
     *(f"live_{knot}" for knot in LIVE_KNOTS), "log2_block_k", "log2_block_v",
-    "warps_8_rows_16", "warps_8_rows_32", "stages_2_walk", "stages_2_single",
+    "warps_8_rows_16", "warps_8_rows_32", "stages_2_single",
 )  # fmt: skip
 
 
@@ -65,13 +65,13 @@ def _base(work: Work, live: float, num_warps: int, sms: int) -> list[float]:
 
 def _effects(launch: Launch, live: float) -> list[float]:
     flags = launch.constexprs
-    walk, single = bool(flags.get("WALK", False)), bool(flags.get("SINGLE", True))
-    warps_8, stages_2, rows = launch.num_warps == 8, launch.num_stages == 2, flags["BT"]
+    single = flags.get("CHUNK", rows := flags["BT"]) == rows and bool(flags.get("SINGLE", True))
+    warps_8, stages_2 = launch.num_warps == 8, launch.num_stages == 2
     values = [
-        1, warps_8, stages_2, launch.num_stages == 3, rows == 16, rows == 32, single, flags.get("FULL", False), walk,
+        1, warps_8, stages_2, launch.num_stages == 3, rows == 16, rows == 32, single, flags.get("FULL", False),
         *(max(0.0, math.log2(max(live, 1.0) / knot)) for knot in LIVE_KNOTS),
         math.log2(flags["BK"]), math.log2(flags["BV"]),
-        warps_8 and rows == 16, warps_8 and rows == 32, stages_2 and walk, stages_2 and single,
+        warps_8 and rows == 16, warps_8 and rows == 32, stages_2 and single,
     ]  # fmt: skip
     return [float(value) for value in values]
 

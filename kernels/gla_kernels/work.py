@@ -11,7 +11,7 @@ from typing import Any
 
 import triton.language as tl
 
-from .counting import ROWS_OF_K, ROWS_OF_V, Count, Sizes
+from .counting import HALVES, ROWS_OF_K, ROWS_OF_V, Count, Sizes
 from .counts import KERNELS
 from .launch import Launch
 
@@ -37,9 +37,9 @@ class Traffic:
 class Work:
     """Counts of a whole launch.
 
-    tensor_flops: FLOP of tensor-core products by operand type as the hardware sees it, "bf16" and "tf32"; "fp32" are
-    those in full float32, which CUDA cores do. vector_flops: float32 operations on tiles. exps: exponentials. traffic:
-    by tensor, named as in the kernel without the ``p_``; only those that are touched.
+    tensor_flops: FLOP of tensor-core products by operand type as the hardware sees it, "bf16" (sums of gates in float16
+    too) and "tf32"; "fp32" are those in full float32, which CUDA cores do. vector_flops: float32 operations on tiles.
+    exps: exponentials. traffic: by tensor, named as in the kernel without the ``p_``; only those that are touched.
     For the cost model: blocks and pairs, row blocks and pairs of them that the longest program goes through in turn;
     live, float32 numbers that a program keeps in registers from block to block or within one.
     For `hbm_bytes`: revisited_bytes, read from HBM if rows never stayed in the L2 until a program comes back to them;
@@ -103,8 +103,8 @@ def work_of(launch: Launch) -> Work:
         vector_flops=c.vector * s.tiles * s.heads,
         exps=c.exps * s.tiles * s.heads,
         traffic=_traffic(s, c, size),
-        blocks=-(-s.longest // s.BT),
-        pairs=s.pairs(s.longest),
+        blocks=s.turns,
+        pairs=s.turn_pairs,
         live=_live(s, launch.step),
         revisited_bytes=revisited,
         window_bytes=_window_bytes(s, c, size),
@@ -140,6 +140,7 @@ def residents(work: Work, num_warps: int) -> int:
 
 def _tensor_flops(s: Sizes, c: Count) -> dict[str, int]:
     programs, flops = s.tiles * s.heads, {"bf16": 0, "tf32": 0, "fp32": 0}
+    flops["bf16"] += c.gate_products * programs
     if c.products or c.wide_products:
         kind, times = TENSOR_PRODUCTS[s.constexprs["PRECISION"]]
         flops[kind] += times * c.wide_products * programs
@@ -156,25 +157,27 @@ def _traffic(s: Sizes, c: Count, size: dict[str, int]) -> dict[str, Traffic]:
     found = {}
     for name, count in c.read.items():
         written = c.written.get(name, 0)
-        found[name] = Traffic(size[name] * _once(s, name, count), size[name] * written, size[name] * (count + written))
+        found[name] = Traffic(size[name] * _once(s, c, name), size[name] * written, size[name] * (count + written))
     for name, count in c.written.items():
         if name not in c.read:
             found[name] = Traffic(0, size[name] * count, size[name] * count)
     return found
 
 
-def _once(s: Sizes, name: str, read: int) -> int:
-    """Elements of a head's tensor that are read at all: all its rows, or the states that are read, once each anyway."""
+def _once(s: Sizes, c: Count, name: str) -> int:
+    """Elements of a head's tensor that are read at all: all its rows in the slice, or different states, once each."""
     if name in ROWS_OF_K:
         return s.T * s.K
-    return s.T * s.V if name in ROWS_OF_V else read
+    if name == HALVES:
+        return s.blocks * s.K
+    return s.T * s.V if name in ROWS_OF_V else c.states[name]
 
 
 def _sharing(s: Sizes, name: str) -> int:
     """How many programs read the same rows of a tensor."""
-    if name in ROWS_OF_K:
-        return s.in_v
-    return s.in_k if name in ROWS_OF_V else 1
+    if name in ROWS_OF_K or name == HALVES:
+        return s.over_v
+    return s.over_k if name in ROWS_OF_V else 1
 
 
 def _window_bytes(s: Sizes, c: Count, size: dict[str, int]) -> float:
@@ -183,14 +186,14 @@ def _window_bytes(s: Sizes, c: Count, size: dict[str, int]) -> float:
         return 0.0
     names = [name for name in {**c.read, **c.written} if name in ROWS_OF_K or name in ROWS_OF_V]
     row = sum(size[name] * (s.K if name in ROWS_OF_K else s.V) for name in names) / s.heads
-    return min(s.chunk, s.T) * row / s.tiles
+    return min(s.chunk, s.T) * row / (s.tiles * s.by_block)
 
 
 def _live(s: Sizes, step: str) -> int:
     if step in ("states", "grad_states"):
         return s.state + s.keys
     if step in ("output", "grad_v"):
-        return s.scores + s.values + 2 * s.keys + s.walk * s.state
-    if step in ("grad_q", "grad_k"):
-        return s.scores + (5 if step == "grad_k" else 4) * s.keys + s.walk * s.state
+        return s.scores + s.values + 2 * s.keys
+    if step == "grad_qk":
+        return s.scores + 5 * s.keys
     return s.state

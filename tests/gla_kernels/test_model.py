@@ -9,7 +9,7 @@ from itertools import product
 import pytest
 
 from gla_kernels import KernelConfig, Plan, Schedule, Tile, Workload, chunk, default_config, model
-from gla_kernels.apply import launches_of
+from gla_kernels.apply import all_launches, launches_of
 from gla_kernels.config import schedules
 from gla_kernels.work import work_of
 
@@ -27,16 +27,17 @@ def compiled(monkeypatch):
 def plan(schedule: Schedule, block_t: int = 64, states: Tile = Tile(64, 64)) -> Plan:  # noqa: B008 (frozen)
     """Tiles that divide K and V, so that counts can be done by hand."""
     whole_k, whole_v = Tile(K, 64), Tile(64, V)
-    return Plan(schedule, KernelConfig(block_t, states, whole_k, states, whole_v, whole_v, whole_k))
+    return Plan(schedule, KernelConfig(block_t, states, whole_k, states, whole_v, whole_k))
 
 
 def test_states_are_one_product_a_row_block():
     work = work_of(launches_of(FWD, plan(Schedule(64)))["states"])
     assert work.programs == B * H * 2 * 4  # tiles of 64 of K and of V
     assert work.blocks == T / 64
-    assert work.tensor_flops == {"bf16": 2 * B * H * T * K * V, "tf32": 0, "fp32": 0}
-    states = B * H * (T // 64) * K * V * 2  # bf16
-    assert work.write_bytes == states
+    gates = 4 * 2 * B * H * T * 64 * K  # their sums, for each tile of values
+    assert work.tensor_flops == {"bf16": 2 * B * H * T * K * V + gates, "tf32": 0, "fp32": 0}
+    states, halves = B * H * (T // 64) * K * V * 2, B * H * (T // 64) * K * 4  # bf16, float32
+    assert work.write_bytes == states + halves
 
 
 def test_scores_and_their_sums_come_once_for_each_tile_of_values():
@@ -44,17 +45,33 @@ def test_scores_and_their_sums_come_once_for_each_tile_of_values():
     assert work.programs == B * H * (T // 64) * 4
     tiles, rows = 4, B * H * T
     assert work.tensor_flops["tf32"] == tiles * rows * 2 * 64 * K  # scores on the diagonal are tf32
-    assert work.tensor_flops["bf16"] == rows * 2 * (64 * V + K * V)
+    assert work.tensor_flops["bf16"] == rows * 2 * (2 * 64 * V + K * V + tiles * 64 * K)  # scores as two halves; gates
     assert work.write_bytes == rows * V * 2
     assert (work.blocks, work.pairs) == (1, 0)
 
 
 def test_pairs_of_row_blocks_are_counted_in_a_chunk_of_several():
-    work = work_of(launches_of(FWD, plan(Schedule(256, 64)))["output"])
-    assert (work.blocks, work.pairs) == (4, 6)
-    walk = work_of(launches_of(FWD, plan(Schedule(256, 64, False)))["output"])
-    assert (walk.blocks, walk.pairs) == (16, 24)
-    assert walk.programs == B * H * 4
+    for materialize in (True, False):
+        found = launches_of(FWD, plan(Schedule(256, 64, materialize)))
+        work = work_of(found["output"])  # a program a row block, at most the fourth of its chunk
+        assert (work.programs, work.blocks, work.pairs) == (B * H * (T // 64) * 4, 1, 3)
+        assert work_of(found["states"]).blocks == T // 64
+    work = work_of(launches_of(BWD, plan(Schedule(256, 64)))["grad_qk"])  # a program a chunk, for dq and for dk
+    assert (work.programs, work.blocks, work.pairs) == (B * H * (T // 256) * 2, 4, 2 * 6)
+
+
+def test_a_launch_over_a_slice_counts_that_slice(monkeypatch):
+    monkeypatch.setattr(chunk, "segments_at_once", lambda *_: 1)
+    long = replace(BWD, T=2 * T + 100)
+    for schedule in (Schedule(64), Schedule(256, 64)):
+        whole = {launch.step: work_of(launch) for launch in all_launches(long, plan(schedule))}
+        part = all_launches(long, plan(replace(schedule, materialize=False)))[2:]  # of slices
+        for step in whole:
+            slices = [work_of(launch) for launch in part if launch.step == step]
+            assert len(slices) == 3
+            assert sum(one.exps for one in slices) == whole[step].exps
+            assert sum(one.vector_flops for one in slices) >= whole[step].vector_flops  # each has a state to start from
+            assert sum(one.tensor_flops["bf16"] for one in slices) == whole[step].tensor_flops["bf16"]
 
 
 def test_without_a_gate_there_are_no_exponentials():

@@ -54,10 +54,16 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int | None, int]]:
     found: list[tuple[str, int | None, int]] = []
 
     def execute(launch: Any) -> None:
-        found.append((launch.step, launch.args.get("chunk"), launch.constexprs["BT"]))
+        found.append((launch.step, chunk_of(launch), launch.constexprs["BT"]))
 
     monkeypatch.setattr(RAN, execute)
     return found
+
+
+def chunk_of(launch: Any) -> int:
+    """The chunk of a launch, as its pass is told."""
+    args = launch.args
+    return int(launch.constexprs.get("CHUNK") or args.get("chunk") or args["every_rows"])
 
 
 def call(inputs: Any, **options: Any) -> None:
@@ -66,13 +72,15 @@ def call(inputs: Any, **options: Any) -> None:
     o.sum().backward()
 
 
-CHUNKS_OF_BOTH = [("output", 32), ("grad_q", 128), ("grad_k", 128), ("grad_v", 128)]
+CHUNKS_OF_BOTH = [
+    ("states", 32), ("output", 32), ("states", 128), ("grad_states", 128), ("grad_qk", 128), ("grad_v", 128)
+]  # fmt: skip
 
 
 def test_a_pair_is_for_forward_and_backward(inputs, ran):
     call(inputs, config=(plan(Schedule(32, 32, False)), plan(Schedule(128, 16, False))))
     assert [(step, chunk) for step, chunk, _ in ran] == CHUNKS_OF_BOTH
-    assert [rows for _, _, rows in ran] == [32, 16, 16, 16]
+    assert [rows for _, _, rows in ran] == [32, 32, 16, 16, 16, 16]
 
 
 def test_one_plan_is_for_both(inputs, ran):
@@ -83,7 +91,7 @@ def test_one_plan_is_for_both(inputs, ran):
 def test_half_a_pair_leaves_the_other_half_to_gla(tables, inputs, ran):
     call(inputs, config=(None, plan(Schedule(128, 16, False))))
     assert [chunk for step, chunk, _ in ran if step == "output"] == [64]
-    assert {chunk for step, chunk, _ in ran if step in ("grad_q", "grad_k", "grad_v")} == {128}
+    assert {chunk for step, chunk, _ in ran if step in ("grad_qk", "grad_v")} == {128}
 
 
 def test_tiles_alone_are_for_both_with_the_schedule_given(inputs, ran):
@@ -102,9 +110,9 @@ def test_tuned_plans_are_what_runs(tables, machine, entry, inputs, ran, monkeypa
     call(inputs)
     assert [(step, chunk) for step, chunk, _ in ran] == CHUNKS_OF_BOTH
     names = launches("gla", **{**shape, "dtype": torch.float32}, capability=90)
-    assert [(launch.step, launch.args["chunk"]) for launch in names] == CHUNKS_OF_BOTH
+    assert [(launch.step, chunk_of(launch)) for launch in names] == CHUNKS_OF_BOTH
     other = launches("gla", **{**shape, "dtype": torch.float32}, capability=80)
-    assert {launch.args["chunk"] for launch in other if "chunk" in launch.args} == {64}
+    assert {chunk_of(launch) for launch in other} == {64}
 
 
 @pytest.mark.parametrize(
@@ -139,11 +147,8 @@ def test_a_config_that_cannot_be_run_is_refused(options, message):
 
 def test_a_plan_for_another_head_dimension_is_refused():
     q, v = torch.zeros(1, 80, 1, 16, requires_grad=True), torch.zeros(1, 80, 1, 24)
-    message = (
-        "config: grad_q cannot run for K=16, V=24: block_v=16: grad_q needs the whole head dimension, padded to 32"
-    )
-    with pytest.raises(ValueError, match=message):
-        gla(q, q, v, q, config=(None, plan(Schedule())))
+    with pytest.raises(ValueError, match="config: states cannot run for K=16, V=24: block_k=32 is more than"):
+        gla(q, q, v, q, config=(None, plan(Schedule(), K=32)))
     with pytest.raises(ValueError, match=r"config: (states|output) cannot run for K=16, V=24: block_k=32 is more than"):
         gla(q, q, v, q, config=plan(Schedule(), K=32).config)
 

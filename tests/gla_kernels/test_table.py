@@ -38,7 +38,7 @@ def test_the_passes_of_a_direction_are_those_that_are_launched(T, materialize):
             work = Workload(direction, 1, T, 1, 16, 16)
             shape = {"B": 1, "T": T, "H": 1, "K": 16, "V": 16, "dtype": torch.bfloat16}
             found = launches("gla", mode=direction, schedule=schedule, **shape)
-            assert steps_of(work, schedule) == tuple(launch.step for launch in found)
+            assert steps_of(work) == tuple(dict.fromkeys(launch.step for launch in found))
 
 
 def test_an_entry_comes_back_as_it_was(entry):
@@ -65,7 +65,6 @@ def test_an_entry_comes_back_as_it_was(entry):
         ("plan.tiles.output", [128, 48, 4, 1], "block_v=48 is no power of two"),
         ("plan.tiles.output", [128, 64, 3, 1], "num_warps=3 is no power of two"),
         ("plan.tiles.output", [128, 64, 4, 99], "num_stages=99 is too large"),
-        ("plan.tiles.output", [64, 64, 4, 1], "output needs the whole head dimension"),
         ("plan.tiles.output", [128, 256, 4, 1], "block_v=256 is more than the head dimension"),
         ("plan.tiles.states", [128], "missing"),
         ("plan.tiles", {}, "tiles: expected states"),
@@ -93,8 +92,8 @@ def test_a_chunk_much_longer_than_the_sequence_is_refused_unless_asked_for(entry
 
 def test_a_plan_of_a_roomier_gpu_is_refused(entry):
     one = entry(K=256, V=256, direction="bwd", dtype="fp32")
-    tile = replace(one.plan.config.grad_q, block_k=128)
-    large = replace(one, plan=replace(one.plan, config=replace(one.plan.config, grad_q=tile)))
+    tile = replace(one.plan.config.grad_qk, block_k=128, block_v=256)
+    large = replace(one, plan=replace(one.plan, config=replace(one.plan.config, grad_qk=tile)))
     assert Entry.from_dict(large.to_dict(), 90) == large
     with pytest.raises(ValueError, match="needs at least 128 KiB of shared memory, a program has 99"):
         Entry.from_dict(large.to_dict(), 86)

@@ -102,5 +102,5 @@ def test_launches_are_what_the_passes_need():
         return [launch.name for launch in found]
 
     assert names("fwd", True) == ["states_kernel", "output_kernel"]
-    assert names("fwd", False) == ["output_kernel"]
-    assert names("bwd", False) == ["grad_q_kernel", "grad_k_kernel", "grad_v_kernel"]
+    assert names("fwd", False) == ["states_kernel", "output_kernel"]
+    assert names("bwd", False) == ["states_kernel", "grad_states_kernel", "grad_qk_kernel", "grad_v_kernel"]

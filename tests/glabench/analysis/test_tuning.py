@@ -162,7 +162,7 @@ def test_the_table_has_a_line_a_tuning(tunings: list[Tuning]) -> None:
 
 def test_two_tunings_with_one_plan_agree(make_tuning: MakeTuning, trials: list[Trial], make_plan: MakePlan) -> None:
     plan = make_plan(C, {"output": SMALL})
-    same = make_plan(C, {"output": SMALL, "states": LARGE, "grad_q": LARGE})
+    same = make_plan(C, {"output": SMALL, "states": LARGE, "grad_qk": LARGE})
     first, second = (tuned(make_tuning(), trials, [(p, ms)]) for p, ms in ((plan, 1.0), (same, 2.0)))
     found = pair(first, second)
     assert (found.ratio, found.basis, found.agrees) == (1.0, retuned.SAME_PLAN, True)

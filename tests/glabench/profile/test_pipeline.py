@@ -244,7 +244,7 @@ def test_a_profile_on_a_gpu_is_a_whole_row(system: str, mode: str, tmp_path: Pat
     assert (tmp_path / row.profile["trace"]).stat().st_size > 0
     assert all(min(entry["samples_ms"]) > 0 for entry in row.profile["kernels"])
     if system == "gla":
-        steps = ["states", "grad_states", "grad_q", "grad_k", "grad_v"]
+        steps = ["states", "grad_states", "grad_qk", "grad_v"]
         expected = steps if mode == "bwd" else ["states", "output", *steps]
         assert [entry["step"] for entry in row.profile["kernels"] if entry["step"]] == expected
         assert row.profile["memory"]["kinds"] == row.profile["memory"]["model"]

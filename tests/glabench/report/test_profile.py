@@ -145,7 +145,7 @@ def test_the_answer_names_the_kernel_with_most_to_win(make_profile: MakeProfile)
         assert line["win at most, ms"].value == pytest.approx(most.ms - most.bound_ms)
         assert line["win at most %"].value == pytest.approx(100 * (most.ms - most.bound_ms) / part.ms)
     said = {f.lead: (f.figure, f.sentence) for f in profile_answers.findings([call])}
-    assert said["is the kernel to improve next, backward"][0] == "grad_k"
+    assert said["is the kernel to improve next, backward"][0] == "grad_qk"
     agreeing = "kernels moved what the model expects, within 10%, by the counters of ncu"
     assert said[agreeing][0] == "6 of 7"
     assert "re-reads went to HBM (hit rate 41%)" in said[agreeing][1]

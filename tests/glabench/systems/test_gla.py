@@ -44,7 +44,13 @@ def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def chunks(system: Gla, case: Case, arch: str = "sm_90") -> list[tuple[str, int]]:
     """The passes over chunks, with the chunk, that it would launch."""
-    return [(x.step, x.args["chunk"]) for x in system.launches(case, arch) if "chunk" in x.args]
+    return [(x.step, chunk_of(x)) for x in system.launches(case, arch)]
+
+
+def chunk_of(launch: Any) -> int:
+    """The chunk of a launch, as its pass is told."""
+    args = launch.args
+    return int(launch.constexprs.get("CHUNK") or args.get("chunk") or args["every_rows"])
 
 
 def test_it_says_which_plan_runs_and_why(shipped: Path) -> None:
@@ -66,17 +72,18 @@ def test_what_is_compiled_is_what_would_run_on_that_gpu(shipped: Path) -> None:
     table_files.ship([Entry(work, plan(FWD), 1.0)], table.header_of(Machine(90, "NVIDIA H200")), shipped)
     choose.refresh()
     system, case = Gla(CATALOG["gla"]), replace(CASE, mode="fwd")
-    assert chunks(system, case) == [("output", 32)]
-    assert chunks(system, case, "sm_80") == [("output", 64)]
+    assert chunks(system, case) == [("states", 32), ("output", 32)]
+    assert chunks(system, case, "sm_80") == [("states", 64), ("output", 64)]
 
 
 def test_plans_that_are_given_run(monkeypatch: pytest.MonkeyPatch) -> None:
     system = PlannedGla(CATALOG["gla"], fwd=plan(FWD), bwd=plan(BWD))
-    expected = [("output", 32), ("grad_q", 128), ("grad_k", 128), ("grad_v", 128)]
+    backward = [(step, 128) for step in ("states", "grad_states", "grad_qk", "grad_v")]
+    expected = [("states", 32), ("output", 32), *backward]
     assert chunks(system, CASE) == expected
     assert system.implementation(CASE).endswith("; fwd 32/32 w/o m. as given; bwd 128/16 w/o m. as given")
     ran: list[tuple[str, int]] = []
-    monkeypatch.setattr("gla_kernels.api.execute", lambda launch: ran.append((launch.step, launch.args["chunk"])))
+    monkeypatch.setattr("gla_kernels.api.execute", lambda launch: ran.append((launch.step, chunk_of(launch))))
     inputs = make_inputs(CASE, "gla", "cpu")
     for _, x in inputs.tensors():
         x.requires_grad_()
@@ -88,4 +95,6 @@ def test_plans_that_are_given_run(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_direction_without_a_plan_is_left_to_gla() -> None:
     system = PlannedGla(CATALOG["gla"], bwd=plan(BWD))
     assert system.implementation(CASE).endswith("; fwd 64/64 w/ m. by the cost model; bwd 128/16 w/o m. as given")
-    assert dict(chunks(system, CASE)) == {"output": 64, "grad_q": 128, "grad_k": 128, "grad_v": 128}
+    passes = chunks(system, CASE)
+    assert passes[:2] == [("states", 64), ("output", 64)]
+    assert passes[2:] == [(step, 128) for step in ("states", "grad_states", "grad_qk", "grad_v")]

@@ -92,12 +92,12 @@ def test_candidates_compile_or_say_why_not() -> None:
     with CompilePool("sm_80", jobs=1) as pool:
         good = pool.submit(WORK, candidate(1))
         crooked = pool.submit(WORK, candidate(1, block_v=24))
-        absent = pool.submit(WORK, candidate(1, step="grad_q"))
+        absent = pool.submit(WORK, candidate(1, step="grad_qk"))
         shipped = pool.submit_shipped(WORK)
         answers = {step: future.result(timeout=120) for step, future in shipped.items()}
     assert good.result()["status"] == "ok"
     assert good.result()["compiled"]["arch"] == "sm_80"
     assert (crooked.result()["status"], "power of 2" in crooked.result()["reason"]) == ("compile_error", True)
-    assert absent.result() == {"status": "compile_error", "reason": "KeyError: 'grad_q'", "compiled": None}
+    assert absent.result() == {"status": "compile_error", "reason": "KeyError: 'grad_qk'", "compiled": None}
     assert set(answers) <= {"states", "output"}
     assert all(answer["status"] == "ok" for answer in answers.values())

@@ -84,7 +84,7 @@ def test_a_kernel_far_behind_the_best_of_its_pass_may_stop_early(space: Space, f
 
 
 def test_what_does_not_compile_is_not_measured(space: Space, fake, here_gpu, here_compiler) -> None:
-    keys = some(space, 6, chunk=32, materialize=False)
+    keys = some(space, 6, chunk=32, materialize=True)
     bad = space.candidates[keys[1]]
 
     def compile_(request: Json) -> Json:

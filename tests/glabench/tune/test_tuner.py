@@ -99,7 +99,7 @@ def test_a_tuning_says_what_it_did_and_another_one_agrees(gpu: Gpu, pool: Compil
         total = sum(fake.ms_of(part.to_dict()) for part in parts(one))
         assert one.finalists[one.winner or 0].samples_ms == pytest.approx([total] * 25)
     assert {trial.candidate["step"] for trial in first[1].trials} == {
-        "states", "grad_states", "grad_q", "grad_k", "grad_v"
+        "states", "grad_states", "grad_qk", "grad_v"
     }  # fmt: skip
 
 
