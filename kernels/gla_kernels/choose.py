@@ -21,7 +21,9 @@ from .config import (
     DEFAULT_SHARED_BYTES,
     MAX_ROW_BLOCK,
     MIN_TILE,
+    SAFE_COLUMNS,
     SHARED_BYTES,
+    WGMMA_ROWS,
     KernelConfig,
     Plan,
     Schedule,
@@ -207,16 +209,17 @@ def default_config(K: int, V: int, operand_bytes: int, schedule: Schedule, capab
     narrow = operand_bytes == 2
     shared = SHARED_BYTES.get(capability, DEFAULT_SHARED_BYTES)
     block_t = min(schedule.rows, MAX_ROW_BLOCK)
+    if narrow and min(k, v) < SAFE_COLUMNS:
+        block_t = min(block_t, WGMMA_ROWS // 2)
     while block_t > MIN_TILE and block_t * max(min(64, k), min(128, v)) * 4 * (1 if narrow else 2) > shared // 3:
         block_t //= 2
-    single = block_t == schedule.chunk
-    by_rows = Tile(min(64 if narrow and single else 32, k), min(128 if narrow else 64, v))
+    by_rows = Tile(min(64 if narrow else 32, k), min(128 if narrow else 64, v))
     states = Tile(min(64, k), min(128 if narrow else 64, v), 4, 2 if narrow else 1)
     return KernelConfig(
         block_t=block_t,
         states=states,
         grad_states=states,
         output=by_rows,
-        grad_qk=Tile(min(32, k), min(128 if narrow else 64, v)),
+        grad_qk=by_rows,
         grad_v=by_rows,
     )

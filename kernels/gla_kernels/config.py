@@ -20,6 +20,10 @@ MAX_HEAD_DIM = 512
 MIN_TILE = 16
 MAX_ROW_BLOCK = 64
 
+# An H100's own product instruction takes that many rows; with fewer columns than these it is not to be trusted.
+WGMMA_ROWS = 64
+SAFE_COLUMNS = 64
+
 # Shared memory that one program may take, in bytes, by compute capability (CUDA C++ Programming Guide, "technical
 # specifications per compute capability", less the 1 KiB that the system keeps).
 SHARED_BYTES = {
@@ -228,9 +232,24 @@ def feasible(step: str, plan: Plan, work: Workload, capability: int) -> str | No
             return f"{name}={size}: a tensor-core product needs {MIN_TILE}"
         if getattr(SPACE[step], name) == ALL and size != padded(dim):
             return f"{name}={size}: {step} needs the whole head dimension, padded to {padded(dim)}"
+    broken = _miscompiled(step, plan, work, capability)
+    if broken:
+        return broken
     need, limit = shared_bytes(step, plan, work), SHARED_BYTES.get(capability, DEFAULT_SHARED_BYTES)
     if need > limit:
         return f"needs at least {-(-need // 1024)} KiB of shared memory, a program has {limit // 1024}"
+    return None
+
+
+def _miscompiled(step: str, plan: Plan, work: Workload, capability: int) -> str | None:
+    """What the compiler is known to get wrong on an H100 or H200: programs with several products of 64 rows and 32
+    columns read and write outside their shared memory (ptxas 12.8, which comes with Triton 3.6 and 3.7; issue 11366 of
+    triton-lang/triton, and measured here in grad_qk). The passes over time have their columns as rows and are right."""
+    tile, block_t = getattr(plan.config, step), plan.config.block_t
+    if capability != 90 or work.operand_bytes != 2 or "states" in step or block_t < WGMMA_ROWS:
+        return None
+    if min(tile.block_k, tile.block_v) < SAFE_COLUMNS:
+        return f"ptxas 12.8 miscompiles tiles of less than {SAFE_COLUMNS} columns in row blocks of {WGMMA_ROWS} or more"
     return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -77,6 +78,21 @@ def test_every_gate_strength(judge, inputs, gates, schedule):
 @pytest.mark.parametrize("schedule", [Schedule(32), Schedule(64, 16, False)], ids=name)
 def test_every_dtype(judge, inputs, dtype, gates, schedule):
     judge(form(schedule), inputs((2, 70, 2, 32, 32), dtype, gates))
+
+
+@pytest.mark.parametrize("gates", [None, 0.06, 1.0, 4.0], ids=name)
+@pytest.mark.parametrize("dtype", DTYPES, ids=name)
+def test_row_blocks_of_128(judge, inputs, dtype, gates):
+    judge(form(Schedule(128, 128), block_t=128), inputs((1, 300, 1, 32, 32), dtype, gates))
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [*((d, 208) for d in DTYPES[1:]), (torch.float32, 64)], ids=name)
+@pytest.mark.parametrize("over", [-1, 1])
+def test_a_block_that_decays_to_the_limit(judge, inputs, dtype, limit, over):
+    """A power of two short of where a row block is cut, and one beyond; q and k are large besides."""
+    x, decay = inputs((1, 200, 1, 64, 64), dtype, 1.0), (limit + over) / 128
+    x = replace(x, q=x.q * 2**10, k=x.k * 2**-10, g=torch.full_like(x.g, -decay * math.log(2)))
+    judge(form(Schedule(128, 128), block_t=128), x)
 
 
 @pytest.mark.parametrize("T", [1, 2, 15, 16, 63, 65, 129])

@@ -16,9 +16,14 @@ from .tiles import load_row, load_tile
 
 LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 
-# Largest decay over a block, in powers of two, up to which one anchor in its middle serves the whole block: both
-# factors then stay within 2^+-64, far from the ends of float32's (and tf32's) range, 2^+-126, for any sane q and k.
+# Largest decay over a block of 16 rows, in powers of two, up to which one anchor in its middle serves the whole block:
+# both factors then stay within 2^+-64, far from the ends of float32's (and tf32's) range, 2^+-126.
 CENTRED_LIMIT: tl.constexpr = tl.constexpr(128.0)
+
+# The same over a row block. For 16-bit inputs: q and k up to 2^22 stay in range; gates logsigmoid(randn), which come
+# to 149 +- 9 over 128 rows, are below it. For float32: so that the sums of gates lose no more bits than these.
+ROW_BLOCK_LIMIT_16_BIT: tl.constexpr = tl.constexpr(208.0)
+ROW_BLOCK_LIMIT: tl.constexpr = tl.constexpr(64.0)
 
 # exp2 of anything below is 0 in float32.
 CLOSED: tl.constexpr = tl.constexpr(-150.0)
@@ -197,11 +202,19 @@ def after_rows_transposed(p_g, i_row, T, stride, o_k, K: tl.constexpr, BT: tl.co
 
 
 @triton.jit
-def mild_block(p_h, K: tl.constexpr):
-    """`is_mild` of a row block, from log2 of half of its decay as the states pass left it in p_h [K]."""
+def row_block_limit(PRECISION: tl.constexpr):
+    """By what float32 operands are cut to: tf32 for 16-bit inputs."""
+    LIMIT: tl.constexpr = ROW_BLOCK_LIMIT_16_BIT if PRECISION == "tf32" else ROW_BLOCK_LIMIT
+    return LIMIT
+
+
+@triton.jit
+def mild_block(p_h, K: tl.constexpr, PRECISION: tl.constexpr):
+    """Whether no feature of a row block decays by more than `row_block_limit`, from log2 of half of its decay as the
+    states pass left it in p_h [K]."""
     PADDED: tl.constexpr = triton.next_power_of_2(K)
     o_k = tl.arange(0, PADDED)
-    return tl.min(tl.load(p_h + o_k, mask=o_k < K, other=0.0), axis=0) > -0.5 * CENTRED_LIMIT
+    return tl.min(tl.load(p_h + o_k, mask=o_k < K, other=0.0), axis=0) > -0.5 * row_block_limit(PRECISION)
 
 
 @triton.jit

@@ -224,7 +224,7 @@ def grad_qk_kernel(
     if GATED:
         p_g, p_dg = p_g + i_row0 * K, p_dg + i_row0 * K
         p_h += (i_bh * n_blocks + i_chunk // BT) * K
-        mild = are_mild(p_h, 0, n_own, o_k, K)
+        mild = are_mild(p_h, 0, n_own, o_k, K, PRECISION)
     if mild:
         b_phi = tl.zeros([BK], dtype=tl.float32)
         b_after = tl.zeros([BK], dtype=tl.float32)

@@ -2,7 +2,7 @@
 
     O = scale [(Q e^G) S_{c-1} + A V],     A_ij = sum_k q_ik k_jk exp(G_ik - G_jk) for i >= j
 
-Decays of a row block are counted from the middle of its decay, C, where that is safe (gates.CENTRED_LIMIT):
+Decays of a row block are counted from the middle of its decay, C, where that is safe (gates.row_block_limit):
 
     A = tril((q e^C) (k e^-C)^T),          q e^{prefix} = (q e^C) e^h,      h = half of the block's decay
 
@@ -49,7 +49,7 @@ def output_kernel(
     if GATED:
         p_g += i_row0 * K
         p_h += (i_bh * n_blocks + first_block + i_here - i_a) * K  # of the chunk's first row block
-        if mild_block(p_h + i_a * K, K):
+        if mild_block(p_h + i_a * K, K, PRECISION):
             _row_block(
                 p_q, p_k, p_v, p_g, p_s, p_h, p_o, scale, T, H, i_chunk, i_a, o_v,
                 K, V, SINGLE, FULL, BT, BK, BV, GATED, DOT, PRECISION,
