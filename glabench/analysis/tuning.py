@@ -32,17 +32,20 @@ class Variant:
     sub_chunk: int
     materialize: bool
     block_t: int
+    states_every: int = 0  # chunks a segment; 0: a walk over the whole sequence
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Variant:
         """Of a candidate or a plan of a record."""
         schedule = values["schedule"]
-        return cls(schedule["chunk"], schedule["sub_chunk"], schedule["materialize"], values["block_t"])
+        every = schedule.get("states_every") or 0  # older records have none
+        return cls(schedule["chunk"], schedule["sub_chunk"], schedule["materialize"], values["block_t"], every)
 
     @property
     def schedule(self) -> str:
-        """ "64/16 w/ m."."""
-        return f"{self.chunk}/{self.sub_chunk} {'w/ m.' if self.materialize else 'w/o m.'}"
+        """ "64/16 w/ m.", with segments of 32 chunks "64/16 w/ m., seg 32"."""
+        segments = f", seg {self.states_every}" if self.states_every else ""
+        return f"{self.chunk}/{self.sub_chunk} {'w/ m.' if self.materialize else 'w/o m.'}{segments}"
 
     def __str__(self) -> str:
         return f"{self.schedule}, rows of {self.block_t}"
@@ -117,7 +120,7 @@ def work_key(tuning: Tuning) -> tuple[Any, ...]:
     """Equal for two tunings of the same workload on the same kind of GPU."""
     work = tuning.workload
     schedule = work.get("schedule")
-    asked = tuple(schedule[name] for name in ("chunk", "sub_chunk", "materialize")) if schedule else None
+    asked = Variant.of({"schedule": schedule, "block_t": 0}) if schedule else None
     sizes = tuple(work[name] for name in SIZES)
     return (device_name(tuning.environment), *sizes, work["dtype"], work["gated"], asked, work["direction"])
 

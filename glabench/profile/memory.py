@@ -33,8 +33,9 @@ MODEL_KINDS = {
     "p_ds0": "gradients",
     "p_qdq": "workspace",
     "p_h": "workspace",
+    "p_gamma": "workspace",
 }
-STATE_TENSORS = {"states": "p_s", "grad_states": "p_ds"}
+STATE_TENSORS = {"states": "p_s", "combine": "p_s", "grad_states": "p_ds"}
 
 
 @dataclass(frozen=True)

@@ -131,8 +131,10 @@ class PlannedGla(Gla):
 
 
 def schedule_name(schedule: Schedule) -> str:
-    """A schedule in a few words: "64/16 w/ m." is chunks of 64, sub-chunks of 16, materialized."""
-    return f"{schedule.chunk}/{schedule.rows} {'w/' if schedule.materialize else 'w/o'} m."
+    """A schedule in a few words: "64/16 w/ m., seg 32" is chunks of 64, sub-chunks of 16, materialized, segments of 32
+    chunks."""
+    segments = "" if schedule.states_every is None else f", seg {schedule.states_every}"
+    return f"{schedule.chunk}/{schedule.rows} {'w/' if schedule.materialize else 'w/o'} m.{segments}"
 
 
 def kernel_launches(

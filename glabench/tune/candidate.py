@@ -18,6 +18,8 @@ import torch
 from gla_kernels import KernelConfig, Launch, Plan, Schedule, Tile, Workload, default_config
 from gla_kernels.apply import launches_of
 from gla_kernels.config import BLOCK_TS, schedules
+from gla_kernels.table import steps_of
+from glabench.systems.gla import schedule_name
 
 
 @dataclass(frozen=True)
@@ -28,8 +30,7 @@ class Variant:
     block_t: int
 
     def __str__(self) -> str:
-        kind = "w/ m." if self.schedule.materialize else "w/o m."
-        return f"{self.schedule.chunk}/{self.schedule.rows} {kind}, rows of {self.block_t}"
+        return f"{schedule_name(self.schedule)}, rows of {self.block_t}"
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class Candidate:
 
 def variants(work: Workload) -> Iterator[Variant]:
     """Every variant of the space, or those of the schedule that the workload asks for."""
-    for schedule in [work.schedule] if work.schedule is not None else schedules(work.T):
+    for schedule in [work.schedule] if work.schedule is not None else schedules(work):
         for block_t in BLOCK_TS:
             if schedule.rows % block_t == 0:
                 yield Variant(schedule, block_t)
@@ -85,7 +86,7 @@ def plan_of(work: Workload, candidates: list[Candidate], capability: int) -> Pla
 def candidates_of(work: Workload, plan: Plan, capability: int) -> list[Candidate]:
     """The passes of a plan as candidates, in order."""
     variant = Variant(plan.schedule, plan.config.block_t)
-    return [Candidate(variant, step, getattr(plan.config, step)) for step in launches_of(work, plan)]
+    return [Candidate(variant, step, getattr(plan.config, step)) for step in steps_of(work)]
 
 
 def launch_of(work: Workload, candidate: Candidate, capability: int) -> Launch:

@@ -57,7 +57,7 @@ def explain_all(
     for number, work in enumerate(works):
         if number:
             out.print()
-        found = [one for one in tunings if one.workload == work.to_dict() and _fits(one, where)]
+        found = [one for one in tunings if Workload.from_dict(one.workload) == work and _fits(one, where)]
         if found:
             tuned_on = _machine_of(max(found, key=lambda tuning: tuning.started))
             choice = chosen(work, tuned_on or where)

@@ -14,7 +14,7 @@ from glabench.tune.candidate import Candidate, candidates_of
 from glabench.tune.gpu import Answer, Gpu
 from glabench.tune.history import History
 from glabench.tune.space import Space
-from glabench.tune.stage import reference_plan
+from glabench.tune.stage import reference_plan, reference_schedule
 from glabench.tune.strategies import Request, Strategy
 
 FAR_BEHIND = 3.0  # a kernel that takes this much longer than the best of its pass gets few samples
@@ -70,7 +70,7 @@ class Searcher:
     measure_s: float = 0.0
     _searches: tuple[Search, ...] = field(default=(), init=False)
     _jobs: list[Job] = field(default_factory=list, init=False)
-    _references: dict[tuple[Workload, int, bool], list[Future[Answer]]] = field(default_factory=dict, init=False)
+    _references: dict[tuple[Workload, Schedule], list[Future[Answer]]] = field(default_factory=dict, init=False)
 
     def begin(self, searches: Sequence[Search]) -> None:
         """Have each search's first batch compiled."""
@@ -125,7 +125,7 @@ class Searcher:
 
     def _reference(self, space: Space, schedule: Schedule) -> list[Future[Answer]]:
         """The kernels of the plan that candidates of the schedule are compared with, on their way."""
-        kind = (space.work, schedule.chunk, schedule.materialize)
+        kind = (space.work, reference_schedule(schedule))
         if kind not in self._references:
             plan = reference_plan(space.work, schedule, space.capability)
             passes = candidates_of(space.work, plan, space.capability)
@@ -159,8 +159,9 @@ class Searcher:
         return answer
 
 
-def _together(job: Job) -> tuple[str, int, bool, int]:
+def _together(job: Job) -> tuple[str, int, bool, int, int]:
     """Jobs that share inputs and reference plan are measured one after another."""
     space = job.search.history.space
     schedule = space.candidates[job.request.key].variant.schedule
-    return space.work.direction, schedule.chunk, schedule.materialize, job.request.samples
+    every = schedule.states_every or 0
+    return space.work.direction, schedule.chunk, schedule.materialize, every, job.request.samples

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 from gla_kernels import Launch, Plan, Workload
-from gla_kernels.apply import launches_of
+from gla_kernels.apply import all_launches, by_pass, launches_of
 from gla_kernels.config import PASSES, KernelConfig, Tile, feasible, tiles
 from gla_kernels.model import predict_ms
+from gla_kernels.table import steps_of
 from glabench.tune.candidate import Candidate, Variant, base_config, key, variants
 
 
@@ -18,7 +19,8 @@ class Space:
     """The feasible space of a workload.
 
     candidates: by key, each different launch once. menus: for each variant and pass the keys of its tiles, in the
-    space's order, which also breaks ties. predicted_ms: by key.
+    space's order, which also breaks ties. predicted_ms: by key. times: for each variant and pass, by prediction, how
+    many times the one launch that is measured all that the plan runs of it takes: slices, segments' first walks.
     """
 
     work: Workload
@@ -26,10 +28,18 @@ class Space:
     candidates: dict[str, Candidate]
     menus: dict[Variant, dict[str, tuple[str, ...]]]
     predicted_ms: dict[str, float]
+    times: dict[Variant, dict[str, float]]
+
+    def total(self, variant: Variant, ms_of: Callable[[str], float], among: Collection[str] = ()) -> float:
+        """ms of the variant's best plan, from those of single launches; with the one of ``among``, if it is there."""
+        return sum(
+            self.times[variant][step] * min(ms_of(k) for k in ([k for k in keys if k in among] or keys))
+            for step, keys in self.menus[variant].items()
+        )
 
     def predicted_total(self, variant: Variant) -> float:
         """ms of the variant's best plan by prediction."""
-        return sum(min(self.predicted_ms[k] for k in keys) for keys in self.menus[variant].values())
+        return self.total(variant, self.predicted_ms.__getitem__)
 
     def member(self, variant: Variant, step: str, chosen: str) -> Candidate:
         """The candidate as one of this variant: a launch that variants share is listed under one of them only."""
@@ -40,6 +50,7 @@ def space_of(work: Workload, capability: int) -> Space:
     """Enumerate the space. A variant one of whose passes has no feasible tile is left out."""
     found: dict[str, Candidate] = {}
     menus: dict[Variant, dict[str, tuple[str, ...]]] = {}
+    times: dict[Variant, dict[str, float]] = {}
     predicted: dict[str, float] = {}
     for variant in variants(work):
         menu: dict[str, list[str]] = {}
@@ -48,9 +59,9 @@ def space_of(work: Workload, capability: int) -> Space:
             if one not in found:
                 found[one], predicted[one] = candidate, predict_ms(launch, capability)
             menu.setdefault(candidate.step, []).append(one)
-        steps = launches_of(work, Plan(variant.schedule, base_config(work, variant, capability)))
-        if set(menu) == set(steps):
-            menus[variant] = {step: tuple(dict.fromkeys(menu[step])) for step in steps}
+        if set(menu) == set(steps_of(work)):
+            menus[variant] = {step: tuple(dict.fromkeys(menu[step])) for step in steps_of(work)}
+            times[variant] = _times(work, variant, capability)
     used = {one for menu in menus.values() for keys in menu.values() for one in keys}
     return Space(
         work,
@@ -58,7 +69,18 @@ def space_of(work: Workload, capability: int) -> Space:
         {one: candidate for one, candidate in found.items() if one in used},
         menus,
         {one: ms for one, ms in predicted.items() if one in used},
+        times,
     )
+
+
+def _times(work: Workload, variant: Variant, capability: int) -> dict[str, float]:
+    """`Space.times`; what has no tiles to choose counts as states."""
+    launches = all_launches(work, Plan(variant.schedule, base_config(work, variant, capability)))
+    spent = dict.fromkeys(steps_of(work), 0.0)
+    for launch in launches:
+        spent[launch.step if launch.step in spent else "states"] += predict_ms(launch, capability)
+    measured = by_pass(launches)
+    return {step: ms / predict_ms(measured[step], capability) for step, ms in spent.items()}
 
 
 def _members(work: Workload, variant: Variant, capability: int) -> Iterator[tuple[Candidate, Launch]]:

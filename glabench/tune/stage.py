@@ -66,7 +66,7 @@ class Stage:
     def __init__(self, work: Workload, capability: int) -> None:
         self.work, self.capability = work, capability
         self.inputs = make_inputs(case_of(work), "gla", "cuda")
-        self._kind: tuple[int, bool] | None = None
+        self._kind: Schedule | None = None
         self._passes: dict[str, Pass] = {}
 
     def run(self, plan: Plan, launch: Launcher = execute) -> None:
@@ -97,7 +97,7 @@ class Stage:
 
     def _reference(self, schedule: Schedule) -> dict[str, Pass]:
         """The passes of the schedule's reference plan, which has run."""
-        kind = (schedule.chunk, schedule.materialize)
+        kind = reference_schedule(schedule)
         if kind != self._kind:
             self._kind, self._passes = None, {}  # before the next one's buffers are made
             self._passes = _passes(self.inputs, self.work, reference_plan(self.work, schedule, self.capability))
@@ -105,9 +105,14 @@ class Stage:
         return self._passes
 
 
+def reference_schedule(schedule: Schedule) -> Schedule:
+    """The schedule of the reference plan: the smallest sub-chunks, all else as it is."""
+    return replace(schedule, sub_chunk=16)
+
+
 def reference_plan(work: Workload, schedule: Schedule, capability: int) -> Plan:
     """The plan that candidates of the schedule's chunk and kind are compared with."""
-    safe = Schedule(schedule.chunk, 16, schedule.materialize)
+    safe = reference_schedule(schedule)
     return Plan(safe, default_config(work.K, work.V, work.operand_bytes, safe, capability))
 
 

@@ -124,12 +124,8 @@ def halving(history: History) -> Iterator[list[Request]]:
 
 def least_total(space: Space, key: str, ms_of: Callable[[str], float]) -> float:
     """ms of the fastest plan that the candidate is a part of."""
-    totals = [
-        sum(ms_of(key) if key in keys else min(map(ms_of, keys)) for keys in menu.values())
-        for menu in space.menus.values()
-        if any(key in keys for keys in menu.values())
-    ]
-    return min(totals)
+    homes = (v for v, menu in space.menus.items() if any(key in keys for keys in menu.values()))
+    return min(space.total(variant, ms_of, (key,)) for variant in homes)
 
 
 def tpe(history: History) -> Iterator[list[Request]]:

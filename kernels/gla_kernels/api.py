@@ -46,7 +46,7 @@ def gla(
     scale: factor on the output; K^-1/2 by default.
     initial_state: [B, H, K, V], float32; zeros by default.
     output_final_state: whether to return the state after the last token.
-    schedule: chunk, sub-chunk, materialized or not; None picks one for each direction.
+    schedule: chunk, sub-chunk, materialized or not, walks cut into segments or not; None picks one for each direction.
     config: how the kernels are tiled.
         None: as tuned on this GPU for a shape like this one, as shipped for it or for one of its compute capability,
             or by the cost model: `chosen` tells which, and why. Nothing is ever tuned.

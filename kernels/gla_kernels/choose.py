@@ -81,7 +81,7 @@ def by_model(work: Workload, capability: int) -> Plan:
 
     Tiles are not the model's to choose: it knows nothing of what a compiler may get wrong, and nobody checks here.
     """
-    allowed = [work.schedule] if work.schedule is not None else list(schedules(work.T))
+    allowed = [work.schedule] if work.schedule is not None else list(schedules(work))
     plans = [
         Plan(schedule, default_config(work.K, work.V, work.operand_bytes, schedule, capability)) for schedule in allowed
     ]

@@ -49,6 +49,9 @@ class Schedule:
         it. None: min(chunk, 64).
     materialize: True keeps every chunk's state in HBM and works on all chunks at once; False keeps one state in 1024
         rows, and works on a slice of the sequence after another, whose chunks' states share a small buffer.
+    states_every: chunks a segment. The walk over time that makes the states is cut into segments, which are walked over
+        in parallel, twice: a first time for what each of them adds to the state. Worth it for few heads and a long
+        sequence. None: one walk.
 
     Raises ValueError for any other combination.
     """
@@ -56,6 +59,7 @@ class Schedule:
     chunk: int = 64
     sub_chunk: int | None = None
     materialize: bool = True
+    states_every: int | None = None
 
     def __post_init__(self) -> None:
         if self.chunk not in CHUNKS or isinstance(self.chunk, bool):
@@ -69,6 +73,9 @@ class Schedule:
             )
         if not isinstance(self.materialize, bool):
             raise ValueError(f"materialize: expected True or False, got {self.materialize!r}")
+        every = self.states_every
+        if every is not None and (not isinstance(every, int) or isinstance(every, bool) or every < 1):
+            raise ValueError(f"states_every: expected a number of chunks > 0 or None, got {every!r}")
 
     @property
     def rows(self) -> int:
@@ -170,6 +177,9 @@ def padded(dim: int) -> int:
 # --- The search space ------------------------------------------------------------------------------------------------
 
 BLOCK_TS = (16, 32, 64, 128)  # rows of a row block
+SEGMENTS = (1024, 2048)  # rows of a segment, where walks over time are few: programs of a usual tile
+WALK = (64, 128)
+FEW_WALKS = 2 * 132
 ALL: Literal["all"] = "all"  # the pass needs the whole head dimension in one tile
 
 
@@ -192,13 +202,17 @@ SPACE: dict[str, TileSpace] = {
 }
 
 
-def schedules(T: int) -> Iterator[Schedule]:
-    """Every schedule that can make a difference for T tokens: no chunk of more than twice the sequence."""
+def schedules(work: Workload) -> Iterator[Schedule]:
+    """Every schedule that can make a difference for the workload: no chunk of more than twice the sequence, and
+    segments only where walks over all of it are too few to fill a GPU."""
+    walks = work.B * work.H * -(-work.K // WALK[0]) * -(-work.V // WALK[1])
+    segments = [rows for rows in SEGMENTS if rows < work.T and walks < FEW_WALKS]
     for chunk in CHUNKS:
-        if chunk < 2 * T or chunk == CHUNKS[0]:
-            subs = (sub for sub in CHUNKS if sub <= chunk)
-            for sub_chunk, materialize in product(subs, (True, False)):
-                yield Schedule(chunk, sub_chunk, materialize)
+        if chunk < 2 * work.T or chunk == CHUNKS[0]:
+            for sub_chunk in (sub for sub in CHUNKS if sub <= chunk):
+                for rows in (None, *segments):
+                    yield Schedule(chunk, sub_chunk, True, None if rows is None else rows // chunk)
+                yield Schedule(chunk, sub_chunk, False)
 
 
 def tiles(step: str, K: int, V: int) -> Iterator[Tile]:

@@ -11,7 +11,7 @@ from .launch import Launch
 
 ROWS_OF_K = frozenset(("q", "k", "g", "dq", "dk", "dg", "qdq"))  # [B, T, H, K]
 ROWS_OF_V = frozenset(("v", "o", "do", "dv"))  # [B, T, H, V]
-HALVES = "h"  # [B*H, n_blocks, K]; all other tensors hold states, [.., K, V]
+HALVES, GAMMA = "h", "gamma"  # [B*H, n_blocks, K] and [B*H, segments, K]; all other tensors hold states, [.., K, V]
 
 LOOPS_OVER_K = frozenset(("output", "grad_v"))  # a program of these goes through all tiles of K
 LOOPS_OVER_V = frozenset(("grad_qk",))  # and of these, of V
@@ -42,7 +42,7 @@ class Sizes:
         self.tiles = self.over_k * self.over_v
         self.programs = math.prod(launch.grid)
         self.heads = self.programs // (self.tiles * slices) if slices else 0  # of all sequences
-        # row blocks that the longest program goes through, and pairs of them
+        # row blocks, or segments, that the longest program goes through, and pairs of them
         per_chunk = min(self.blocks, self.chunk // self.BT)
         if "seg_rows" in args:
             self.turns, self.turn_pairs = -(-min(self.T, args["seg_rows"]) // self.BT), 0
@@ -50,6 +50,8 @@ class Sizes:
             self.turns, self.turn_pairs = min(self.blocks, 1), max(0, per_chunk - 1)
         elif "first_chunk" in args:
             self.turns, self.turn_pairs = per_chunk, per_chunk * (per_chunk - 1)
+        elif "n_added" in args:
+            self.turns, self.turn_pairs = self.segments - 1, 0
         else:
             self.turns, self.turn_pairs = self.T, 0
         # programs, other than by tile, that share a chunk's rows
@@ -126,10 +128,10 @@ class Count:
             if rows and (name != "g" or s.gated):
                 self._read(name, rows * (s.K * s.over_v if name in ROWS_OF_K else s.V * s.over_k), again)
 
-    def load_halves(self, count: int, again: bool = False) -> None:
-        """Load halves of row blocks' decays, of so many blocks: all of K, by each tile of V."""
+    def load_halves(self, count: int, again: bool = False, name: str = HALVES) -> None:
+        """Load halves of row blocks' decays, of so many blocks, or segments' decays: all of K, by each tile of V."""
         if count and self.s.gated:
-            self._read(HALVES, count * self.s.K * self.s.over_v, again)
+            self._read(name, count * self.s.K * self.s.over_v, again)
 
     def load_states(self, count: int, name: str, different: int | None = None) -> None:
         """Load states, each program its tiles; ``different``: how many different ones, all by default."""

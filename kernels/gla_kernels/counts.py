@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .counting import HALVES, Count
+from .counting import GAMMA, HALVES, Count
 
 
 def _start(c: Count, given: str, name: str, count: int = 1) -> None:
@@ -72,6 +72,8 @@ def _states(c: Count) -> None:
         c.vector += s.blocks * (2 * s.keys + s.state)  # the whole decay; of the keys, of the state
         if s.constexprs["STORE_H"]:
             c.store(s.blocks, HALVES)
+        if s.constexprs["LAST"]:
+            c.store(s.segments, GAMMA)
     c.dot(s.blocks, s.keys * s.BV)
     c.store_states(s.constexprs["STORE_ST"], "st")
 
@@ -87,9 +89,23 @@ def _grad_states(c: Count) -> None:
         _summed_gates(c, s.blocks, 2)  # products.decay_from_start
         c.exps += s.blocks * (s.keys + s.BK)
         c.vector += s.blocks * (2 * s.keys + s.state)
+        if s.constexprs["LAST"]:
+            c.store(s.segments, GAMMA)
     else:
         c.vector += 2 * s.blocks * s.state  # the scale, the sum
     c.store_states(s.constexprs["STORE_DS0"], "ds0")
+
+
+def _combine(c: Count) -> None:
+    s = c.s
+    _start(c, "HAS_FIRST", "first")
+    c.load_states(s.turns, "add")
+    c.load_halves(s.turns, name=GAMMA)
+    if s.gated:
+        c.exps += s.turns * s.BK
+        c.vector += s.turns * s.state
+    c.vector += s.turns * s.state
+    c.store_states(s.segments, "s")
 
 
 def _output(c: Count) -> None:
@@ -307,6 +323,7 @@ def _step(c: Count) -> None:
 
 KERNELS: dict[str, Callable[[Count], None]] = {
     "states": _states,
+    "combine": _combine,
     "output": _output,
     "grad_states": _grad_states,
     "grad_qk": _grad_qk,

@@ -17,7 +17,7 @@ from typing import Any
 
 import triton
 
-from .config import BLOCK_TS, CHUNKS, PASSES, SPACE, Plan, Workload, feasible, padded
+from .config import BLOCK_TS, CHUNKS, FEW_WALKS, PASSES, SEGMENTS, SPACE, WALK, Plan, Workload, feasible, padded
 
 FORMAT = 1
 DTYPES = ("bf16", "fp16", "fp32")
@@ -112,7 +112,7 @@ def kernels_hash() -> str:
 @cache
 def space_hash() -> str:
     """Sixteen hex digits of the search space's declaration."""
-    return _hash(repr((sorted(SPACE.items()), BLOCK_TS, CHUNKS, PASSES)).encode())
+    return _hash(repr((sorted(SPACE.items()), BLOCK_TS, CHUNKS, PASSES, SEGMENTS, WALK, FEW_WALKS)).encode())
 
 
 def _hash(text: bytes) -> str:
@@ -120,7 +120,7 @@ def _hash(text: bytes) -> str:
 
 
 def steps_of(work: Workload) -> tuple[str, ...]:
-    """The passes that the workload's direction runs, in order."""
+    """The passes that the workload's direction runs, in order; those that tiles are chosen for."""
     return ("states", "grad_states", "grad_qk", "grad_v") if work.direction == "bwd" else ("states", "output")
 
 

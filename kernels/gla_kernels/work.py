@@ -11,7 +11,7 @@ from typing import Any
 
 import triton.language as tl
 
-from .counting import HALVES, ROWS_OF_K, ROWS_OF_V, Count, Sizes
+from .counting import GAMMA, HALVES, ROWS_OF_K, ROWS_OF_V, Count, Sizes
 from .counts import KERNELS
 from .launch import Launch
 
@@ -168,14 +168,14 @@ def _once(s: Sizes, c: Count, name: str) -> int:
     """Elements of a head's tensor that are read at all: all its rows in the slice, or different states, once each."""
     if name in ROWS_OF_K:
         return s.T * s.K
-    if name == HALVES:
-        return s.blocks * s.K
+    if name in (HALVES, GAMMA):
+        return (s.blocks if name == HALVES else s.turns) * s.K
     return s.T * s.V if name in ROWS_OF_V else c.states[name]
 
 
 def _sharing(s: Sizes, name: str) -> int:
     """How many programs read the same rows of a tensor."""
-    if name in ROWS_OF_K or name == HALVES:
+    if name in ROWS_OF_K or name in (HALVES, GAMMA):
         return s.over_v
     return s.over_k if name in ROWS_OF_V else 1
 

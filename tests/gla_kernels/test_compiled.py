@@ -82,7 +82,7 @@ def test_a_change_says_which_kernel_and_by_how_much():
 KEYS = """
 import sys
 from gla_kernels import chunk
-names = ["states", "output", "grad_states", "grad_qk", "grad_v"]
+names = ["states", "combine", "output", "grad_states", "grad_qk", "grad_v"]
 keys = {name: getattr(chunk, name + "_kernel").cache_key for name in (names if sys.argv[1] == "there" else names[::-1])}
 print([keys[name] for name in names])
 """

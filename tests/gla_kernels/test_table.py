@@ -42,8 +42,19 @@ def test_the_passes_of_a_direction_are_those_that_are_launched(T, materialize):
 
 
 def test_an_entry_comes_back_as_it_was(entry):
-    for one in (entry(), entry(direction="bwd", dtype="fp16", gated=False), entry(schedule=Schedule(128, 32, False))):
+    for one in (
+        entry(),
+        entry(direction="bwd", dtype="fp16", gated=False),
+        entry(schedule=Schedule(128, 32, False, 8)),
+    ):
         assert Entry.from_dict(json.loads(json.dumps(one.to_dict())), 90) == one
+
+
+def test_an_entry_from_before_there_were_segments_has_none(entry):
+    one = entry(schedule=Schedule(128))
+    values = one.to_dict()
+    del values["plan"]["schedule"]["states_every"], values["workload"]["schedule"]["states_every"]
+    assert Entry.from_dict(values, 90) == one
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,9 @@ def test_integer_inputs():
         ({"chunk": 32, "sub_chunk": 64}, "sub_chunk: expected a divisor of chunk=32 from 16 to 32, got 64"),
         ({"chunk": 64, "sub_chunk": 8}, "sub_chunk: expected a divisor of chunk=64 from 16 to 64, got 8"),
         ({"materialize": "yes"}, "materialize: expected True or False, got 'yes'"),
+        ({"states_every": 0}, "states_every: expected a number of chunks > 0 or None, got 0"),
+        ({"states_every": True}, "states_every: expected a number of chunks > 0 or None, got True"),
+        ({"states_every": 2.0}, "states_every: expected a number of chunks > 0 or None, got 2.0"),
     ],
 )
 def test_bad_schedule(arguments, message):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from itertools import islice, product
 from typing import Any
 
@@ -49,7 +49,7 @@ def trial(
     schedule = {"chunk": variant.chunk, "sub_chunk": variant.sub_chunk, "materialize": variant.materialize}
     candidate = {"schedule": schedule, "block_t": variant.block_t, "step": step, "tile": tile}
     compiled = {"registers": 168, "spill_bytes": 0, "shared_bytes": 65536, "programs_per_sm": 3}
-    others = tuple((v.chunk, v.sub_chunk, v.materialize, v.block_t) for v in shared)
+    others = tuple(astuple(v) for v in shared)
     return Trial(candidate, predicted, status, reason, tuple(samples or ()), compiled, others)
 
 

@@ -13,15 +13,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..config import KernelConfig, Schedule, Tile
+from ..config import KernelConfig, Schedule, Tile, padded
 from ..launch import Launch, Launcher, interpreting, settle_keys
 from .grad_qk import grad_qk_kernel
 from .grad_v import grad_v_kernel
 from .output import output_kernel
 from .slices import SEGMENT_ROWS, Slice, segments_at_once, slices_of
-from .states import grad_states_kernel, states_kernel
+from .states import combine_kernel, grad_states_kernel, states_kernel
 
-settle_keys(states_kernel, output_kernel, grad_states_kernel, grad_qk_kernel, grad_v_kernel)
+settle_keys(states_kernel, combine_kernel, output_kernel, grad_states_kernel, grad_qk_kernel, grad_v_kernel)
+
+COMBINED = Tile(16, 64)  # of a state, in a program that adds segments up: few bytes a step, many programs
 
 
 @dataclass(frozen=True)
@@ -54,19 +56,25 @@ class Problem:
         return triton.cdiv(self.q.shape[1], self.config.block_t)
 
     @property
-    def n_seg(self) -> int:
-        """Segments a sequence."""
-        return 1 if self.schedule.materialize else max(1, triton.cdiv(self.q.shape[1], SEGMENT_ROWS))
-
-    @property
     def seg_chunks(self) -> int:
         """Chunks a segment."""
-        return self.n_chunks if self.n_seg == 1 else SEGMENT_ROWS // self.schedule.chunk
+        by_default = self.n_chunks if self.schedule.materialize else SEGMENT_ROWS // self.schedule.chunk
+        return min(self.schedule.states_every or by_default, self.n_chunks)
+
+    @property
+    def n_seg(self) -> int:
+        """Segments a sequence."""
+        return triton.cdiv(self.n_chunks, self.seg_chunks)
 
     @property
     def whole(self) -> Slice:
         """All chunks as a single segment."""
         return Slice(0, 1, 0, self.n_chunks)
+
+    def segments(self, first: int, count: int) -> Slice:
+        """So many segments from one on."""
+        first_chunk = first * self.seg_chunks
+        return Slice(first, count, first_chunk, min(self.n_chunks - first_chunk, count * self.seg_chunks))
 
     @property
     def slices(self) -> list[Slice]:
@@ -87,17 +95,19 @@ class Problem:
         B, _, H, K, V = self.dims
         return self.q.new_empty(B * H, self.slices[0].chunks, K, V, dtype=self.state_dtype)
 
-    def boundary_buffer(self) -> Tensor:
-        """One state a segment, float32 [B*H, n_seg, K, V]."""
+    def boundary_buffer(self, segments: int) -> Tensor:
+        """One state a segment, float32 [B*H, segments, K, V]."""
         B, _, H, K, V = self.dims
-        return self.q.new_empty(B * H, self.n_seg, K, V, dtype=torch.float32)
+        return self.q.new_empty(B * H, segments, K, V, dtype=torch.float32)
+
+    def decay_buffer(self, rows: int) -> Tensor | None:
+        """A logarithm of a decay for each of so many runs of rows, float32 [B*H, rows, K]; None without gates."""
+        B, _, H, K, _ = self.dims
+        return None if self.g is None else self.q.new_empty(B * H, rows, K, dtype=torch.float32)
 
     def half_decays(self) -> Tensor | None:
         """Log2 of half of each row block's decay, float32 [B*H, n_blocks, K]; None without gates."""
-        B, _, H, K, _ = self.dims
-        if self.g is None:
-            return None
-        return self.q.new_empty(B * H, self.n_blocks, K, dtype=torch.float32)
+        return self.decay_buffer(self.n_blocks)
 
     def constexprs(self, tile: Tile) -> dict[str, Any]:
         """Compile-time arguments that every kernel takes."""
@@ -121,9 +131,11 @@ class Problem:
         )
 
     def walk_of(
-        self, kernel: Any, tile: Tile, args: dict[str, Any], part: Slice, stored: Tensor, every: int, **constexprs: Any
-    ) -> Launch:
-        """A launch of a pass over time, which stores a state every so many chunks: a program a segment and tile."""
+        self, kernel: Any, tile: Tile, args: dict[str, Any], part: Slice, stored: Tensor, every: int, last: bool,
+        **constexprs: Any,
+    ) -> Launch:  # fmt: skip
+        """A launch of a pass over time, which stores a state every so many chunks: a program a segment and tile.
+        ``last``: only each segment's last one."""
         _, _, _, K, V = self.dims
         chunk = self.schedule.chunk
         args = args | {
@@ -132,8 +144,24 @@ class Problem:
             "every_rows": every * chunk,
         }  # fmt: skip
         columns = triton.cdiv(K, tile.block_k) * triton.cdiv(V, tile.block_v)
-        each = every * chunk == self.config.block_t
-        return self.launch_of(kernel, tile, columns * part.segments, args, EACH=each, **constexprs)
+        each = every * chunk == self.config.block_t and not last
+        return self.launch_of(kernel, tile, columns * part.segments, args, EACH=each, LAST=last, **constexprs)
+
+    def combination_of(
+        self, added: Tensor, gamma: Tensor | None, first: Tensor | None, into: Tensor, reverse: bool
+    ) -> Launch:
+        """A launch that adds up what segments add: a program a tile of the state."""
+        B, _, H, K, V = self.dims
+        block_k, block_v = min(COMBINED.block_k, padded(K)), min(COMBINED.block_v, padded(V))
+        return Launch(
+            combine_kernel,
+            (triton.cdiv(K, block_k) * triton.cdiv(V, block_v) * B * H,),
+            {"p_add": added, "p_gamma": gamma, "p_first": first, "p_s": into, "n_seg": self.n_seg,
+             "n_added": added.shape[1]},
+            {"K": K, "V": V, "BK": block_k, "BV": block_v, "REVERSE": reverse, "HAS_FIRST": first is not None,
+             "GATED": gamma is not None},
+            num_warps=COMBINED.num_warps,
+        )  # fmt: skip
 
     def blocks_of(
         self, kernel: Any, tile: Tile, columns: int, args: dict[str, Any], part: Slice, states: Tensor, **flags: Any
@@ -173,34 +201,56 @@ def forward(p: Problem, output_final_state: bool, launch: Launcher) -> tuple[Ten
     o = torch.empty_like(p.v)
     final_state = p.q.new_empty(B, H, K, V, dtype=torch.float32) if output_final_state else None
     halves, states = p.half_decays(), p.state_buffer()
-    starts = _boundaries(p, final_state, launch)
-    tile = p.config.output
-    for part in p.slices:
-        _states(p, part, starts, states, halves, final_state if p.n_seg == 1 else None, launch)
+    starts = _starts(p, None, launch)
+    tile, parts = p.config.output, p.slices
+    for part in parts:
+        _states(p, part, starts, states, halves, final_state if part == parts[-1] else None, launch)
         args = {"p_q": p.q, "p_k": p.k, "p_v": p.v, "p_g": p.g, "p_s": states, "p_h": halves, "p_o": o}
         launch(p.blocks_of(output_kernel, tile, triton.cdiv(V, tile.block_v), args, part, states))
     return o, final_state
 
 
-def _boundaries(p: Problem, final_state: Tensor | None, launch: Launcher) -> Tensor | None:
+def _starts(p: Problem, halves: Tensor | None, launch: Launcher) -> Tensor | None:
     """States that segments start from, [.., n_seg, K, V] in float32: the initial state, if any, where there is but one
-    segment; else this fills in the final state, too."""
+    segment. Fills in ``halves``, too, where there are more."""
     if p.n_seg == 1:
         return p.initial_state
-    starts = p.boundary_buffer()
-    _states(p, p.whole, p.initial_state, starts, None, final_state, launch, every=p.seg_chunks)
+    starts, every = p.boundary_buffer(p.n_seg), p.seg_chunks
+    if p.schedule.states_every is None:
+        _states(p, p.whole, p.initial_state, starts, halves, None, launch, every)
+    else:
+        walked = p.segments(0, p.n_seg - (halves is None))  # none asks what the last one adds
+        added, gamma = p.boundary_buffer(walked.segments), p.decay_buffer(walked.segments)
+        _states(p, walked, None, added, halves, None, launch, every, last=True, gamma=gamma)
+        launch(p.combination_of(added, gamma, p.initial_state, starts, reverse=False))
     return starts
+
+
+def _ends(p: Problem, do: Tensor, d_final: Tensor | None, halves: Tensor | None, launch: Launcher) -> Tensor | None:
+    """Gradients of the states after each segment, as `_starts` has the states before them."""
+    if p.n_seg == 1:
+        return d_final
+    ends, every = p.boundary_buffer(p.n_seg), p.seg_chunks
+    if p.schedule.states_every is None:
+        _grad_states(p, p.whole, do, d_final, ends, halves, None, launch, every)
+    else:
+        walked = p.segments(1, p.n_seg - 1)
+        added, gamma = p.boundary_buffer(walked.segments), p.decay_buffer(walked.segments)
+        _grad_states(p, walked, do, None, added, halves, None, launch, every, last=True, gamma=gamma)
+        launch(p.combination_of(added, gamma, d_final, ends, reverse=True))
+    return ends
 
 
 def _states(
     p: Problem, part: Slice, starts: Tensor | None, states: Tensor, halves: Tensor | None, final_state: Tensor | None,
-    launch: Launcher, every: int = 1,
+    launch: Launcher, every: int = 1, last: bool = False, gamma: Tensor | None = None,
 ) -> None:  # fmt: skip
     """Fill ``states`` [B*H, .., K, V] with the states before every n-th chunk of the slice, and the slice's rows of
-    ``halves``. ``starts``: the states before each segment of the sequence, none for zero."""
+    ``halves``. ``starts``: the states before each segment of the sequence, none for zero. ``last``: the state after
+    each segment instead, and log2 of its decay in ``gamma`` [B*H, segments, K]."""
     args = {
-        "p_k": p.k, "p_v": p.v, "p_g": p.g, "p_s0": starts, "p_s": states, "p_h": halves, "p_st": final_state,
-        "n_start": 1 if starts is p.initial_state else p.n_seg, "n_blocks": p.n_blocks,
+        "p_k": p.k, "p_v": p.v, "p_g": p.g, "p_s0": starts, "p_s": states, "p_h": halves, "p_gamma": gamma,
+        "p_st": final_state, "n_start": 1 if starts is p.initial_state else p.n_seg, "n_blocks": p.n_blocks,
     }  # fmt: skip
     launch(
         p.walk_of(
@@ -210,6 +260,7 @@ def _states(
             part,
             states,
             every,
+            last,
             HAS_S0=starts is not None,
             STORE_H=halves is not None,
             STORE_ST=final_state is not None,
@@ -219,13 +270,14 @@ def _states(
 
 def _grad_states(
     p: Problem, part: Slice, do: Tensor, ends: Tensor | None, grads: Tensor, halves: Tensor | None,
-    d_initial: Tensor | None, launch: Launcher, every: int = 1,
+    d_initial: Tensor | None, launch: Launcher, every: int = 1, last: bool = False, gamma: Tensor | None = None,
 ) -> None:  # fmt: skip
     """Fill ``grads`` [B*H, .., K, V] with the gradients of the states after every n-th chunk of the slice. ``ends``: of
-    the states after each segment of the sequence, or after all of it, [B, H, K, V]; none for zero."""
+    the states after each segment of the sequence, or after all of it, [B, H, K, V]; none for zero. ``last``: of the
+    state before each segment instead, and log2 of its decay in ``gamma`` [B*H, segments, K]."""
     args = {
-        "p_q": p.q, "p_g": p.g, "p_do": do, "p_h": halves, "p_dst": ends, "p_ds": grads, "p_ds0": d_initial,
-        "scale": p.scale, "n_end": p.n_seg if part != p.whole else 1, "n_blocks": p.n_blocks,
+        "p_q": p.q, "p_g": p.g, "p_do": do, "p_h": halves, "p_dst": ends, "p_ds": grads, "p_gamma": gamma,
+        "p_ds0": d_initial, "scale": p.scale, "n_end": p.n_seg if part != p.whole else 1, "n_blocks": p.n_blocks,
     }  # fmt: skip
     launch(
         p.walk_of(
@@ -235,6 +287,7 @@ def _grad_states(
             part,
             grads,
             every,
+            last,
             HAS_DST=ends is not None,
             STORE_DS0=d_initial is not None,
         )
@@ -253,14 +306,11 @@ def backward(
     dg = None if p.g is None else torch.empty_like(p.g)
     d_initial = torch.empty_like(p.initial_state) if p.initial_state is not None else None
     halves, states, grads = p.half_decays(), p.state_buffer(), p.state_buffer()
-    starts, ends, slice_d_initial = p.initial_state, d_final, d_initial
-    if p.n_seg > 1:
-        starts, ends, slice_d_initial = p.boundary_buffer(), p.boundary_buffer(), None
-        _states(p, p.whole, p.initial_state, starts, halves, None, launch, every=p.seg_chunks)
-        _grad_states(p, p.whole, do, d_final, ends, halves, d_initial, launch, every=p.seg_chunks)
+    starts = _starts(p, halves, launch)
+    ends = _ends(p, do, d_final, halves, launch)
     for part in p.slices:
         _states(p, part, starts, states, halves if p.n_seg == 1 else None, None, launch)
-        _grad_states(p, part, do, ends, grads, halves, slice_d_initial, launch)
+        _grad_states(p, part, do, ends, grads, halves, d_initial if part.first_segment == 0 else None, launch)
         _grad_qk(p, part, do, states, grads, halves, (dq, dk, dg), launch)
         _grad_v(p, part, do, grads, halves, dv, launch)
     return dq, dk, dv, dg, d_initial

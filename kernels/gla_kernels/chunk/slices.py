@@ -1,8 +1,9 @@
 """Which chunks' states are in memory at once.
 
-Materialized, a sequence is one segment and all chunks are one slice. Not materialized, a first pass keeps the states at
-the boundaries of segments only, in float32; the segments are then worked on in slices, one slice after another, whose
-chunks' states lie in a buffer that all slices share: it is small, and mostly stays in the L2 cache.
+Materialized, all chunks are one slice, and a sequence is one segment unless the schedule cuts it (states_every). Not
+materialized, a first pass keeps the states at the boundaries of segments only, in float32; the segments are then worked
+on in slices, one slice after another, whose chunks' states lie in a buffer that all slices share: it is small, and
+mostly stays in the L2 cache.
 """
 
 from __future__ import annotations

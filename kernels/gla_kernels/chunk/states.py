@@ -3,44 +3,38 @@
     S_c  = Diag(e^gamma) S_{c-1} + (K e^{gamma-G})^T V            forward in time
     dS_{c-1} = Diag(e^gamma) dS_c + scale (Q e^G)^T dO            backward in time
 
-A segment is a run of chunks that one program of the other passes walks over; with one chunk a segment, every chunk's
-state is materialized in HBM (the paper's w/ m.), with a single segment none is and these passes do not run.
+A walk is a chain, one row block after another. A long one is cut into segments (slices.py), all walked over at once,
+and twice: first each from zero, for what it adds by itself (LAST); then, where `combine_kernel` has added that up, each
+from the state that it starts from. With gamma_i a segment's whole decay and L_i what it adds,
+
+    S_{i+1} = Diag(e^gamma_i) S_i + L_i               and the same backward in time for the gradients.
 """
 
 # mypy: disallow-untyped-defs=False
 import triton
 import triton.language as tl
 
-from .gates import after_rows_transposed, decayed_keys
+from .gates import after_rows_transposed
 from .products import decay_from_start, load_half, product
 from .tiles import dot, load_state, load_tile, operand, store_state
 
-
-@triton.jit
-def advance(
-    b_s, p_k, p_v, p_g, i_row, T, H, o_k, o_v,
-    K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, GATED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """The state [BK, BV] after the rows i_row .. i_row+BT-1, from the state before them."""
-    b_kd, b_total = decayed_keys(p_k, p_g, i_row, T, H * K, o_k, K, BT, GATED)
-    b_v = load_tile(p_v, i_row, T, H * V, o_v, V, BT)
-    if GATED:
-        b_s = b_s * tl.exp2(b_total)[:, None]
-    return b_s + dot(tl.trans(operand(b_kd, DOT, PRECISION)), b_v, DOT, PRECISION)
+PREFETCH: tl.constexpr = tl.constexpr(4)  # segments whose loads are in flight at once, in combine_kernel
 
 
 @triton.jit(do_not_specialize=["T", "n_seg", "first_seg", "n_start", "n_stored", "n_blocks", "seg_rows", "every_rows"])
 def states_kernel(
-    p_k, p_v, p_g, p_s0, p_s, p_h, p_st, T, H, n_seg, first_seg, n_start, n_stored, n_blocks, seg_rows, every_rows,
+    p_k, p_v, p_g, p_s0, p_s, p_h, p_gamma, p_st,
+    T, H, n_seg, first_seg, n_start, n_stored, n_blocks, seg_rows, every_rows,
     K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    EACH: tl.constexpr, HAS_S0: tl.constexpr, STORE_H: tl.constexpr, STORE_ST: tl.constexpr,
+    EACH: tl.constexpr, LAST: tl.constexpr, HAS_S0: tl.constexpr, STORE_H: tl.constexpr, STORE_ST: tl.constexpr,
     GATED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The states before every ``every_rows``-th row of the segments from ``first_seg`` on: p_s [B*H, n_stored, K, V].
 
     A program walks over the rows of one segment, ``seg_rows`` of them, with a tile of the state on chip. n_seg segments
     are walked over, each from its own state in p_s0 [B*H, n_start, K, V], float32, or from zero without HAS_S0. Each
-    stores seg_rows / every_rows states, the sequence's end apart; EACH: one every row block.
+    stores seg_rows / every_rows states, the sequence's end apart; EACH: one every row block; LAST: only the one after
+    its last row, and log2 of its whole decay in p_gamma [B*H, n_stored, K], float32.
     p_h [B*H, n_blocks, K], float32: log2 of half of each row block's decay, which the passes after this one go by.
     p_st [B*H, K, V]: the state after the sequence's last row.
     """
@@ -60,14 +54,16 @@ def states_kernel(
             p_h += (i_bh * n_blocks + i_first // BT) * K + o_k
 
     b_s = tl.zeros([BK, BV], dtype=tl.float32)
+    b_gamma = tl.zeros([BK], dtype=tl.float32)
     if HAS_S0:
         b_s += load_state(p_s0 + (i_bh * n_start + first_seg + i_seg) * K * V, o_k, o_v, K, V)
     for i_t in range(0, tl.cdiv(tl.minimum(T - i_first, seg_rows), BT)):
         i_row = i_first + i_t * BT
         if EACH:
             store_state(p_s + tl.cast(i_t, tl.int64) * K * V, b_s, o_k, o_v, K, V)
-        elif (i_t * BT) % every_rows == 0:
-            store_state(p_s + tl.cast((i_t * BT) // every_rows, tl.int64) * K * V, b_s, o_k, o_v, K, V)
+        elif not LAST:
+            if (i_t * BT) % every_rows == 0:
+                store_state(p_s + tl.cast((i_t * BT) // every_rows, tl.int64) * K * V, b_s, o_k, o_v, K, V)
         # keys and their decays with a feature a row: as they enter the product, without another transposition
         b_kd = tl.trans(load_tile(p_k, i_row, T, H * K, o_k, K, BT))
         b_v = load_tile(p_v, i_row, T, H * V, o_v, V, BT)
@@ -76,8 +72,14 @@ def states_kernel(
             if STORE_H:
                 tl.store(p_h + i_t * K, 0.5 * b_total, mask=(o_k < K) & (i_v == 0))
             b_kd = b_kd.to(tl.float32) * tl.exp2(b_d)
+            if LAST:
+                b_gamma += b_total
             b_s = b_s * tl.exp2(b_total)[:, None]
         b_s = tl.dot(operand(b_kd, DOT, PRECISION), b_v.to(DOT), b_s, input_precision=PRECISION)
+    if LAST:
+        store_state(p_s, b_s, o_k, o_v, K, V)
+        if GATED:
+            tl.store(p_gamma + (i_bh * n_stored + i_seg) * K + o_k, b_gamma, mask=(o_k < K) & (i_v == 0))
     if STORE_ST:
         if i_first + seg_rows >= T:
             store_state(p_st + i_bh * K * V, b_s, o_k, o_v, K, V)
@@ -85,14 +87,14 @@ def states_kernel(
 
 @triton.jit(do_not_specialize=["T", "n_seg", "first_seg", "n_end", "n_stored", "n_blocks", "seg_rows", "every_rows"])
 def grad_states_kernel(
-    p_q, p_g, p_do, p_h, p_dst, p_ds, p_ds0, scale,
+    p_q, p_g, p_do, p_h, p_dst, p_ds, p_gamma, p_ds0, scale,
     T, H, n_seg, first_seg, n_end, n_stored, n_blocks, seg_rows, every_rows,
     K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    EACH: tl.constexpr, HAS_DST: tl.constexpr, STORE_DS0: tl.constexpr,
+    EACH: tl.constexpr, LAST: tl.constexpr, HAS_DST: tl.constexpr, STORE_DS0: tl.constexpr,
     GATED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The gradients of the states after every ``every_rows``-th row: p_ds [B*H, n_stored, K, V]. As in
-    states_kernel, but from the last row of a segment to its first one.
+    states_kernel, but from the last row of a segment to its first one: LAST is the gradient before that.
 
     p_dst [B*H, n_end, K, V], float32: the gradient of the state after each segment; without HAS_DST it is zero.
     p_h [B*H, n_blocks, K], float32: log2 of half of each row block's decay. p_ds0 [B*H, K, V]: the initial state's
@@ -113,6 +115,7 @@ def grad_states_kernel(
         p_h += (i_bh * n_blocks + i_first // BT) * K
 
     b_ds = tl.zeros([BK, BV], dtype=tl.float32)
+    b_gamma = tl.zeros([BK], dtype=tl.float32)
     if HAS_DST:
         b_ds += load_state(p_dst + (i_bh * n_end + first_seg + i_seg) * K * V, o_k, o_v, K, V)
     n_t = tl.cdiv(tl.minimum(T - i_first, seg_rows), BT)
@@ -121,18 +124,60 @@ def grad_states_kernel(
         i_row = i_first + i_t * BT
         if EACH:
             store_state(p_ds + tl.cast(i_t, tl.int64) * K * V, b_ds, o_k, o_v, K, V)
-        elif ((i_t + 1) * BT % every_rows == 0) | (i_back == 0):
-            store_state(p_ds + tl.cast((i_t * BT) // every_rows, tl.int64) * K * V, b_ds, o_k, o_v, K, V)
+        elif not LAST:
+            if ((i_t + 1) * BT % every_rows == 0) | (i_back == 0):
+                store_state(p_ds + tl.cast((i_t * BT) // every_rows, tl.int64) * K * V, b_ds, o_k, o_v, K, V)
         # queries and their decays with a feature a row: as they enter the product, without another transposition
         b_qd = tl.trans(load_tile(p_q, i_row, T, H * K, o_k, K, BT))
         b_do = load_tile(p_do, i_row, T, H * V, o_v, V, BT)
         if GATED:
             b_d = decay_from_start(tl.trans(load_tile(p_g, i_row, T, H * K, o_k, K, BT)), BT, DOT)
             b_qd = b_qd.to(tl.float32) * (scale * tl.exp2(b_d))
-            b_ds = b_ds * tl.exp2(2.0 * load_half(p_h, i_t, o_k, K))[:, None]
+            b_total = 2.0 * load_half(p_h, i_t, o_k, K)
+            if LAST:
+                b_gamma += b_total
+            b_ds = b_ds * tl.exp2(b_total)[:, None]
             b_ds = product(b_qd, b_do, b_ds, DOT, PRECISION)
         else:  # a scale that is no power of two would cost q its last bits
             b_ds += scale * dot(b_qd, b_do, DOT, PRECISION)
+    if LAST:
+        store_state(p_ds, b_ds, o_k, o_v, K, V)
+        if GATED:
+            tl.store(p_gamma + (i_bh * n_stored + i_seg) * K + o_k, b_gamma, mask=(o_k < K) & (i_v == 0))
     if STORE_DS0:
         if i_first == 0:
             store_state(p_ds0 + i_bh * K * V, b_ds, o_k, o_v, K, V)
+
+
+@triton.jit(do_not_specialize=["n_seg", "n_added"])
+def combine_kernel(
+    p_add, p_gamma, p_first, p_s, n_seg, n_added,
+    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    REVERSE: tl.constexpr, HAS_FIRST: tl.constexpr, GATED: tl.constexpr,
+):  # fmt: skip
+    """The state before each segment, or with REVERSE its gradient after each: p_s [B*H, n_seg, K, V], float32.
+
+    p_add [B*H, n_added, K, V], float32, and p_gamma [B*H, n_added, K]: what each segment adds, and log2 of its whole
+    decay, from the sequence's start on, or with REVERSE up to its end. p_first [B*H, K, V], float32: where the sum
+    starts from; without HAS_FIRST it is zero.
+    """
+    NK: tl.constexpr = (K + BK - 1) // BK
+    NV: tl.constexpr = (V + BV - 1) // BV
+    i_p = tl.program_id(0)
+    i_v, i_k, i_bh = i_p % NV, (i_p // NV) % NK, (i_p // (NV * NK)).to(tl.int64)
+    o_k, o_v = i_k * BK + tl.arange(0, BK), i_v * BV + tl.arange(0, BV)
+    p_s += i_bh * n_seg * K * V
+
+    b_s = tl.zeros([BK, BV], dtype=tl.float32)
+    if HAS_FIRST:
+        b_s += load_state(p_first + i_bh * K * V, o_k, o_v, K, V)
+    for i_step in tl.range(0, n_seg - 1, num_stages=PREFETCH):
+        i_seg, i_add = i_step, i_bh * n_added + i_step
+        if REVERSE:
+            i_seg, i_add = n_seg - 1 - i_step, (i_bh + 1) * n_added - 1 - i_step
+        store_state(p_s + tl.cast(i_seg, tl.int64) * K * V, b_s, o_k, o_v, K, V)
+        if GATED:
+            b_s = b_s * tl.exp2(tl.load(p_gamma + i_add * K + o_k, mask=o_k < K, other=0.0))[:, None]
+        b_s += load_state(p_add + i_add * K * V, o_k, o_v, K, V)
+    i_last = 0 if REVERSE else n_seg - 1
+    store_state(p_s + tl.cast(i_last, tl.int64) * K * V, b_s, o_k, o_v, K, V)

@@ -25,6 +25,7 @@ from glabench.analysis.tuning import (
     rank_correlation,
     runs,
     table,
+    variants,
     work_key,
 )
 from glabench.errors import UserError
@@ -70,6 +71,19 @@ def test_a_shared_kernel_counts_for_each_of_its_variants(trials: list[Trial]) ->
     sums = Sums(trials)
     assert (sums.total(A), sums.total(B), sums.total(C)) == (4.0, 3.0, 3.5)
     assert sums.ranking() == [B, C, A]
+
+
+def test_a_variant_says_how_long_its_segments_are(make_trial: MakeTrial) -> None:
+    cut = Variant(64, 64, True, 16, 32)
+    assert (str(B), str(cut)) == ("64/64 w/ m., rows of 16", "64/64 w/ m., seg 32, rows of 16")
+    trial = make_trial(A, "states", LARGE, [1.0], 1.0, shared=(cut,))
+    assert variants(trial) == [A, cut]
+    older = replace(trial, shared=((64, 64, True, 16),))  # a record from before there were segments
+    assert variants(older) == [A, B]
+    schedule = {"chunk": 64, "sub_chunk": 64, "materialize": True}
+    assert Variant.of({"schedule": schedule | {"states_every": 32}, "block_t": 16}) == cut
+    assert Variant.of({"schedule": schedule | {"states_every": None}, "block_t": 16}) == B
+    assert Variant.of({"schedule": schedule, "block_t": 16}) == B
 
 
 def test_a_variant_without_a_time_for_a_pass_has_no_sum(trials: list[Trial]) -> None:

@@ -14,7 +14,7 @@ from gla_kernels import Entry, Machine, Plan, Schedule, Workload, choose, defaul
 from glabench.run.inputs import make_inputs
 from glabench.spec.case import Case
 from glabench.spec.catalog import CATALOG
-from glabench.systems.gla import Gla, PlannedGla
+from glabench.systems.gla import Gla, PlannedGla, schedule_name
 
 CASE = Case("gla", 1, 300, 2, 16, 16, "fp32")
 FWD, BWD = Schedule(32, 32, False), Schedule(128, 16, False)
@@ -65,6 +65,12 @@ def test_it_says_which_plan_runs_and_why(shipped: Path) -> None:
     said = system.implementation(CASE)
     assert "; fwd 64/64 w/ m. by the cost model; bwd 128/16 w/o m. tuned on NVIDIA H200 at B=1 T=300 H=2" in said
     assert "\n" not in said
+
+
+def test_a_schedule_in_a_few_words() -> None:
+    assert schedule_name(Schedule(64, 16)) == "64/16 w/ m."
+    assert schedule_name(Schedule(128, 64, False)) == "128/64 w/o m."
+    assert schedule_name(Schedule(64, 64, True, 16)) == "64/64 w/ m., seg 16"
 
 
 def test_what_is_compiled_is_what_would_run_on_that_gpu(shipped: Path) -> None:

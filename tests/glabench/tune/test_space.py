@@ -7,8 +7,9 @@ from itertools import pairwise
 
 import pytest
 
-from gla_kernels import Plan, Schedule, Tile, Workload
-from gla_kernels.config import PASSES, feasible, tiles
+from gla_kernels import Plan, Schedule, Tile, Workload, default_config
+from gla_kernels.choose import predicted_ms
+from gla_kernels.config import PASSES, Direction, KernelConfig, feasible, tiles
 from gla_kernels.table import steps_of
 from glabench.tune.candidate import Candidate, Variant, candidates_of, key, launch_of, plan_of
 from glabench.tune.history import History
@@ -109,6 +110,29 @@ def test_a_variant_one_of_whose_passes_cannot_run_is_left_out(monkeypatch: pytes
     space = space_of(FWD, 90)
     assert set(space.menus) == {variant for variant in whole.menus if variant.block_t != 64}
     assert {one.variant.block_t for one in space.candidates.values()} == {16, 32, 128}
+
+
+@pytest.mark.parametrize("direction", ["fwd", "bwd"])
+def test_segments_of_a_long_sequence_share_all_but_the_walks(direction: Direction) -> None:
+    space = space_of(Workload(direction, 1, 4096, 4, 64, 64), 90)
+    plain, cut = Variant(Schedule(64), 32), Variant(Schedule(64, 64, True, 16), 32)
+    for step, keys in space.menus[plain].items():
+        shared = set(keys) & set(space.menus[cut][step])
+        assert shared == (set() if step in ("states", "grad_states") else set(keys))
+
+
+def test_a_total_counts_launches_that_are_not_measured() -> None:
+    work = Workload("bwd", 1, 4096, 4, 64, 64)
+    for schedule in (Schedule(64), Schedule(64, 64, True, 16), Schedule(64, 64, False), Schedule(64, 64, False, 32)):
+        space = space_of(replace(work, schedule=schedule), 90)
+        config = default_config(64, 64, 2, schedule)
+
+        def ms_of(one: str, space: Space = space, config: KernelConfig = config) -> float:
+            candidate = space.candidates[one]
+            return space.predicted_ms[one] if candidate.tile == getattr(config, candidate.step) else float("inf")
+
+        total = space.total(Variant(schedule, 64), ms_of)
+        assert total == pytest.approx(predicted_ms(work, Plan(schedule, config), 90))
 
 
 def test_a_schedule_asked_for_is_the_only_one() -> None:
