@@ -177,7 +177,7 @@ def padded(dim: int) -> int:
 # --- The search space ------------------------------------------------------------------------------------------------
 
 BLOCK_TS = (16, 32, 64, 128)  # rows of a row block
-SEGMENTS = (1024, 2048)  # rows of a segment, where walks over time are few: programs of a usual tile
+SEGMENTS = (1024, 2048, 4096)  # rows of a segment, where walks over time are few: programs of a usual tile
 WALK = (64, 128)
 FEW_WALKS = 2 * 132
 ALL: Literal["all"] = "all"  # the pass needs the whole head dimension in one tile
