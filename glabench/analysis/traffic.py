@@ -16,9 +16,11 @@ SMALL = 0.02  # of them: a difference that needs no explanation of its own
 WITHIN = "within"
 WRITES_IN_L2 = "writes_in_l2"  # still there when the kernel ended
 WRITES_LOST = "writes_lost"  # fewer than expected by more than L2 holds
+WRITES_SPILLED = "writes_spilled"  # more than expected, by a kernel whose registers spill to local memory
 WRITES_MORE = "writes_more"
 READS_IN_L2 = "reads_in_l2"  # expected to be read from HBM again, found in L2
 READS_LOST = "reads_lost"  # even what has to be read once did not come from HBM
+READS_SPILLED = "reads_spilled"  # more than expected, of spilled registers or of what is asked for several times
 READS_MISSED = "reads_missed"  # asked for several times, and read from HBM again
 READS_MORE = "reads_more"  # nothing asks for a byte twice, and yet
 REREADS = "rereads"  # asked for several times, and read from HBM once, as expected
@@ -76,6 +78,11 @@ class Traffic:
         return ratio(self.read + self.write, self.kernel.hbm_bytes) - 1
 
     @property
+    def spills(self) -> bool:
+        """Whether registers spill: local memory passes through L2, and what L2 gives up of it goes to HBM."""
+        return number(self.kernel.compiled.get("spill_bytes")) > 0
+
+    @property
     def rereads(self) -> float:
         """Bytes that loads ask for beyond those that each have to be read once."""
         return max(0.0, self.requested - self.compulsory)
@@ -93,12 +100,14 @@ class Traffic:
         if abs(more) <= least:
             return []
         if more > 0:
-            return [(WRITES_MORE, more)]
+            return [(WRITES_SPILLED if self.spills else WRITES_MORE, more)]
         room = number(self.call.ceilings.get("l2_bytes"))
         return [(WRITES_LOST if -more > room else WRITES_IN_L2, -more)]
 
     def _reads(self, least: float) -> list[tuple[str, float]]:
         more = self.read - self.expected_read
+        if more > least and self.spills:
+            return [(READS_SPILLED, more)]
         if more > least:
             return [(READS_MISSED if self.rereads > least else READS_MORE, more)]
         again = self.expected_read - self._expected("read_bytes")  # what the model expects to be read anew

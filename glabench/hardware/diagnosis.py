@@ -13,7 +13,6 @@ from pathlib import Path
 
 import glabench
 from glabench.hardware import environment, nvml
-from glabench.profile.counters import find_ncu
 from glabench.run.settings import Device
 from glabench.spec.catalog import CATALOG
 from glabench.systems.base import load
@@ -81,7 +80,9 @@ def _gpu(device: Device) -> Iterator[Finding]:
     yield Finding(group, "driver", f"{info.driver}, for CUDA up to {info.cuda}")
     yield from _clocks(group)
     yield from _sharing(group, info)
-    yield Finding(group, "Nsight Compute", find_ncu() or "not found: `glabench profile --ncu` will have no counters")
+    yield Finding(
+        group, "Nsight Compute", environment.find_ncu() or "not found: `glabench profile --ncu` will have no counters"
+    )
 
 
 def _clocks(group: str) -> Iterator[Finding]:

@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 from functools import cache
+from glob import glob
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,12 @@ RESULT_SOURCES = (
     "hardware/*.py",
     "analysis/work.py",
     *(f"run/{name}.py" for name in ("settings", "pipeline", "inputs", "errors", "oracle", "gate", "measure", "memory")),
+)
+# Where Nsight Compute is when it is not on the PATH.
+NCU_PLACES = (
+    "/usr/local/cuda*/bin/ncu",
+    "/opt/nvidia/nsight-compute/*/ncu",
+    "/usr/local/NVIDIA-Nsight-Compute*/ncu",
 )
 # Packages whose version can change a result.
 RESULT_PACKAGES = ("torch", "triton", "fla-core", "flash-linear-attention", "flash-attn")
@@ -175,6 +182,18 @@ def cuobjdump() -> str | None:
         if os.access(bundled, os.X_OK):
             return str(bundled)
     return shutil.which("cuobjdump")
+
+
+def find_ncu() -> str | None:
+    """ncu on the PATH, else the newest of the usual places."""
+    found = shutil.which("ncu")
+    places = [path for pattern in NCU_PLACES for path in glob(pattern) if os.access(path, os.X_OK)]
+    return found or max(places, key=_version_numbers, default=None)
+
+
+def _version_numbers(path: str) -> list[int]:
+    """A version's numbers in order of weight: 2025.10 is newer than 2025.9."""
+    return [int(number) for number in re.findall(r"\d+", path)]
 
 
 @cache

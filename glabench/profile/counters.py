@@ -12,26 +12,20 @@ import json
 import math
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from glob import glob
 from pathlib import Path
 from typing import Any
 
+from glabench.hardware.environment import find_ncu
 from glabench.spec.case import Case
 
 LIMIT_S = 300.0
 QUERY_LIMIT_S = 60.0
-PLACES = (
-    "/usr/local/cuda*/bin/ncu",
-    "/opt/nvidia/nsight-compute/*/ncu",
-    "/usr/local/NVIDIA-Nsight-Compute*/ncu",
-)
 SECTOR_BYTES = 32
 MOST_STALLS = 5
 
@@ -94,18 +88,6 @@ def count(case: Case, ncu: str | None = None) -> Counted:
     except Refused as error:
         return Counted(version, str(error))
     return Counted(version, None if launches else "ncu saw no kernel", launches)
-
-
-def find_ncu() -> str | None:
-    """ncu on the PATH, else the newest of the usual places."""
-    found = shutil.which("ncu")
-    places = [path for pattern in PLACES for path in glob(pattern) if os.access(path, os.X_OK)]
-    return found or max(places, key=_numbers, default=None)
-
-
-def _numbers(path: str) -> list[int]:
-    """A version's numbers in order of weight: 2025.10 is newer than 2025.9."""
-    return [int(number) for number in re.findall(r"\d+", path)]
 
 
 def _counted(tool: str, case: Case) -> list[tuple[str, dict[str, Any]]]:

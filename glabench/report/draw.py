@@ -153,12 +153,7 @@ def _lines(axes: Axes, panel: Panel) -> None:
 
 
 def _scatter(axes: Axes, panel: Panel) -> None:
-    axes.annotate(panel.value_label, (0, 1), (0, 5), "axes fraction", textcoords="offset points", fontsize=8.5)
-    axes.set_xlabel(panel.at_label, fontsize=8.5)
-    axes.grid(True, color=RULE.light, linewidth=0.7)
-    axes.set_axisbelow(True)
-    axes.set_xscale("log")
-    axes.set_yscale("log")
+    ticks.log_axes(axes, panel)
     for series in panel.series:
         look = style.style(series.key)
         (line,) = axes.plot(

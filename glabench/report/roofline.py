@@ -9,18 +9,13 @@ from matplotlib.axes import Axes
 
 from glabench.report import style, ticks
 from glabench.report.model import Panel, Roof
-from glabench.report.style import AXIS, INK, RULE
+from glabench.report.style import AXIS, INK
 
 HEIGHT = 3.6  # inches
 
 
 def draw(axes: Axes, panel: Panel) -> None:
-    axes.annotate(panel.value_label, (0, 1), (0, 5), "axes fraction", textcoords="offset points", fontsize=8.5)
-    axes.set_xlabel(panel.at_label, fontsize=8.5)
-    axes.grid(True, color=RULE.light, linewidth=0.7)
-    axes.set_axisbelow(True)
-    axes.set_xscale("log")
-    axes.set_yscale("log")
+    ticks.log_axes(axes, panel)
     for series in panel.series:
         look = style.style(series.key)
         colour = look.colour.light

@@ -1,14 +1,17 @@
-"""Which ticks an axis gets, and what they are called."""
+"""What axes look like: which ticks they get, and what they are called."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
+from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.ticker import FixedFormatter, FixedLocator, MaxNLocator, NullLocator
 
 from glabench.report import text
+from glabench.report.model import Panel
+from glabench.report.style import RULE
 
 
 def place(axis: Axis, places: Sequence[float], names: Sequence[str]) -> None:
@@ -43,3 +46,13 @@ def values(low: float, high: float, most: int = 8) -> tuple[list[float], list[st
     whole = [10.0**e for e in decades if low <= 10.0**e <= high]
     thinned = whole[:: math.ceil(len(whole) / most) or 1]
     return thinned, [f"{p:,.10g}" for p in thinned]
+
+
+def log_axes(axes: Axes, panel: Panel) -> None:
+    """Both axes logarithmic, named, with a grid behind what is drawn."""
+    axes.annotate(panel.value_label, (0, 1), (0, 5), "axes fraction", textcoords="offset points", fontsize=8.5)
+    axes.set_xlabel(panel.at_label, fontsize=8.5)
+    axes.grid(True, color=RULE.light, linewidth=0.7)
+    axes.set_axisbelow(True)
+    axes.set_xscale("log")
+    axes.set_yscale("log")

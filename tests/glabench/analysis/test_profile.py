@@ -200,6 +200,23 @@ def test_what_explains_a_difference(
     assert [size / MIB for _, size in found] == pytest.approx([size for _, size in expected])
 
 
+@pytest.mark.parametrize(
+    ("read", "write", "expected"),
+    [
+        (100, 140, [("writes_spilled", 40)]),
+        (160, 140, [("writes_spilled", 40), ("reads_spilled", 60)]),
+        (100, 60, [("writes_in_l2", 40)]),
+    ],
+)
+def test_spilled_registers_explain_what_is_moved_beyond(
+    make_profile: MakeProfile, read: float, write: float, expected: list[tuple[str, float]]
+) -> None:
+    found = counted(make_profile, read, write, requested_bytes=400)
+    spilling = replace(found, kernel=replace(found.kernel, compiled={"spill_bytes": 384}))
+    assert [(kind, size / MIB) for kind, size in spilling.explained() if kind != "rereads"] == expected
+    assert not any("spilled" in kind for kind, _ in found.explained())
+
+
 def test_counters_are_of_one_launch(make_profile: MakeProfile) -> None:
     once = counted(make_profile, 100, 100)
     twice = replace(once, kernel=replace(once.kernel, count=2))

@@ -80,14 +80,14 @@ def test_a_rerun_does_what_is_missing_and_another_gpu_is_another_question(python
     path = here / "rows.jsonl"
     command = ["-m", "glabench", "profile", "tiny.yaml", "--out", str(path)]
     python_process(*command, cwd=str(here))
-    cases = [row["case"] for row in rows(path)]
-    assert [(case["system"], case["K"]) for case in cases] == [("gla", 32), ("gla", 64)]  # no model of the other one
+    cases = [row["case"] for row in rows(path)]  # as they are done
+    assert sorted((case["system"], case["K"]) for case in cases) == [("gla", 32), ("gla", 64)]  # no model of the other
     again = python_process(*command, cwd=str(here))
     assert "2 of them finished earlier" in again.stdout
     assert len(rows(path)) == 2
     python_process(*command, "--gpu", "H100", "--case", rows(path)[0]["case_id"], cwd=str(here))
-    assert [row["profile"]["target"]["name"] for row in rows(path)] == [
-        "NVIDIA H200 SXM", "NVIDIA H200 SXM", "NVIDIA H100 SXM",
+    assert [row["profile"]["target"]["name"].removesuffix(" SXM") for row in rows(path)] == [
+        "NVIDIA H200", "NVIDIA H200", "NVIDIA H100",
     ]  # fmt: skip
 
 

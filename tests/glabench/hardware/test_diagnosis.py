@@ -50,7 +50,7 @@ def test_a_torch_without_cuda_beside_a_gpu() -> None:
 @pytest.mark.usefixtures("gpu")
 def test_where_counters_come_from(monkeypatch: pytest.MonkeyPatch) -> None:
     for tool, said in (("/opt/ncu", "/opt/ncu"), (None, "will have no counters")):
-        monkeypatch.setattr(diagnosis, "find_ncu", lambda tool=tool: tool)
+        monkeypatch.setattr(environment, "find_ncu", lambda tool=tool: tool)
         (found,) = (one for one in diagnosis.examine() if one.label == "Nsight Compute")
         assert found.value.endswith(said)
         assert found.fix is None

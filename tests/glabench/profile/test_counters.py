@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from glabench.hardware import environment
 from glabench.profile import counters
-from glabench.profile.counters import count, find_ncu, metrics, parse, refusal
+from glabench.profile.counters import count, metrics, parse, refusal
 from glabench.spec.case import Case
 
 CASE = Case("gla", 1, 64, 2, 32, 32)
@@ -157,14 +158,14 @@ def test_ncu_that_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_machine_without_ncu_is_told_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(counters, "PLACES", (f"{tmp_path}/*/ncu",))
-    assert find_ncu() is None
+    monkeypatch.setattr(environment, "NCU_PLACES", (f"{tmp_path}/*/ncu",))
+    assert environment.find_ncu() is None
     refused = count(CASE).refused
     assert refused is not None
     assert refused.startswith("ncu was not found")
     for version in ("2025.9.0", "2025.10.1", "2024.3.2"):
         (tmp_path / version).mkdir()
         (tmp_path / version / "ncu").touch(mode=0o755)
-    assert find_ncu() == str(tmp_path / "2025.10.1" / "ncu")
+    assert environment.find_ncu() == str(tmp_path / "2025.10.1" / "ncu")
     (tmp_path / "ncu").touch(mode=0o755)
-    assert find_ncu() == str(tmp_path / "ncu")  # what is on the PATH comes first
+    assert environment.find_ncu() == str(tmp_path / "ncu")  # what is on the PATH comes first

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Callable
 from dataclasses import asdict, replace
+from html.parser import HTMLParser
 from typing import Any
 
 import pytest
@@ -200,3 +202,40 @@ def board_rows() -> list[Row]:
 @pytest.fixture(scope="session")
 def quick_rows() -> list[Row]:
     return quick_cpu()
+
+
+class Outline(HTMLParser):
+    """What a page consists of: ids, references to other files, scripts, and tags that are never closed."""
+
+    VOID = frozenset(("meta", "br", "input", "hr", "img", "link", "path"))
+    OPTIONAL = frozenset(("td", "th", "tr", "li", "p", "option", "tbody", "thead"))  # HTML lets these end by themselves
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.ids: list[str] = []
+        self.loads: list[str] = []
+        self.scripts = 0
+        self.open: list[str] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.ids += [value or "" for name, value in attrs if name == "id"]
+        references = [value for name, value in attrs if name in ("src", "href", "srcset", "action", "data") and value]
+        self.loads += [value for value in references if not value.startswith(("#", "data:"))]
+        self.scripts += tag == "script"
+        if tag not in self.VOID | self.OPTIONAL:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        self.handle_endtag(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in self.VOID | self.OPTIONAL:
+            assert self.open.pop() == tag
+
+
+@pytest.fixture(scope="session")
+def outline() -> Callable[[str], Outline]:
+    """``outline(html)``: see Outline; a page whose tags do not match fails here."""
+    return Outline

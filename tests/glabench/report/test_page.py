@@ -6,8 +6,8 @@ import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
-from html.parser import HTMLParser
 from itertools import combinations
+from typing import Any
 
 import pytest
 
@@ -16,9 +16,6 @@ from glabench.report import text
 from glabench.report.figures import sections
 from glabench.report.page import render
 from glabench.store import Row
-
-VOID = {"meta", "br", "input", "hr", "img", "link"}
-OPTIONAL = {"td", "th", "tr", "li", "p", "option", "tbody", "thead"}  # elements that HTML lets end by themselves
 
 
 def page(rows: Sequence[Row]) -> str:
@@ -36,42 +33,7 @@ def quick_page(quick_rows: list[Row]) -> str:
     return page(quick_rows)
 
 
-class Outline(HTMLParser):
-    """Collects ids, references to other files, and tags that are never closed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.ids: list[str] = []
-        self.loads: list[str] = []
-        self.scripts = 0
-        self.open: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        for name, value in attrs:
-            if name == "id":
-                self.ids.append(value or "")
-            if name in ("src", "href", "srcset", "action", "data") and value and not value.startswith("#"):
-                self.loads.append(value)
-        self.scripts += tag == "script"
-        if tag not in VOID | OPTIONAL:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.handle_starttag(tag, attrs)
-        self.handle_endtag(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag not in VOID | OPTIONAL:
-            assert self.open.pop() == tag
-
-
-def outline(html: str) -> Outline:
-    found = Outline()
-    found.feed(html)
-    return found
-
-
-def test_the_page_loads_nothing_and_is_well_formed(board_page: str, quick_page: str) -> None:
+def test_the_page_loads_nothing_and_is_well_formed(board_page: str, quick_page: str, outline: Any) -> None:
     for html in (board_page, quick_page):
         found = outline(html)
         assert found.loads == []
@@ -81,7 +43,7 @@ def test_the_page_loads_nothing_and_is_well_formed(board_page: str, quick_page: 
         assert not re.search(r"url\((?!#)|@import", html)
 
 
-def test_references_inside_figures_lead_somewhere(board_page: str) -> None:
+def test_references_inside_figures_lead_somewhere(board_page: str, outline: Any) -> None:
     ids = set(outline(board_page).ids)
     used = set(re.findall(r'url\(#([^)]+)\)|href="#([^"]+)"', board_page))
     assert used
@@ -166,7 +128,7 @@ def test_missing_questions_say_which_sweep_answers_them(quick_page: str) -> None
     assert "glabench sweep head_dim" in missing
 
 
-def test_nothing_from_a_row_becomes_markup(board_rows: list[Row]) -> None:
+def test_nothing_from_a_row_becomes_markup(board_rows: list[Row], outline: Any) -> None:
     evil = '<script>alert("x")</script><img src=x onerror=alert(1)>'
     rows = []
     for i, row in enumerate(board_rows[:20]):
@@ -195,7 +157,7 @@ def test_a_page_of_500_rows_stays_under_3_mib(board_rows: list[Row]) -> None:
 
 
 @pytest.mark.parametrize("pick", ["nothing timed", "one row", "no environment", "one sample each", "all failed"])
-def test_poor_rows_still_make_a_page(board_rows: list[Row], pick: str) -> None:
+def test_poor_rows_still_make_a_page(board_rows: list[Row], pick: str, outline: Any) -> None:
     rows = {
         "nothing timed": [replace(row, time=None, memory=None) for row in board_rows[:30]],
         "one row": board_rows[:1],

@@ -12,8 +12,8 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,8 +28,6 @@ from glabench.report.profile_traces import LARGEST, traces
 from glabench.store import Row, to_json
 
 MakeProfile = Callable[..., Row]
-VOID = {"meta", "br", "input", "hr", "img", "link", "path"}
-OPTIONAL = {"td", "th", "tr", "li", "p", "option", "tbody", "thead"}
 
 
 def at(rows: list[Row], folder: Path = Path("traces")) -> list[Profiled]:
@@ -67,43 +65,17 @@ def run(*arguments: object) -> int:
     return 0
 
 
-class Outline(HTMLParser):
-    """Ids, references to other files, unclosed tags."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.ids: list[str] = []
-        self.loads: list[str] = []
-        self.open: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.ids += [value or "" for name, value in attrs if name == "id"]
-        references = [value for name, value in attrs if name in ("src", "href", "srcset", "action", "data") and value]
-        self.loads += [value for value in references if not value.startswith(("#", "data:"))]
-        if tag not in VOID | OPTIONAL:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.handle_starttag(tag, attrs)
-        self.handle_endtag(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag not in VOID | OPTIONAL:
-            assert self.open.pop() == tag
-
-
-def test_the_page_stands_alone_and_is_well_formed(page: str) -> None:
-    outline = Outline()
-    outline.feed(page)
-    assert outline.loads == []
-    assert outline.open == []
-    assert len(outline.ids) == len(set(outline.ids))
+def test_the_page_stands_alone_and_is_well_formed(page: str, outline: Any) -> None:
+    found = outline(page)
+    assert found.loads == []
+    assert found.open == []
+    assert len(found.ids) == len(set(found.ids))
     anchors = set(re.findall(r'<a href="#([\w-]+)"', page))
-    assert anchors <= set(outline.ids)
+    assert anchors <= set(found.ids)
     assert {"answer", "roofline", "time", "traffic", "floor", "chunks", "energy", "memory", "ceilings"} <= anchors
 
 
-def test_nothing_from_a_row_becomes_markup(make_profile: MakeProfile) -> None:
+def test_nothing_from_a_row_becomes_markup(make_profile: MakeProfile, outline: Any) -> None:
     row = make_profile(ncu=True, trace="<i>t.json.gz")
     assert row.profile is not None
     evil = "<script>x</script> \"><b>'"
@@ -117,9 +89,7 @@ def test_nothing_from_a_row_becomes_markup(make_profile: MakeProfile) -> None:
     assert "<script>x" not in html
     assert "<b>'" not in html
     assert "<i>t" not in html
-    outline = Outline()
-    outline.feed(html)
-    assert outline.open == []
+    assert outline(html).open == []
 
 
 def test_what_could_not_be_had_is_said_with_its_reason(page: str, profile_rows: list[Row]) -> None:

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,6 @@ from glabench.report.tuning_figures import MOST_POINTS, sections
 from glabench.tune.record import Tuning, to_json
 
 MakeTuning = Callable[..., Tuning]
-VOID = {"meta", "br", "input", "hr", "img", "link"}
-OPTIONAL = {"td", "th", "tr", "li", "p", "option", "tbody", "thead"}
 
 
 @pytest.fixture(scope="module")
@@ -49,34 +46,8 @@ def run(*arguments: object) -> int:
     return 0
 
 
-class Outline(HTMLParser):
-    """Ids, references to other files, unclosed tags."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.ids: list[str] = []
-        self.loads: list[str] = []
-        self.open: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.ids += [value or "" for name, value in attrs if name == "id"]
-        references = [value for name, value in attrs if name in ("src", "href", "srcset", "action", "data") and value]
-        self.loads += [value for value in references if not value.startswith("#")]
-        if tag not in VOID | OPTIONAL:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.handle_starttag(tag, attrs)
-        self.handle_endtag(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag not in VOID | OPTIONAL:
-            assert self.open.pop() == tag
-
-
-def test_the_page_stands_alone_and_is_well_formed(page: str) -> None:
-    found = Outline()
-    found.feed(page)
+def test_the_page_stands_alone_and_is_well_formed(page: str, outline: Any) -> None:
+    found = outline(page)
     assert found.loads == []
     assert found.open == []
     assert len(found.ids) == len(set(found.ids))
@@ -119,13 +90,12 @@ def test_one_tuning_alone_gives_a_page(make_tuning: MakeTuning) -> None:
     assert "Not in these tunings" in render([bare], sections([bare]))
 
 
-def test_devices_do_not_share_a_figure(make_tuning: MakeTuning) -> None:
+def test_devices_do_not_share_a_figure(make_tuning: MakeTuning, outline: Any) -> None:
     both = [make_tuning(), replace(make_tuning(), environment={"device": "NVIDIA A100"})]
     names = [figure.title for section in sections(both) for figure in section.figures]
     assert names.count("NVIDIA H200: Time by pass") == names.count("NVIDIA A100: Time by pass") == 1
     assert len(names) == len(set(names))
-    found = Outline()
-    found.feed(render(both, sections(both)))
+    found = outline(render(both, sections(both)))
     assert len(found.ids) == len(set(found.ids))
 
 
