@@ -19,7 +19,8 @@ from glabench.analysis.load import device_name
 from glabench.analysis.statistics import Estimate, estimate, geometric_mean
 from glabench.tune.record import Finalist, Trial, Tuning
 
-PASSES = ("states", "output", "grad_states", "grad_qk", "grad_v")  # in the order in which they run
+# In the order in which they run; grad_q and grad_k are of records from before one pass did both.
+PASSES = ("states", "output", "grad_states", "grad_q", "grad_k", "grad_qk", "grad_v")
 FEWEST = 5  # candidates of a pass that a rank correlation needs
 SIZES = ("B", "T", "H", "K", "V")
 
