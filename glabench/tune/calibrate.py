@@ -1,7 +1,8 @@
 """Fit the cost model to what tunings measured: ``python -m glabench.tune.calibrate RECORDS...``.
 
 Writes ``gla_kernels/model.json`` and says how well each pass is predicted. The more head dimensions and shapes the
-records hold, the better; exhaustive ones are best. Needs scipy (``pip install 'glabench[tune]'``).
+records hold, the better; exhaustive ones are best. Records of another search space, whose passes or tiles may be others,
+are left out. Needs scipy (``pip install 'glabench[tune]'``).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from scipy.optimize import nnls
 from scipy.stats import spearmanr
 
 from gla_kernels import Workload, model
+from gla_kernels.table import space_hash
 from glabench.analysis.load import load_tunings
 from glabench.errors import UserError
 from glabench.tune.candidate import Candidate, launch_of
@@ -39,15 +41,17 @@ class Sample:
 
 
 def samples_of(tunings: Iterable[Tuning]) -> dict[str, list[Sample]]:
-    """The trials that were measured, by pass."""
+    """The trials that were measured in tunings of today's space, by pass. UserError when there are none."""
     found: dict[str, list[Sample]] = defaultdict(list)
-    for tuning in tunings:
+    for tuning in (one for one in tunings if one.header.get("space") == space_hash()):
         work, capability = Workload.from_dict(tuning.workload), _capability(tuning)
         for trial in tuning.trials:
             if trial.status == "ok" and trial.samples_ms:
                 candidate = Candidate.from_dict(trial.candidate)
                 base, effects = model.features(launch_of(work, candidate, capability), capability)
                 found[candidate.step].append(Sample(base, effects, median(trial.samples_ms)))
+    if not found:
+        raise UserError("none of these records is of the search space that is here: tune again")
     return found
 
 

@@ -19,7 +19,7 @@ from glabench.cli import main
 from glabench.report import tuning_tables
 from glabench.report.tuning import render
 from glabench.report.tuning_figures import MOST_POINTS, sections
-from glabench.tune.record import Tuning, to_json
+from glabench.tune.record import Tuning, from_json, to_json
 
 MakeTuning = Callable[..., Tuning]
 
@@ -97,6 +97,14 @@ def test_devices_do_not_share_a_figure(make_tuning: MakeTuning, outline: Any) ->
     assert len(names) == len(set(names))
     found = outline(render(both, sections(both)))
     assert len(found.ids) == len(set(found.ids))
+
+
+def test_records_of_passes_that_are_one_now_give_a_page(make_tuning: MakeTuning) -> None:
+    new = make_tuning("bwd")
+    old = from_json(to_json(new).replace('"grad_qk"', '"grad_k"'))
+    names = [s.key for section in sections([old]) for f in section.figures for p in f.panels for s in p.series]
+    assert names.count("grad_k") == 2  # of the winner's time, and of what the model expected
+    assert "grad_k" in render([old], sections([old]))
 
 
 def test_a_large_page_stays_below_a_megabyte(make_tuning: MakeTuning) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from gla_kernels import Workload, chunk, model
+from gla_kernels.table import space_hash
 from glabench.analysis.load import load_tunings
 from glabench.tune import calibrate, record
 from glabench.tune.candidate import launch_of
@@ -41,7 +42,7 @@ def spaces(compiled: None) -> list[Space]:
 
 @pytest.fixture
 def records(spaces: list[Space], make_tuning: Any, tmp_path: Path) -> Path:
-    """A file with every candidate of two workloads, and some that failed and must not count."""
+    """A file with every candidate of two workloads, and some that failed or are of another space and must not count."""
     path = tmp_path / "tune-made-up.jsonl"
     with path.open("w") as file:
         for space in spaces:
@@ -52,7 +53,10 @@ def records(spaces: list[Space], make_tuning: Any, tmp_path: Path) -> Path:
             trials += [replace(trials[0], status="wrong", reason="made up", samples_ms=(1e6,))]
             tuning = replace(make_tuning(), workload=space.work.to_dict(), trials=tuple(trials))
             tuning = replace(tuning, environment={**tuning.environment, "capability": "9.0"})
+            tuning = replace(tuning, header={"space": space_hash()})
+            other = replace(trials[0], samples_ms=(1e6,), candidate=trials[0].candidate | {"step": "grad_q"})
             file.write(record.to_json(tuning) + "\n")
+            file.write(record.to_json(replace(tuning, trials=(other,), header={"space": "another"})) + "\n")
     return path
 
 
@@ -80,6 +84,15 @@ def test_records_that_cannot_be_read_are_one_line(tmp_path: Path, capsys: Any) -
     assert stop.value.code == 2
     assert capsys.readouterr().err.startswith(f"error: {torn}:1: not a tuning")
     assert not (tmp_path / "model.json").exists()
+
+
+def test_records_of_another_space_are_one_line(make_tuning: Any, tmp_path: Path, capsys: Any) -> None:
+    path = tmp_path / "tune-older.jsonl"
+    path.write_text(record.to_json(make_tuning()) + "\n")
+    with pytest.raises(SystemExit) as stop:
+        calibrate.main([str(path), "--out", str(tmp_path / "model.json")])
+    assert stop.value.code == 2
+    assert "of the search space that is here" in capsys.readouterr().err
 
 
 def test_the_committed_model_is_of_the_committed_records() -> None:
