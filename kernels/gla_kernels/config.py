@@ -180,15 +180,15 @@ BLOCK_TS = (16, 32, 64, 128)  # rows of a row block
 SEGMENTS = (1024, 2048, 4096)  # rows of a segment, where walks over time are few: programs of a usual tile
 WALK = (64, 128)
 FEW_WALKS = 2 * 132
-ALL: Literal["all"] = "all"  # the pass needs the whole head dimension in one tile
+KEPT_STATE_ROWS = 1024  # rows to a state that is kept when they are not materialized
 
 
 @dataclass(frozen=True)
 class TileSpace:
     """The tiles worth trying for one pass; sizes above the padded head dimension fall away."""
 
-    block_k: tuple[int, ...] | Literal["all"]
-    block_v: tuple[int, ...] | Literal["all"]
+    block_k: tuple[int, ...]
+    block_v: tuple[int, ...]
     num_warps: tuple[int, ...] = (4, 8)
     num_stages: tuple[int, ...] = (1, 2)
 
@@ -203,8 +203,9 @@ SPACE: dict[str, TileSpace] = {
 
 
 def schedules(work: Workload) -> Iterator[Schedule]:
-    """Every schedule that can make a difference for the workload: no chunk of more than twice the sequence, and
-    segments only where walks over all of it are too few to fill a GPU."""
+    """Every schedule that can make a difference for the workload: no chunk of more than twice the sequence; segments
+    only where walks over all of it are too few to fill a GPU; states materialized where the sequence is so short that
+    the very same would run without."""
     walks = work.B * work.H * -(-work.K // WALK[0]) * -(-work.V // WALK[1])
     segments = [rows for rows in SEGMENTS if rows < work.T and walks < FEW_WALKS]
     for chunk in CHUNKS:
@@ -212,7 +213,8 @@ def schedules(work: Workload) -> Iterator[Schedule]:
             for sub_chunk in (sub for sub in CHUNKS if sub <= chunk):
                 for rows in (None, *segments):
                     yield Schedule(chunk, sub_chunk, True, None if rows is None else rows // chunk)
-                yield Schedule(chunk, sub_chunk, False)
+                if work.T > KEPT_STATE_ROWS:
+                    yield Schedule(chunk, sub_chunk, False)
 
 
 def tiles(step: str, K: int, V: int) -> Iterator[Tile]:
@@ -223,10 +225,8 @@ def tiles(step: str, K: int, V: int) -> Iterator[Tile]:
         yield Tile(block_k, block_v, warps, stages)
 
 
-def _sizes(choices: tuple[int, ...] | Literal["all"], dim: int) -> tuple[int, ...]:
+def _sizes(choices: tuple[int, ...], dim: int) -> tuple[int, ...]:
     """Sizes of a tile along a head dimension; the padded dimension itself where all choices are larger."""
-    if isinstance(choices, str):
-        return (padded(dim),)
     return tuple(size for size in choices if size <= padded(dim)) or (padded(dim),)
 
 
@@ -244,8 +244,6 @@ def feasible(step: str, plan: Plan, work: Workload, capability: int) -> str | No
             return f"{name}={size} is more than the head dimension, padded to {padded(dim)}"
         if size < MIN_TILE:
             return f"{name}={size}: a tensor-core product needs {MIN_TILE}"
-        if getattr(SPACE[step], name) == ALL and size != padded(dim):
-            return f"{name}={size}: {step} needs the whole head dimension, padded to {padded(dim)}"
     broken = _miscompiled(step, plan, work, capability)
     if broken:
         return broken

@@ -8,10 +8,12 @@ from itertools import product
 from typing import Any
 
 import pytest
+import torch
 
 from gla_kernels import Machine, Plan, Schedule, chosen, default_config, keep, refresh, table_files
+from gla_kernels.apply import all_launches
 from gla_kernels.choose import by_model, predicted_ms
-from gla_kernels.config import Workload, schedules
+from gla_kernels.config import KEPT_STATE_ROWS, Workload, schedules
 from gla_kernels.table import header_of, refusal
 
 WORK = Workload("fwd", 4, 2048, 16, 128, 128)
@@ -39,9 +41,19 @@ def test_the_cost_model_chooses_the_schedule_where_it_is_open(tables, machine):
     assert predicted_ms(WORK, choice.plan, 90) == min(predicted_ms(WORK, plan, 90) for plan in plans)
 
 
-@pytest.mark.parametrize("T", [1, 16, 40, 64])
-def test_a_short_sequence_keeps_no_states(tables, machine, T):
-    assert not chosen(Workload("fwd", 1, T, 1, 64, 64), machine).plan.schedule.materialize
+@pytest.mark.parametrize("direction", ["fwd", "bwd"])
+def test_states_are_materialized_or_not_only_where_that_differs(direction):
+    for T, kinds in ((64, {True}), (KEPT_STATE_ROWS, {True}), (KEPT_STATE_ROWS + 1, {True, False})):
+        work = Workload(direction, 1, T, 4, 64, 64)
+        assert {schedule.materialize for schedule in schedules(work)} == kinds
+        config = default_config(64, 64, 2, Schedule(64))
+        both = [all_launches(work, Plan(Schedule(64, 64, kept), config)) for kept in (True, False)]
+        found = [[(one.step, one.grid, one.constexprs, shown(one.args)) for one in launches] for launches in both]
+        assert (found[0] == found[1]) == (len(kinds) == 1)
+
+
+def shown(args: dict[str, Any]) -> dict[str, Any]:
+    return {name: (x.shape, x.dtype) if isinstance(x, torch.Tensor) else x for name, x in args.items()}
 
 
 @pytest.mark.parametrize("capability", [80, 86, 90, 100])
