@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import astuple, dataclass, fields
 from importlib.util import find_spec
+from itertools import zip_longest
 from typing import Any
 
 from gla_kernels.config import PASSES, Tile
@@ -28,6 +29,7 @@ CLOSE_SAMPLES = 15
 
 
 SHARE = 0.12  # of the feasible space that a search may measure
+FEWEST = 24  # candidates that it may in any case: enough of each pass, or all of a small space
 FIRST_VARIANTS = 5  # of the cost model's order
 FIRST_TILES = 6  # a pass
 CLIMBING_VARIANTS = 3
@@ -72,8 +74,9 @@ def model(history: History) -> Iterator[list[Request]]:
     left = most(history)
     first: dict[str, None] = {}
     for variant in promising(space):
-        for keys in space.menus[variant].values():
-            first |= dict.fromkeys(sorted(keys, key=space.predicted_ms.__getitem__)[:FIRST_TILES])
+        menu = space.menus[variant].values()
+        best = (sorted(keys, key=space.predicted_ms.__getitem__)[:FIRST_TILES] for keys in menu)
+        first |= dict.fromkeys(key for row in zip_longest(*best) for key in row if key)  # whole plans early
     batch = list(first)[:left]
     while batch:
         left -= len(batch)
@@ -171,7 +174,7 @@ def _choices(space: Space, step: str, axis: int) -> list[int]:
 
 def most(history: History) -> int:
     """How many candidates a search may measure."""
-    return max(len(PASSES), int(SHARE * len(history.space.candidates)))
+    return max(FEWEST, int(SHARE * len(history.space.candidates)))
 
 
 STRATEGIES: dict[str, Strategy] = {f.__name__: f for f in (model, halving, exhaustive, tpe)}

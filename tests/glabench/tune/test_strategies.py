@@ -10,12 +10,12 @@ from importlib.util import find_spec
 import pytest
 
 from gla_kernels import Schedule, Workload
-from gla_kernels.config import PASSES
+from gla_kernels.config import PASSES, Direction
 from glabench.errors import UserError
 from glabench.tune import strategies
 from glabench.tune.history import History
 from glabench.tune.space import Space, space_of
-from glabench.tune.strategies import CLOSE_SAMPLES, SHARE, STRATEGIES, Request, check_strategy, settle
+from glabench.tune.strategies import CLOSE_SAMPLES, FEWEST, SHARE, STRATEGIES, Request, check_strategy, settle
 
 WORKS = [Workload("fwd", 4, 2048, 16, 128, 128), Workload("bwd", 4, 2048, 16, 128, 128)]
 MOST_BATCHES = 500
@@ -129,12 +129,15 @@ def test_what_is_close_to_the_best_is_measured_again() -> None:
     assert list(settle(History(space))) == [[]]
 
 
-def test_a_space_smaller_than_its_share_is_measured_all_the_same() -> None:
-    space = space_of(Workload("fwd", 1, 20, 1, 16, 16, schedule=Schedule(16, 16, False)), 90)
-    assert len(space.candidates) < 1 / SHARE
-    for name in ("model", "halving"):
-        history, _ = search(name, space, near_the_model(space))
-        assert history.ranking(), name
+@pytest.mark.parametrize("direction", ["fwd", "bwd"])
+def test_a_space_smaller_than_its_share_is_measured_all_the_same(direction: Direction) -> None:
+    for size in (16, 64):
+        asked = Schedule(16, 16, False)
+        space = space_of(Workload(direction, 1, 20, 1, size, size, schedule=asked), 90)
+        assert SHARE * len(space.candidates) < FEWEST
+        for name in ("model", "halving"):
+            history, _ = search(name, space, near_the_model(space))
+            assert history.ranking(), name
 
 
 def test_a_strategy_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
