@@ -1,8 +1,8 @@
 """Fit the cost model to what tunings measured: ``python -m glabench.tune.calibrate RECORDS...``.
 
 Writes ``gla_kernels/model.json`` and says how well each pass is predicted. The more head dimensions and shapes the
-records hold, the better; exhaustive ones are best. Records of another search space, whose passes or tiles may be others,
-are left out. Needs scipy (``pip install 'glabench[tune]'``).
+records hold, the better; exhaustive ones are best. Records of another search space, whose passes may be others, are
+left out. Needs scipy (``pip install 'glabench[tune]'``).
 """
 
 from __future__ import annotations

@@ -39,7 +39,8 @@ def form(config: Any):
     ids=str,
 )
 def test_forward_and_backward_may_follow_different_plans(judge, inputs, fwd, bwd, dtype, gates):
-    judge(form((plan(fwd, V=24), plan(bwd, V=24))), inputs((1, 75, 1, 16, 24), dtype, gates))
+    plans = tuple(plan(one, 16, 24, dtype.itemsize) for one in (fwd, bwd))
+    judge(form(plans), inputs((1, 75, 1, 16, 24), dtype, gates))
 
 
 def test_backward_takes_the_end_of_a_long_walk_from_a_forward_that_materializes(judge, inputs):

@@ -67,11 +67,11 @@ def test_the_same_kernel_is_compiled_once(calls: Path) -> None:
     with CompilePool("sm_90", jobs=1, module="hostile_compiler") as pool:
         asked = pool.submit(WORK, candidate(1))
         assert pool.submit(WORK, candidate(1)) is asked
-        # chunks of 32 rows in blocks of 16 differ from chunks of 16; their states pass is the same kernel
-        other = Variant(Schedule(32, 16, True), 16)
-        states = pool.submit(WORK, candidate(1, step="states"))
+        # sub-chunks of 32 rows in blocks of 16 differ from sub-chunks of 16; their states pass is the same kernel
+        one, other = (Variant(Schedule(32, rows, True), 16) for rows in (16, 32))
+        states, output = (pool.submit(WORK, candidate(1, step=step, variant=one)) for step in ("states", "output"))
         assert pool.submit(WORK, candidate(1, step="states", variant=other)) is states
-        assert pool.submit(WORK, candidate(1, variant=other)) is not asked
+        assert pool.submit(WORK, candidate(1, variant=other)) is not output
         assert pool.submit(WORK, candidate(1, block_v=16)) is not asked
         states.result(timeout=60)
 

@@ -119,9 +119,14 @@ def measured(space: Space, ms_of: Callable[[str], float]) -> History:
     return history
 
 
+def level(space: Space) -> History:
+    """All outputs take 10 ms, states next to nothing."""
+    return measured(space, lambda key: 10.0 if space.candidates[key].step == "output" else 1e-6)
+
+
 def test_the_fastest_variants_get_there_in_the_order_of_the_space(space: Space) -> None:
-    history = measured(space, lambda key: 10.0)
-    order = [v for v in space.menus if not v.schedule.materialize]  # of one pass each, all with kernels of their own
+    history = level(space)
+    order = [v for v in space.menus if v.schedule.rows == v.block_t]  # all with output kernels of their own
     fast = {order[9]: 1.00, order[2]: 1.01, order[5]: 1.04, order[7]: 1.02}
     for variant, ms in fast.items():
         history.results[space.menus[variant]["output"][0]].samples_ms = [ms]
@@ -134,17 +139,17 @@ def test_the_fastest_variants_get_there_in_the_order_of_the_space(space: Space) 
 
 
 def test_nobody_far_behind_gets_there(space: Space) -> None:
-    history = measured(space, lambda key: 10.0)
-    best = next(v for v in space.menus if not v.schedule.materialize)
+    history = level(space)
+    best = next(iter(space.menus))
     history.results[space.menus[best]["output"][0]].samples_ms = [1.0]
-    same = [v for v in space.menus if history.total(v) == 1.0]
+    same = [v for v in space.menus if history.total(v) < 10.0]
     assert len(contenders(history)) == min(MOST, len(same)) < len(space.menus)
     assert contenders(History(space)) == []
 
 
 @pytest.mark.parametrize(("second", "chosen"), [(KERNEL_TIE - 0.001, 0), (KERNEL_TIE + 0.001, 3)])
 def test_a_tie_of_tiles_goes_to_the_first_of_the_space(space: Space, second: float, chosen: int) -> None:
-    history = measured(space, lambda key: 10.0)
+    history = level(space)
     variant = list(space.menus)[-1]
     keys = space.menus[variant]["output"]
     history.results[keys[3]].samples_ms = [1.0]

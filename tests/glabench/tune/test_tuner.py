@@ -39,16 +39,19 @@ def parts(tuning: Tuning) -> list[Candidate]:
 
 def planted(clean: Tuning) -> dict[Candidate, str]:
     """HOSTILE in the place of candidates that did not win. What shows in whole plans only is put into the winner's own
-    variant, in both passes; kernels of row blocks of 16 are left alone, for all others are compared with some of them.
+    variant, in both passes; kernels of row blocks of 16 are left alone, for all others are compared with some of them,
+    and so is the output by size, which others are blamed beside.
     """
     won = parts(clean)
+    usual = default_config(WORK.K, WORK.V, WORK.operand_bytes, won[0].variant.schedule)
     losers = [Candidate.from_dict(trial.candidate) for trial in clean.trials]
     losers = [one for one in losers if one not in won and one.variant.block_t > 16]
     found = {}
     for fault, step in (("too good", "states"), ("dies in a plan", "output")):
-        one = next(one for one in losers if one.step == step and one.variant == won[0].variant)
+        inside = (one for one in losers if one.step == step and one.variant == won[0].variant)
+        one = next(one for one in inside if one.tile != getattr(usual, step))
         found[one] = fault
-    free = [one for one in losers if one not in found]
+    free = [one for one in losers if one not in found and one.tile != usual.output]
     kinds = [fault for fault, count in HOSTILE.items() if fault not in found.values() for _ in range(count)]
     return found | dict(zip(free[:: len(free) // len(kinds)], kinds, strict=False))
 
