@@ -35,6 +35,7 @@ def gla(
     *,
     schedule: Schedule | None = None,
     config: Config = None,
+    recompute: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Gated linear attention in its chunkwise form (Yang et al. 2024, arXiv 2312.06635).
 
@@ -54,6 +55,9 @@ def gla(
             minutes once, and needs glabench, the harness. Tunes the backward pass only where gradients are required.
         A Plan, or a pair of them for forward and backward of which either may be None: those plans.
         A KernelConfig: these tiles, for both directions, with the schedule given or the one that the cost model picks.
+    recompute: where states are materialized, whether the backward pass computes them again: some 10 % slower, and
+        between the passes B*H*ceil(T/chunk)*K*V elements less are kept (twice the size of q with K = V = 128 and chunks
+        of 64). Nothing but the inputs is kept then, nor where the two directions' plans have other chunks.
 
     Returns o [B, T, H, V] in the dtype of q, and the final state [B, H, K, V] in float32 or None. Differentiable once
     in q, k, v, g and initial_state, also through the final state. Deterministic: the same inputs give the same bits.
@@ -75,7 +79,9 @@ def gla(
     if config not in (None, "tune"):
         for work, plan in zip(works, plans, strict=True):
             check_plan(plan, work, machine)
-    return _ChunkGLA.apply(q, k, v, g, scale, initial_state, output_final_state, plans[0], plans[-1])
+    if not isinstance(recompute, bool):
+        raise ValueError(f"recompute: expected True or False, got {recompute!r}")
+    return _ChunkGLA.apply(q, k, v, g, scale, initial_state, output_final_state, plans[0], plans[-1], recompute)
 
 
 def gla_recurrent(
@@ -159,11 +165,11 @@ def launches(
     else:
         check_config(schedule, config, q.device)
         work, machine = Workload("fwd", B, T, H, K, V, DTYPE_NAMES[dtype], gated, schedule), Machine(capability)
-        if mode != "bwd":
-            fwd.extend(all_launches(work, plan_of(work, config, machine), initial_state))
+        forward = plan_of(work, config, machine)
+        fwd.extend(all_launches(work, forward, initial_state))
         if mode != "fwd":
             work = replace(work, direction="bwd")
-            bwd.extend(all_launches(work, plan_of(work, config, machine), initial_state))
+            bwd.extend(all_launches(work, plan_of(work, config, machine), initial_state, forward))
     return {"fwd": fwd, "bwd": bwd, "fwdbwd": fwd + bwd, "step": fwd}[mode]
 
 
@@ -181,12 +187,15 @@ def _both_or_neither(d_final: Tensor | None, final_state: Tensor | None) -> tupl
 class _ChunkGLA(torch.autograd.Function):
     @staticmethod
     def forward(  # type: ignore[no-untyped-def]  # autograd's calling convention
-        ctx, q, k, v, g, scale, initial_state, output_final_state, plan, backward_plan
+        ctx, q, k, v, g, scale, initial_state, output_final_state, plan, backward_plan, recompute
     ):
         q, k, v, g, initial_state = _contiguous(q, k, v, g, initial_state)
         problem = problem_of(q, k, v, g, scale, initial_state, plan)
-        o, final_state = chunk.forward(problem, output_final_state, execute)
-        ctx.save_for_backward(q, k, v, g, initial_state)
+        o, final_state, kept = chunk.forward(problem, output_final_state, execute)
+        if recompute or not problem_of(q, k, v, g, scale, initial_state, backward_plan).served_by(kept):
+            kept = None
+        ctx.kept = kept is not None
+        ctx.save_for_backward(q, k, v, g, initial_state, *((kept.states, kept.halves) if kept else (None, None)))
         ctx.set_materialize_grads(False)
         ctx.scale, ctx.plan = scale, backward_plan
         return o, final_state
@@ -194,12 +203,13 @@ class _ChunkGLA(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, do, d_final):  # type: ignore[no-untyped-def]
-        q, k, v, g, initial_state = ctx.saved_tensors
+        q, k, v, g, initial_state, states, halves = ctx.saved_tensors
         problem = problem_of(q, k, v, g, ctx.scale, initial_state, ctx.plan)
+        kept = problem.kept(states, halves) if ctx.kept else None
         do = torch.zeros_like(v) if do is None else do.contiguous()
         d_final = None if d_final is None else d_final.contiguous()
-        dq, dk, dv, dg, d_initial = chunk.backward(problem, do, d_final, execute)
-        return dq, dk, dv, dg, None, d_initial, None, None, None
+        dq, dk, dv, dg, d_initial = chunk.backward(problem, do, d_final, execute, kept)
+        return dq, dk, dv, dg, None, d_initial, None, None, None, None
 
 
 class _RecurrentGLA(torch.autograd.Function):

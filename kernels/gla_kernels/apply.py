@@ -38,17 +38,27 @@ def by_pass(launches: Iterable[Launch]) -> dict[str, Launch]:
     return found
 
 
-def all_launches(work: Workload, plan: Plan, initial_state: bool = False) -> list[Launch]:
-    """Every launch of the workload's direction, in order, on meta tensors. See `launches_of`."""
+def all_launches(work: Workload, plan: Plan, initial_state: bool = False, forward: Plan | None = None) -> list[Launch]:
+    """Every launch of the workload's direction, in order, on meta tensors. See `launches_of`.
+
+    forward: for the backward direction, the plan of the forward pass, if that has left its states.
+    """
+    found: list[Launch] = []
+    if work.direction == "bwd":
+        kept = None
+        if forward is not None:
+            _, _, kept = chunk.forward(_on_meta(work, forward, initial_state), False, lambda launch: None)
+        problem = _on_meta(work, plan, initial_state)
+        chunk.backward(problem, problem.v, None, found.append, kept)
+    else:
+        chunk.forward(_on_meta(work, plan, initial_state), False, found.append)
+    return found
+
+
+def _on_meta(work: Workload, plan: Plan, initial_state: bool) -> chunk.Problem:
     B, T, H, dtype = work.B, work.T, work.H, DTYPES[work.dtype]
     q = torch.empty(B, T, H, work.K, dtype=dtype, device="meta")
     v = torch.empty(B, T, H, work.V, dtype=dtype, device="meta")
     g = torch.empty_like(q) if work.gated else None
     state = torch.empty(B, H, work.K, work.V, device="meta") if initial_state else None
-    found: list[Launch] = []
-    problem = problem_of(q, q, v, g, work.K**-0.5, state, plan)
-    if work.direction == "bwd":
-        chunk.backward(problem, v, None, found.append)
-    else:
-        chunk.forward(problem, False, found.append)
-    return found
+    return problem_of(q, q, v, g, work.K**-0.5, state, plan)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
 
@@ -202,8 +202,7 @@ def default_config(K: int, V: int, operand_bytes: int, schedule: Schedule, capab
     """Tiles that fit an SM for any head dimension, by size alone.
 
     K, V: head dimensions; operand_bytes: bytes of an element as it enters a product, 2 for bfloat16, else 4 (tf32);
-    capability: compute capability, 80 for an A100, 90 for an H100. Not timed yet:
-    states and output compile for an H100 without spills at these sizes, in bf16 with K and V of 64 to 256.
+    capability: compute capability, 80 for an A100, 90 for an H100.
     """
     k, v = padded(K), padded(V)
     narrow = operand_bytes == 2
@@ -213,13 +212,15 @@ def default_config(K: int, V: int, operand_bytes: int, schedule: Schedule, capab
         block_t = min(block_t, WGMMA_ROWS // 2)
     while block_t > MIN_TILE and block_t * max(min(64, k), min(128, v)) * 4 * (1 if narrow else 2) > shared // 3:
         block_t //= 2
-    by_rows = Tile(min(64 if narrow else 32, k), min(128 if narrow else 64, v))
-    states = Tile(min(64, k), min(128 if narrow else 64, v), 4, 2 if narrow else 1)
+    stages = 2 if narrow else 1
+    by_rows = Tile(min(64 if narrow else 32, k), min(128 if narrow else 64, v), 4, stages)
+    # walks wait for their loads: one more step of them in flight where two programs an SM have the room
+    walk = replace(by_rows, block_k=min(64, k), num_stages=stages + (shared >= SHARED_BYTES[90]))
     return KernelConfig(
         block_t=block_t,
-        states=states,
-        grad_states=states,
+        states=walk,
+        grad_states=walk,
         output=by_rows,
-        grad_qk=by_rows,
+        grad_qk=replace(by_rows, block_v=min(64, v)),
         grad_v=by_rows,
     )

@@ -14,7 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from .chunk.gates import MIN_COLUMNS
 from .counting import GAMMA, HALVES, Count
+
+ONES = MIN_COLUMNS.value  # columns of what gates are multiplied by for the sum of all rows
 
 
 def _start(c: Count, given: str, name: str, count: int = 1) -> None:
@@ -38,6 +41,16 @@ def _summed_gates(c: Count, times: int, along_rows: int) -> None:
 def _centred(c: Count, times: int) -> None:
     """gates.centred_decay: log2(e), the running sum and the whole one, and their difference."""
     _summed_gates(c, times, 4)
+
+
+def _whole_decays(c: Count, times: int) -> None:
+    """gates.whole_decay: a product with ones, or a sum along the rows."""
+    s = c.s
+    if s.gate_products:
+        c.gate_products += 2 * times * s.gate_products * s.keys * ONES
+        c.vector += times * ((2 if s.gate_products == 3 else 0) * s.keys + s.BK * ONES)
+    else:
+        c.vector += times * s.keys
 
 
 def _half_product(c: Count, times: int, multiplied: int) -> None:
@@ -68,8 +81,9 @@ def _states(c: Count) -> None:
         if not s.gate_products:  # gates.decay_to_end: all rows but each block's first
             c.load(s.T - s.blocks, "g", again=True)
         _summed_gates(c, s.blocks, 2)
+        _whole_decays(c, s.blocks)
         c.exps += s.blocks * (s.keys + s.BK)
-        c.vector += s.blocks * (2 * s.keys + s.state)  # the whole decay; of the keys, of the state
+        c.vector += s.blocks * (s.keys + s.state)
         if s.constexprs["STORE_H"]:
             c.store(s.blocks, HALVES)
         if s.constexprs["LAST"]:
@@ -83,10 +97,10 @@ def _grad_states(c: Count) -> None:
     _start(c, "HAS_DST", "dst", s.segments)
     c.store_states(-(-s.T // s.every), "ds")
     c.load(s.T, "q", "do", "g")
-    c.load_halves(s.blocks)
     c.dot(s.blocks, s.keys * s.BV)
     if s.gated:
-        _summed_gates(c, s.blocks, 2)  # products.decay_from_start
+        _summed_gates(c, s.blocks, 2)
+        _whole_decays(c, s.blocks)
         c.exps += s.blocks * (s.keys + s.BK)
         c.vector += s.blocks * (2 * s.keys + s.state)
         if s.constexprs["LAST"]:
@@ -218,9 +232,10 @@ def _gradient_pairs(c: Count) -> None:
 def _grad_qk(c: Count) -> None:
     s = c.s
     c.load_halves(s.blocks)
-    c.load_halves(s.blocks, again=True)
-    if s.gated and not s.single:
-        _phi_at_end(c)
+    if not s.single:
+        c.load_halves(s.blocks, again=True)
+        if s.gated:
+            _phi_at_end(c)
     _through_state(c, "do", "s")
     _through_state(c, "v", "ds")
     c.dot(s.blocks * s.in_v, s.scores * s.BV)

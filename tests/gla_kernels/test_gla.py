@@ -8,8 +8,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gla_kernels import Schedule, gla
+import gla_kernels.api
+from gla_kernels import Plan, Schedule, default_config, gla
 from gla_kernels.config import CHUNKS
+from gla_kernels.launch import execute
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 PAIRS = [(c, s) for c in CHUNKS for s in (16, 32, 64, 128, 256) if s <= c]
@@ -68,6 +70,50 @@ def test_default_schedule_without_states(judge, inputs):
 
 def test_gates_in_float32_with_16_bit_inputs(judge, inputs):
     judge(form(), inputs((1, 80, 2, 32, 32), torch.bfloat16, 1.0, gate_dtype=torch.float32))
+
+
+def passes_of(monkeypatch, call, x) -> list[str]:
+    """The passes that a call and its backward run."""
+    found: list[str] = []
+
+    def run(launch):
+        found.append(launch.step)
+        execute(launch)
+
+    monkeypatch.setattr(gla_kernels.api, "execute", run)
+    call(x)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("forward", "backward", "recompute", "kept"),
+    [
+        (Schedule(64, 32), Schedule(64, 32), False, True),
+        (Schedule(64, 32), Schedule(64, 32), True, False),
+        (Schedule(64, 16), Schedule(64, 32), False, False),  # other row blocks
+        (Schedule(32, 16), Schedule(64, 16), False, False),  # other chunks
+        (Schedule(64, 32, states_every=1), Schedule(64, 32), False, True),
+        (Schedule(64, 32), Schedule(64, 32, False), False, False),
+        (Schedule(64, 32, False), Schedule(64, 32), False, False),
+    ],
+)
+def test_states_kept_for_the_backward_pass(monkeypatch, inputs, outputs_of, forward, backward, recompute, kept):
+    x = inputs((1, 150, 2, 16, 16), torch.float32, 1.0)
+    plans = (Plan(forward, default_config(16, 16, 4, forward)), Plan(backward, default_config(16, 16, 4, backward)))
+
+    def form(recompute: bool):
+        return lambda q, k, v, g, s: gla(q, k, v, g, None, s, True, config=plans, recompute=recompute)
+
+    found, again = outputs_of(form(recompute), x), outputs_of(form(True), x)
+    assert all(torch.equal(found[n], again[n]) for n in again)
+    passes = passes_of(monkeypatch, lambda x: outputs_of(form(recompute), x), x)
+    assert ("states" in passes[passes.index("output") :]) is not kept
+
+
+def test_recompute_is_a_bool(inputs):
+    x = inputs((1, 20, 1, 16, 16), torch.float32, 1.0)
+    with pytest.raises(ValueError, match="recompute: expected True or False, got 1"):
+        gla(x.q, x.k, x.v, x.g, recompute=1)  # type: ignore[arg-type]  # the point
 
 
 def test_inputs_that_are_not_contiguous(inputs, outputs_of):

@@ -27,6 +27,20 @@ COMBINED = Tile(16, 64)  # of a state, in a program that adds segments up: few b
 
 
 @dataclass(frozen=True)
+class Kept:
+    """What a forward pass leaves for the backward one, which else computes it again.
+
+    chunk, block_t: rows a chunk and a row block. states [B*H, chunks, K, V]: before each chunk; halves, float32
+    [B*H, n_blocks, K]: log2 of half of each row block's decay, None without gates.
+    """
+
+    chunk: int
+    block_t: int
+    states: Tensor
+    halves: Tensor | None
+
+
+@dataclass(frozen=True)
 class Problem:
     """The inputs of one call. q, k, g [B, T, H, K]; v [B, T, H, V]; initial_state [B, H, K, V] float32."""
 
@@ -118,6 +132,18 @@ class Problem:
             "GATED": self.g is not None, "DOT": dot, "PRECISION": precision,
         }  # fmt: skip
 
+    def kept(self, states: Tensor, halves: Tensor | None) -> Kept | None:
+        """These buffers for the backward pass, if they hold the states of all chunks for good."""
+        if not self.schedule.materialize:
+            return None
+        return Kept(self.schedule.chunk, self.config.block_t, states, halves)
+
+    def served_by(self, kept: Kept | None) -> bool:
+        """Whether what was kept is what this backward pass needs."""
+        if kept is None or not self.schedule.materialize:
+            return False
+        return (kept.chunk, kept.block_t) == (self.schedule.chunk, self.config.block_t)
+
     def launch_of(self, kernel: Any, tile: Tile, programs: int, args: dict[str, Any], **constexprs: Any) -> Launch:
         """A launch of so many programs a head."""
         B, T, H, _, _ = self.dims
@@ -195,8 +221,9 @@ def operand_type(dtype: torch.dtype, K: int) -> tuple[Any, str]:
     return tl.float32, "tf32"
 
 
-def forward(p: Problem, output_final_state: bool, launch: Launcher) -> tuple[Tensor, Tensor | None]:
-    """o [B, T, H, V] in the inputs' dtype, and the final state [B, H, K, V] in float32 if asked for."""
+def forward(p: Problem, output_final_state: bool, launch: Launcher) -> tuple[Tensor, Tensor | None, Kept | None]:
+    """o [B, T, H, V] in the inputs' dtype, the final state [B, H, K, V] in float32 if asked for, and what the backward
+    pass can make use of."""
     B, _, H, K, V = p.dims
     o = torch.empty_like(p.v)
     final_state = p.q.new_empty(B, H, K, V, dtype=torch.float32) if output_final_state else None
@@ -207,7 +234,7 @@ def forward(p: Problem, output_final_state: bool, launch: Launcher) -> tuple[Ten
         _states(p, part, starts, states, halves, final_state if part == parts[-1] else None, launch)
         args = {"p_q": p.q, "p_k": p.k, "p_v": p.v, "p_g": p.g, "p_s": states, "p_h": halves, "p_o": o}
         launch(p.blocks_of(output_kernel, tile, triton.cdiv(V, tile.block_v), args, part, states))
-    return o, final_state
+    return o, final_state, p.kept(states, halves)
 
 
 def _starts(p: Problem, halves: Tensor | None, launch: Launcher) -> Tensor | None:
@@ -226,17 +253,17 @@ def _starts(p: Problem, halves: Tensor | None, launch: Launcher) -> Tensor | Non
     return starts
 
 
-def _ends(p: Problem, do: Tensor, d_final: Tensor | None, halves: Tensor | None, launch: Launcher) -> Tensor | None:
+def _ends(p: Problem, do: Tensor, d_final: Tensor | None, launch: Launcher) -> Tensor | None:
     """Gradients of the states after each segment, as `_starts` has the states before them."""
     if p.n_seg == 1:
         return d_final
     ends, every = p.boundary_buffer(p.n_seg), p.seg_chunks
     if p.schedule.states_every is None:
-        _grad_states(p, p.whole, do, d_final, ends, halves, None, launch, every)
+        _grad_states(p, p.whole, do, d_final, ends, None, launch, every)
     else:
         walked = p.segments(1, p.n_seg - 1)
         added, gamma = p.boundary_buffer(walked.segments), p.decay_buffer(walked.segments)
-        _grad_states(p, walked, do, None, added, halves, None, launch, every, last=True, gamma=gamma)
+        _grad_states(p, walked, do, None, added, None, launch, every, last=True, gamma=gamma)
         launch(p.combination_of(added, gamma, d_final, ends, reverse=True))
     return ends
 
@@ -269,15 +296,15 @@ def _states(
 
 
 def _grad_states(
-    p: Problem, part: Slice, do: Tensor, ends: Tensor | None, grads: Tensor, halves: Tensor | None,
-    d_initial: Tensor | None, launch: Launcher, every: int = 1, last: bool = False, gamma: Tensor | None = None,
+    p: Problem, part: Slice, do: Tensor, ends: Tensor | None, grads: Tensor, d_initial: Tensor | None, launch: Launcher,
+    every: int = 1, last: bool = False, gamma: Tensor | None = None,
 ) -> None:  # fmt: skip
     """Fill ``grads`` [B*H, .., K, V] with the gradients of the states after every n-th chunk of the slice. ``ends``: of
     the states after each segment of the sequence, or after all of it, [B, H, K, V]; none for zero. ``last``: of the
     state before each segment instead, and log2 of its decay in ``gamma`` [B*H, segments, K]."""
     args = {
-        "p_q": p.q, "p_g": p.g, "p_do": do, "p_h": halves, "p_dst": ends, "p_ds": grads, "p_gamma": gamma,
-        "p_ds0": d_initial, "scale": p.scale, "n_end": p.n_seg if part != p.whole else 1, "n_blocks": p.n_blocks,
+        "p_q": p.q, "p_g": p.g, "p_do": do, "p_dst": ends, "p_ds": grads, "p_gamma": gamma,
+        "p_ds0": d_initial, "scale": p.scale, "n_end": p.n_seg if part != p.whole else 1,
     }  # fmt: skip
     launch(
         p.walk_of(
@@ -295,22 +322,26 @@ def _grad_states(
 
 
 def backward(
-    p: Problem, do: Tensor, d_final: Tensor | None, launch: Launcher
+    p: Problem, do: Tensor, d_final: Tensor | None, launch: Launcher, kept: Kept | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
     """dq, dk, dv, dg and the initial state's gradient.
 
-    do [B, T, H, V]; d_final [B, H, K, V] float32 or None. States are recomputed, so that nothing but the inputs is kept
-    between forward and backward.
+    do [B, T, H, V]; d_final [B, H, K, V] float32 or None. States are computed again unless the forward pass kept them.
     """
     dq, dk, dv = torch.empty_like(p.q), torch.empty_like(p.k), torch.empty_like(p.v)
     dg = None if p.g is None else torch.empty_like(p.g)
     d_initial = torch.empty_like(p.initial_state) if p.initial_state is not None else None
-    halves, states, grads = p.half_decays(), p.state_buffer(), p.state_buffer()
-    starts = _starts(p, halves, launch)
-    ends = _ends(p, do, d_final, halves, launch)
+    starts = None
+    if kept is not None and p.served_by(kept):
+        states, halves = kept.states, kept.halves
+    else:
+        kept, states, halves = None, p.state_buffer(), p.half_decays()
+        starts = _starts(p, halves, launch)
+    grads, ends = p.state_buffer(), _ends(p, do, d_final, launch)
     for part in p.slices:
-        _states(p, part, starts, states, halves if p.n_seg == 1 else None, None, launch)
-        _grad_states(p, part, do, ends, grads, halves, d_initial if part.first_segment == 0 else None, launch)
+        if kept is None:
+            _states(p, part, starts, states, halves if p.n_seg == 1 else None, None, launch)
+        _grad_states(p, part, do, ends, grads, d_initial if part.first_segment == 0 else None, launch)
         _grad_qk(p, part, do, states, grads, halves, (dq, dk, dg), launch)
         _grad_v(p, part, do, grads, halves, dv, launch)
     return dq, dk, dv, dg, d_initial

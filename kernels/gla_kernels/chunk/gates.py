@@ -25,6 +25,8 @@ CENTRED_LIMIT: tl.constexpr = tl.constexpr(128.0)
 ROW_BLOCK_LIMIT_16_BIT: tl.constexpr = tl.constexpr(208.0)
 ROW_BLOCK_LIMIT: tl.constexpr = tl.constexpr(64.0)
 
+MIN_COLUMNS: tl.constexpr = tl.constexpr(16)  # of a tensor-core product
+
 # exp2 of anything below is 0 in float32.
 CLOSED: tl.constexpr = tl.constexpr(-150.0)
 
@@ -152,6 +154,12 @@ def summed(b_m, b_g):
 
 
 @triton.jit
+def on_tensor_cores(DTYPE: tl.constexpr, DOT: tl.constexpr):
+    """Whether sums of gates of that type are taken as products: see `centred_decay`."""
+    return DTYPE == tl.float16 or DOT == tl.bfloat16
+
+
+@triton.jit
 def centred_decay(p_g, i_row, T, stride, o_k, K: tl.constexpr, BT: tl.constexpr, DOT: tl.constexpr):
     """Log2 of the decay of each row of a block, counted from the middle of the block's decay: half of what comes up to
     the row, less half of what comes after it, [BT, BK].
@@ -160,7 +168,7 @@ def centred_decay(p_g, i_row, T, stride, o_k, K: tl.constexpr, BT: tl.constexpr,
     product is wrong, they are summed along the rows.
     """
     b_g = load_tile(p_g, i_row, T, stride, o_k, K, BT)
-    if b_g.dtype == tl.float16 or DOT == tl.bfloat16:
+    if on_tensor_cores(b_g.dtype, DOT):
         TYPE: tl.constexpr = tl.bfloat16 if b_g.dtype == tl.float32 else b_g.dtype
         b_c = summed(triangle(0.5, -0.5, BT, TYPE), b_g) * LOG2E
     else:
@@ -172,9 +180,9 @@ def centred_decay(p_g, i_row, T, stride, o_k, K: tl.constexpr, BT: tl.constexpr,
 @triton.jit
 def after_rows(p_g, i_row, T, stride, o_k, K: tl.constexpr, BT: tl.constexpr, DOT: tl.constexpr):
     """What `decay_to_end` is, [BT, BK], summed like `centred_decay`: right at any gate strength."""
-    if p_g.dtype.element_ty == tl.float16 or DOT == tl.bfloat16:
-        TYPE: tl.constexpr = tl.bfloat16 if p_g.dtype.element_ty == tl.float32 else p_g.dtype.element_ty
+    if on_tensor_cores(p_g.dtype.element_ty, DOT):
         b_g = load_tile(p_g, i_row, T, stride, o_k, K, BT)
+        TYPE: tl.constexpr = tl.bfloat16 if b_g.dtype == tl.float32 else b_g.dtype
         b_d = summed(tl.trans(strict_triangle(1.0, 0.0, BT, TYPE)), b_g) * LOG2E
     else:
         b_d = decay_to_end(p_g, i_row, T, stride, o_k, K, BT)
@@ -182,23 +190,38 @@ def after_rows(p_g, i_row, T, stride, o_k, K: tl.constexpr, BT: tl.constexpr, DO
 
 
 @triton.jit
-def after_rows_transposed(p_g, i_row, T, stride, o_k, K: tl.constexpr, BT: tl.constexpr, DOT: tl.constexpr):
-    """`after_rows` as [BK, BT], a row a feature, and log2 of the block's whole decay [BK]."""
-    b_g = tl.trans(load_tile(p_g, i_row, T, stride, o_k, K, BT))
-    b_total = tl.sum(b_g.to(tl.float32), axis=1) * LOG2E
-    if b_g.dtype == tl.float16 or DOT == tl.bfloat16:
+def up_to_rows(p_g, i_row, T, stride, o_k, K: tl.constexpr, BT: tl.constexpr, DOT: tl.constexpr):
+    """Log2 of the decay from the block's start to each row, that row's gate included [BT, BK], summed like
+    `after_rows`."""
+    b_g = load_tile(p_g, i_row, T, stride, o_k, K, BT)
+    if on_tensor_cores(b_g.dtype, DOT):
         TYPE: tl.constexpr = tl.bfloat16 if b_g.dtype == tl.float32 else b_g.dtype
-        b_m = strict_triangle(1.0, 0.0, BT, TYPE)
-        if b_g.dtype == tl.float32:
-            b_high, b_mid, b_low = bfloat16_parts(b_g)
-            b_d = tl.dot(b_low, b_m)
-            b_d = tl.dot(b_mid, b_m, b_d)
-            b_d = tl.dot(b_high, b_m, b_d) * LOG2E
-        else:
-            b_d = tl.dot(b_g, b_m) * LOG2E
+        b_d = summed(triangle(1.0, 0.0, BT, TYPE), b_g) * LOG2E
     else:
-        b_d = tl.trans(decay_to_end(p_g, i_row, T, stride, o_k, K, BT))
-    return b_d, b_total
+        b_d = tl.cumsum(b_g.to(tl.float32) * LOG2E, axis=0)
+    return b_d
+
+
+@triton.jit
+def whole_decay(p_g, i_row, T, stride, o_k, K: tl.constexpr, BT: tl.constexpr, DOT: tl.constexpr):
+    """Log2 of the decay over all of a block's rows, float32 [BK].
+
+    On the tensor cores a product with ones, of whose equal columns one is kept: sums along the rows would have to go
+    from one warp to the next.
+    """
+    b_g = load_tile(p_g, i_row, T, stride, o_k, K, BT)
+    if on_tensor_cores(b_g.dtype, DOT):
+        TYPE: tl.constexpr = tl.bfloat16 if b_g.dtype == tl.float32 else b_g.dtype
+        b_ones = tl.full([BT, MIN_COLUMNS], 1.0, TYPE)
+        if b_g.dtype == tl.float32:
+            b_high, b_mid, b_low = bfloat16_parts(tl.trans(b_g))
+            b_sum = tl.dot(b_high, b_ones, tl.dot(b_mid, b_ones, tl.dot(b_low, b_ones)))
+        else:
+            b_sum = tl.dot(tl.trans(b_g), b_ones)
+        b_total = tl.max(b_sum, axis=1)
+    else:
+        b_total = tl.sum(b_g.to(tl.float32), axis=0)
+    return b_total * LOG2E
 
 
 @triton.jit

@@ -25,7 +25,7 @@ import triton
 import triton.language as tl
 
 from .any_gate import any_gate_grad_qk
-from .gates import centred_decay
+from .gates import centred_decay, row_block_limit
 from .products import (
     are_mild,
     crossing,
@@ -99,81 +99,101 @@ def _from_later(
 
 
 @triton.jit
-def _row_block(
-    p_q, p_k, p_v, p_g, p_do, p_s, p_ds, p_h, p_dq, p_dk, p_dg, b_phi, b_after, scale, i_chunk, i_b, n_blocks, T, H,
-    o_k, K: tl.constexpr, V: tl.constexpr, SINGLE: tl.constexpr,
-    BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+def _through_states(
+    p_v, p_do, p_s, p_ds, i_row, T, H, o_k,
+    K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     GATED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dq, dk and dg of one row block. Answers Phi at the block's start, and the decay from there to the chunk's end.
+    """dO V^T [BT, BT], dO S^T and V dS^T [BT, BK], and the sum of S dS over V [BK], of a chunk of one row block."""
+    b_da = tl.zeros([BT, BT], dtype=tl.float32)
+    b_x = tl.zeros([BT, BK], dtype=tl.float32)
+    b_y = tl.zeros([BT, BK], dtype=tl.float32)
+    b_phi = tl.zeros([BK], dtype=tl.float32)
+    for i_v in range(0, (V + BV - 1) // BV):
+        o_v = i_v * BV + tl.arange(0, BV)
+        b_do = load_tile(p_do, i_row, T, H * V, o_v, V, BT)
+        b_v = load_tile(p_v, i_row, T, H * V, o_v, V, BT)
+        b_s = load_operand(p_s, o_k, o_v, K, V)
+        b_ds = load_operand(p_ds, o_k, o_v, K, V)
+        b_da = product(b_do, tl.trans(b_v), b_da, DOT, PRECISION)
+        b_x = product(b_do, tl.trans(b_s), b_x, DOT, PRECISION)
+        b_y = product(b_v, tl.trans(b_ds), b_y, DOT, PRECISION)
+        if GATED:
+            b_phi += tl.sum(b_s.to(tl.float32) * b_ds.to(tl.float32), axis=1)
+    return b_da, b_x, b_y, b_phi
 
-    b_phi: Phi at the block's end (not if SINGLE: then it is found here); b_after: log2 of the decay from there.
+
+@triton.jit
+def _inside(
+    b_q, b_k, b_c, b_da, b_x, b_y, b_phi, p_dq, p_dk, p_dg, i_row, T, stride, o_k,
+    K: tl.constexpr, WHOLE: tl.constexpr, BT: tl.constexpr,
+    GATED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Store dq, dk and dg of a row block: what is left to add is the block's own share of X and Y. Answers Phi at its
+    start.
+
+    b_da: dA of all its rows; b_phi: Phi at the block's end; if WHOLE, the block is the chunk, without what its rows add.
     """
-    i_row = i_chunk + i_b * BT
     o_r = tl.arange(0, BT)
-    b_half = tl.zeros([BK], dtype=tl.float32)
-    if GATED:
-        b_half += load_half(p_h, i_b, o_k, K)
-    if SINGLE:
-        b_da = tl.zeros([BT, BT], dtype=tl.float32)
-        b_x = tl.zeros([BT, BK], dtype=tl.float32)
-        b_y = tl.zeros([BT, BK], dtype=tl.float32)
-        for i_v in range(0, (V + BV - 1) // BV):
-            o_v = i_v * BV + tl.arange(0, BV)
-            b_do = load_tile(p_do, i_row, T, H * V, o_v, V, BT)
-            b_v = load_tile(p_v, i_row, T, H * V, o_v, V, BT)
-            b_s = load_operand(p_s, o_k, o_v, K, V)
-            b_ds = load_operand(p_ds, o_k, o_v, K, V)
-            b_da = product(b_do, tl.trans(b_v), b_da, DOT, PRECISION)
-            b_x = product(b_do, tl.trans(b_s), b_x, DOT, PRECISION)
-            b_y = product(b_v, tl.trans(b_ds), b_y, DOT, PRECISION)
-            if GATED:
-                b_phi += tl.sum(b_s.to(tl.float32) * b_ds.to(tl.float32), axis=1)
-        b_da *= scale
-        if GATED:
-            b_x *= (scale * tl.exp2(b_half))[None, :]
-            b_y *= tl.exp2(b_half)[None, :]
-        else:
-            b_x *= scale
-    else:  # one product after another, so that few of them are in registers at once
-        b_x = through_state(p_do, p_s, i_row, T, H * V, o_k, K, V, BT, BK, BV, DOT, PRECISION) * scale
-        b_y = through_state(p_v, p_ds, i_row, T, H * V, o_k, K, V, BT, BK, BV, DOT, PRECISION)
-        if GATED:
-            b_x *= tl.exp2(decay_over(p_h, 0, i_b, o_k, K) + b_half)[None, :]
-            b_y *= tl.exp2(b_after + b_half)[None, :]
-        b_x = _from_earlier(
-            b_x, b_half, p_k, p_v, p_g, p_do, p_h, scale, i_chunk, i_b, T, H, o_k,
-            K, V, BT, BK, BV, GATED, DOT, PRECISION,
-        )  # fmt: skip
-        b_y = _from_later(
-            b_y, b_half, p_q, p_v, p_g, p_do, p_h, scale, i_chunk, i_b, n_blocks, T, H, o_k,
-            K, V, BT, BK, BV, GATED, DOT, PRECISION,
-        )  # fmt: skip
-        b_da = scores_gradient(p_do, p_v, scale, i_row, i_row, T, H * V, V, BT, BV, DOT, PRECISION)
     b_da = tl.where(o_r[:, None] >= o_r[None, :], b_da, 0.0)
-    b_k = load_tile(p_k, i_row, T, H * K, o_k, K, BT)
     if GATED:
-        b_c = centred_decay(p_g, i_row, T, H * K, o_k, K, BT, DOT)
         b_kc = b_k.to(tl.float32) * tl.exp2(-b_c)
         b_x = dot_rows(b_da, b_kc, b_x, GATED, DOT, PRECISION)
-        store_tile(p_dq, b_x * tl.exp2(b_c), i_row, T, H * K, o_k, K, BT)
+        store_tile(p_dq, b_x * tl.exp2(b_c), i_row, T, stride, o_k, K, BT)
         b_kc = fine(b_kc, DOT, PRECISION)
-        if SINGLE:
-            b_phi = b_phi * tl.exp2(2.0 * b_half) + tl.sum(b_kc * b_y, axis=0)
-        b_qc = load_tile(p_q, i_row, T, H * K, o_k, K, BT).to(tl.float32) * tl.exp2(b_c)
+        if WHOLE:
+            b_phi += tl.sum(b_kc * b_y, axis=0)
+        b_qc = b_q.to(tl.float32) * tl.exp2(b_c)
         b_y = dot_rows(tl.trans(b_da), b_qc, b_y, GATED, DOT, PRECISION)
-        store_tile(p_dk, b_y * tl.exp2(-b_c), i_row, T, H * K, o_k, K, BT)
+        store_tile(p_dk, b_y * tl.exp2(-b_c), i_row, T, stride, o_k, K, BT)
         b_diff = fine(b_qc, DOT, PRECISION) * b_x - b_kc * b_y
-        b_dg = sums_from(b_diff, BT, DOT, PRECISION) + b_phi[None, :]
-        store_tile(p_dg, b_dg, i_row, T, H * K, o_k, K, BT)
-        if not SINGLE:
+        store_tile(p_dg, sums_from(b_diff, BT, DOT, PRECISION) + b_phi[None, :], i_row, T, stride, o_k, K, BT)
+        if not WHOLE:
             b_phi += tl.sum(b_diff, axis=0)
     else:
-        b_x = dot_rows(b_da, b_k, b_x, GATED, DOT, PRECISION)
-        store_tile(p_dq, b_x, i_row, T, H * K, o_k, K, BT)
-        b_q = load_tile(p_q, i_row, T, H * K, o_k, K, BT)
-        b_y = dot_rows(tl.trans(b_da), b_q, b_y, GATED, DOT, PRECISION)
-        store_tile(p_dk, b_y, i_row, T, H * K, o_k, K, BT)
+        store_tile(p_dq, dot_rows(b_da, b_k, b_x, GATED, DOT, PRECISION), i_row, T, stride, o_k, K, BT)
+        store_tile(p_dk, dot_rows(tl.trans(b_da), b_q, b_y, GATED, DOT, PRECISION), i_row, T, stride, o_k, K, BT)
+    return b_phi
+
+
+@triton.jit
+def _row_block(
+    p_q, p_k, p_v, p_g, p_do, p_s, p_ds, p_h, p_dq, p_dk, p_dg, b_phi, b_after, scale, i_chunk, i_b, n_blocks, T, H,
+    o_k, K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    GATED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """dq, dk and dg of one of several row blocks. Answers Phi at its start, and the decay from there to the chunk's
+    end.
+
+    b_phi: Phi at the block's end; b_after: log2 of the decay from there. One product comes after another, so that few
+    of them are in registers at once.
+    """
+    i_row = i_chunk + i_b * BT
+    b_half = tl.zeros([BK], dtype=tl.float32)
+    b_x = through_state(p_do, p_s, i_row, T, H * V, o_k, K, V, BT, BK, BV, DOT, PRECISION) * scale
+    b_y = through_state(p_v, p_ds, i_row, T, H * V, o_k, K, V, BT, BK, BV, DOT, PRECISION)
+    if GATED:
+        b_half += load_half(p_h, i_b, o_k, K)
+        b_x *= tl.exp2(decay_over(p_h, 0, i_b, o_k, K) + b_half)[None, :]
+        b_y *= tl.exp2(b_after + b_half)[None, :]
+    b_x = _from_earlier(
+        b_x, b_half, p_k, p_v, p_g, p_do, p_h, scale, i_chunk, i_b, T, H, o_k,
+        K, V, BT, BK, BV, GATED, DOT, PRECISION,
+    )  # fmt: skip
+    b_y = _from_later(
+        b_y, b_half, p_q, p_v, p_g, p_do, p_h, scale, i_chunk, i_b, n_blocks, T, H, o_k,
+        K, V, BT, BK, BV, GATED, DOT, PRECISION,
+    )  # fmt: skip
+    b_da = scores_gradient(p_do, p_v, scale, i_row, i_row, T, H * V, V, BT, BV, DOT, PRECISION)
+    b_k = load_tile(p_k, i_row, T, H * K, o_k, K, BT)
+    b_q = load_tile(p_q, i_row, T, H * K, o_k, K, BT)
+    b_c = b_x
+    if GATED:
+        b_c = centred_decay(p_g, i_row, T, H * K, o_k, K, BT, DOT)
+    b_phi = _inside(
+        b_q, b_k, b_c, b_da, b_x, b_y, b_phi, p_dq, p_dk, p_dg, i_row, T, H * K, o_k,
+        K, False, BT, GATED, DOT, PRECISION,
+    )  # fmt: skip
     return b_phi, b_after + 2.0 * b_half
 
 
@@ -219,21 +239,42 @@ def grad_qk_kernel(
     i_state = (i_bh * n_stored + i_c) * K * V
     p_s, p_ds = p_s + i_state, p_ds + i_state
     i_chunk = (first_chunk + i_c) * CHUNK
-    n_own = 1 if SINGLE else tl.cdiv(tl.minimum(T - i_chunk, CHUNK), BT)
-    mild = True
     if GATED:
         p_g, p_dg = p_g + i_row0 * K, p_dg + i_row0 * K
         p_h += (i_bh * n_blocks + i_chunk // BT) * K
-        mild = are_mild(p_h, 0, n_own, o_k, K, PRECISION)
-    if mild:
-        b_phi = tl.zeros([BK], dtype=tl.float32)
-        b_after = tl.zeros([BK], dtype=tl.float32)
-        if SINGLE:
-            _row_block(
-                p_q, p_k, p_v, p_g, p_do, p_s, p_ds, p_h, p_dq, p_dk, p_dg, b_phi, b_after, scale, i_chunk, 0, 1,
-                T, H, o_k, K, V, True, BT, BK, BV, GATED, DOT, PRECISION,
+    mild = True
+    if SINGLE:
+        # what the gates have no part in is done before anything waits for them
+        b_half = tl.zeros([BK], dtype=tl.float32)
+        if GATED:
+            b_half += load_half(p_h, 0, o_k, K)
+        b_da, b_x, b_y, b_phi = _through_states(
+            p_v, p_do, p_s, p_ds, i_chunk, T, H, o_k, K, V, BT, BK, BV, GATED, DOT, PRECISION
+        )
+        if GATED:
+            mild = tl.min(b_half, axis=0) > -0.5 * row_block_limit(PRECISION)
+        b_k = load_tile(p_k, i_chunk, T, H * K, o_k, K, BT)
+        b_q = load_tile(p_q, i_chunk, T, H * K, o_k, K, BT)
+        if mild:
+            b_c = b_x
+            if GATED:
+                b_c = centred_decay(p_g, i_chunk, T, H * K, o_k, K, BT, DOT)
+                b_x *= (scale * tl.exp2(b_half))[None, :]
+                b_y *= tl.exp2(b_half)[None, :]
+                b_phi *= tl.exp2(2.0 * b_half)
+            else:
+                b_x *= scale
+            _inside(
+                b_q, b_k, b_c, b_da * scale, b_x, b_y, b_phi, p_dq, p_dk, p_dg, i_chunk, T, H * K, o_k,
+                K, True, BT, GATED, DOT, PRECISION,
             )  # fmt: skip
-        else:
+    else:
+        n_own = tl.cdiv(tl.minimum(T - i_chunk, CHUNK), BT)
+        if GATED:
+            mild = are_mild(p_h, 0, n_own, o_k, K, PRECISION)
+        if mild:
+            b_phi = tl.zeros([BK], dtype=tl.float32)
+            b_after = tl.zeros([BK], dtype=tl.float32)
             if GATED:
                 b_phi += _phi_at_end(
                     p_k, p_v, p_g, p_s, p_ds, p_h, i_chunk, n_own, T, H, o_k, K, V, BT, BK, BV, DOT, PRECISION
@@ -241,10 +282,11 @@ def grad_qk_kernel(
             for i_up in tl.range(0, n_own, num_stages=1):
                 b_phi, b_after = _row_block(
                     p_q, p_k, p_v, p_g, p_do, p_s, p_ds, p_h, p_dq, p_dk, p_dg, b_phi, b_after, scale, i_chunk,
-                    n_own - 1 - i_up, n_own, T, H, o_k, K, V, False, BT, BK, BV, GATED, DOT, PRECISION,
+                    n_own - 1 - i_up, n_own, T, H, o_k, K, V, BT, BK, BV, GATED, DOT, PRECISION,
                 )  # fmt: skip
-    elif GATED:
-        any_gate_grad_qk(
-            p_q, p_k, p_v, p_g, p_do, p_s, p_ds, p_dq, p_dk, p_dg, scale, i_chunk, T, H, o_k,
-            K, V, CHUNK, BK, BV, DOT, PRECISION,
-        )  # fmt: skip
+    if GATED:
+        if not mild:
+            any_gate_grad_qk(
+                p_q, p_k, p_v, p_g, p_do, p_s, p_ds, p_dq, p_dk, p_dg, scale, i_chunk, T, H, o_k,
+                K, V, CHUNK, BK, BV, DOT, PRECISION,
+            )  # fmt: skip

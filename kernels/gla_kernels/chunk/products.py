@@ -10,7 +10,7 @@ from there to its end. So every row is scaled once, and what remains is a factor
 import triton
 import triton.language as tl
 
-from .gates import LOG2E, bfloat16_parts, row_block_limit, triangle
+from .gates import row_block_limit, triangle
 from .tiles import dot_fine, dot_half, load_tile, operand, split
 
 
@@ -50,23 +50,6 @@ def sums_from(b_x, BT: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr)
         if PRECISION == "tf32":
             b_sum = tl.dot(b_m, b_x - b_high, b_sum, input_precision=PRECISION)
     return b_sum
-
-
-@triton.jit
-def decay_from_start(b_gt, BT: tl.constexpr, DOT: tl.constexpr):
-    """Log2 of the decay from a block's start to each row, that row's gate included, from the gates [BK, BT]: a
-    product with a triangle, each of its terms exact, so at any gate strength a sum of gates."""
-    if b_gt.dtype == tl.float16 or DOT == tl.bfloat16:
-        TYPE: tl.constexpr = tl.bfloat16 if b_gt.dtype == tl.float32 else b_gt.dtype
-        b_m = tl.trans(triangle(1.0, 0.0, BT, TYPE))
-        if b_gt.dtype == tl.float32:
-            b_high, b_mid, b_low = bfloat16_parts(b_gt)
-            b_d = tl.dot(b_high, b_m, tl.dot(b_mid, b_m, tl.dot(b_low, b_m))) * LOG2E
-        else:
-            b_d = tl.dot(b_gt, b_m) * LOG2E
-    else:
-        b_d = tl.cumsum(b_gt.to(tl.float32) * LOG2E, axis=1)
-    return b_d
 
 
 @triton.jit

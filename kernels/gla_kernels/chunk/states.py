@@ -14,9 +14,9 @@ from the state that it starts from. With gamma_i a segment's whole decay and L_i
 import triton
 import triton.language as tl
 
-from .gates import after_rows_transposed
-from .products import decay_from_start, load_half, product
-from .tiles import dot, load_state, load_tile, operand, store_state
+from .gates import after_rows, up_to_rows, whole_decay
+from .products import product
+from .tiles import dot, load_state, load_tile, store_state
 
 PREFETCH: tl.constexpr = tl.constexpr(4)  # segments whose loads are in flight at once, in combine_kernel
 
@@ -64,18 +64,18 @@ def states_kernel(
         elif not LAST:
             if (i_t * BT) % every_rows == 0:
                 store_state(p_s + tl.cast((i_t * BT) // every_rows, tl.int64) * K * V, b_s, o_k, o_v, K, V)
-        # keys and their decays with a feature a row: as they enter the product, without another transposition
-        b_kd = tl.trans(load_tile(p_k, i_row, T, H * K, o_k, K, BT))
+        b_k = load_tile(p_k, i_row, T, H * K, o_k, K, BT)
         b_v = load_tile(p_v, i_row, T, H * V, o_v, V, BT)
         if GATED:
-            b_d, b_total = after_rows_transposed(p_g, i_row, T, H * K, o_k, K, BT, DOT)
+            b_d = after_rows(p_g, i_row, T, H * K, o_k, K, BT, DOT)
+            b_total = whole_decay(p_g, i_row, T, H * K, o_k, K, BT, DOT)
             if STORE_H:
                 tl.store(p_h + i_t * K, 0.5 * b_total, mask=(o_k < K) & (i_v == 0))
-            b_kd = b_kd.to(tl.float32) * tl.exp2(b_d)
+            b_k = b_k.to(tl.float32) * tl.exp2(b_d)
             if LAST:
                 b_gamma += b_total
             b_s = b_s * tl.exp2(b_total)[:, None]
-        b_s = tl.dot(operand(b_kd, DOT, PRECISION), b_v.to(DOT), b_s, input_precision=PRECISION)
+        b_s = product(tl.trans(b_k), b_v, b_s, DOT, PRECISION)
     if LAST:
         store_state(p_s, b_s, o_k, o_v, K, V)
         if GATED:
@@ -85,10 +85,10 @@ def states_kernel(
             store_state(p_st + i_bh * K * V, b_s, o_k, o_v, K, V)
 
 
-@triton.jit(do_not_specialize=["T", "n_seg", "first_seg", "n_end", "n_stored", "n_blocks", "seg_rows", "every_rows"])
+@triton.jit(do_not_specialize=["T", "n_seg", "first_seg", "n_end", "n_stored", "seg_rows", "every_rows"])
 def grad_states_kernel(
-    p_q, p_g, p_do, p_h, p_dst, p_ds, p_gamma, p_ds0, scale,
-    T, H, n_seg, first_seg, n_end, n_stored, n_blocks, seg_rows, every_rows,
+    p_q, p_g, p_do, p_dst, p_ds, p_gamma, p_ds0, scale,
+    T, H, n_seg, first_seg, n_end, n_stored, seg_rows, every_rows,
     K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     EACH: tl.constexpr, LAST: tl.constexpr, HAS_DST: tl.constexpr, STORE_DS0: tl.constexpr,
     GATED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
@@ -97,8 +97,7 @@ def grad_states_kernel(
     states_kernel, but from the last row of a segment to its first one: LAST is the gradient before that.
 
     p_dst [B*H, n_end, K, V], float32: the gradient of the state after each segment; without HAS_DST it is zero.
-    p_h [B*H, n_blocks, K], float32: log2 of half of each row block's decay. p_ds0 [B*H, K, V]: the initial state's
-    gradient.
+    p_ds0 [B*H, K, V]: the initial state's gradient.
     """
     NK: tl.constexpr = (K + BK - 1) // BK
     NV: tl.constexpr = (V + BV - 1) // BV
@@ -112,7 +111,6 @@ def grad_states_kernel(
     p_ds += (i_bh * n_stored + i_seg * (seg_rows // every_rows)) * K * V
     if GATED:
         p_g += i_row0 * K
-        p_h += (i_bh * n_blocks + i_first // BT) * K
 
     b_ds = tl.zeros([BK, BV], dtype=tl.float32)
     b_gamma = tl.zeros([BK], dtype=tl.float32)
@@ -127,19 +125,18 @@ def grad_states_kernel(
         elif not LAST:
             if ((i_t + 1) * BT % every_rows == 0) | (i_back == 0):
                 store_state(p_ds + tl.cast((i_t * BT) // every_rows, tl.int64) * K * V, b_ds, o_k, o_v, K, V)
-        # queries and their decays with a feature a row: as they enter the product, without another transposition
-        b_qd = tl.trans(load_tile(p_q, i_row, T, H * K, o_k, K, BT))
+        b_q = load_tile(p_q, i_row, T, H * K, o_k, K, BT)
         b_do = load_tile(p_do, i_row, T, H * V, o_v, V, BT)
         if GATED:
-            b_d = decay_from_start(tl.trans(load_tile(p_g, i_row, T, H * K, o_k, K, BT)), BT, DOT)
-            b_qd = b_qd.to(tl.float32) * (scale * tl.exp2(b_d))
-            b_total = 2.0 * load_half(p_h, i_t, o_k, K)
+            b_d = up_to_rows(p_g, i_row, T, H * K, o_k, K, BT, DOT)
+            b_total = whole_decay(p_g, i_row, T, H * K, o_k, K, BT, DOT)
+            b_q = b_q.to(tl.float32) * (scale * tl.exp2(b_d))
             if LAST:
                 b_gamma += b_total
             b_ds = b_ds * tl.exp2(b_total)[:, None]
-            b_ds = product(b_qd, b_do, b_ds, DOT, PRECISION)
+            b_ds = product(tl.trans(b_q), b_do, b_ds, DOT, PRECISION)
         else:  # a scale that is no power of two would cost q its last bits
-            b_ds += scale * dot(b_qd, b_do, DOT, PRECISION)
+            b_ds += scale * dot(tl.trans(b_q), b_do, DOT, PRECISION)
     if LAST:
         store_state(p_ds, b_ds, o_k, o_v, K, V)
         if GATED:
