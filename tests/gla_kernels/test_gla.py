@@ -5,12 +5,14 @@ Without a GPU everything here but the grids marked gpu runs in Triton's interpre
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 import gla_kernels.api
-from gla_kernels import Plan, Schedule, default_config, gla
-from gla_kernels.config import CHUNKS
+from gla_kernels import Plan, Schedule, Tile, Workload, default_config, gla
+from gla_kernels.config import CHUNKS, feasible
 from gla_kernels.launch import execute
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -203,3 +205,23 @@ def test_head_dimensions_at_full_size(judge, inputs, schedule, dtype, K, V):
 @pytest.mark.parametrize("materialize", [True, False])
 def test_lengths_at_full_size(judge, inputs, T, materialize):
     judge(form(Schedule(64, 64, materialize)), inputs((1, T, 2, 64, 64), torch.bfloat16, 0.1))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("gates", [None, 1.0])
+@pytest.mark.parametrize("stages", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    ("K", "V", "block_v"),
+    [(64, 64, 64), (128, 128, 64), (128, 128, 128), (128, 256, 256), (256, 128, 128), (256, 256, 256), (512, 512, 128)],
+)
+def test_tiles_of_32_columns_of_keys(judge, inputs, K, V, block_v, stages, gates):
+    # what `config._miscompiled` takes for right
+    schedule, tile = Schedule(64, 64), Tile(32, block_v, 4, stages)
+    config = replace(default_config(K, V, 2, schedule), output=tile, grad_v=tile)
+    plan = Plan(schedule, config)
+    if feasible("output", plan, Workload("fwd", 1, 400, 2, K, V), 90) is not None:
+        pytest.skip("more shared memory than there is")
+    judge(
+        lambda q, k, v, g, s: gla(q, k, v, g, None, s, True, config=plan),
+        inputs((1, 400, 2, K, V), torch.bfloat16, gates),
+    )

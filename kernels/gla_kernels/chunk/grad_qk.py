@@ -132,7 +132,8 @@ def _inside(
     """Store dq, dk and dg of a row block: what is left to add is the block's own share of X and Y. Answers Phi at its
     start.
 
-    b_da: dA of all its rows; b_phi: Phi at the block's end; if WHOLE, the block is the chunk, without what its rows add.
+    b_da: dA of all its rows; b_phi: Phi at the block's end; if WHOLE, the block is the chunk, without what its rows
+    add.
     """
     o_r = tl.arange(0, BT)
     b_da = tl.where(o_r[:, None] >= o_r[None, :], b_da, 0.0)
