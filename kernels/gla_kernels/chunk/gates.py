@@ -154,12 +154,6 @@ def summed(b_m, b_g):
 
 
 @triton.jit
-def on_tensor_cores(DTYPE: tl.constexpr, DOT: tl.constexpr):
-    """Whether sums of gates of that type are taken as products: see `centred_decay`."""
-    return DTYPE == tl.float16 or DOT == tl.bfloat16
-
-
-@triton.jit
 def centred_decay(p_g, i_row, T, stride, o_k, K: tl.constexpr, BT: tl.constexpr, DOT: tl.constexpr):
     """Log2 of the decay of each row of a block, counted from the middle of the block's decay: half of what comes up to
     the row, less half of what comes after it, [BT, BK].
@@ -168,7 +162,7 @@ def centred_decay(p_g, i_row, T, stride, o_k, K: tl.constexpr, BT: tl.constexpr,
     product is wrong, they are summed along the rows.
     """
     b_g = load_tile(p_g, i_row, T, stride, o_k, K, BT)
-    if on_tensor_cores(b_g.dtype, DOT):
+    if b_g.dtype == tl.float16 or DOT == tl.bfloat16:
         TYPE: tl.constexpr = tl.bfloat16 if b_g.dtype == tl.float32 else b_g.dtype
         b_c = summed(triangle(0.5, -0.5, BT, TYPE), b_g) * LOG2E
     else:
@@ -180,7 +174,7 @@ def centred_decay(p_g, i_row, T, stride, o_k, K: tl.constexpr, BT: tl.constexpr,
 @triton.jit
 def after_rows(p_g, i_row, T, stride, o_k, K: tl.constexpr, BT: tl.constexpr, DOT: tl.constexpr):
     """What `decay_to_end` is, [BT, BK], summed like `centred_decay`: right at any gate strength."""
-    if on_tensor_cores(p_g.dtype.element_ty, DOT):
+    if p_g.dtype.element_ty == tl.float16 or DOT == tl.bfloat16:
         b_g = load_tile(p_g, i_row, T, stride, o_k, K, BT)
         TYPE: tl.constexpr = tl.bfloat16 if b_g.dtype == tl.float32 else b_g.dtype
         b_d = summed(tl.trans(strict_triangle(1.0, 0.0, BT, TYPE)), b_g) * LOG2E
@@ -194,7 +188,7 @@ def up_to_rows(p_g, i_row, T, stride, o_k, K: tl.constexpr, BT: tl.constexpr, DO
     """Log2 of the decay from the block's start to each row, that row's gate included [BT, BK], summed like
     `after_rows`."""
     b_g = load_tile(p_g, i_row, T, stride, o_k, K, BT)
-    if on_tensor_cores(b_g.dtype, DOT):
+    if b_g.dtype == tl.float16 or DOT == tl.bfloat16:
         TYPE: tl.constexpr = tl.bfloat16 if b_g.dtype == tl.float32 else b_g.dtype
         b_d = summed(triangle(1.0, 0.0, BT, TYPE), b_g) * LOG2E
     else:
@@ -210,7 +204,7 @@ def whole_decay(p_g, i_row, T, stride, o_k, K: tl.constexpr, BT: tl.constexpr, D
     from one warp to the next.
     """
     b_g = load_tile(p_g, i_row, T, stride, o_k, K, BT)
-    if on_tensor_cores(b_g.dtype, DOT):
+    if b_g.dtype == tl.float16 or DOT == tl.bfloat16:
         TYPE: tl.constexpr = tl.bfloat16 if b_g.dtype == tl.float32 else b_g.dtype
         b_ones = tl.full([BT, MIN_COLUMNS], 1.0, TYPE)
         if b_g.dtype == tl.float32:
