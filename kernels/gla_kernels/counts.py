@@ -60,14 +60,13 @@ def _half_product(c: Count, times: int, multiplied: int) -> None:
     c.vector += times * s.scores * s.halved
 
 
-def _rows_product(c: Count, times: int) -> None:
-    """products.dot_rows: scores' gradients and a tile of keys."""
+def _rows_product(c: Count, times: int, cuts: int) -> None:
+    """products.dot_rows, so many times: scores' gradients and a tile of keys. cuts: how often the former are cut."""
     s = c.s
-    if not s.gated:
-        _half_product(c, times, s.scores * s.BK)
-    elif s.halved:
-        c.dot(3 * times, s.scores * s.BK)
-        c.vector += times * (s.scores + s.keys)
+    c.vector += cuts * s.scores * s.halved
+    if s.halved:
+        c.dot((3 if s.gated else 2) * times, s.scores * s.BK)
+        c.vector += times * s.keys * s.gated
     else:
         c.dot(times, s.scores * s.BK, wide=True)
 
@@ -223,7 +222,7 @@ def _gradient_pairs(c: Count) -> None:
     c.dot(2 * pairs * s.in_v, s.scores * s.BV)
     c.vector += 2 * pairs * s.scores  # the scale
     _frame(c, 2 * pairs)
-    _rows_product(c, 2 * pairs)
+    _rows_product(c, 2 * pairs, 2 * pairs)
     if s.gated:
         c.exps += 2 * pairs * s.BK
         c.vector += 4 * pairs * s.keys
@@ -245,7 +244,7 @@ def _grad_qk(c: Count) -> None:
         c.load_halves(s.pairs(s.T), again=True)
         _gradient_pairs(c)
     c.load(s.T, "k", "q", "g")
-    _rows_product(c, 2 * s.blocks)
+    _rows_product(c, 2 * s.blocks, s.blocks)
     if s.gated:
         c.exps += 2 * s.blocks * s.BK  # of what enters and of what leaves
         # these decays, rows in the block's frame and out of it again, their difference, Phi

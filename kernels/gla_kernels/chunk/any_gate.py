@@ -13,7 +13,7 @@ import triton.language as tl
 from .gates import CLOSED, block_decay, decay_to_end, decayed_keys, decayed_queries, load_gates
 from .products import crossing, dot_rows, load_operand, product, scores_gradient, sums_from, through_state
 from .scores import diagonal_grad_k, diagonal_grad_q, diagonal_scores
-from .tiles import dot_half, fine, load_tile, store_tile
+from .tiles import cut, dot_half, fine, load_tile, store_tile
 
 ROWS: tl.constexpr = tl.constexpr(16)
 
@@ -49,7 +49,8 @@ def _grad_q(
         i_col = i_chunk + (i_b - 1 - i_back) * ROWS
         b_kd, b_step = decayed_keys(p_k, p_g, i_col, T, H * K, o_k, K, ROWS, True)
         b_da = scores_gradient(p_do, p_v, scale, i_row, i_col, T, H * V, V, ROWS, BV, DOT, PRECISION)
-        b_new = dot_rows(b_da, b_kd, tl.zeros([ROWS, BK], dtype=tl.float32), True, DOT, PRECISION)
+        b_ah, b_al = cut(b_da, DOT, PRECISION)
+        b_new = dot_rows(b_ah, b_al, b_kd, tl.zeros([ROWS, BK], dtype=tl.float32), True, DOT, PRECISION)
         b_in += b_new * tl.exp2(b_between)[None, :]
         b_between += b_step
     b_new = through_state(p_do, p_s, i_row, T, H * V, o_k, K, V, ROWS, BK, BV, DOT, PRECISION)
@@ -85,7 +86,8 @@ def _grad_k(
         i_col = i_chunk + i_a * ROWS
         b_qd, b_step = decayed_queries(p_q, p_g, i_col, T, H * K, o_k, K, ROWS, True)
         b_da = scores_gradient(p_do, p_v, scale, i_col, i_row, T, H * V, V, ROWS, BV, DOT, PRECISION)
-        b_new = dot_rows(tl.trans(b_da), b_qd, tl.zeros([ROWS, BK], dtype=tl.float32), True, DOT, PRECISION)
+        b_ah, b_al = cut(tl.trans(b_da), DOT, PRECISION)
+        b_new = dot_rows(b_ah, b_al, b_qd, tl.zeros([ROWS, BK], dtype=tl.float32), True, DOT, PRECISION)
         b_out += b_new * tl.exp2(b_between)[None, :]
         b_between += b_step
     b_q = load_tile(p_q, i_row, T, H * K, o_k, K, ROWS)

@@ -156,12 +156,17 @@ def summed(b_m, b_g):
 @triton.jit
 def centred_decay(p_g, i_row, T, stride, o_k, K: tl.constexpr, BT: tl.constexpr, DOT: tl.constexpr):
     """Log2 of the decay of each row of a block, counted from the middle of the block's decay: half of what comes up to
-    the row, less half of what comes after it, [BT, BK].
+    the row, less half of what comes after it, [BT, BK]."""
+    return centred_rows(load_tile(p_g, i_row, T, stride, o_k, K, BT), BT, DOT)
+
+
+@triton.jit
+def centred_rows(b_g, BT: tl.constexpr, DOT: tl.constexpr):
+    """`centred_decay` of gates [BT, BK] that are loaded already.
 
     Gates are summed on the tensor cores where those are exact. Elsewhere, for float32 and where the interpreter's
     product is wrong, they are summed along the rows.
     """
-    b_g = load_tile(p_g, i_row, T, stride, o_k, K, BT)
     if b_g.dtype == tl.float16 or DOT == tl.bfloat16:
         TYPE: tl.constexpr = tl.bfloat16 if b_g.dtype == tl.float32 else b_g.dtype
         b_c = summed(triangle(0.5, -0.5, BT, TYPE), b_g) * LOG2E

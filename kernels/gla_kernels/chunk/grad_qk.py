@@ -25,7 +25,7 @@ import triton
 import triton.language as tl
 
 from .any_gate import any_gate_grad_qk
-from .gates import centred_decay, row_block_limit
+from .gates import centred_decay, centred_rows, row_block_limit
 from .products import (
     are_mild,
     crossing,
@@ -38,7 +38,7 @@ from .products import (
     sums_from,
     through_state,
 )
-from .tiles import fine, load_tile, store_tile
+from .tiles import cut, fine, load_tile, store_tile
 
 
 @triton.jit
@@ -65,14 +65,15 @@ def _from_earlier(
         i_b = i_a - 1 - i_back
         i_col = i_chunk + i_b * BT
         b_da = scores_gradient(p_do, p_v, scale, i_chunk + i_a * BT, i_col, T, H * V, V, BT, BV, DOT, PRECISION)
+        b_ah, b_al = cut(b_da, DOT, PRECISION)
         b_kc = _centred(p_k, p_g, i_col, T, H * K, o_k, -1, K, BT, GATED, DOT)
         if GATED:
             b_h = load_half(p_h, i_b, o_k, K)
-            b_new = dot_rows(b_da, b_kc, tl.zeros([BT, BK], dtype=tl.float32), GATED, DOT, PRECISION)
+            b_new = dot_rows(b_ah, b_al, b_kc, tl.zeros([BT, BK], dtype=tl.float32), GATED, DOT, PRECISION)
             b_x += b_new * tl.exp2(b_between + b_h)[None, :]
             b_between += 2.0 * b_h
         else:
-            b_x = dot_rows(b_da, b_kc, b_x, GATED, DOT, PRECISION)
+            b_x = dot_rows(b_ah, b_al, b_kc, b_x, GATED, DOT, PRECISION)
     return b_x
 
 
@@ -87,14 +88,15 @@ def _from_later(
     for i_a in tl.range(i_b + 1, n_blocks, num_stages=1):
         i_row = i_chunk + i_a * BT
         b_da = scores_gradient(p_do, p_v, scale, i_row, i_chunk + i_b * BT, T, H * V, V, BT, BV, DOT, PRECISION)
+        b_ah, b_al = cut(tl.trans(b_da), DOT, PRECISION)
         b_qc = _centred(p_q, p_g, i_row, T, H * K, o_k, 1, K, BT, GATED, DOT)
         if GATED:
             b_h = load_half(p_h, i_a, o_k, K)
-            b_new = dot_rows(tl.trans(b_da), b_qc, tl.zeros([BT, BK], dtype=tl.float32), GATED, DOT, PRECISION)
+            b_new = dot_rows(b_ah, b_al, b_qc, tl.zeros([BT, BK], dtype=tl.float32), GATED, DOT, PRECISION)
             b_y += b_new * tl.exp2(b_between + b_h)[None, :]
             b_between += 2.0 * b_h
         else:
-            b_y = dot_rows(tl.trans(b_da), b_qc, b_y, GATED, DOT, PRECISION)
+            b_y = dot_rows(b_ah, b_al, b_qc, b_y, GATED, DOT, PRECISION)
     return b_y
 
 
@@ -136,24 +138,26 @@ def _inside(
     add.
     """
     o_r = tl.arange(0, BT)
-    b_da = tl.where(o_r[:, None] >= o_r[None, :], b_da, 0.0)
+    b_ah, b_al = cut(tl.where(o_r[:, None] >= o_r[None, :], b_da, 0.0), DOT, PRECISION)
     if GATED:
         b_kc = b_k.to(tl.float32) * tl.exp2(-b_c)
-        b_x = dot_rows(b_da, b_kc, b_x, GATED, DOT, PRECISION)
+        b_x = dot_rows(b_ah, b_al, b_kc, b_x, GATED, DOT, PRECISION)
         store_tile(p_dq, b_x * tl.exp2(b_c), i_row, T, stride, o_k, K, BT)
         b_kc = fine(b_kc, DOT, PRECISION)
         if WHOLE:
             b_phi += tl.sum(b_kc * b_y, axis=0)
         b_qc = b_q.to(tl.float32) * tl.exp2(b_c)
-        b_y = dot_rows(tl.trans(b_da), b_qc, b_y, GATED, DOT, PRECISION)
+        b_y = dot_rows(tl.trans(b_ah), tl.trans(b_al), b_qc, b_y, GATED, DOT, PRECISION)
         store_tile(p_dk, b_y * tl.exp2(-b_c), i_row, T, stride, o_k, K, BT)
         b_diff = fine(b_qc, DOT, PRECISION) * b_x - b_kc * b_y
         store_tile(p_dg, sums_from(b_diff, BT, DOT, PRECISION) + b_phi[None, :], i_row, T, stride, o_k, K, BT)
         if not WHOLE:
             b_phi += tl.sum(b_diff, axis=0)
     else:
-        store_tile(p_dq, dot_rows(b_da, b_k, b_x, GATED, DOT, PRECISION), i_row, T, stride, o_k, K, BT)
-        store_tile(p_dk, dot_rows(tl.trans(b_da), b_q, b_y, GATED, DOT, PRECISION), i_row, T, stride, o_k, K, BT)
+        b_x = dot_rows(b_ah, b_al, b_k, b_x, GATED, DOT, PRECISION)
+        store_tile(p_dq, b_x, i_row, T, stride, o_k, K, BT)
+        b_y = dot_rows(tl.trans(b_ah), tl.trans(b_al), b_q, b_y, GATED, DOT, PRECISION)
+        store_tile(p_dk, b_y, i_row, T, stride, o_k, K, BT)
     return b_phi
 
 
@@ -245,21 +249,22 @@ def grad_qk_kernel(
         p_h += (i_bh * n_blocks + i_chunk // BT) * K
     mild = True
     if SINGLE:
-        # what the gates have no part in is done before anything waits for them
+        # all loads first, then what the gates have no part in: nothing else waits for memory
+        b_k = load_tile(p_k, i_chunk, T, H * K, o_k, K, BT)
+        b_q = load_tile(p_q, i_chunk, T, H * K, o_k, K, BT)
         b_half = tl.zeros([BK], dtype=tl.float32)
+        b_g = b_k
         if GATED:
             b_half += load_half(p_h, 0, o_k, K)
+            b_g = load_tile(p_g, i_chunk, T, H * K, o_k, K, BT)
+            mild = tl.min(b_half, axis=0) > -0.5 * row_block_limit(PRECISION)
         b_da, b_x, b_y, b_phi = _through_states(
             p_v, p_do, p_s, p_ds, i_chunk, T, H, o_k, K, V, BT, BK, BV, GATED, DOT, PRECISION
         )
-        if GATED:
-            mild = tl.min(b_half, axis=0) > -0.5 * row_block_limit(PRECISION)
-        b_k = load_tile(p_k, i_chunk, T, H * K, o_k, K, BT)
-        b_q = load_tile(p_q, i_chunk, T, H * K, o_k, K, BT)
         if mild:
             b_c = b_x
             if GATED:
-                b_c = centred_decay(p_g, i_chunk, T, H * K, o_k, K, BT, DOT)
+                b_c = centred_rows(b_g, BT, DOT)
                 b_x *= (scale * tl.exp2(b_half))[None, :]
                 b_y *= tl.exp2(b_half)[None, :]
                 b_phi *= tl.exp2(2.0 * b_half)

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from .gates import row_block_limit, triangle
-from .tiles import dot_fine, dot_half, load_tile, operand, split
+from .tiles import cut, load_tile, operand, split
 
 
 @triton.jit
@@ -21,17 +21,19 @@ def product(b_x, b_y, b_acc, DOT: tl.constexpr, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def dot_rows(b_a, b_x, b_acc, GATED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr):
-    """acc + a @ x for scores' gradients a, float32, and rows x: decayed ones in float32, or inputs as they are.
-
-    The operands are those that `tiles.fine` shows.
-    """
+def dot_rows(b_ah, b_al, b_x, b_acc, GATED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr):
+    """acc + a @ x for scores' gradients a, `tiles.cut` in two, and rows x: decayed ones in float32, or inputs as they
+    are. Both enter as `tiles.fine` shows them, but for the product of their low parts."""
     if GATED and DOT == tl.bfloat16:
-        b_acc = dot_fine(b_a, b_x, b_acc, DOT, PRECISION)
-    elif GATED:
-        b_acc = product(b_a, b_x, b_acc, tl.float32, PRECISION)
+        b_xh, b_xl = cut(b_x, DOT, PRECISION)
+        b_acc = tl.dot(b_ah, b_xh, b_acc)
+        b_acc = tl.dot(b_al, b_xh, b_acc)
+        b_acc = tl.dot(b_ah, b_xl, b_acc)
+    elif DOT == tl.bfloat16:
+        b_acc = tl.dot(b_ah, b_x, b_acc)
+        b_acc = tl.dot(b_al, b_x, b_acc)
     else:
-        b_acc = dot_half(b_a, b_x, b_acc, DOT, PRECISION)
+        b_acc = tl.dot(b_ah, operand(b_x, DOT, PRECISION), b_acc, input_precision=PRECISION)
     return b_acc
 
 

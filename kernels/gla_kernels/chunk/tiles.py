@@ -99,32 +99,32 @@ def split(b_x, DOT: tl.constexpr):
 
 
 @triton.jit
+def cut(b_x, DOT: tl.constexpr, PRECISION: tl.constexpr):
+    """A float32 tile as two operands: where DOT is bfloat16, its leading 8 bits and the 8 after those, else the tile as
+    a tensor core reads it, twice.
+
+    Both are cut off, not rounded, so that bfloat16 holds them as they are and `fine` needs no conversion: one to
+    bfloat16 and back is many times slower than a cut.
+    """
+    if DOT == tl.bfloat16:
+        b_top = leading(b_x)
+        b_high, b_low = b_top.to(DOT), leading(b_x - b_top).to(DOT)
+    else:
+        b_high = operand(b_x, DOT, PRECISION)
+        b_low = b_high
+    return b_high, b_low
+
+
+@triton.jit
 def fine(b_x, DOT: tl.constexpr, PRECISION: tl.constexpr):
-    """A float32 tile as `dot_fine` reads it, in float32: two kernels, or two products, then agree on the value."""
+    """The sum of what `cut` gives, or the one operand, in float32: two products, or two kernels, then agree on the
+    value."""
     if DOT == tl.bfloat16:
         b_high = leading(b_x)
         b_y = b_high + leading(b_x - b_high)
     else:
         b_y = operand(b_x, DOT, PRECISION)
     return b_y
-
-
-@triton.jit
-def dot_fine(b_x, b_y, b_acc, DOT: tl.constexpr, PRECISION: tl.constexpr):
-    """acc + x @ y of float32 tiles, to some 16 bits where DOT is bfloat16 (three products of halves), else as `dot`.
-
-    All halves are cut off, not rounded, so that bfloat16 holds them as they are and `fine` needs no conversion: one to
-    bfloat16 and back is many times slower than a cut.
-    """
-    if DOT == tl.bfloat16:
-        b_xh, b_yh = leading(b_x), leading(b_y)
-        b_xl, b_yl = leading(b_x - b_xh), leading(b_y - b_yh)
-        b_acc = tl.dot(b_xh.to(DOT), b_yh.to(DOT), b_acc)
-        b_acc = tl.dot(b_xl.to(DOT), b_yh.to(DOT), b_acc)
-        b_acc = tl.dot(b_xh.to(DOT), b_yl.to(DOT), b_acc)
-    else:
-        b_acc = tl.dot(b_x.to(tl.float32), b_y.to(tl.float32), b_acc, input_precision=PRECISION)
-    return b_acc
 
 
 @triton.jit
