@@ -35,7 +35,8 @@ MODEL_KINDS = {
     "p_h": "workspace",
     "p_gamma": "workspace",
 }
-STATE_TENSORS = {"states": "p_s", "combine": "p_s", "grad_states": "p_ds"}
+# Which tensors of a pass are states; grad_qk has the forward pass's, where those were kept.
+STATE_TENSORS = {"states": ("p_s",), "combine": ("p_s",), "grad_states": ("p_ds",), "grad_qk": ("p_s",)}
 
 
 @dataclass(frozen=True)
@@ -120,11 +121,12 @@ def model(system: System, case: Case, arch: str) -> dict[str, int] | None:
 
 
 def _tensors(launches: Sequence[Launch]) -> dict[str, int]:
-    """Bytes by kind of the launches' tensors, each counted once."""
+    """Bytes by kind of a direction's tensors, each counted once."""
     kinds, seen = dict.fromkeys(KINDS, 0), set[int]()
+    kept = {} if any(launch.step == "states" for launch in launches) else {"p_h": "saved"}  # by the forward pass
     for launch in launches:
-        own = {STATE_TENSORS[launch.step]: "states"} if launch.step in STATE_TENSORS else {}
-        for name, kind in (MODEL_KINDS | own).items():
+        states = dict.fromkeys(STATE_TENSORS.get(launch.step, ()), "states")
+        for name, kind in (MODEL_KINDS | kept | states).items():
             tensor = launch.args.get(name)
             if isinstance(tensor, torch.Tensor) and id(tensor) not in seen:
                 seen.add(id(tensor))

@@ -21,9 +21,18 @@ def call(*names: str, us: float = 10.0) -> Launched:
     return Launched(tuple(Event(name, 20.0 * place, us + place) for place, name in enumerate(names)))
 
 
-@pytest.mark.parametrize(("mode", "steps"), [("fwd", BOTH[:2]), ("bwd", BOTH[2:]), ("fwdbwd", BOTH)])
-def test_the_model_has_one_entry_a_launch(mode: str, steps: list[str]) -> None:
-    case = replace(CASE, mode=mode)  # type: ignore[arg-type]  # a mode from the list above
+@pytest.mark.parametrize(
+    ("mode", "materialize", "steps"),
+    [
+        ("fwd", True, BOTH[:2]),
+        ("bwd", True, BOTH[3:]),  # states are those of the forward pass
+        ("fwdbwd", True, BOTH[:2] + BOTH[3:]),
+        ("bwd", False, BOTH[2:]),
+        ("fwdbwd", False, BOTH),
+    ],
+)
+def test_the_model_has_one_entry_a_launch(mode: str, materialize: bool, steps: list[str]) -> None:
+    case = replace(CASE, mode=mode, materialize=materialize)  # type: ignore[arg-type]  # a mode from the list above
     found, notes = modelled(load("gla"), case, "sm_90", 50 * 2**20, 132)
     assert [entry["step"] for entry in found] == steps
     assert [entry["direction"] for entry in found] == [("fwd" if mode != "bwd" and i < 2 else "bwd")

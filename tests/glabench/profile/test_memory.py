@@ -92,7 +92,8 @@ def test_the_model_of_a_backward_holds_both_kinds_of_states(mode: str) -> None:
     assert kinds is not None
     assert kinds["gradients"] == 2 * rows * (3 * 32 + 64)  # dq, dk, dg and dv
     assert kinds["states"] == 2 * (2 * 4 * 8 * 32 * 64 * 2)  # of the forward and of the backward
-    assert kinds["workspace"] == 4 * 2 * 4 * BLOCKS * 32  # halves of row blocks' decays in float32
+    assert kinds["saved"] == 4 * 2 * 4 * BLOCKS * 32  # halves of row blocks' decays in float32
+    assert kinds["workspace"] == 0
     assert kinds["outputs"] == 2 * rows * 64
 
 
