@@ -208,7 +208,7 @@ def default_config(K: int, V: int, operand_bytes: int, schedule: Schedule, capab
     narrow = operand_bytes == 2
     shared = SHARED_BYTES.get(capability, DEFAULT_SHARED_BYTES)
     block_t = min(schedule.rows, MAX_ROW_BLOCK)
-    if narrow and min(k, v) < SAFE_COLUMNS:
+    if (narrow and min(k, v) < SAFE_COLUMNS) or (not narrow and schedule.chunk > block_t):
         block_t = min(block_t, WGMMA_ROWS // 2)
     while block_t > MIN_TILE and block_t * max(min(64, k), min(128, v)) * 4 * (1 if narrow else 2) > shared // 3:
         block_t //= 2

@@ -256,12 +256,16 @@ def feasible(step: str, plan: Plan, work: Workload, capability: int) -> str | No
 def _miscompiled(step: str, plan: Plan, work: Workload, capability: int) -> str | None:
     """What the compiler is known to get wrong on an H100 or H200: programs with several products of 64 rows and 32
     columns read and write outside their shared memory (ptxas 12.8, which comes with Triton 3.6 and 3.7; issue 11366 of
-    triton-lang/triton, and measured here in grad_qk). The passes over time are right, and so are, in chunks of one row
-    block, those whose programs keep a tile of V while they go through tiles of K: measured at every tile of those."""
+    triton-lang/triton, and measured here in grad_qk).
+
+    Right where measured: the passes over time; float32; and chunks of one row block, in float16, and in the passes
+    whose programs keep a tile of V while they go through tiles of K.
+    """
     tile, block_t = getattr(plan.config, step), plan.config.block_t
-    if capability != 90 or work.operand_bytes != 2 or "states" in step or block_t < WGMMA_ROWS:
+    if capability != 90 or work.dtype == "fp32" or "states" in step or block_t < WGMMA_ROWS:
         return None
-    if step in ("output", "grad_v") and plan.schedule.chunk == block_t == WGMMA_ROWS and tile.block_v >= SAFE_COLUMNS:
+    by_rows = step in ("output", "grad_v") and tile.block_v >= SAFE_COLUMNS
+    if plan.schedule.chunk == block_t == WGMMA_ROWS and (by_rows or work.dtype == "fp16"):
         return None
     if min(tile.block_k, tile.block_v) < SAFE_COLUMNS:
         return f"ptxas 12.8 miscompiles tiles of less than {SAFE_COLUMNS} columns in row blocks of {WGMMA_ROWS} or more"

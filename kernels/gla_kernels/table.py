@@ -120,7 +120,8 @@ def _hash(text: bytes) -> str:
 
 
 def steps_of(work: Workload) -> tuple[str, ...]:
-    """The passes that the workload's direction runs, in order; those that tiles are chosen for."""
+    """The passes that the workload's direction runs, in order; those that tiles are chosen for. The backward one's
+    states pass runs only where the forward one has not left its states (`chunk.Kept`)."""
     return ("states", "grad_states", "grad_qk", "grad_v") if work.direction == "bwd" else ("states", "output")
 
 

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from gla_kernels import Schedule, default_config
-from gla_kernels.config import CHUNKS
+from gla_kernels import KernelConfig, Plan, Schedule, Tile, Workload, default_config
+from gla_kernels.config import CHUNKS, PASSES, feasible
 
 FITS = """
 import json, sys
@@ -50,3 +50,34 @@ def test_row_blocks_divide_every_sub_chunk(K, V, operand_bytes, capability):
             # a product needs 16 rows and columns
             tiles = (config.states, config.output, config.grad_states, config.grad_qk, config.grad_v)
             assert min(config.block_t, *(min(t.block_k, t.block_v) for t in tiles)) >= 16
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
+@pytest.mark.parametrize(("K", "V"), [(8, 8), (60, 100), (128, 128), (128, 256), (512, 512)])
+def test_tiles_by_size_are_none_that_the_compiler_gets_wrong(K, V, dtype):
+    for chunk in CHUNKS:
+        for sub_chunk in (s for s in CHUNKS if s <= chunk):
+            work, schedule = Workload("bwd", 1, 1000, 2, K, V, dtype), Schedule(chunk, sub_chunk)
+            plan = Plan(schedule, default_config(K, V, work.operand_bytes, schedule))
+            assert [feasible(step, plan, work, 90) for step in PASSES] == [None] * len(PASSES)
+
+
+@pytest.mark.parametrize(
+    ("step", "tile", "chunk", "dtype", "right"),
+    [
+        ("output", (32, 128), 64, "bf16", True),
+        ("output", (32, 128), 128, "bf16", False),
+        ("output", (64, 32), 64, "bf16", False),
+        ("grad_v", (32, 256), 64, "bf16", True),
+        ("grad_qk", (32, 128), 64, "bf16", False),
+        ("grad_qk", (32, 64), 64, "fp16", True),
+        ("grad_qk", (32, 64), 128, "fp16", False),
+        ("grad_qk", (32, 64), 128, "fp32", True),
+        ("states", (32, 32), 128, "bf16", True),
+    ],
+)
+def test_narrow_tiles_that_the_compiler_gets_wrong_are_refused(step, tile, chunk, dtype, right):
+    work = Workload("bwd", 1, 1000, 2, 128, 256, dtype)
+    config = KernelConfig(64, *5 * (Tile(*tile),))
+    assert (feasible(step, Plan(Schedule(chunk, 64), config), work, 90) is None) is right
+    assert feasible(step, Plan(Schedule(chunk, 64), config), work, 80) is None

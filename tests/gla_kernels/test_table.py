@@ -38,7 +38,8 @@ def test_the_passes_of_a_direction_are_those_that_are_launched(T, materialize):
             work = Workload(direction, 1, T, 1, 16, 16)
             shape = {"B": 1, "T": T, "H": 1, "K": 16, "V": 16, "dtype": torch.bfloat16}
             found = launches("gla", mode=direction, schedule=schedule, **shape)
-            assert steps_of(work) == tuple(dict.fromkeys(launch.step for launch in found))
+            kept = direction == "bwd" and materialize  # the forward pass has left its states
+            assert steps_of(work)[kept:] == tuple(dict.fromkeys(launch.step for launch in found))
 
 
 def test_an_entry_comes_back_as_it_was(entry):

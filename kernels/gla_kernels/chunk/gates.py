@@ -23,6 +23,9 @@ CENTRED_LIMIT: tl.constexpr = tl.constexpr(128.0)
 # The same over a row block. For 16-bit inputs: q and k up to 2^22 stay in range; gates logsigmoid(randn), which come
 # to 149 +- 9 over 128 rows, are below it. For float32: so that the sums of gates lose no more bits than these.
 ROW_BLOCK_LIMIT_16_BIT: tl.constexpr = tl.constexpr(208.0)
+# Between the middles of two row blocks of a chunk both halves count, and e to that must not be rounded to 0 (2^-126)
+# while rows next to each other on both sides of the border meet: what is lost then is below 2^-22 of what they add.
+ROW_BLOCKS_LIMIT_16_BIT: tl.constexpr = tl.constexpr(104.0)
 ROW_BLOCK_LIMIT: tl.constexpr = tl.constexpr(64.0)
 
 MIN_COLUMNS: tl.constexpr = tl.constexpr(16)  # of a tensor-core product
@@ -224,19 +227,21 @@ def whole_decay(p_g, i_row, T, stride, o_k, K: tl.constexpr, BT: tl.constexpr, D
 
 
 @triton.jit
-def row_block_limit(PRECISION: tl.constexpr):
-    """By what float32 operands are cut to: tf32 for 16-bit inputs."""
-    LIMIT: tl.constexpr = ROW_BLOCK_LIMIT_16_BIT if PRECISION == "tf32" else ROW_BLOCK_LIMIT
+def row_block_limit(SINGLE: tl.constexpr, PRECISION: tl.constexpr):
+    """By how many row blocks a chunk has, and what float32 operands are cut to: tf32 for 16-bit inputs."""
+    LIMIT_16_BIT: tl.constexpr = ROW_BLOCK_LIMIT_16_BIT if SINGLE else ROW_BLOCKS_LIMIT_16_BIT
+    LIMIT: tl.constexpr = LIMIT_16_BIT if PRECISION == "tf32" else ROW_BLOCK_LIMIT
     return LIMIT
 
 
 @triton.jit
 def mild_block(p_h, K: tl.constexpr, PRECISION: tl.constexpr):
     """Whether no feature of a row block decays by more than `row_block_limit`, from log2 of half of its decay as the
-    states pass left it in p_h [K]."""
+    states pass left it in p_h [K]. Enough for the output even where a chunk has several: it leads from one row block to
+    another by sums of gates alone."""
     PADDED: tl.constexpr = triton.next_power_of_2(K)
     o_k = tl.arange(0, PADDED)
-    return tl.min(tl.load(p_h + o_k, mask=o_k < K, other=0.0), axis=0) > -0.5 * row_block_limit(PRECISION)
+    return tl.min(tl.load(p_h + o_k, mask=o_k < K, other=0.0), axis=0) > -0.5 * row_block_limit(True, PRECISION)
 
 
 @triton.jit

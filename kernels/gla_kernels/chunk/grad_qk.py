@@ -257,7 +257,7 @@ def grad_qk_kernel(
         if GATED:
             b_half += load_half(p_h, 0, o_k, K)
             b_g = load_tile(p_g, i_chunk, T, H * K, o_k, K, BT)
-            mild = tl.min(b_half, axis=0) > -0.5 * row_block_limit(PRECISION)
+            mild = tl.min(b_half, axis=0) > -0.5 * row_block_limit(True, PRECISION)
         b_da, b_x, b_y, b_phi = _through_states(
             p_v, p_do, p_s, p_ds, i_chunk, T, H, o_k, K, V, BT, BK, BV, GATED, DOT, PRECISION
         )
@@ -277,7 +277,7 @@ def grad_qk_kernel(
     else:
         n_own = tl.cdiv(tl.minimum(T - i_chunk, CHUNK), BT)
         if GATED:
-            mild = are_mild(p_h, 0, n_own, o_k, K, PRECISION)
+            mild = are_mild(p_h, 0, n_own, o_k, K, False, PRECISION)
         if mild:
             b_phi = tl.zeros([BK], dtype=tl.float32)
             b_after = tl.zeros([BK], dtype=tl.float32)

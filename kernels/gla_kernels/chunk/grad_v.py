@@ -47,7 +47,7 @@ def grad_v_kernel(
     if GATED:
         p_g += i_row0 * K
         p_h += i_bh * n_blocks * K
-        mild = are_mild(p_h, i_b, i_last, tl.arange(0, triton.next_power_of_2(K)), K, PRECISION)
+        mild = are_mild(p_h, i_b, i_last, tl.arange(0, triton.next_power_of_2(K)), K, SINGLE, PRECISION)
     if mild:
         b_at = tl.zeros([BT, BT], dtype=tl.float32)
         b_dv = tl.zeros([BT, BV], dtype=tl.float32)

@@ -70,13 +70,13 @@ def decay_over(p_h, i_block, i_end, o_k, K: tl.constexpr):
 
 
 @triton.jit
-def are_mild(p_h, i_block, i_end, o_k, K: tl.constexpr, PRECISION: tl.constexpr):
+def are_mild(p_h, i_block, i_end, o_k, K: tl.constexpr, SINGLE: tl.constexpr, PRECISION: tl.constexpr):
     """Whether every feature o_k decays little enough in each of the row blocks i_block .. i_end-1: the guard of all
     that is counted from a block's middle (gates.row_block_limit)."""
     b_least = tl.zeros([o_k.shape[0]], dtype=tl.float32)
     for i in range(i_block, i_end):
         b_least = tl.minimum(b_least, load_half(p_h, i, o_k, K))
-    return tl.min(b_least, axis=0) > -0.5 * row_block_limit(PRECISION)
+    return tl.min(b_least, axis=0) > -0.5 * row_block_limit(SINGLE, PRECISION)
 
 
 @triton.jit
