@@ -100,17 +100,20 @@ def promising(space: Space) -> list[Variant]:
 
 
 def neighbours(space: Space, variant: Variant, step: str, key: str) -> list[str]:
-    """The tiles of the pass that differ from this one in one size, by one step of the space."""
-    tiles = {one: astuple(space.candidates[one].tile) for one in space.menus[variant][step]}
-    here = tiles[key]
+    """The tiles of the pass that differ from this one in one size, by one step of the space, and those that trade a
+    step of K for one of V: what a tile holds in registers stays the same then, and a step of either alone may be worse."""
+    keys = {astuple(space.candidates[one].tile): one for one in space.menus[variant][step]}
+    here = astuple(space.candidates[key].tile)
+    sizes = [sorted(set(axis)) for axis in zip(*keys, strict=True)]
+    at = [axis.index(size) for axis, size in zip(sizes, here, strict=True)]
+    moves = [[sign * (axis == one) for axis in range(len(here))] for one in range(len(here)) for sign in (-1, 1)]
+    moves += [[sign, -sign, *[0] * (len(here) - 2)] for sign in (-1, 1)]
     found = []
-    for axis in range(len(here)):
-        sizes = sorted({tile[axis] for tile in tiles.values()})
-        at = sizes.index(here[axis])
-        for size in sizes[max(at - 1, 0) : at] + sizes[at + 1 : at + 2]:
-            wanted = (*here[:axis], size, *here[axis + 1 :])
-            found += [one for one, tile in tiles.items() if tile == wanted]
-    return found
+    for move in moves:
+        places = [i + by for i, by in zip(at, move, strict=True)]
+        if all(0 <= i < len(axis) for i, axis in zip(places, sizes, strict=True)):
+            found.append(keys.get(tuple(axis[i] for i, axis in zip(places, sizes, strict=True))))
+    return [one for one in found if one is not None]
 
 
 def halving(history: History) -> Iterator[list[Request]]:

@@ -148,3 +148,14 @@ def test_a_strategy_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(strategies, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"^--strategy tpe: the package optuna is not installed"):
         check_strategy("tpe")
+
+
+def test_neighbours_trade_a_step_of_k_for_one_of_v() -> None:
+    space = space_of(replace(WORKS[0], schedule=Schedule(64, 64, True)), 90)
+    variant = next(v for v in space.menus if v.block_t == 64)
+    tiles = {astuple(space.candidates[one].tile): one for one in space.menus[variant]["states"]}
+    found = strategies.neighbours(space, variant, "states", tiles[32, 128, 4, 3])
+    assert found == list(dict.fromkeys(found))
+    assert {one for one, key in tiles.items() if key in found} == {
+        (64, 128, 4, 3), (32, 64, 4, 3), (32, 128, 8, 3), (32, 128, 4, 2), (32, 128, 4, 4), (64, 64, 4, 3)
+    }  # fmt: skip
