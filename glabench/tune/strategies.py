@@ -101,7 +101,7 @@ def promising(space: Space) -> list[Variant]:
 
 def neighbours(space: Space, variant: Variant, step: str, key: str) -> list[str]:
     """The tiles of the pass that differ from this one in one size, by one step of the space, and those that trade a
-    step of K for one of V: what a tile holds in registers stays the same then, and a step of either alone may be worse."""
+    step of K for one of V: as large in registers, where a step of either alone may be worse."""
     keys = {astuple(space.candidates[one].tile): one for one in space.menus[variant][step]}
     here = astuple(space.candidates[key].tile)
     sizes = [sorted(set(axis)) for axis in zip(*keys, strict=True)]
