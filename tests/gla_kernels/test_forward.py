@@ -51,8 +51,8 @@ def judge(x, schedule, config=None, final=True):
         assert error <= allowed, f"{what}: off by {error:.3e}, allowed {allowed:.3e}, norm {b.norm():.3e}"
 
 
-@pytest.mark.parametrize("gates", [None, 0.5, "resets"], ids=name)
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=name)
+@pytest.mark.parametrize("gates", [None, "resets"], ids=name)
+@pytest.mark.parametrize("schedule", [s for s in SCHEDULES if s.materialize], ids=name)  # test_gla.py has all
 def test_every_schedule(inputs, schedule, gates):
     rows = schedule.chunk + schedule.chunk // 2 + 5
     judge(inputs((1, rows, 1, 20, 16), torch.float32, gates), schedule, tiled(min(schedule.rows, 64), 32, 16))
@@ -72,7 +72,7 @@ def test_gates_in_float32(inputs, dtype, gates):
 
 
 @pytest.mark.parametrize("gates", [None, 1.0, 2.0, "resets"], ids=name)
-@pytest.mark.parametrize(("K", "V"), [(20, 64), (64, 20), (96, 20), (20, 96), (96, 64), (8, 8)])
+@pytest.mark.parametrize(("K", "V"), [(20, 64), (96, 20), (96, 64), (8, 8)])
 @pytest.mark.parametrize("block_t", [16, 32])
 def test_every_head_dimension_cut_into_tiles(inputs, block_t, K, V, gates):
     judge(
@@ -113,7 +113,7 @@ def test_with_and_without_states(inputs, materialize, final, states):
         judge(x, Schedule(64, 64, materialize), None, final)
 
 
-@pytest.mark.parametrize("at_once", [1, 2, 3])
+@pytest.mark.parametrize("at_once", [1, 2])
 @pytest.mark.parametrize("states", [True, False])
 @pytest.mark.parametrize("gates", [None, 0.05, "resets"], ids=name)
 def test_slices_of_a_long_sequence(inputs, monkeypatch, gates, states, at_once):

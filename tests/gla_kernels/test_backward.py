@@ -60,20 +60,19 @@ def name(value: object) -> str:
     return str(value).removeprefix("torch.").replace(" ", "")
 
 
-@pytest.mark.parametrize("gates", [1 / 16, "resets"])
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=name)
-def test_every_schedule(judge, inputs, schedule, gates):
-    rows = schedule.chunk + schedule.chunk // 2 + 5
-    judge(form(schedule), inputs((1, rows, 1, 16, 16), torch.float32, gates))
+@pytest.mark.parametrize("schedule", [s for s in SCHEDULES if s.materialize], ids=name)  # test_gla.py has all
+def test_every_schedule(judge, inputs, schedule):
+    rows = schedule.chunk + schedule.rows + 5
+    judge(form(schedule), inputs((1, rows, 1, 16, 16), torch.float32, "resets"))
 
 
-@pytest.mark.parametrize("schedule", [Schedule(64), Schedule(64, 16), Schedule(128, 64, False)], ids=name)
+@pytest.mark.parametrize("schedule", [Schedule(64), Schedule(128, 64, False)], ids=name)
 @pytest.mark.parametrize("gates", GATES, ids=name)
 def test_every_gate_strength(judge, inputs, gates, schedule):
     judge(form(schedule), inputs((1, 150, 2, 32, 16), torch.float32, gates))
 
 
-@pytest.mark.parametrize("gates", [0.06, 1.0, 16.0, "resets"], ids=name)
+@pytest.mark.parametrize("gates", [0.06, 16.0, "resets"], ids=name)
 @pytest.mark.parametrize("dtype", DTYPES, ids=name)
 @pytest.mark.parametrize("schedule", [Schedule(32), Schedule(64, 16, False)], ids=name)
 def test_every_dtype(judge, inputs, dtype, gates, schedule):
@@ -99,7 +98,7 @@ def test_a_block_that_decays_to_the_limit(judge, inputs, dtype, limit, over):
 @pytest.mark.parametrize("dtype", DTYPES[1:], ids=name)
 def test_row_blocks_that_decay_a_lot_and_meet(judge, inputs, dtype, schedule, gates):
     """By some 150 powers of two each: e to half of both is 0 in float32, though rows at the border hardly decay."""
-    judge(form(schedule, block_t=schedule.rows), inputs((1, 300, 2, 64, 32), dtype, gates))
+    judge(form(schedule, block_t=schedule.rows), inputs((1, 150, 1, 64, 32), dtype, gates))
 
 
 @pytest.mark.parametrize("T", [1, 2, 15, 16, 63, 65, 129])
@@ -108,19 +107,20 @@ def test_any_length(judge, inputs, T, schedule):
     judge(form(schedule), inputs((1, T, 2, 16, 16), torch.float32, 1.0))
 
 
-@pytest.mark.parametrize("gates", [None, 0.06, 4.0, "resets"], ids=name)
-@pytest.mark.parametrize(("K", "V"), [(20, 20), (20, 64), (64, 96), (96, 20), (96, 96)])
-@pytest.mark.parametrize("schedule", [Schedule(64), Schedule(64, 32)], ids=name)
+@pytest.mark.parametrize("gates", [None, 4.0, "resets"], ids=name)
+@pytest.mark.parametrize(("K", "V"), [(20, 64), (64, 96), (96, 20)])
+@pytest.mark.parametrize("schedule", [Schedule(64, 32)], ids=name)
 def test_any_head_dimension(judge, inputs, schedule, K, V, gates):
     small = dict.fromkeys(("states", "grad_states", "grad_qk", "grad_v"), (16, 32))
     judge(form(schedule, block_t=32, **small), inputs((1, 90, 1, K, V), torch.float32, gates))
 
 
 @pytest.mark.parametrize("gates", [None, 0.1, "resets"], ids=name)
-@pytest.mark.parametrize("schedule", [Schedule(256, 64), Schedule(256, 64, False), Schedule(64, 64, False)], ids=name)
+@pytest.mark.parametrize("schedule", [Schedule(256, 64), Schedule(64, 64, False)], ids=name)
 def test_several_segments(judge, inputs, monkeypatch, schedule, gates):
     monkeypatch.setattr(gla_kernels.chunk, "segments_at_once", lambda *_: 1)
-    judge(form(schedule), inputs((1, 2100, 1, 16, 16), torch.float32, gates))
+    monkeypatch.setattr(gla_kernels.chunk, "SEGMENT_ROWS", 256)
+    judge(form(schedule), inputs((1, 600, 1, 16, 16), torch.float32, gates))
 
 
 def test_without_states(judge, inputs):
