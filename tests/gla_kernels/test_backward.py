@@ -60,8 +60,8 @@ def name(value: object) -> str:
     return str(value).removeprefix("torch.").replace(" ", "")
 
 
-@pytest.mark.parametrize("schedule", [s for s in SCHEDULES if s.materialize], ids=name)  # test_gla.py has all
-def test_every_schedule(judge, inputs, schedule):
+@pytest.mark.parametrize("schedule", [s for s in SCHEDULES if s.materialize and s.chunk <= 128], ids=name)
+def test_every_schedule(judge, inputs, schedule):  # test_gla.py has all of them, with mild gates
     rows = schedule.chunk + schedule.rows + 5
     judge(form(schedule), inputs((1, rows, 1, 16, 16), torch.float32, "resets"))
 
@@ -115,7 +115,7 @@ def test_any_head_dimension(judge, inputs, schedule, K, V, gates):
     judge(form(schedule, block_t=32, **small), inputs((1, 90, 1, K, V), torch.float32, gates))
 
 
-@pytest.mark.parametrize("gates", [None, 0.1, "resets"], ids=name)
+@pytest.mark.parametrize("gates", [None, 0.1], ids=name)
 @pytest.mark.parametrize("schedule", [Schedule(256, 64), Schedule(64, 64, False)], ids=name)
 def test_several_segments(judge, inputs, monkeypatch, schedule, gates):
     monkeypatch.setattr(gla_kernels.chunk, "segments_at_once", lambda *_: 1)
