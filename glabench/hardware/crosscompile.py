@@ -19,6 +19,7 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from gla_kernels.config import SHARED_BYTES
 from glabench.hardware.environment import cuobjdump
@@ -39,6 +40,7 @@ POINTER = {
     torch.uint8: "*u8",
     torch.bool: "*i1",
 }
+ELEMENT = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}  # of a tensor descriptor
 DIVISIBLE = [["tt.divisibility", 16]]
 
 # What of a kernel's PTX is counted: products, traffic to memory and within the program, waits.
@@ -80,7 +82,7 @@ def cross_compile(launches: Iterable[Launch], arch: str) -> list[dict[str, Any]]
 def kernel_key(launch: Launch) -> str:
     """What tells one compiled kernel from another on the same architecture. Works in the interpreter's process too."""
     signature, constants, attributes = specialise(launch)
-    return repr((launch.name, signature, constants, attributes, launch.num_warps, launch.num_stages))
+    return repr((launch.name, signature, constants, attributes, launch.options))
 
 
 def _entry(launch: Launch, arch: str) -> dict[str, Any]:
@@ -157,13 +159,14 @@ def specialise(launch: Launch) -> tuple[dict[str, str], dict[str, Any], dict[tup
     attributes: dict[tuple[int, ...], list[list[Any]]] = {}
     params = getattr(launch.kernel, "params", ())  # the interpreter's functions have none
     unspecialised = {p.name for p in params if p.do_not_specialize}
+    arguments = launch.arguments
     for i, name in enumerate(launch.kernel.arg_names):
         if name in launch.constexprs:
             signature[name], constants[name] = "constexpr", launch.constexprs[name]
             continue
-        if name not in launch.args:
+        if name not in arguments:
             raise TypeError(f"{launch.name}: the launch has no argument {name}")
-        value = launch.args[name]
+        value = arguments[name]
         special = name not in unspecialised
         if value is None or (special and type(value) is int and value == 1):
             signature[name], constants[name] = "constexpr", value
@@ -178,6 +181,8 @@ def specialise(launch: Launch) -> tuple[dict[str, str], dict[str, Any], dict[tup
 def _type(value: object) -> str:
     if isinstance(value, torch.Tensor):
         return POINTER[value.dtype]
+    if isinstance(value, TensorDescriptor):
+        return f"tensordesc<{ELEMENT[value.base.dtype]}{list(value.block_shape)}>"
     if isinstance(value, bool):
         return "i1"
     if isinstance(value, int):
@@ -190,18 +195,11 @@ def _type(value: object) -> str:
 def _compile(launch: Launch, arch: str) -> Any:
     if arch == local_arch():
         # through the JIT itself: its cache then has the kernel when the case runs
-        return launch.kernel.warmup(
-            **launch.args,
-            **launch.constexprs,
-            grid=launch.grid,
-            num_warps=launch.num_warps,
-            num_stages=launch.num_stages,
-        )
+        return launch.kernel.warmup(**launch.arguments, **launch.constexprs, **launch.options, grid=launch.grid)
     signature, constants, attributes = specialise(launch)
     source = ASTSource(launch.kernel, signature=signature, constexprs=constants, attrs=attributes)
     capability = int(arch.removeprefix("sm_"))
-    options = {"num_warps": launch.num_warps, "num_stages": launch.num_stages}
-    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=launch.options)
 
 
 @cache

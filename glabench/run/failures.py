@@ -37,9 +37,11 @@ def one_line(error: BaseException) -> str:
     """The error's name and the first line of its message that says something.
 
     Where that line only introduces the rest ("at 2:11:" and the source, as Triton's compiler writes), the last line
-    follows it: it is the one that says what is wrong.
+    follows it: it is the one that says what is wrong. Where that is but a mark below a call, the call's own error says it.
     """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
+    if lines[-1] == "^" and error.__cause__ is not None:
+        return one_line(error.__cause__)
     first = f"{lines[0]} {lines[-1]}" if lines[0].endswith(":") and len(lines) > 1 else lines[0]
     text = f"{type(error).__name__}: {first}" if first else type(error).__name__
     return text if len(text) <= 300 else f"{text[:297]}..."

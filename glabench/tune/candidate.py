@@ -17,7 +17,7 @@ import torch
 
 from gla_kernels import KernelConfig, Launch, Plan, Schedule, Tile, Workload, default_config
 from gla_kernels.apply import launches_of
-from gla_kernels.config import BLOCK_TS, schedules
+from gla_kernels.config import BLOCK_TS, MAX_REGISTERS, schedules
 from gla_kernels.table import steps_of
 from glabench.systems.gla import schedule_name
 
@@ -56,9 +56,11 @@ class Candidate:
 
     def __str__(self) -> str:
         tile = self.tile
+        limit = "" if tile.max_registers == MAX_REGISTERS else f", {tile.max_registers} registers"
+        moved = ", by descriptors" if tile.descriptors else ""
         return (
-            f"{self.step} {tile.block_k}x{tile.block_v}, {tile.num_warps} warps, {tile.num_stages} stages "
-            f"({self.variant})"
+            f"{self.step} {tile.block_k}x{tile.block_v}, {tile.num_warps} warps, {tile.num_stages} stages"
+            f"{limit}{moved} ({self.variant})"
         )
 
 
@@ -97,7 +99,7 @@ def launch_of(work: Workload, candidate: Candidate, capability: int) -> Launch:
 def key(launch: Launch) -> str:
     """What tells one launch from another, twelve hex digits: candidates with equal keys take the same time."""
     shown = {name: _shown(value) for name, value in launch.args.items()}
-    text = repr((launch.name, launch.grid, shown, launch.constexprs, launch.num_warps, launch.num_stages))
+    text = repr((launch.name, launch.grid, shown, launch.blocks, launch.constexprs, launch.options))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 

@@ -89,7 +89,7 @@ def _members(work: Workload, variant: Variant, capability: int) -> Iterator[tupl
     Plans are made for all passes at once, the n-th tile of each, because planning is what takes time here.
     """
     base = base_config(work, variant, capability)
-    for row in zip_longest(*(tiles(step, work.K, work.V) for step in PASSES)):
+    for row in zip_longest(*(tiles(step, work.K, work.V, capability) for step in PASSES)):
         chosen = {step: tile for step, tile in zip(PASSES, row, strict=True) if tile is not None}
         plan = Plan(variant.schedule, _with_tiles(base, chosen))
         for step, launch in launches_of(work, plan).items():

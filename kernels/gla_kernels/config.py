@@ -16,6 +16,10 @@ from typing import Any, Literal
 CHUNKS = (16, 32, 64, 128, 256)
 MAX_HEAD_DIM = 512
 
+MAX_REGISTERS = 255  # of a thread, whatever one asks for
+LEAST_REGISTERS = 32  # that a limit may leave
+DESCRIPTOR_CAPABILITY = 90  # the first compute capability with tensor descriptors (TMA)
+
 # Tensor-core products need at least 16 rows and columns.
 MIN_TILE = 16
 MAX_ROW_BLOCK = 64
@@ -92,6 +96,8 @@ class Tile:
     block_v: int
     num_warps: int = 4
     num_stages: int = 1  # iterations of a loop whose loads are in flight at once
+    max_registers: int = MAX_REGISTERS  # of a thread; fewer let more programs share an SM
+    descriptors: bool = False  # whether tiles come and go by tensor descriptors, as an H100 and later GPUs have them
 
 
 @dataclass(frozen=True)
@@ -120,7 +126,8 @@ class Plan:
     config: KernelConfig
 
     def to_dict(self) -> dict[str, Any]:
-        """{"schedule": {...}, "block_t": rows, "tiles": {pass: [block_k, block_v, num_warps, num_stages]}}."""
+        """{"schedule": {...}, "block_t": rows, "tiles": {pass: [block_k, block_v, num_warps, num_stages, max_registers,
+        descriptors]}}."""
         tiles = {name: list(astuple(getattr(self.config, name))) for name in PASSES}
         return {"schedule": asdict(self.schedule), "block_t": self.config.block_t, "tiles": tiles}
 
@@ -130,9 +137,11 @@ class Plan:
         if set(values["tiles"]) != set(PASSES):
             raise ValueError(f"tiles: expected {', '.join(PASSES)}, got {', '.join(sorted(values['tiles']))}")
         tiles = {name: Tile(*sizes) for name, sizes in values["tiles"].items()}
-        numbers = [values["block_t"], *(n for tile in tiles.values() for n in astuple(tile))]
+        numbers = [values["block_t"], *(n for tile in tiles.values() for n in astuple(tile)[:-1])]
         if not all(type(n) is int and n > 0 for n in numbers):
             raise ValueError(f"block_t and tiles: expected positive integers, got {numbers}")
+        if not all(type(tile.descriptors) is bool for tile in tiles.values()):
+            raise ValueError("tiles: expected true or false for descriptors, the last entry")
         return cls(Schedule(**values["schedule"]), KernelConfig(block_t=values["block_t"], **tiles))
 
 
@@ -176,7 +185,7 @@ def padded(dim: int) -> int:
 
 # --- The search space ------------------------------------------------------------------------------------------------
 
-BLOCK_TS = (16, 32, 64, 128)  # rows of a row block
+BLOCK_TS = (16, 32, 64)  # rows of a row block
 SEGMENTS = (1024, 2048, 4096)  # rows of a segment, where walks over time are few: programs of a usual tile
 WALK = (64, 128)
 FEW_WALKS = 2 * 132
@@ -185,20 +194,28 @@ KEPT_STATE_ROWS = 1024  # rows to a state that is kept when they are not materia
 
 @dataclass(frozen=True)
 class TileSpace:
-    """The tiles worth trying for one pass; sizes above the padded head dimension fall away."""
+    """The tiles worth trying for one pass; sizes above the padded head dimension fall away, and so does what a GPU
+    without tensor descriptors lacks."""
 
     block_k: tuple[int, ...]
     block_v: tuple[int, ...]
-    num_warps: tuple[int, ...] = (4, 8)
-    num_stages: tuple[int, ...] = (1, 2)
+    num_warps: tuple[int, ...]
+    num_stages: tuple[int, ...]
+    max_registers: tuple[int, ...]
+    descriptors: tuple[bool, ...]
 
 
+# What is not here never won in the tunings of an H200: row blocks of 128, whose 8 warps wait together; 8 warps for
+# smaller ones, but in a walk with a large state; stages fewer or more than these. Walks may keep pointers, because
+# their states go through shared memory else, and one program an SM less may fit. 168 registers: three programs an SM.
+WALKS = TileSpace((32, 64, 128), (64, 128), (4, 8), (2, 3, 4), (MAX_REGISTERS,), (True, False))
+BY_ROWS = TileSpace((32, 64), (64, 128, 256), (4,), (1, 2, 3), (MAX_REGISTERS, 168), (True,))
 SPACE: dict[str, TileSpace] = {
-    "states": TileSpace((32, 64, 128), (32, 64, 128), num_stages=(1, 2, 3, 4)),
-    "output": TileSpace((32, 64, 128), (32, 64, 128, 256)),
-    "grad_states": TileSpace((32, 64, 128), (32, 64, 128), num_stages=(1, 2, 3, 4)),
-    "grad_qk": TileSpace((32, 64, 128), (32, 64, 128)),
-    "grad_v": TileSpace((32, 64, 128), (32, 64, 128, 256)),
+    "states": WALKS,
+    "output": BY_ROWS,
+    "grad_states": WALKS,
+    "grad_qk": TileSpace((32, 64), (32, 64, 128), (4,), (1, 2), (MAX_REGISTERS,), (True,)),
+    "grad_v": BY_ROWS,
 }
 
 
@@ -217,12 +234,13 @@ def schedules(work: Workload) -> Iterator[Schedule]:
                     yield Schedule(chunk, sub_chunk, False)
 
 
-def tiles(step: str, K: int, V: int) -> Iterator[Tile]:
-    """The tiles of a pass for head dimensions K and V."""
+def tiles(step: str, K: int, V: int, capability: int) -> Iterator[Tile]:
+    """The tiles of a pass for head dimensions K and V on a GPU of that compute capability."""
     space = SPACE[step]
+    described = space.descriptors if capability >= DESCRIPTOR_CAPABILITY else (False,)
     ks, vs = _sizes(space.block_k, K), _sizes(space.block_v, V)
-    for block_k, block_v, warps, stages in product(ks, vs, space.num_warps, space.num_stages):
-        yield Tile(block_k, block_v, warps, stages)
+    for sizes in product(ks, vs, space.num_warps, space.num_stages, space.max_registers, described):
+        yield Tile(*sizes)
 
 
 def _sizes(choices: tuple[int, ...], dim: int) -> tuple[int, ...]:
@@ -237,6 +255,8 @@ def feasible(step: str, plan: Plan, work: Workload, capability: int) -> str | No
     spills and occupancy rank candidates but veto none.
     """
     tile, rows, block_t = getattr(plan.config, step), plan.schedule.rows, plan.config.block_t
+    if tile.descriptors and capability < DESCRIPTOR_CAPABILITY:
+        return f"tensor descriptors need compute capability {DESCRIPTOR_CAPABILITY}"
     if rows % block_t:
         return f"block_t={block_t} does not divide sub_chunk={rows}"
     for name, size, dim in (("block_k", tile.block_k, work.K), ("block_v", tile.block_v, work.V)):

@@ -137,8 +137,9 @@ def _output(c: Count) -> None:
     _half_product(c, s.blocks, s.scores * s.BV)
     if not s.single:
         c.load(s.later_rows(), "q", "g", again=True)
-        c.load(s.pairs(s.T) * s.BT, "k", "v")
-        c.load(s.pairs(s.T) * (s.BT if s.gate_products else s.BT - 1), "g")
+        c.load(s.pairs(s.T) * s.BT, "k", "v", "g")
+        if s.gated and not s.gate_products:  # gates.decay_to_end: all rows but each block's first
+            c.load(s.pairs(s.T) * (s.BT - 1), "g", again=True)
         c.load_halves(s.pairs(s.T) + s.blocks_between(), again=True)
         if s.gated:
             _centred(c, pairs)

@@ -14,6 +14,9 @@ from typing import Any
 
 import torch
 import triton
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from .config import MAX_REGISTERS
 
 
 @dataclass(frozen=True)
@@ -21,7 +24,8 @@ class Launch:
     """A Triton kernel, its grid and everything it is given.
 
     ``args`` holds the run-time arguments by name (tensors, numbers, None for an absent tensor), ``constexprs`` the
-    compile-time ones.
+    compile-time ones. ``blocks``: of which tensors the kernel gets a tensor descriptor as well, by the argument's name,
+    and of what block (see `descriptor`). ``max_registers``: of a thread.
     """
 
     kernel: Any  # triton.JITFunction, or InterpretedFunction under TRITON_INTERPRET=1
@@ -30,6 +34,21 @@ class Launch:
     constexprs: dict[str, Any] = field(default_factory=dict)
     num_warps: int = 4
     num_stages: int = 1
+    blocks: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    max_registers: int = MAX_REGISTERS
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """All run-time arguments: ``args``, and for every d_x that the kernel takes a descriptor of p_x, or None."""
+        wanted = [name[2:] for name in self.kernel.arg_names if name.startswith("d_")]
+        made = {x: descriptor(self.args[f"p_{x}"], self.blocks[x]) if x in self.blocks else None for x in wanted}
+        return self.args | {f"d_{x}": one for x, one in made.items()}
+
+    @property
+    def options(self) -> dict[str, int]:
+        """What Triton is told of the compilation."""
+        limit = {} if self.max_registers >= MAX_REGISTERS else {"maxnreg": self.max_registers}
+        return {"num_warps": self.num_warps, "num_stages": self.num_stages, **limit}
 
     @property
     def name(self) -> str:
@@ -51,9 +70,17 @@ def execute(launch: Launch) -> None:
         return
     tensor = next(x for x in launch.args.values() if isinstance(x, torch.Tensor))
     with torch.cuda.device_of(tensor):  # Triton launches on the current GPU, which need not be the tensors'
-        launch.kernel[launch.grid](
-            **launch.args, **launch.constexprs, num_warps=launch.num_warps, num_stages=launch.num_stages
-        )
+        launch.kernel[launch.grid](**launch.arguments, **launch.constexprs, **launch.options)
+
+
+def descriptor(x: torch.Tensor, block: tuple[int, ...]) -> TensorDescriptor:
+    """A tensor descriptor of rows [B, T, H, D] as a tensor [B, T, H*D], with blocks (1, rows, columns), or of states
+    [.., K, V] as a matrix [.. * K, V], with blocks (rows of K, columns of V)."""
+    if len(block) == 3:
+        B, T, H, D = x.shape
+        return TensorDescriptor(x, [B, T, H * D], [T * H * D, H * D, 1], list(block))
+    V = x.shape[-1]
+    return TensorDescriptor(x, [x.numel() // V, V], [V, 1], list(block))
 
 
 def interpreting() -> bool:

@@ -18,6 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from .config import MAX_REGISTERS
 from .launch import Launch
 from .work import Work, residents, work_of
 
@@ -35,7 +36,7 @@ LIVE_KNOTS = (32, 64, 96, 128, 192, 256)  # float32 numbers a thread: where the 
 EFFECTS = (
     "one", "warps_8", "stages_2", "stages_3", "rows_16", "rows_32", "single", "full",
     *(f"live_{knot}" for knot in LIVE_KNOTS), "log2_block_k", "log2_block_v",
-    "warps_8_rows_16", "warps_8_rows_32", "stages_2_single",
+    "warps_8_rows_16", "warps_8_rows_32", "stages_2_single", "stages_4", "descriptors", "limited",
 )  # fmt: skip
 
 
@@ -78,7 +79,8 @@ def _effects(launch: Launch, live: float) -> list[float]:
         1, warps_8, stages_2, launch.num_stages == 3, rows == 16, rows == 32, single, flags.get("FULL", False),
         *(max(0.0, math.log2(max(live, 1.0) / knot)) for knot in LIVE_KNOTS),
         math.log2(flags["BK"]), math.log2(flags["BV"]),
-        warps_8 and rows == 16, warps_8 and rows == 32, stages_2 and single,
+        warps_8 and rows == 16, warps_8 and rows == 32, stages_2 and single, launch.num_stages == 4,
+        bool(launch.blocks), launch.max_registers < MAX_REGISTERS,
     ]  # fmt: skip
     return [float(value) for value in values]
 

@@ -17,7 +17,21 @@ from typing import Any
 
 import triton
 
-from .config import BLOCK_TS, CHUNKS, FEW_WALKS, PASSES, SEGMENTS, SPACE, WALK, Plan, Workload, feasible, padded
+from .config import (
+    BLOCK_TS,
+    CHUNKS,
+    FEW_WALKS,
+    LEAST_REGISTERS,
+    MAX_REGISTERS,
+    PASSES,
+    SEGMENTS,
+    SPACE,
+    WALK,
+    Plan,
+    Workload,
+    feasible,
+    padded,
+)
 
 FORMAT = 1
 DTYPES = ("bf16", "fp16", "fp32")
@@ -182,6 +196,8 @@ def _unsound(plan: Plan) -> str | None:
                 return f"{name}={size} is no power of two"
         if tile.num_warps > MAX_WARPS or tile.num_stages > MAX_STAGES:
             return f"num_warps={tile.num_warps} or num_stages={tile.num_stages} is too large"
+        if not LEAST_REGISTERS <= tile.max_registers <= MAX_REGISTERS:
+            return f"max_registers={tile.max_registers} is not from {LEAST_REGISTERS} to {MAX_REGISTERS}"
     if plan.config.block_t not in BLOCK_TS:
         return f"block_t={plan.config.block_t} is none of {', '.join(map(str, BLOCK_TS))}"
     return None

@@ -7,7 +7,7 @@ import math
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -93,24 +93,30 @@ def count(monkeypatch: pytest.MonkeyPatch) -> Any:
     return run
 
 
+def _moved(pointers: Any, mask: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Pointers and mask of a load or store; a tensor descriptor's mask is no tensor of the interpreter's, and its tiles
+    have a sequence as well."""
+    return pointers.data.squeeze(), (mask if isinstance(mask, np.ndarray) else mask.data).squeeze()
+
+
 def listen(patch: pytest.MonkeyPatch, found: Counted) -> None:
     """Have the interpreter's builder tell ``found`` what kernels do."""
 
     def wrap(name: str, told: Any) -> None:
         original = getattr(BUILDER, name)
 
-        def wrapped(*args: Any) -> Any:
-            result = original(*args)
+        def wrapped(*args: Any, **options: Any) -> Any:
+            result = original(*args, **options)
             told(result, *args)
             return result
 
         patch.setattr(BUILDER, name, wrapped, raising=False)
 
     def load(_: Any, pointers: Any, mask: Any, *rest: Any) -> None:
-        found.move("load", pointers.data, mask.data)
+        found.move("load", *_moved(pointers, mask))
 
     def store(_: Any, pointers: Any, value: Any, mask: Any, *rest: Any) -> None:
-        found.move("store", pointers.data, mask.data)
+        found.move("store", *_moved(pointers, mask))
         found.window = {key for key in found.window if key[0] != "load"}
 
     def dot(result: Any, a: Any, b: Any, d: Any, precision: Any, *rest: Any) -> None:
@@ -189,10 +195,12 @@ class Call:
     gated: bool = True
     states: bool = True
     whole: bool = False  # but for the states pass
+    descriptors: bool = False
 
     def plan(self) -> Plan:
         k, v = padded(self.K), padded(self.V)
-        both, whole = Tile(self.tile, self.tile), Tile(k, v)
+        both = Tile(self.tile, self.tile, descriptors=self.descriptors)
+        whole = replace(both, block_k=k, block_v=v)
         return Plan(self.schedule, KernelConfig(self.block_t, both, *4 * (whole if self.whole else both,)))
 
     def tensors(self) -> dict[str, Any]:
@@ -230,6 +238,11 @@ CALLS = {
     "walk-full-bf16": Call(Schedule(32, 32, False), dtype=torch.bfloat16, tile=32),
     "walk-no-gates-bf16": Call(Schedule(32, 16, False), gated=False, dtype=torch.bfloat16, tile=32),
     "gates-fp32": Call(dtype=torch.float16, gate_dtype=torch.float32, tile=32),
+    "descriptors": Call(K=32, V=64, descriptors=True),
+    "descriptors-segments-bf16": Call(
+        Schedule(32, 16, True, 2), T=153, K=32, V=32, dtype=torch.bfloat16, descriptors=True
+    ),
+    "descriptors-of-some": Call(Schedule(16, 16), T=41, K=24, V=32, descriptors=True),
     "whole-tiles": Call(Schedule(32, 16), B=2, H=3, T=32, K=16, V=16),
     "segments": Call(Schedule(32, 16, True, 2), T=153),
     "segments-no-gates-no-states": Call(Schedule(16, 16, True, 3), T=121, gated=False, states=False),

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from gla_kernels import Schedule, Workload, launches
+from gla_kernels import Schedule, Workload, default_config, launches
+from gla_kernels.config import PASSES
 from gla_kernels.table import Entry, ShapeClass, TableError, header_of, read, shape_class, space_hash, steps_of
 from gla_kernels.table_files import SHIPPED, slug
 
@@ -105,10 +106,18 @@ def test_a_chunk_much_longer_than_the_sequence_is_refused_unless_asked_for(entry
 def test_a_plan_of_a_roomier_gpu_is_refused(entry):
     one = entry(K=256, V=256, direction="bwd", dtype="fp32")
     tile = replace(one.plan.config.grad_qk, block_k=128, block_v=256)
-    large = replace(one, plan=replace(one.plan, config=replace(one.plan.config, grad_qk=tile)))
+    config = default_config(256, 256, 4, one.plan.schedule, 86)  # without descriptors
+    large = replace(one, plan=replace(one.plan, config=replace(config, grad_qk=replace(tile, descriptors=False))))
     assert Entry.from_dict(large.to_dict(), 90) == large
     with pytest.raises(ValueError, match="needs at least 128 KiB of shared memory, a program has 99"):
         Entry.from_dict(large.to_dict(), 86)
+
+
+def test_a_plan_with_tensor_descriptors_is_refused_where_there_are_none(entry):
+    one = entry()
+    assert all(getattr(one.plan.config, step).descriptors for step in PASSES)
+    with pytest.raises(ValueError, match="tensor descriptors need compute capability 90"):
+        Entry.from_dict(one.to_dict(), 80)
 
 
 def test_a_table_belongs_to_a_gpu(machine):

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..config import KernelConfig, Schedule, Tile, padded
 from ..launch import Launch, Launcher, interpreting, settle_keys
+from .descriptors import blocks
 from .grad_qk import grad_qk_kernel
 from .grad_v import grad_v_kernel
 from .output import output_kernel
@@ -147,6 +148,7 @@ class Problem:
     def launch_of(self, kernel: Any, tile: Tile, programs: int, args: dict[str, Any], **constexprs: Any) -> Launch:
         """A launch of so many programs a head."""
         B, T, H, _, _ = self.dims
+        described = [name[2:] for name in kernel.arg_names if name.startswith("d_") and tile.descriptors]
         return Launch(
             kernel,
             (programs * B * H,),
@@ -154,6 +156,8 @@ class Problem:
             self.constexprs(tile) | constexprs,
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,
+            blocks=blocks(args, described, self.config.block_t, tile.block_k, tile.block_v),
+            max_registers=tile.max_registers,
         )
 
     def walk_of(

@@ -180,10 +180,9 @@ def centred_rows(b_g, BT: tl.constexpr, DOT: tl.constexpr):
 
 
 @triton.jit
-def after_rows(p_g, i_row, T, stride, o_k, K: tl.constexpr, BT: tl.constexpr, DOT: tl.constexpr):
-    """What `decay_to_end` is, [BT, BK], summed like `centred_decay`: right at any gate strength."""
-    if p_g.dtype.element_ty == tl.float16 or DOT == tl.bfloat16:
-        b_g = load_tile(p_g, i_row, T, stride, o_k, K, BT)
+def after_rows(b_g, p_g, i_row, T, stride, o_k, K: tl.constexpr, BT: tl.constexpr, DOT: tl.constexpr):
+    """What `decay_to_end` is, [BT, BK], summed like `centred_rows`: right at any gate strength. b_g: these gates."""
+    if b_g.dtype == tl.float16 or DOT == tl.bfloat16:
         TYPE: tl.constexpr = tl.bfloat16 if b_g.dtype == tl.float32 else b_g.dtype
         b_d = summed(tl.trans(strict_triangle(1.0, 0.0, BT, TYPE)), b_g) * LOG2E
     else:
@@ -192,10 +191,9 @@ def after_rows(p_g, i_row, T, stride, o_k, K: tl.constexpr, BT: tl.constexpr, DO
 
 
 @triton.jit
-def up_to_rows(p_g, i_row, T, stride, o_k, K: tl.constexpr, BT: tl.constexpr, DOT: tl.constexpr):
+def up_to_rows(b_g, BT: tl.constexpr, DOT: tl.constexpr):
     """Log2 of the decay from the block's start to each row, that row's gate included [BT, BK], summed like
-    `after_rows`."""
-    b_g = load_tile(p_g, i_row, T, stride, o_k, K, BT)
+    `after_rows`. b_g: the block's gates."""
     if b_g.dtype == tl.float16 or DOT == tl.bfloat16:
         TYPE: tl.constexpr = tl.bfloat16 if b_g.dtype == tl.float32 else b_g.dtype
         b_d = summed(triangle(1.0, 0.0, BT, TYPE), b_g) * LOG2E
@@ -205,13 +203,12 @@ def up_to_rows(p_g, i_row, T, stride, o_k, K: tl.constexpr, BT: tl.constexpr, DO
 
 
 @triton.jit
-def whole_decay(p_g, i_row, T, stride, o_k, K: tl.constexpr, BT: tl.constexpr, DOT: tl.constexpr):
-    """Log2 of the decay over all of a block's rows, float32 [BK].
+def whole_decay(b_g, BT: tl.constexpr, DOT: tl.constexpr):
+    """Log2 of the decay over all of a block's rows, float32 [BK]. b_g: the block's gates.
 
     On the tensor cores a product with ones, of whose equal columns one is kept: sums along the rows would have to go
     from one warp to the next.
     """
-    b_g = load_tile(p_g, i_row, T, stride, o_k, K, BT)
     if b_g.dtype == tl.float16 or DOT == tl.bfloat16:
         TYPE: tl.constexpr = tl.bfloat16 if b_g.dtype == tl.float32 else b_g.dtype
         b_ones = tl.full([BT, MIN_COLUMNS], 1.0, TYPE)

@@ -25,6 +25,7 @@ import triton
 import triton.language as tl
 
 from .any_gate import any_gate_grad_qk
+from .descriptors import store_rows
 from .gates import centred_decay, centred_rows, row_block_limit
 from .products import (
     are_mild,
@@ -32,13 +33,12 @@ from .products import (
     decay_over,
     dot_rows,
     load_half,
-    load_operand,
     product,
     scores_gradient,
     sums_from,
     through_state,
 )
-from .tiles import cut, fine, load_tile, store_tile
+from .tiles import cut, fine, load_operand, load_tile
 
 
 @triton.jit
@@ -127,8 +127,8 @@ def _through_states(
 
 @triton.jit
 def _inside(
-    b_q, b_k, b_c, b_da, b_x, b_y, b_phi, p_dq, p_dk, p_dg, i_row, T, stride, o_k,
-    K: tl.constexpr, WHOLE: tl.constexpr, BT: tl.constexpr,
+    b_q, b_k, b_c, b_da, b_x, b_y, b_phi, p_dq, p_dk, p_dg, d_dq, d_dk, d_dg, i_batch, i_h, i_row, T, H, i_k,
+    K: tl.constexpr, WHOLE: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr,
     GATED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Store dq, dk and dg of a row block: what is left to add is the block's own share of X and Y. Answers Phi at its
@@ -142,29 +142,43 @@ def _inside(
     if GATED:
         b_kc = b_k.to(tl.float32) * tl.exp2(-b_c)
         b_x = dot_rows(b_ah, b_al, b_kc, b_x, GATED, DOT, PRECISION)
-        store_tile(p_dq, b_x * tl.exp2(b_c), i_row, T, stride, o_k, K, BT)
+        store_rows(d_dq, p_dq, b_x * tl.exp2(b_c), i_batch, i_h, i_row, T, H, i_k, K, BT, BK)
         b_kc = fine(b_kc, DOT, PRECISION)
         if WHOLE:
             b_phi += tl.sum(b_kc * b_y, axis=0)
         b_qc = b_q.to(tl.float32) * tl.exp2(b_c)
         b_y = dot_rows(tl.trans(b_ah), tl.trans(b_al), b_qc, b_y, GATED, DOT, PRECISION)
-        store_tile(p_dk, b_y * tl.exp2(-b_c), i_row, T, stride, o_k, K, BT)
+        store_rows(d_dk, p_dk, b_y * tl.exp2(-b_c), i_batch, i_h, i_row, T, H, i_k, K, BT, BK)
         b_diff = fine(b_qc, DOT, PRECISION) * b_x - b_kc * b_y
-        store_tile(p_dg, sums_from(b_diff, BT, DOT, PRECISION) + b_phi[None, :], i_row, T, stride, o_k, K, BT)
+        store_rows(
+            d_dg,
+            p_dg,
+            sums_from(b_diff, BT, DOT, PRECISION) + b_phi[None, :],
+            i_batch,
+            i_h,
+            i_row,
+            T,
+            H,
+            i_k,
+            K,
+            BT,
+            BK,
+        )
         if not WHOLE:
             b_phi += tl.sum(b_diff, axis=0)
     else:
         b_x = dot_rows(b_ah, b_al, b_k, b_x, GATED, DOT, PRECISION)
-        store_tile(p_dq, b_x, i_row, T, stride, o_k, K, BT)
+        store_rows(d_dq, p_dq, b_x, i_batch, i_h, i_row, T, H, i_k, K, BT, BK)
         b_y = dot_rows(tl.trans(b_ah), tl.trans(b_al), b_q, b_y, GATED, DOT, PRECISION)
-        store_tile(p_dk, b_y, i_row, T, stride, o_k, K, BT)
+        store_rows(d_dk, p_dk, b_y, i_batch, i_h, i_row, T, H, i_k, K, BT, BK)
     return b_phi
 
 
 @triton.jit
 def _row_block(
-    p_q, p_k, p_v, p_g, p_do, p_s, p_ds, p_h, p_dq, p_dk, p_dg, b_phi, b_after, scale, i_chunk, i_b, n_blocks, T, H,
-    o_k, K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    p_q, p_k, p_v, p_g, p_do, p_s, p_ds, p_h, p_dq, p_dk, p_dg, d_dq, d_dk, d_dg, b_phi, b_after,
+    scale, i_batch, i_h, i_chunk, i_b, n_blocks, T, H, i_k,
+    K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     GATED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dq, dk and dg of one of several row blocks. Answers Phi at its start, and the decay from there to the chunk's
@@ -173,6 +187,7 @@ def _row_block(
     b_phi: Phi at the block's end; b_after: log2 of the decay from there. One product comes after another, so that few
     of them are in registers at once.
     """
+    o_k = i_k + tl.arange(0, BK)
     i_row = i_chunk + i_b * BT
     b_half = tl.zeros([BK], dtype=tl.float32)
     b_x = through_state(p_do, p_s, i_row, T, H * V, o_k, K, V, BT, BK, BV, DOT, PRECISION) * scale
@@ -196,8 +211,8 @@ def _row_block(
     if GATED:
         b_c = centred_decay(p_g, i_row, T, H * K, o_k, K, BT, DOT)
     b_phi = _inside(
-        b_q, b_k, b_c, b_da, b_x, b_y, b_phi, p_dq, p_dk, p_dg, i_row, T, H * K, o_k,
-        K, False, BT, GATED, DOT, PRECISION,
+        b_q, b_k, b_c, b_da, b_x, b_y, b_phi, p_dq, p_dk, p_dg, d_dq, d_dk, d_dg, i_batch, i_h, i_row, T, H, i_k,
+        K, False, BT, BK, GATED, DOT, PRECISION,
     )  # fmt: skip
     return b_phi, b_after + 2.0 * b_half
 
@@ -224,7 +239,8 @@ def _phi_at_end(
 
 @triton.jit(do_not_specialize=["T", "n_blocks", "n_here", "first_chunk", "n_stored"])
 def grad_qk_kernel(
-    p_q, p_k, p_v, p_g, p_do, p_s, p_ds, p_h, p_dq, p_dk, p_dg, scale, T, H, n_blocks, n_here, first_chunk, n_stored,
+    p_q, p_k, p_v, p_g, p_do, p_s, p_ds, p_h, p_dq, p_dk, p_dg, d_dq, d_dk, d_dg,
+    scale, T, H, n_blocks, n_here, first_chunk, n_stored,
     K: tl.constexpr, V: tl.constexpr, CHUNK: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     GATED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -238,6 +254,7 @@ def grad_qk_kernel(
     i_p = tl.program_id(0)
     i_k, i_c, i_bh = i_p % NK, (i_p // NK) % n_here, (i_p // (NK * n_here)).to(tl.int64)
     o_k = i_k * BK + tl.arange(0, BK)
+    i_batch, i_h = (i_bh // H).to(tl.int32), (i_bh % H).to(tl.int32)
     i_row0 = (i_bh // H) * T * H + i_bh % H
     p_q, p_k, p_v = p_q + i_row0 * K, p_k + i_row0 * K, p_v + i_row0 * V
     p_do, p_dq, p_dk = p_do + i_row0 * V, p_dq + i_row0 * K, p_dk + i_row0 * K
@@ -271,8 +288,8 @@ def grad_qk_kernel(
             else:
                 b_x *= scale
             _inside(
-                b_q, b_k, b_c, b_da * scale, b_x, b_y, b_phi, p_dq, p_dk, p_dg, i_chunk, T, H * K, o_k,
-                K, True, BT, GATED, DOT, PRECISION,
+                b_q, b_k, b_c, b_da * scale, b_x, b_y, b_phi, p_dq, p_dk, p_dg, d_dq, d_dk, d_dg,
+                i_batch, i_h, i_chunk, T, H, i_k * BK, K, True, BT, BK, GATED, DOT, PRECISION,
             )  # fmt: skip
     else:
         n_own = tl.cdiv(tl.minimum(T - i_chunk, CHUNK), BT)
@@ -287,8 +304,9 @@ def grad_qk_kernel(
                 )
             for i_up in tl.range(0, n_own, num_stages=1):
                 b_phi, b_after = _row_block(
-                    p_q, p_k, p_v, p_g, p_do, p_s, p_ds, p_h, p_dq, p_dk, p_dg, b_phi, b_after, scale, i_chunk,
-                    n_own - 1 - i_up, n_own, T, H, o_k, K, V, BT, BK, BV, GATED, DOT, PRECISION,
+                    p_q, p_k, p_v, p_g, p_do, p_s, p_ds, p_h, p_dq, p_dk, p_dg, d_dq, d_dk, d_dg, b_phi, b_after,
+                    scale, i_batch, i_h, i_chunk, n_own - 1 - i_up, n_own, T, H, i_k * BK,
+                    K, V, BT, BK, BV, GATED, DOT, PRECISION,
                 )  # fmt: skip
     if GATED:
         if not mild:

@@ -11,14 +11,16 @@ import triton
 import triton.language as tl
 
 from .any_gate import any_gate_grad_v
-from .gates import centred_decay
-from .products import are_mild, load_half, load_operand, product
-from .tiles import dot_half, load_tile, store_tile
+from .descriptors import load_rows, load_state_tile, store_rows
+from .gates import centred_decay, centred_rows
+from .products import are_mild, load_half, product
+from .tiles import dot_half, load_tile
 
 
 @triton.jit(do_not_specialize=["T", "n_blocks", "first_block", "n_here", "n_stored", "chunk"])
 def grad_v_kernel(
-    p_q, p_k, p_g, p_do, p_ds, p_h, p_dv, scale, T, H, n_blocks, first_block, n_here, n_stored, chunk,
+    p_q, p_k, p_g, p_do, p_ds, p_h, p_dv, d_q, d_k, d_g, d_do, d_ds, d_dv,
+    scale, T, H, n_blocks, first_block, n_here, n_stored, chunk,
     K: tl.constexpr, V: tl.constexpr, SINGLE: tl.constexpr, FULL: tl.constexpr,
     BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     GATED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
@@ -34,10 +36,11 @@ def grad_v_kernel(
     i_p = tl.program_id(0)
     i_v, i_here, i_bh = i_p % NV, (i_p // NV) % n_here, (i_p // (NV * n_here)).to(tl.int64)
     o_v, o_r = i_v * BV + tl.arange(0, BV), tl.arange(0, BT)
+    i_batch, i_h = (i_bh // H).to(tl.int32), (i_bh % H).to(tl.int32)
     i_row0 = (i_bh // H) * T * H + i_bh % H
     p_q, p_k, p_do, p_dv = p_q + i_row0 * K, p_k + i_row0 * K, p_do + i_row0 * V, p_dv + i_row0 * V
     i_c = i_here * BT // chunk
-    p_ds += (i_bh * n_stored + i_c) * K * V
+    i_s = i_bh * n_stored + i_c
     i_b = first_block + i_here
     i_row = i_b * BT
     i_last = i_b + 1  # behind the chunk's last row block
@@ -53,12 +56,12 @@ def grad_v_kernel(
         b_dv = tl.zeros([BT, BV], dtype=tl.float32)
         for i_k in range(0, NK):
             o_k = i_k * BK + tl.arange(0, BK)
-            b_q = load_tile(p_q, i_row, T, H * K, o_k, K, BT)
-            b_k = load_tile(p_k, i_row, T, H * K, o_k, K, BT)
-            b_ds = load_operand(p_ds, o_k, o_v, K, V)
+            b_q = load_rows(d_q, p_q, i_batch, i_h, i_row, T, H, i_k * BK, K, BT, BK)
+            b_k = load_rows(d_k, p_k, i_batch, i_h, i_row, T, H, i_k * BK, K, BT, BK)
+            b_ds = load_state_tile(d_ds, p_ds, i_s, i_k * BK, i_v * BV, K, V, BK, BV)
             b_after = tl.zeros([BK], dtype=tl.float32)  # log2 of the decay from the block's middle on
             if GATED:
-                b_c = centred_decay(p_g, i_row, T, H * K, o_k, K, BT, DOT)
+                b_c = centred_rows(load_rows(d_g, p_g, i_batch, i_h, i_row, T, H, i_k * BK, K, BT, BK), BT, DOT)
                 b_k = b_k.to(tl.float32) * tl.exp2(-b_c)
                 b_q = b_q.to(tl.float32) * tl.exp2(b_c)
                 b_at = product(b_k, tl.trans(b_q), b_at, tl.float32, PRECISION)
@@ -82,13 +85,13 @@ def grad_v_kernel(
             if GATED:
                 b_k = b_k * tl.exp2(b_after)[None, :]
             b_dv = product(b_k, b_ds, b_dv, DOT, PRECISION)
-        b_do = load_tile(p_do, i_row, T, H * V, o_v, V, BT)
+        b_do = load_rows(d_do, p_do, i_batch, i_h, i_row, T, H, i_v * BV, V, BT, BV)
         b_at = tl.where(o_r[:, None] <= o_r[None, :], b_at, 0.0) * scale
         b_dv = dot_half(b_at, b_do, b_dv, DOT, PRECISION)
-        store_tile(p_dv, b_dv, i_row, T, H * V, o_v, V, BT)
+        store_rows(d_dv, p_dv, b_dv, i_batch, i_h, i_row, T, H, i_v * BV, V, BT, BV)
     elif GATED:
         i_end = tl.minimum(T, i_last * BT)
         any_gate_grad_v(
-            p_q, p_k, p_g, p_do, p_ds, p_dv, scale, i_row, tl.minimum(i_row + BT, i_end), i_end, T, H, o_v,
-            K, V, BK, BV, DOT, PRECISION,
+            p_q, p_k, p_g, p_do, p_ds + i_s * K * V, p_dv,
+            scale, i_row, tl.minimum(i_row + BT, i_end), i_end, T, H, o_v, K, V, BK, BV, DOT, PRECISION,
         )  # fmt: skip

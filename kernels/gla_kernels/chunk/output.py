@@ -15,16 +15,18 @@ of 16 rows, each with the blocks of 16 rows before it in the chunk, and with exa
 import triton
 import triton.language as tl
 
-from .gates import after_rows, between, block_decay, centred_decay, decay, decayed_keys, mild_block
+from .descriptors import load_rows, load_state_tile, store_rows
+from .gates import after_rows, between, block_decay, centred_decay, centred_rows, decay, decayed_keys, mild_block
 from .scores import diagonal_scores
-from .tiles import dot, dot_half, load_state_as, load_tile, store_tile
+from .tiles import dot, dot_half, load_operand, load_tile, store_tile
 
 EXACT_ROWS: tl.constexpr = tl.constexpr(16)  # rows of a block where the row block is not mild
 
 
 @triton.jit(do_not_specialize=["T", "n_blocks", "first_block", "n_here", "n_stored"])
 def output_kernel(
-    p_q, p_k, p_v, p_g, p_s, p_h, p_o, scale, T, H, n_blocks, first_block, n_here, n_stored, chunk,
+    p_q, p_k, p_v, p_g, p_s, p_h, p_o, d_q, d_k, d_v, d_g, d_s, d_o,
+    scale, T, H, n_blocks, first_block, n_here, n_stored, chunk,
     K: tl.constexpr, V: tl.constexpr, SINGLE: tl.constexpr, FULL: tl.constexpr,
     BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     GATED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
@@ -37,55 +39,61 @@ def output_kernel(
     NV: tl.constexpr = (V + BV - 1) // BV
     i_p = tl.program_id(0)
     i_v, i_here, i_bh = i_p % NV, (i_p // NV) % n_here, (i_p // (NV * n_here)).to(tl.int64)
-    o_v = i_v * BV + tl.arange(0, BV)
+    i_batch, i_h = (i_bh // H).to(tl.int32), (i_bh % H).to(tl.int32)
     i_row0 = (i_bh // H) * T * H + i_bh % H
     p_q, p_k, p_v, p_o = p_q + i_row0 * K, p_k + i_row0 * K, p_v + i_row0 * V, p_o + i_row0 * V
     if SINGLE:
         i_c, i_a = i_here, 0
     else:
         i_c, i_a = i_here // (chunk // BT), i_here % (chunk // BT)
-    p_s += (i_bh * n_stored + i_c) * K * V
+    i_s = i_bh * n_stored + i_c
     i_chunk = (first_block + i_here - i_a) * BT
     if GATED:
         p_g += i_row0 * K
         p_h += (i_bh * n_blocks + first_block + i_here - i_a) * K  # of the chunk's first row block
         if mild_block(p_h + i_a * K, K, PRECISION):
             _row_block(
-                p_q, p_k, p_v, p_g, p_s, p_h, p_o, scale, T, H, i_chunk, i_a, o_v,
+                p_q, p_k, p_v, p_g, p_s, p_h, p_o, d_q, d_k, d_v, d_g, d_s, d_o,
+                scale, T, H, i_batch, i_h, i_s, i_chunk, i_a, i_v * BV,
                 K, V, SINGLE, FULL, BT, BK, BV, GATED, DOT, PRECISION,
             )  # fmt: skip
         else:
+            o_v = i_v * BV + tl.arange(0, BV)
+            p_s += i_s * K * V
             _any_gates(p_q, p_k, p_v, p_g, p_s, p_o, scale, T, H, i_chunk, i_a, o_v, K, V, BT, BK, BV, DOT, PRECISION)
     else:
         _row_block(
-            p_q, p_k, p_v, p_g, p_s, p_h, p_o, scale, T, H, i_chunk, i_a, o_v,
+            p_q, p_k, p_v, p_g, p_s, p_h, p_o, d_q, d_k, d_v, d_g, d_s, d_o,
+            scale, T, H, i_batch, i_h, i_s, i_chunk, i_a, i_v * BV,
             K, V, SINGLE, FULL, BT, BK, BV, GATED, DOT, PRECISION,
         )  # fmt: skip
 
 
 @triton.jit
 def _row_block(
-    p_q, p_k, p_v, p_g, p_s, p_h, p_o, scale, T, H, i_chunk, i_a, o_v,
+    p_q, p_k, p_v, p_g, p_s, p_h, p_o, d_q, d_k, d_v, d_g, d_s, d_o,
+    scale, T, H, i_batch, i_h, i_s, i_chunk, i_a, i_v,
     K: tl.constexpr, V: tl.constexpr, SINGLE: tl.constexpr, FULL: tl.constexpr,
     BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     GATED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """o of the chunk's row block i_a, if that is mild."""
+    """o of the chunk's row block i_a, if that is mild: columns i_v .. i_v+BV-1. i_batch, i_h: sequence
+    and head. i_s: the state before the chunk."""
     NK: tl.constexpr = (K + BK - 1) // BK
     OWN: tl.constexpr = tl.float32 if GATED else DOT  # operands of the block's own scores
     OFF: tl.constexpr = tl.float32 if FULL and GATED else DOT  # and of those with the blocks before it
-    o_r = tl.arange(0, BT)
+    o_r, o_v = tl.arange(0, BT), i_v + tl.arange(0, BV)
     i_row = i_chunk + i_a * BT
     b_a = tl.zeros([BT, BT], dtype=tl.float32)
     b_o = tl.zeros([BT, BV], dtype=tl.float32)
     for i_k in range(0, NK):
         o_k = i_k * BK + tl.arange(0, BK)
-        b_q = load_tile(p_q, i_row, T, H * K, o_k, K, BT)
-        b_k = load_tile(p_k, i_row, T, H * K, o_k, K, BT)
-        b_s = load_state_as(p_s, o_k, o_v, K, V, DOT)
+        b_q = load_rows(d_q, p_q, i_batch, i_h, i_row, T, H, i_k * BK, K, BT, BK)
+        b_k = load_rows(d_k, p_k, i_batch, i_h, i_row, T, H, i_k * BK, K, BT, BK)
+        b_s = load_state_tile(d_s, p_s, i_s, i_k * BK, i_v, K, V, BK, BV).to(DOT)
         b_qd = b_q
         if GATED:
-            b_c = centred_decay(p_g, i_row, T, H * K, o_k, K, BT, DOT)
+            b_c = centred_rows(load_rows(d_g, p_g, i_batch, i_h, i_row, T, H, i_k * BK, K, BT, BK), BT, DOT)
             b_q = b_q.to(tl.float32) * tl.exp2(b_c)
             b_k = b_k.to(tl.float32) * tl.exp2(-b_c)
             b_before = tl.load(p_h + i_a * K + o_k, mask=o_k < K, other=0.0)
@@ -96,11 +104,11 @@ def _row_block(
         b_o = tl.dot(b_qd.to(DOT), b_s, b_o, input_precision=PRECISION)
     # above the diagonal the product grows instead of decaying; it may overflow and is thrown away here
     b_a = tl.where(o_r[:, None] >= o_r[None, :], b_a, 0.0)
-    b_v = load_tile(p_v, i_row, T, H * V, o_v, V, BT)
+    b_v = load_rows(d_v, p_v, i_batch, i_h, i_row, T, H, i_v, V, BT, BV)
     b_o = dot_half(b_a, b_v, b_o, DOT, PRECISION)
     if not SINGLE:
-        for i_b in range(0, i_a):
-            i_col = i_chunk + i_b * BT
+        for i_before in range(0, i_a):
+            i_col = i_chunk + i_before * BT
             b_a = tl.zeros([BT, BT], dtype=tl.float32)
             for i_k in range(0, NK):
                 o_k = i_k * BK + tl.arange(0, BK)
@@ -110,13 +118,14 @@ def _row_block(
                     b_h = tl.load(p_h + i_a * K + o_k, mask=o_k < K, other=0.0)
                     b_c = centred_decay(p_g, i_row, T, H * K, o_k, K, BT, DOT)
                     b_q = b_q.to(tl.float32) * tl.exp2(b_c + b_h[None, :])
-                    b_d = after_rows(p_g, i_col, T, H * K, o_k, K, BT, DOT)
-                    b_d += between(p_h, i_b + 1, i_a, o_k, K, BK)[None, :]
+                    b_g = load_tile(p_g, i_col, T, H * K, o_k, K, BT)
+                    b_d = after_rows(b_g, p_g, i_col, T, H * K, o_k, K, BT, DOT)
+                    b_d += between(p_h, i_before + 1, i_a, o_k, K, BK)[None, :]
                     b_k = b_k.to(tl.float32) * tl.exp2(b_d)
                 b_a = tl.dot(b_q.to(OFF), tl.trans(b_k.to(OFF)), b_a, input_precision=PRECISION)
             b_v = load_tile(p_v, i_col, T, H * V, o_v, V, BT)
             b_o = dot_half(b_a, b_v, b_o, DOT, PRECISION)
-    store_tile(p_o, b_o * scale, i_row, T, H * V, o_v, V, BT)
+    store_rows(d_o, p_o, b_o * scale, i_batch, i_h, i_row, T, H, i_v, V, BT, BV)
 
 
 @triton.jit
@@ -153,6 +162,6 @@ def _any_gates(
                 b_vb = load_tile(p_v, i_col, T, H * V, o_v, V, ROWS)
                 b_o = dot_half(b_a, b_vb, b_o, DOT, PRECISION)
                 b_between += b_step
-            b_s = load_state_as(p_s, o_k, o_v, K, V, DOT)
+            b_s = load_operand(p_s, o_k, o_v, K, V)
             b_o += dot(decay(b_qd, b_between, True), b_s, DOT, PRECISION)
         store_tile(p_o, b_o * scale, i_row, T, H * V, o_v, V, ROWS)

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from .gates import row_block_limit, triangle
-from .tiles import cut, load_tile, operand, split
+from .tiles import cut, load_operand, load_tile, operand, split
 
 
 @triton.jit
@@ -117,10 +117,3 @@ def crossing(p_s, p_ds, o_k, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr,
         b_s = load_operand(p_s, o_k, o_v, K, V).to(tl.float32)
         b_phi += tl.sum(b_s * load_operand(p_ds, o_k, o_v, K, V).to(tl.float32), axis=1)
     return b_phi
-
-
-@triton.jit
-def load_operand(p_s, o_k, o_v, K: tl.constexpr, V: tl.constexpr):
-    """A state's tile [BK, BV] in the type it is kept in, from a [K, V] matrix."""
-    m_s = (o_k < K)[:, None] & (o_v < V)[None, :]
-    return tl.load(p_s + o_k[:, None] * V + o_v[None, :], mask=m_s, other=0.0)

@@ -14,16 +14,17 @@ from the state that it starts from. With gamma_i a segment's whole decay and L_i
 import triton
 import triton.language as tl
 
+from .descriptors import load_rows, store_state_tile
 from .gates import after_rows, up_to_rows, whole_decay
 from .products import product
-from .tiles import dot, load_state, load_tile, store_state
+from .tiles import dot, load_state, store_state
 
 PREFETCH: tl.constexpr = tl.constexpr(4)  # segments whose loads are in flight at once, in combine_kernel
 
 
 @triton.jit(do_not_specialize=["T", "n_seg", "first_seg", "n_start", "n_stored", "n_blocks", "seg_rows", "every_rows"])
 def states_kernel(
-    p_k, p_v, p_g, p_s0, p_s, p_h, p_gamma, p_st,
+    p_k, p_v, p_g, p_s0, p_s, p_h, p_gamma, p_st, d_k, d_v, d_g, d_s,
     T, H, n_seg, first_seg, n_start, n_stored, n_blocks, seg_rows, every_rows,
     K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     EACH: tl.constexpr, LAST: tl.constexpr, HAS_S0: tl.constexpr, STORE_H: tl.constexpr, STORE_ST: tl.constexpr,
@@ -44,10 +45,11 @@ def states_kernel(
     i_v, i_k, i_p = i_p % NV, (i_p // NV) % NK, i_p // (NV * NK)
     i_seg, i_bh = i_p % n_seg, (i_p // n_seg).to(tl.int64)
     o_k, o_v = i_k * BK + tl.arange(0, BK), i_v * BV + tl.arange(0, BV)
+    i_batch, i_h = (i_bh // H).to(tl.int32), (i_bh % H).to(tl.int32)
     i_row0 = (i_bh // H) * T * H + i_bh % H
     p_k, p_v = p_k + i_row0 * K, p_v + i_row0 * V
     i_first = (first_seg + i_seg) * seg_rows
-    p_s += (i_bh * n_stored + i_seg * (seg_rows // every_rows)) * K * V
+    i_s = i_bh * n_stored + i_seg * (seg_rows // every_rows)  # the first state that is stored
     if GATED:
         p_g += i_row0 * K
         if STORE_H:
@@ -60,15 +62,16 @@ def states_kernel(
     for i_t in range(0, tl.cdiv(tl.minimum(T - i_first, seg_rows), BT)):
         i_row = i_first + i_t * BT
         if EACH:
-            store_state(p_s + tl.cast(i_t, tl.int64) * K * V, b_s, o_k, o_v, K, V)
+            store_state_tile(d_s, p_s, b_s, i_s + i_t, i_k * BK, i_v * BV, K, V, BK, BV)
         elif not LAST:
             if (i_t * BT) % every_rows == 0:
-                store_state(p_s + tl.cast((i_t * BT) // every_rows, tl.int64) * K * V, b_s, o_k, o_v, K, V)
-        b_k = load_tile(p_k, i_row, T, H * K, o_k, K, BT)
-        b_v = load_tile(p_v, i_row, T, H * V, o_v, V, BT)
+                store_state_tile(d_s, p_s, b_s, i_s + (i_t * BT) // every_rows, i_k * BK, i_v * BV, K, V, BK, BV)
+        b_k = load_rows(d_k, p_k, i_batch, i_h, i_row, T, H, i_k * BK, K, BT, BK)
+        b_v = load_rows(d_v, p_v, i_batch, i_h, i_row, T, H, i_v * BV, V, BT, BV)
         if GATED:
-            b_d = after_rows(p_g, i_row, T, H * K, o_k, K, BT, DOT)
-            b_total = whole_decay(p_g, i_row, T, H * K, o_k, K, BT, DOT)
+            b_g = load_rows(d_g, p_g, i_batch, i_h, i_row, T, H, i_k * BK, K, BT, BK)
+            b_d = after_rows(b_g, p_g, i_row, T, H * K, o_k, K, BT, DOT)
+            b_total = whole_decay(b_g, BT, DOT)
             if STORE_H:
                 tl.store(p_h + i_t * K, 0.5 * b_total, mask=(o_k < K) & (i_v == 0))
             b_k = b_k.to(tl.float32) * tl.exp2(b_d)
@@ -77,7 +80,7 @@ def states_kernel(
             b_s = b_s * tl.exp2(b_total)[:, None]
         b_s = product(tl.trans(b_k), b_v, b_s, DOT, PRECISION)
     if LAST:
-        store_state(p_s, b_s, o_k, o_v, K, V)
+        store_state_tile(d_s, p_s, b_s, i_s, i_k * BK, i_v * BV, K, V, BK, BV)
         if GATED:
             tl.store(p_gamma + (i_bh * n_stored + i_seg) * K + o_k, b_gamma, mask=(o_k < K) & (i_v == 0))
     if STORE_ST:
@@ -87,7 +90,7 @@ def states_kernel(
 
 @triton.jit(do_not_specialize=["T", "n_seg", "first_seg", "n_end", "n_stored", "seg_rows", "every_rows"])
 def grad_states_kernel(
-    p_q, p_g, p_do, p_dst, p_ds, p_gamma, p_ds0, scale,
+    p_q, p_g, p_do, p_dst, p_ds, p_gamma, p_ds0, d_q, d_g, d_do, d_ds, scale,
     T, H, n_seg, first_seg, n_end, n_stored, seg_rows, every_rows,
     K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     EACH: tl.constexpr, LAST: tl.constexpr, HAS_DST: tl.constexpr, STORE_DS0: tl.constexpr,
@@ -105,10 +108,11 @@ def grad_states_kernel(
     i_v, i_k, i_p = i_p % NV, (i_p // NV) % NK, i_p // (NV * NK)
     i_seg, i_bh = i_p % n_seg, (i_p // n_seg).to(tl.int64)
     o_k, o_v = i_k * BK + tl.arange(0, BK), i_v * BV + tl.arange(0, BV)
+    i_batch, i_h = (i_bh // H).to(tl.int32), (i_bh % H).to(tl.int32)
     i_row0 = (i_bh // H) * T * H + i_bh % H
     p_q, p_do = p_q + i_row0 * K, p_do + i_row0 * V
     i_first = (first_seg + i_seg) * seg_rows
-    p_ds += (i_bh * n_stored + i_seg * (seg_rows // every_rows)) * K * V
+    i_s = i_bh * n_stored + i_seg * (seg_rows // every_rows)
     if GATED:
         p_g += i_row0 * K
 
@@ -121,15 +125,16 @@ def grad_states_kernel(
         i_t = n_t - 1 - i_back
         i_row = i_first + i_t * BT
         if EACH:
-            store_state(p_ds + tl.cast(i_t, tl.int64) * K * V, b_ds, o_k, o_v, K, V)
+            store_state_tile(d_ds, p_ds, b_ds, i_s + i_t, i_k * BK, i_v * BV, K, V, BK, BV)
         elif not LAST:
             if ((i_t + 1) * BT % every_rows == 0) | (i_back == 0):
-                store_state(p_ds + tl.cast((i_t * BT) // every_rows, tl.int64) * K * V, b_ds, o_k, o_v, K, V)
-        b_q = load_tile(p_q, i_row, T, H * K, o_k, K, BT)
-        b_do = load_tile(p_do, i_row, T, H * V, o_v, V, BT)
+                store_state_tile(d_ds, p_ds, b_ds, i_s + (i_t * BT) // every_rows, i_k * BK, i_v * BV, K, V, BK, BV)
+        b_q = load_rows(d_q, p_q, i_batch, i_h, i_row, T, H, i_k * BK, K, BT, BK)
+        b_do = load_rows(d_do, p_do, i_batch, i_h, i_row, T, H, i_v * BV, V, BT, BV)
         if GATED:
-            b_d = up_to_rows(p_g, i_row, T, H * K, o_k, K, BT, DOT)
-            b_total = whole_decay(p_g, i_row, T, H * K, o_k, K, BT, DOT)
+            b_g = load_rows(d_g, p_g, i_batch, i_h, i_row, T, H, i_k * BK, K, BT, BK)
+            b_d = up_to_rows(b_g, BT, DOT)
+            b_total = whole_decay(b_g, BT, DOT)
             b_q = b_q.to(tl.float32) * (scale * tl.exp2(b_d))
             if LAST:
                 b_gamma += b_total
@@ -138,7 +143,7 @@ def grad_states_kernel(
         else:  # a scale that is no power of two would cost q its last bits
             b_ds += scale * dot(tl.trans(b_q), b_do, DOT, PRECISION)
     if LAST:
-        store_state(p_ds, b_ds, o_k, o_v, K, V)
+        store_state_tile(d_ds, p_ds, b_ds, i_s, i_k * BK, i_v * BV, K, V, BK, BV)
         if GATED:
             tl.store(p_gamma + (i_bh * n_stored + i_seg) * K + o_k, b_gamma, mask=(o_k < K) & (i_v == 0))
     if STORE_DS0:

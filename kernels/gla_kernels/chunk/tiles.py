@@ -42,10 +42,10 @@ def load_state(p_s, o_k, o_v, K: tl.constexpr, V: tl.constexpr):
 
 
 @triton.jit
-def load_state_as(p_s, o_k, o_v, K: tl.constexpr, V: tl.constexpr, TYPE: tl.constexpr):
-    """A state's tile [BK, BV] as an operand of type TYPE, without a detour through float32."""
+def load_operand(p_s, o_k, o_v, K: tl.constexpr, V: tl.constexpr):
+    """A state's tile [BK, BV] in the type it is kept in, without a detour through float32, from a [K, V] matrix."""
     m_s = (o_k < K)[:, None] & (o_v < V)[None, :]
-    return tl.load(p_s + o_k[:, None] * V + o_v[None, :], mask=m_s, other=0.0).to(TYPE)
+    return tl.load(p_s + o_k[:, None] * V + o_v[None, :], mask=m_s, other=0.0)
 
 
 @triton.jit
@@ -73,16 +73,6 @@ def operand(b_x, DOT: tl.constexpr, PRECISION: tl.constexpr):
 def dot(b_x, b_y, DOT: tl.constexpr, PRECISION: tl.constexpr):
     """x @ y with float32 accumulation. DOT is the operands' type; PRECISION is what a float32 operand is cut to."""
     return tl.dot(b_x.to(DOT), b_y.to(DOT), input_precision=PRECISION)
-
-
-@triton.jit
-def dot_state(b_x, b_s, DOT: tl.constexpr, PRECISION: tl.constexpr, EXACT: tl.constexpr):
-    """x @ s^T for a state s [BK, BV]. EXACT: s goes in as two operands, its rounding and what that left over."""
-    b_high = operand(b_s, DOT, PRECISION)
-    b_y = dot(b_x, tl.trans(b_high), DOT, PRECISION)
-    if EXACT and PRECISION == "tf32":
-        b_y += dot(b_x, tl.trans(operand(b_s - b_high.to(tl.float32), DOT, PRECISION)), DOT, PRECISION)
-    return b_y
 
 
 @triton.jit

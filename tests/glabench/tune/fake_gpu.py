@@ -49,7 +49,7 @@ def faults() -> dict[str, str]:
 
 def ms_of(candidate: Json) -> float:
     """A made-up time: some tile, some variant is best, and every dimension matters."""
-    (block_k, block_v, num_warps, num_stages), schedule = candidate["tile"], candidate["schedule"]
+    (block_k, block_v, num_warps, num_stages, *_), schedule = candidate["tile"], candidate["schedule"]
     text = f"{candidate['step']}{block_k}"
     bias = int(hashlib.sha256(text.encode()).hexdigest()[:4], 16) / 65536  # another best width for each pass
     ms = 1.0 + abs(block_v - 64) / 64 + bias + 0.2 * abs(num_stages - 2) + 0.1 * (num_warps != 4)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from gla_kernels import Entry, Machine, Plan, Schedule, Workload, chosen, table_files
+from gla_kernels import Entry, Machine, Plan, Schedule, Tile, Workload, chosen, table_files
 from gla_kernels.choose import refresh
 from glabench.errors import UserError
 from glabench.systems.gla import schedule_name
@@ -188,5 +188,7 @@ def test_a_tuning_in_one_line_and_as_an_entry(make_tuning) -> None:
 
 def test_candidates_read_well() -> None:
     first = next(iter(space_of(WORK, 90).candidates.values()))
-    assert str(first) == "states 32x32, 4 warps, 1 stages (64/64 w/ m., rows of 16)"
+    assert str(first) == "states 32x64, 4 warps, 2 stages, by descriptors (64/64 w/ m., rows of 16)"
     assert Candidate.from_dict(json.loads(json.dumps(first.to_dict()))) == first
+    limited = replace(first, tile=Tile(32, 128, 4, 3, max_registers=168))
+    assert str(limited) == "states 32x128, 4 warps, 3 stages, 168 registers (64/64 w/ m., rows of 16)"

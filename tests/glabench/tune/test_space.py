@@ -9,7 +9,7 @@ import pytest
 
 from gla_kernels import Plan, Schedule, Tile, Workload, default_config
 from gla_kernels.choose import predicted_ms
-from gla_kernels.config import PASSES, Direction, KernelConfig, feasible, tiles
+from gla_kernels.config import PASSES, SHARED_BYTES, Direction, KernelConfig, feasible, tiles
 from gla_kernels.table import steps_of
 from glabench.tune.candidate import Candidate, Variant, candidates_of, key, launch_of, plan_of
 from glabench.tune.history import History
@@ -32,7 +32,7 @@ def test_a_menu_has_every_tile_that_can_run_and_no_other(space: Space) -> None:
         for step, keys in menu.items():
             offered = [space.member(variant, step, one) for one in keys]
             can_run = []
-            for tile in tiles(step, work.K, work.V):
+            for tile in tiles(step, work.K, work.V, 90):
                 one = Candidate(variant, step, tile)
                 if feasible(step, plan_of(work, [one], 90), work, 90) is None:
                     can_run.append(one)
@@ -92,12 +92,20 @@ def test_the_key_tells_what_changes_the_time() -> None:
     assert key(launch_of(FWD, walked, 90)) == keys[0]  # of a single segment both kinds are the same
 
 
-def test_a_gpu_with_less_shared_memory_has_a_smaller_space() -> None:
+def test_a_gpu_with_less_shared_memory_has_a_smaller_space(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SHARED_BYTES, 89, 48 * 1024)
     large = replace(FWD, K=512, V=512, dtype="fp32", schedule=Schedule(64, 64, True))
-    roomy, small = space_of(large, 90), space_of(large, 89)
+    roomy, small = space_of(large, 80), space_of(large, 89)
     assert set(small.menus) == set(roomy.menus)
     assert set(small.candidates) < set(roomy.candidates)
-    assert {one.tile.block_v for one in small.candidates.values() if one.step == "output"} == {32, 64, 128, 256}
+    assert {one.tile.block_v for one in small.candidates.values() if one.step == "output"} == {64, 128, 256}
+
+
+def test_tensor_descriptors_are_for_gpus_that_have_them() -> None:
+    newer, older = space_of(FWD, 90), space_of(FWD, 80)
+    assert {one.tile.descriptors for one in newer.candidates.values() if one.step == "output"} == {True}
+    assert {one.tile.descriptors for one in newer.candidates.values() if one.step == "states"} == {True, False}
+    assert {one.tile.descriptors for one in older.candidates.values()} == {False}
 
 
 def test_a_variant_one_of_whose_passes_cannot_run_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +117,7 @@ def test_a_variant_one_of_whose_passes_cannot_run_is_left_out(monkeypatch: pytes
     monkeypatch.setattr("glabench.tune.space.feasible", refuse)
     space = space_of(FWD, 90)
     assert set(space.menus) == {variant for variant in whole.menus if variant.block_t != 64}
-    assert {one.variant.block_t for one in space.candidates.values()} == {16, 32, 128}
+    assert {one.variant.block_t for one in space.candidates.values()} == {16, 32}
 
 
 @pytest.mark.parametrize("direction", ["fwd", "bwd"])
