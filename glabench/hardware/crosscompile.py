@@ -19,6 +19,8 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource
+from triton.experimental.gluon.nvidia import hopper
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from gla_kernels.config import SHARED_BYTES
@@ -159,10 +161,10 @@ def specialise(launch: Launch) -> tuple[dict[str, str], dict[str, Any], dict[tup
     attributes: dict[tuple[int, ...], list[list[Any]]] = {}
     params = getattr(launch.kernel, "params", ())  # the interpreter's functions have none
     unspecialised = {p.name for p in params if p.do_not_specialize}
-    arguments = launch.arguments
+    arguments, constexprs = launch.arguments, launch.constants
     for i, name in enumerate(launch.kernel.arg_names):
-        if name in launch.constexprs:
-            signature[name], constants[name] = "constexpr", launch.constexprs[name]
+        if name in constexprs:
+            signature[name], constants[name] = "constexpr", constexprs[name]
             continue
         if name not in arguments:
             raise TypeError(f"{launch.name}: the launch has no argument {name}")
@@ -181,8 +183,9 @@ def specialise(launch: Launch) -> tuple[dict[str, str], dict[str, Any], dict[tup
 def _type(value: object) -> str:
     if isinstance(value, torch.Tensor):
         return POINTER[value.dtype]
-    if isinstance(value, TensorDescriptor):
-        return f"tensordesc<{ELEMENT[value.base.dtype]}{list(value.block_shape)}>"
+    if isinstance(value, (TensorDescriptor, hopper.TensorDescriptor)):
+        layout = f",{value.layout!r}" if isinstance(value, hopper.TensorDescriptor) else ""
+        return f"tensordesc<{ELEMENT[value.base.dtype]}{list(value.block_shape)}{layout}>"
     if isinstance(value, bool):
         return "i1"
     if isinstance(value, int):
@@ -195,9 +198,11 @@ def _type(value: object) -> str:
 def _compile(launch: Launch, arch: str) -> Any:
     if arch == local_arch():
         # through the JIT itself: its cache then has the kernel when the case runs
-        return launch.kernel.warmup(**launch.arguments, **launch.constexprs, **launch.options, grid=launch.grid)
+        return launch.kernel.warmup(**launch.arguments, **launch.constants, **launch.options, grid=launch.grid)
     signature, constants, attributes = specialise(launch)
-    source = ASTSource(launch.kernel, signature=signature, constexprs=constants, attrs=attributes)
+    source = (GluonASTSource if launch.in_gluon else ASTSource)(
+        launch.kernel, signature=signature, constexprs=constants, attrs=attributes
+    )
     capability = int(arch.removeprefix("sm_"))
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=launch.options)
 

@@ -37,7 +37,7 @@ def one_line(error: BaseException) -> str:
     """The error's name and the first line of its message that says something.
 
     Where that line only introduces the rest ("at 2:11:" and the source, as Triton's compiler writes), the last line
-    follows it: it is the one that says what is wrong. Where that is but a mark below a call, the call's own error says it.
+    follows it: it is the one that says what is wrong. Where that only marks a call, the error within says it.
     """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
     if lines[-1] == "^" and error.__cause__ is not None:

@@ -20,6 +20,7 @@ from .apply import all_launches
 from .config import (
     DEFAULT_SHARED_BYTES,
     DESCRIPTOR_CAPABILITY,
+    HOPPER,
     MAX_ROW_BLOCK,
     MIN_TILE,
     SAFE_COLUMNS,
@@ -218,7 +219,8 @@ def default_config(K: int, V: int, operand_bytes: int, schedule: Schedule, capab
     # walks wait for their loads: more steps of them in flight where there is room
     walk = replace(by_rows, block_k=min(64, k), num_stages=2 * stages if described else stages)
     grad_qk = replace(by_rows, block_v=min(64, v))
-    if described and narrow and schedule.chunk == block_t == MAX_ROW_BLOCK:
+    if described and narrow and schedule.chunk == block_t == WGMMA_ROWS:
+        grad_qk = replace(grad_qk, hopper=capability == HOPPER and K % WGMMA_ROWS == V % WGMMA_ROWS == 0)
         # more and narrower tiles of K in flight, and all of V, or a third program an SM
         by_rows = replace(by_rows, block_k=32, block_v=min(256, v), num_stages=3, max_registers=255 if v > 128 else 168)
     return KernelConfig(block_t, states=walk, grad_states=walk, output=by_rows, grad_qk=grad_qk, grad_v=by_rows)

@@ -19,6 +19,8 @@ MAX_HEAD_DIM = 512
 MAX_REGISTERS = 255  # of a thread, whatever one asks for
 LEAST_REGISTERS = 32  # that a limit may leave
 DESCRIPTOR_CAPABILITY = 90  # the first compute capability with tensor descriptors (TMA)
+HOPPER = 90  # compute capability of an H100 and H200, whose own product instructions no other GPU has
+HOPPER_PASSES = ("grad_qk",)  # that have a kernel for it, of gated bfloat16 inputs and chunks of one row block of 64
 
 # Tensor-core products need at least 16 rows and columns.
 MIN_TILE = 16
@@ -98,6 +100,7 @@ class Tile:
     num_stages: int = 1  # iterations of a loop whose loads are in flight at once
     max_registers: int = MAX_REGISTERS  # of a thread; fewer let more programs share an SM
     descriptors: bool = False  # whether tiles come and go by tensor descriptors, as an H100 and later GPUs have them
+    hopper: bool = False  # whether a kernel of Hopper's own serves where it can: see `HOPPER_PASSES`
 
 
 @dataclass(frozen=True)
@@ -127,7 +130,7 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """{"schedule": {...}, "block_t": rows, "tiles": {pass: [block_k, block_v, num_warps, num_stages, max_registers,
-        descriptors]}}."""
+        descriptors, hopper]}}."""
         tiles = {name: list(astuple(getattr(self.config, name))) for name in PASSES}
         return {"schedule": asdict(self.schedule), "block_t": self.config.block_t, "tiles": tiles}
 
@@ -137,11 +140,11 @@ class Plan:
         if set(values["tiles"]) != set(PASSES):
             raise ValueError(f"tiles: expected {', '.join(PASSES)}, got {', '.join(sorted(values['tiles']))}")
         tiles = {name: Tile(*sizes) for name, sizes in values["tiles"].items()}
-        numbers = [values["block_t"], *(n for tile in tiles.values() for n in astuple(tile)[:-1])]
+        numbers = [values["block_t"], *(n for tile in tiles.values() for n in astuple(tile)[:-2])]
         if not all(type(n) is int and n > 0 for n in numbers):
             raise ValueError(f"block_t and tiles: expected positive integers, got {numbers}")
-        if not all(type(tile.descriptors) is bool for tile in tiles.values()):
-            raise ValueError("tiles: expected true or false for descriptors, the last entry")
+        if not all(type(flag) is bool for tile in tiles.values() for flag in astuple(tile)[-2:]):
+            raise ValueError("tiles: expected true or false for descriptors and hopper, the last two entries")
         return cls(Schedule(**values["schedule"]), KernelConfig(block_t=values["block_t"], **tiles))
 
 
@@ -178,6 +181,11 @@ class Workload:
         return cls(**{**values, "schedule": None if schedule is None else Schedule(**schedule)})
 
 
+def cdiv(a: int, b: int) -> int:
+    """a / b, rounded up. Triton's own is for kernels, and takes a hundred times as long."""
+    return -(-a // b)
+
+
 def padded(dim: int) -> int:
     """The power of two, at least 16, that a head dimension is padded to in registers."""
     return max(MIN_TILE, 1 << (dim - 1).bit_length())
@@ -203,6 +211,7 @@ class TileSpace:
     num_stages: tuple[int, ...]
     max_registers: tuple[int, ...]
     descriptors: tuple[bool, ...]
+    hopper: tuple[bool, ...] = (False,)
 
 
 # What is not here never won in the tunings of an H200: row blocks of 128, whose 8 warps wait together; 8 warps for
@@ -214,7 +223,7 @@ SPACE: dict[str, TileSpace] = {
     "states": WALKS,
     "output": BY_ROWS,
     "grad_states": WALKS,
-    "grad_qk": TileSpace((32, 64), (32, 64, 128), (4,), (1, 2), (MAX_REGISTERS,), (True,)),
+    "grad_qk": TileSpace((32, 64), (32, 64, 128), (4,), (1, 2), (MAX_REGISTERS,), (True,), (True, False)),
     "grad_v": BY_ROWS,
 }
 
@@ -239,8 +248,16 @@ def tiles(step: str, K: int, V: int, capability: int) -> Iterator[Tile]:
     space = SPACE[step]
     described = space.descriptors if capability >= DESCRIPTOR_CAPABILITY else (False,)
     ks, vs = _sizes(space.block_k, K), _sizes(space.block_v, V)
-    for sizes in product(ks, vs, space.num_warps, space.num_stages, space.max_registers, described):
-        yield Tile(*sizes)
+    native = space.hopper if capability == HOPPER else (False,)
+    for sizes in product(ks, vs, space.num_warps, space.num_stages, space.max_registers, described, native):
+        tile = Tile(*sizes)
+        if not tile.hopper or _of_hopper(tile):
+            yield tile
+
+
+def _of_hopper(tile: Tile) -> bool:
+    """Whether Hopper's own kernels take such a tile."""
+    return (tile.block_k, tile.block_v, tile.num_warps, tile.descriptors) == (64, 64, 4, True)
 
 
 def _sizes(choices: tuple[int, ...], dim: int) -> tuple[int, ...]:
@@ -259,6 +276,9 @@ def feasible(step: str, plan: Plan, work: Workload, capability: int) -> str | No
         return f"tensor descriptors need compute capability {DESCRIPTOR_CAPABILITY}"
     if rows % block_t:
         return f"block_t={block_t} does not divide sub_chunk={rows}"
+    unfit = _unfit_for_hopper(step, plan, work, capability) if tile.hopper else None
+    if unfit:
+        return unfit
     for name, size, dim in (("block_k", tile.block_k, work.K), ("block_v", tile.block_v, work.V)):
         if size > padded(dim):
             return f"{name}={size} is more than the head dimension, padded to {padded(dim)}"
@@ -270,6 +290,19 @@ def feasible(step: str, plan: Plan, work: Workload, capability: int) -> str | No
     need, limit = shared_bytes(step, plan, work), SHARED_BYTES.get(capability, DEFAULT_SHARED_BYTES)
     if need > limit:
         return f"needs at least {-(-need // 1024)} KiB of shared memory, a program has {limit // 1024}"
+    return None
+
+
+def _unfit_for_hopper(step: str, plan: Plan, work: Workload, capability: int) -> str | None:
+    """Why Hopper's own kernel cannot serve. Without gates the portable one does."""
+    if capability != HOPPER:
+        return f"a kernel of Hopper's own needs compute capability {HOPPER}"
+    if step not in HOPPER_PASSES or not _of_hopper(getattr(plan.config, step)):
+        return "Hopper's own kernels are of grad_qk, with tiles of 64 by 64, 4 warps and tensor descriptors"
+    if not plan.schedule.chunk == plan.config.block_t == WGMMA_ROWS:
+        return f"Hopper's own kernels are of chunks of one row block of {WGMMA_ROWS}"
+    if work.dtype != "bf16" or work.K % WGMMA_ROWS or work.V % WGMMA_ROWS:
+        return f"Hopper's own kernels are of bf16 and head dimensions that {WGMMA_ROWS} divides"
     return None
 
 

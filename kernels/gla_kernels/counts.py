@@ -260,6 +260,10 @@ def _grad_qk(c: Count) -> None:
     c.store(s.T, "dq", "dk")
 
 
+def _grad_qk_steep(c: Count) -> None:
+    c.load_halves(c.s.blocks)
+
+
 def _sums_from(c: Count) -> None:
     """products.sums_from, of every row block: of two operands but for float32."""
     s = c.s
@@ -342,6 +346,7 @@ KERNELS: dict[str, Callable[[Count], None]] = {
     "output": _output,
     "grad_states": _grad_states,
     "grad_qk": _grad_qk,
+    "grad_qk_steep": _grad_qk_steep,
     "grad_v": _grad_v,
     "recurrent_output": _recurrent_output,
     "recurrent_grad_q": _recurrent_grad_q,

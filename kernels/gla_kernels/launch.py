@@ -10,10 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
 import triton
+from triton.experimental.gluon._runtime import GluonJITFunction
+from triton.experimental.gluon.language import NVMMASharedLayout
+from triton.experimental.gluon.nvidia import hopper
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from .config import MAX_REGISTERS
@@ -39,10 +43,25 @@ class Launch:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """All run-time arguments: ``args``, and for every d_x that the kernel takes a descriptor of p_x, or None."""
-        wanted = [name[2:] for name in self.kernel.arg_names if name.startswith("d_")]
-        made = {x: descriptor(self.args[f"p_{x}"], self.blocks[x]) if x in self.blocks else None for x in wanted}
-        return self.args | {f"d_{x}": one for x, one in made.items()}
+        """All run-time arguments that the kernel takes: of ``args``, and for d_x a descriptor of p_x, or None."""
+        found: dict[str, Any] = {}
+        for name in self.kernel.arg_names:
+            if name in self.args:
+                found[name] = self.args[name]
+        for x in described(self.kernel):
+            block = self.blocks.get(x)
+            found[f"d_{x}"] = None if block is None else descriptor(self.args[f"p_{x}"], block, self.in_gluon)
+        return found
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        """All compile-time arguments that the kernel takes."""
+        return {name: value for name, value in self.constexprs.items() if name in self.kernel.arg_names}
+
+    @property
+    def in_gluon(self) -> bool:
+        """Whether the kernel is written in Gluon, which tells the compiler how tiles lie in memory and in registers."""
+        return isinstance(self.kernel, GluonJITFunction)
 
     @property
     def options(self) -> dict[str, int]:
@@ -58,8 +77,10 @@ class Launch:
     @property
     def step(self) -> str:
         """The pass that the kernel is, as `KernelConfig` names its tile."""
-        return self.name.removesuffix("_kernel")
+        return self.name.removesuffix("_kernel").removesuffix("_hopper")
 
+
+LAYOUTS = {rank: NVMMASharedLayout(128, 16, rank) for rank in (2, 3)}  # of tiles in shared memory, in Gluon
 
 Launcher = Callable[[Launch], None]
 
@@ -70,17 +91,31 @@ def execute(launch: Launch) -> None:
         return
     tensor = next(x for x in launch.args.values() if isinstance(x, torch.Tensor))
     with torch.cuda.device_of(tensor):  # Triton launches on the current GPU, which need not be the tensors'
-        launch.kernel[launch.grid](**launch.arguments, **launch.constexprs, **launch.options)
+        launch.kernel[launch.grid](**launch.arguments, **launch.constants, **launch.options)
 
 
-def descriptor(x: torch.Tensor, block: tuple[int, ...]) -> TensorDescriptor:
+@cache
+def described(kernel: Any) -> tuple[str, ...]:
+    """Of which tensors p_x a kernel may have a descriptor d_x: their names x."""
+    return tuple(name[2:] for name in kernel.arg_names if name.startswith("d_"))
+
+
+def descriptor(x: torch.Tensor, block: tuple[int, ...], in_gluon: bool = False) -> TensorDescriptor:
     """A tensor descriptor of rows [B, T, H, D] as a tensor [B, T, H*D], with blocks (1, rows, columns), or of states
-    [.., K, V] as a matrix [.. * K, V], with blocks (rows of K, columns of V)."""
+    [.., K, V] as a matrix [.. * K, V], with blocks (rows of K, columns of V).
+
+    in_gluon: for a kernel that wants to know how blocks lie in shared memory, 64 columns of 16 bits: as tensor cores
+    read them, 128 bytes a row.
+    """
     if len(block) == 3:
         B, T, H, D = x.shape
-        return TensorDescriptor(x, [B, T, H * D], [T * H * D, H * D, 1], list(block))
-    V = x.shape[-1]
-    return TensorDescriptor(x, [x.numel() // V, V], [V, 1], list(block))
+        shape, strides = [B, T, H * D], [T * H * D, H * D, 1]
+    else:
+        V = x.shape[-1]
+        shape, strides = [x.numel() // V, V], [V, 1]
+    if in_gluon:
+        return hopper.TensorDescriptor(x, shape, strides, list(block), LAYOUTS[len(block)])
+    return TensorDescriptor(x, shape, strides, list(block))
 
 
 def interpreting() -> bool:

@@ -29,6 +29,7 @@ SMS = {80: 108, 86: 82, 89: 128, 90: 132, 100: 148, 120: 170}
 DEFAULT_SMS = 108
 FP32_PRODUCTS = 16  # tf32 products that one in full float32, without tensor cores, takes as long as
 
+UNTILED = ("combine", "grad_qk_steep")  # kernels without a tile to choose, so that no tuning measures them
 BASE = (
     "fixed", "dots", "wide_dots", "exps", "loaded", "stored", "blocks", "pairs", "live_blocks", "live_pairs",
 )  # fmt: skip
@@ -36,22 +37,22 @@ LIVE_KNOTS = (32, 64, 96, 128, 192, 256)  # float32 numbers a thread: where the 
 EFFECTS = (
     "one", "warps_8", "stages_2", "stages_3", "rows_16", "rows_32", "single", "full",
     *(f"live_{knot}" for knot in LIVE_KNOTS), "log2_block_k", "log2_block_v",
-    "warps_8_rows_16", "warps_8_rows_32", "stages_2_single", "stages_4", "descriptors", "limited",
+    "warps_8_rows_16", "warps_8_rows_32", "stages_2_single", "stages_4", "descriptors", "limited", "hopper",
 )  # fmt: skip
 
 
 def predict_ms(launch: Launch, capability: int) -> float:
     """Expected time of a launch of a chunkwise kernel in ms, on a GPU of that compute capability (90 for 9.0)."""
-    if launch.step == "combine":
-        return _combine_ms(launch, capability)
+    if launch.step in UNTILED:
+        return _untiled_ms(launch, capability)
     base, effects = features(launch, capability)
     costs = _fitted()[launch.step]
     ms = sum(x * cost for x, cost in zip(base, costs["base"], strict=True))
     return max(ms, 1e-4) * math.exp(sum(x * effect for x, effect in zip(effects, costs["effects"], strict=True)))
 
 
-def _combine_ms(launch: Launch, capability: int) -> float:
-    """A launch, and its bytes at an H200's rate for each SM: it has no tile to choose, so no tuning measures it."""
+def _untiled_ms(launch: Launch, capability: int) -> float:
+    """A launch, and its bytes at an H200's rate for each SM."""
     return 0.004 + 0.032 * work_of(launch).requested_bytes / SMS.get(capability, DEFAULT_SMS) / 1e6
 
 
@@ -80,7 +81,7 @@ def _effects(launch: Launch, live: float) -> list[float]:
         *(max(0.0, math.log2(max(live, 1.0) / knot)) for knot in LIVE_KNOTS),
         math.log2(flags["BK"]), math.log2(flags["BV"]),
         warps_8 and rows == 16, warps_8 and rows == 32, stages_2 and single, launch.num_stages == 4,
-        bool(launch.blocks), launch.max_registers < MAX_REGISTERS,
+        bool(launch.blocks), launch.max_registers < MAX_REGISTERS, launch.in_gluon,
     ]  # fmt: skip
     return [float(value) for value in values]
 

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .chunk.tiles import load_state, store_state
-from .config import padded
+from .config import cdiv, padded
 from .launch import Launch, Launcher
 
 # Elements of the state that one program holds: 32 float32 registers a thread.
@@ -175,7 +175,7 @@ def _blocks(K: int, V: int, split: str) -> tuple[dict[str, int], int]:
     dim = K if split == "K" else V
     block = max(8, min(padded(dim), STATE_ELEMENTS // full))
     blocks = {"BK": block, "BV": full} if split == "K" else {"BK": full, "BV": block}
-    return {"K": K, "V": V} | blocks, triton.cdiv(dim, block)
+    return {"K": K, "V": V} | blocks, cdiv(dim, block)
 
 
 def _launch(kernel: Any, split: str, args: dict[str, Any], shape: tuple[int, int, int, int], **flags: bool) -> Launch:

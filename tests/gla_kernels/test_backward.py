@@ -45,7 +45,7 @@ def form(schedule: Schedule, block_t: int | None = None, **tiles: tuple[int, int
 
     def call(q, k, v, g, s):
         K, V = q.shape[-1], v.shape[-1]
-        config = default_config(K, V, 2 if q.dtype == torch.bfloat16 else 4, schedule)
+        config = default_config(K, V, 2 if q.dtype == torch.bfloat16 else 4, schedule, 80)  # by pointers
         for name, (block_k, block_v) in tiles.items():
             config = replace(config, **{name: replace(getattr(config, name), block_k=block_k, block_v=block_v)})
         plan = Plan(schedule, replace(config, block_t=block_t or config.block_t))
@@ -79,19 +79,13 @@ def test_every_dtype(judge, inputs, dtype, gates, schedule):
     judge(form(schedule), inputs((2, 70, 2, 32, 32), dtype, gates))
 
 
-@pytest.mark.parametrize("gates", [None, 0.06, 1.0, 4.0], ids=name)
-@pytest.mark.parametrize("dtype", DTYPES, ids=name)
-def test_row_blocks_of_128(judge, inputs, dtype, gates):
-    judge(form(Schedule(128, 128), block_t=128), inputs((1, 300, 1, 32, 32), dtype, gates))
-
-
 @pytest.mark.parametrize(("dtype", "limit"), [*((d, 208) for d in DTYPES[1:]), (torch.float32, 64)], ids=name)
 @pytest.mark.parametrize("over", [-1, 1])
 def test_a_block_that_decays_to_the_limit(judge, inputs, dtype, limit, over):
     """A power of two short of where a row block is cut, and one beyond; q and k are large besides."""
-    x, decay = inputs((1, 200, 1, 64, 64), dtype, 1.0), (limit + over) / 128
+    x, decay = inputs((1, 150, 1, 64, 64), dtype, 1.0), (limit + over) / 64
     x = replace(x, q=x.q * 2**10, k=x.k * 2**-10, g=torch.full_like(x.g, -decay * math.log(2)))
-    judge(form(Schedule(128, 128), block_t=128), x)
+    judge(form(Schedule(64), block_t=64), x)
 
 
 @pytest.mark.parametrize(("schedule", "gates"), [(Schedule(32, 16), 8.0), (Schedule(128, 64), 2.0)], ids=name)

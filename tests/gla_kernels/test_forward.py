@@ -82,19 +82,13 @@ def test_every_head_dimension_cut_into_tiles(inputs, block_t, K, V, gates):
     )
 
 
-@pytest.mark.parametrize("rows", [128, 64])
-@pytest.mark.parametrize("gates", [0.06, 1.0, 4.0], ids=name)
-def test_row_blocks_of_128(inputs, rows, gates):
-    judge(inputs((1, 300, 1, 32, 32), torch.float32, gates), Schedule(128, 128), tiled(rows, 32, 32))
-
-
 @pytest.mark.parametrize(("dtype", "limit"), [*((d, 208) for d in DTYPES[1:]), (torch.float32, 64)], ids=name)
 @pytest.mark.parametrize("over", [-1, 1])
 def test_a_block_that_decays_to_the_limit(inputs, dtype, limit, over):
     """A power of two short of where a row block is cut, and one beyond; q and k are large besides."""
-    x, decay = inputs((1, 200, 1, 64, 64), dtype, 1.0), (limit + over) / 128
+    x, decay = inputs((1, 150, 1, 64, 64), dtype, 1.0), (limit + over) / 64
     x = replace(x, q=x.q * 2**10, k=x.k * 2**-10, g=torch.full_like(x.g, -decay * math.log(2)))
-    judge(x, Schedule(128, 128), tiled(128, 64, 64))
+    judge(x, Schedule(64), tiled(64, 64, 64))
 
 
 @pytest.mark.parametrize("gates", [1.0, "resets"], ids=name)

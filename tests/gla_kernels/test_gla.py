@@ -130,6 +130,16 @@ def test_inputs_that_are_not_contiguous(inputs, outputs_of):
     assert all(torch.equal(found[n], expected[n]) for n in expected)
 
 
+def test_inputs_that_no_tensor_descriptor_can_be_of(inputs, outputs_of):
+    x, y = (inputs((2, 40, 3, 16, 24), torch.float16, 1.0) for _ in range(2))
+    for field in ("q", "k", "v", "g", "do"):
+        whole = getattr(y, field)
+        room = whole.new_empty(whole.numel() + 1)
+        setattr(y, field, room[1:].view(whole.shape).copy_(whole))  # 2 bytes off
+    found, expected = outputs_of(form(), y), outputs_of(form(), x)
+    assert all(torch.equal(found[n], expected[n]) for n in expected)
+
+
 def test_the_same_inputs_give_the_same_bits(inputs, outputs_of):
     x = inputs((1, 100, 2, 32, 32), torch.float16, 1.0)
     once, again = outputs_of(form(), x), outputs_of(form(), x)
@@ -210,15 +220,28 @@ def test_lengths_at_full_size(judge, inputs, T, materialize):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("gates", [None, 1.0, "resets"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=name)
+@pytest.mark.parametrize("schedule", [Schedule(64, 16), Schedule(64, 64), Schedule(128, 64, False)], ids=name)
+def test_without_tensor_descriptors_at_full_size(judge, inputs, schedule, dtype, gates):
+    config = default_config(128, 128, 2 if dtype == torch.bfloat16 else 4, schedule, 80)
+    judge(
+        lambda q, k, v, g, s: gla(q, k, v, g, None, s, True, schedule=schedule, config=config),
+        inputs((2, 1001, 3, 128, 128), dtype, gates),
+    )
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("gates", [None, 1.0])
-@pytest.mark.parametrize("stages", [1, 2, 3, 4])
+@pytest.mark.parametrize("descriptors", [True, False])
+@pytest.mark.parametrize("stages", [1, 2, 3])
 @pytest.mark.parametrize(
     ("K", "V", "block_v"),
     [(64, 64, 64), (128, 128, 64), (128, 128, 128), (128, 256, 256), (256, 128, 128), (256, 256, 256), (512, 512, 128)],
 )
-def test_tiles_of_32_columns_of_keys(judge, inputs, K, V, block_v, stages, gates):
+def test_tiles_of_32_columns_of_keys(judge, inputs, K, V, block_v, stages, descriptors, gates):
     # what `config._miscompiled` takes for right
-    schedule, tile = Schedule(64, 64), Tile(32, block_v, 4, stages)
+    schedule, tile = Schedule(64, 64), Tile(32, block_v, 4, stages, descriptors=descriptors)
     config = replace(default_config(K, V, 2, schedule), output=tile, grad_v=tile)
     plan = Plan(schedule, config)
     if feasible("output", plan, Workload("fwd", 1, 400, 2, K, V), 90) is not None:

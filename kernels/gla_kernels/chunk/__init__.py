@@ -5,25 +5,31 @@ Nothing here touches a GPU: each step builds a `Launch` and hands it to ``launch
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..config import KernelConfig, Schedule, Tile, padded
-from ..launch import Launch, Launcher, interpreting, settle_keys
+from ..config import KernelConfig, Schedule, Tile, cdiv, padded
+from ..launch import Launch, Launcher, described, interpreting, settle_keys
 from .descriptors import blocks
 from .grad_qk import grad_qk_kernel
+from .grad_qk_hopper import grad_qk_hopper_kernel
 from .grad_v import grad_v_kernel
 from .output import output_kernel
 from .slices import SEGMENT_ROWS, Slice, segments_at_once, slices_of
 from .states import combine_kernel, grad_states_kernel, states_kernel
+from .steep import grad_qk_steep_kernel
 
-settle_keys(states_kernel, combine_kernel, output_kernel, grad_states_kernel, grad_qk_kernel, grad_v_kernel)
+settle_keys(
+    states_kernel, combine_kernel, output_kernel, grad_states_kernel, grad_qk_kernel, grad_qk_hopper_kernel,
+    grad_qk_steep_kernel, grad_v_kernel,
+)  # fmt: skip
 
+SHARE = 16  # chunks that a program looks at for what is left undone
 COMBINED = Tile(16, 64)  # of a state, in a program that adds segments up: few bytes a step, many programs
 
 
@@ -54,32 +60,32 @@ class Problem:
     schedule: Schedule
     config: KernelConfig
 
-    @property
+    @cached_property
     def dims(self) -> tuple[int, int, int, int, int]:
         """B, T, H, K, V."""
         B, T, H, K = self.q.shape
         return B, T, H, K, self.v.shape[-1]
 
-    @property
+    @cached_property
     def n_chunks(self) -> int:
         """Chunks a sequence; one at least, so that no buffer is empty."""
-        return max(1, triton.cdiv(self.q.shape[1], self.schedule.chunk))
+        return max(1, cdiv(self.q.shape[1], self.schedule.chunk))
 
-    @property
+    @cached_property
     def n_blocks(self) -> int:
         """Row blocks a sequence."""
-        return triton.cdiv(self.q.shape[1], self.config.block_t)
+        return cdiv(self.q.shape[1], self.config.block_t)
 
-    @property
+    @cached_property
     def seg_chunks(self) -> int:
         """Chunks a segment."""
         by_default = self.n_chunks if self.schedule.materialize else SEGMENT_ROWS // self.schedule.chunk
         return min(self.schedule.states_every or by_default, self.n_chunks)
 
-    @property
+    @cached_property
     def n_seg(self) -> int:
         """Segments a sequence."""
-        return triton.cdiv(self.n_chunks, self.seg_chunks)
+        return cdiv(self.n_chunks, self.seg_chunks)
 
     @property
     def whole(self) -> Slice:
@@ -91,7 +97,7 @@ class Problem:
         first_chunk = first * self.seg_chunks
         return Slice(first, count, first_chunk, min(self.n_chunks - first_chunk, count * self.seg_chunks))
 
-    @property
+    @cached_property
     def slices(self) -> list[Slice]:
         """What is worked on at once, in order."""
         B, _, H, K, V = self.dims
@@ -148,7 +154,7 @@ class Problem:
     def launch_of(self, kernel: Any, tile: Tile, programs: int, args: dict[str, Any], **constexprs: Any) -> Launch:
         """A launch of so many programs a head."""
         B, T, H, _, _ = self.dims
-        described = [name[2:] for name in kernel.arg_names if name.startswith("d_") and tile.descriptors]
+        names = described(kernel) if tile.descriptors else ()
         return Launch(
             kernel,
             (programs * B * H,),
@@ -156,9 +162,28 @@ class Problem:
             self.constexprs(tile) | constexprs,
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,
-            blocks=blocks(args, described, self.config.block_t, tile.block_k, tile.block_v),
+            blocks=blocks(args, names, self.config.block_t, tile.block_k, tile.block_v),
             max_registers=tile.max_registers,
         )
+
+    def on_hopper(self, kernel: Any, tile: Tile, portable: Launch) -> Launch | None:
+        """The launch by Hopper's own kernel, where the tile asks for that and it can serve: gated bf16 inputs, chunks
+        of one row block of 64, and tensors that all bear descriptors."""
+        if not tile.hopper or interpreting() or self.g is None:
+            return None
+        if not self.q.dtype == self.g.dtype == torch.bfloat16 or not self.schedule.chunk == self.config.block_t == 64:
+            return None
+        names = described(kernel)
+        found = blocks(portable.args, names, 64, tile.block_k, tile.block_v)
+        if len(found) < len(names):
+            return None
+        constexprs = portable.constexprs | {"STAGES": tile.num_stages}
+        return replace(portable, kernel=kernel, constexprs=constexprs, blocks=found)
+
+    def steep_of(self, tile: Tile, args: dict[str, Any]) -> Launch:
+        """A launch of what Hopper's kernel leaves undone: a program so many chunks."""
+        shares = cdiv(args["n_here"], SHARE)
+        return self.launch_of(grad_qk_steep_kernel, tile, shares, args, CHUNK=self.schedule.chunk, SHARE=SHARE)
 
     def walk_of(
         self, kernel: Any, tile: Tile, args: dict[str, Any], part: Slice, stored: Tensor, every: int, last: bool,
@@ -173,7 +198,7 @@ class Problem:
             "seg_rows": (part.chunks if part == self.whole else self.seg_chunks) * chunk,
             "every_rows": every * chunk,
         }  # fmt: skip
-        columns = triton.cdiv(K, tile.block_k) * triton.cdiv(V, tile.block_v)
+        columns = cdiv(K, tile.block_k) * cdiv(V, tile.block_v)
         each = every * chunk == self.config.block_t and not last
         return self.launch_of(kernel, tile, columns * part.segments, args, EACH=each, LAST=last, **constexprs)
 
@@ -185,7 +210,7 @@ class Problem:
         block_k, block_v = min(COMBINED.block_k, padded(K)), min(COMBINED.block_v, padded(V))
         return Launch(
             combine_kernel,
-            (triton.cdiv(K, block_k) * triton.cdiv(V, block_v) * B * H,),
+            (cdiv(K, block_k) * cdiv(V, block_v) * B * H,),
             {"p_add": added, "p_gamma": gamma, "p_first": first, "p_s": into, "n_seg": self.n_seg,
              "n_added": added.shape[1]},
             {"K": K, "V": V, "BK": block_k, "BV": block_v, "REVERSE": reverse, "HAS_FIRST": first is not None,
@@ -237,7 +262,7 @@ def forward(p: Problem, output_final_state: bool, launch: Launcher) -> tuple[Ten
     for part in parts:
         _states(p, part, starts, states, halves, final_state if part == parts[-1] else None, launch)
         args = {"p_q": p.q, "p_k": p.k, "p_v": p.v, "p_g": p.g, "p_s": states, "p_h": halves, "p_o": o}
-        launch(p.blocks_of(output_kernel, tile, triton.cdiv(V, tile.block_v), args, part, states))
+        launch(p.blocks_of(output_kernel, tile, cdiv(V, tile.block_v), args, part, states))
     return o, final_state, p.kept(states, halves)
 
 
@@ -358,14 +383,20 @@ def _grad_qk(
     """Fill the slice's rows of dq, dk and dg: ``out``."""
     _, T, _, K, _ = p.dims
     tile = p.config.grad_qk
-    here = min(part.chunks, triton.cdiv(T, p.schedule.chunk))
+    here = min(part.chunks, cdiv(T, p.schedule.chunk))
     args = {
         "p_q": p.q, "p_k": p.k, "p_v": p.v, "p_g": p.g, "p_do": do, "p_s": states, "p_ds": grads, "p_h": halves,
         "p_dq": out[0], "p_dk": out[1], "p_dg": out[2], "scale": p.scale, "n_blocks": p.n_blocks,
         "n_here": here, "first_chunk": part.first_chunk, "n_stored": states.shape[1],
     }  # fmt: skip
-    programs = triton.cdiv(K, tile.block_k) * here
-    launch(p.launch_of(grad_qk_kernel, tile, programs, args, CHUNK=p.schedule.chunk))
+    programs = cdiv(K, tile.block_k) * here
+    portable = p.launch_of(grad_qk_kernel, tile, programs, args, CHUNK=p.schedule.chunk)
+    native = p.on_hopper(grad_qk_hopper_kernel, tile, portable)
+    if native is None:
+        launch(portable)
+    else:
+        launch(native)
+        launch(p.steep_of(tile, args))
 
 
 def _grad_v(
@@ -375,4 +406,4 @@ def _grad_v(
     _, _, _, _, V = p.dims
     tile = p.config.grad_v
     args = {"p_q": p.q, "p_k": p.k, "p_g": p.g, "p_do": do, "p_ds": grads, "p_h": halves, "p_dv": dv}
-    launch(p.blocks_of(grad_v_kernel, tile, triton.cdiv(V, tile.block_v), args, part, grads))
+    launch(p.blocks_of(grad_v_kernel, tile, cdiv(V, tile.block_v), args, part, grads))

@@ -154,9 +154,12 @@ def test_neighbours_trade_a_step_of_k_for_one_of_v() -> None:
     space = space_of(replace(WORKS[0], schedule=Schedule(64, 64, True)), 90)
     variant = next(v for v in space.menus if v.block_t == 64)
     tiles = {astuple(space.candidates[one].tile): one for one in space.menus[variant]["states"]}
-    found = strategies.neighbours(space, variant, "states", tiles[32, 128, 4, 3, 255, True])
+    found = strategies.neighbours(space, variant, "states", tiles[32, 128, 4, 3, 255, True, False])
     assert found == list(dict.fromkeys(found))
     assert {one for one, key in tiles.items() if key in found} == {
-        (64, 128, 4, 3, 255, True), (32, 64, 4, 3, 255, True), (32, 128, 8, 3, 255, True), (32, 128, 4, 2, 255, True),
-        (32, 128, 4, 4, 255, True), (64, 64, 4, 3, 255, True), (32, 128, 4, 3, 255, False),
+        (*sizes, 255, descriptors, False)
+        for *sizes, descriptors in (
+            (64, 128, 4, 3, True), (32, 64, 4, 3, True), (32, 128, 8, 3, True), (32, 128, 4, 2, True),
+            (32, 128, 4, 4, True), (64, 64, 4, 3, True), (32, 128, 4, 3, False),
+        )
     }  # fmt: skip

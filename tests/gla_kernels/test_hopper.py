@@ -1,0 +1,109 @@
+"""Where Hopper's own kernels serve, and what runs after them. Their results are judged by test_gla.py, on a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import gla_kernels.chunk
+from gla_kernels import Plan, Schedule, Workload, default_config
+from gla_kernels.apply import all_launches, problem_of
+from gla_kernels.config import HOPPER_PASSES, PASSES, feasible, tiles
+from gla_kernels.launch import Launch, execute, interpreting
+
+WORK = Workload("bwd", 1, 300, 2, 128, 256)
+
+
+def backward(monkeypatch: pytest.MonkeyPatch, work: Workload, schedule: Schedule, **changes: bool) -> list[str]:
+    """The kernels of a backward pass as a GPU would run them."""
+    monkeypatch.setattr(gla_kernels.chunk, "interpreting", lambda: False)
+    config = default_config(work.K, work.V, work.operand_bytes, schedule)
+    config = replace(config, grad_qk=replace(config.grad_qk, **changes))
+    return [launch.name for launch in all_launches(work, Plan(schedule, config))]
+
+
+def test_bf16_in_chunks_of_64_is_done_by_hoppers_kernel(monkeypatch):
+    found = backward(monkeypatch, WORK, Schedule(64))
+    assert found[-3:] == ["grad_qk_hopper_kernel", "grad_qk_steep_kernel", "grad_v_kernel"]
+
+
+@pytest.mark.parametrize(
+    ("work", "schedule", "changes"),
+    [
+        (replace(WORK, dtype="fp16"), Schedule(64), {}),
+        (replace(WORK, gated=False), Schedule(64), {}),
+        (replace(WORK, K=96), Schedule(64), {}),
+        (replace(WORK, V=100), Schedule(64), {}),
+        (replace(WORK, T=0), Schedule(64), {}),
+        (WORK, Schedule(32), {}),
+        (WORK, Schedule(128, 64), {}),
+        (WORK, Schedule(64, 32), {}),
+        (WORK, Schedule(64), {"hopper": False}),
+    ],
+)
+def test_all_else_by_the_portable_one(monkeypatch, work, schedule, changes):
+    found = backward(monkeypatch, work, schedule, **changes)
+    assert "grad_qk_kernel" in found
+    assert not {"grad_qk_hopper_kernel", "grad_qk_steep_kernel"} & set(found)
+
+
+@pytest.mark.parametrize(("what", "offset"), [("q", 1), ("do", 1), ("g", 0)])
+def test_tensors_that_it_cannot_take_go_to_the_portable_one(monkeypatch, what, offset):
+    """Off the 16 bytes that a tensor descriptor wants, or gates in float32."""
+    monkeypatch.setattr(gla_kernels.chunk, "interpreting", lambda: False)
+    x = {name: torch.zeros(1, 64, 1, 64, dtype=torch.bfloat16) for name in ("q", "k", "v", "g", "do")}
+    x[what] = torch.zeros(64 * 64 + 1, dtype=torch.float32 if what == "g" else torch.bfloat16)[offset:][: 64 * 64]
+    x[what] = x[what].view(1, 64, 1, 64)
+    schedule = Schedule(64)
+    plan = Plan(schedule, default_config(64, 64, 2, schedule))
+    found: list[Launch] = []
+    gla_kernels.chunk.backward(problem_of(x["q"], x["k"], x["v"], x["g"], 1.0, None, plan), x["do"], None, found.append)
+    assert [launch.name for launch in found if launch.step.startswith("grad_qk")] == ["grad_qk_kernel"]
+
+
+def test_only_hopper_has_them():
+    schedule = Schedule(64)
+    plan = Plan(schedule, default_config(128, 256, 2, schedule, 90))
+    assert plan.config.grad_qk.hopper
+    assert feasible("grad_qk", plan, WORK, 90) is None
+    assert feasible("grad_qk", plan, WORK, 100) == "a kernel of Hopper's own needs compute capability 90"
+    for capability in (80, 100):
+        assert feasible("grad_qk", plan, WORK, capability) is not None
+        assert not default_config(128, 256, 2, schedule, capability).grad_qk.hopper
+        assert not any(tile.hopper for step in PASSES for tile in tiles(step, 128, 256, capability))
+    wide = replace(plan, config=replace(plan.config, grad_qk=replace(plan.config.grad_qk, block_v=128)))
+    assert "tiles of 64 by 64" in (feasible("grad_qk", wide, WORK, 90) or "")
+    offered = {step for step in PASSES if any(tile.hopper for tile in tiles(step, 128, 256, 90))}
+    assert offered == set(HOPPER_PASSES)
+
+
+@pytest.mark.skipif(not interpreting(), reason="runs on the CPU")
+def test_what_is_left_undone_is_what_decays_too_much(inputs):
+    """The kernel after Hopper's fills in tiles that are not mild, as the portable one does, and no others."""
+    x = inputs((1, 200, 2, 128, 64), torch.float32, 0.1)
+    steep = torch.zeros(4, 2, 2, dtype=torch.bool)  # chunk, head, tile of 64 features
+    for chunk, head, feature in ((0, 0, 5), (2, 0, 70), (2, 1, 0), (3, 1, 127)):
+        x.g[0, chunk * 64 : chunk * 64 + 8, head, feature] = -20.0
+        steep[chunk, head, feature // 64] = True
+    schedule = Schedule(64)
+    plan = Plan(schedule, replace(default_config(128, 64, 2, schedule), block_t=64))
+    problem = problem_of(x.q, x.k, x.v, x.g, 1.0, None, plan)
+    found: list[Launch] = []
+
+    def run(launch: Launch) -> None:
+        found.append(launch)
+        execute(launch)
+
+    gla_kernels.chunk.backward(problem, x.do, None, run)
+    portable = next(launch for launch in found if launch.step == "grad_qk")
+    fresh = {name: torch.full_like(portable.args[name], torch.nan) for name in ("p_dq", "p_dk", "p_dg")}
+    execute(problem.steep_of(plan.config.grad_qk, portable.args | fresh))
+    for name, filled in fresh.items():
+        tiles_of = filled[0].split(64)
+        right_of = portable.args[name][0].split(64)
+        for chunk, head, tile in torch.cartesian_prod(*(torch.arange(n) for n in steep.shape)).tolist():
+            columns = slice(tile * 64, tile * 64 + 64)
+            got, right = tiles_of[chunk][:, head, columns], right_of[chunk][:, head, columns]
+            assert torch.equal(got, right) if steep[chunk, head, tile] else bool(got.isnan().all())
