@@ -8,6 +8,8 @@ from typing import Any
 
 from glabench.analysis import labels, tuning
 
+NO_LIMIT = 255  # registers of a thread in a tile that asks for no fewer
+
 
 def number(value: float | None, digits: int = 3) -> str:
     """At least ``digits`` significant digits, no exponent, thousands set apart: 0.0123, 1.23, 12,300. "–" for NaN."""
@@ -62,9 +64,12 @@ def workload(work: Mapping[str, Any]) -> str:
 
 
 def tile(values: Sequence[int]) -> str:
-    """A tile of a record: "32x64, 4 warps, 1 stage"."""
-    block_k, block_v, warps, stages = values
-    return f"{block_k}x{block_v}, {count(warps, 'warp')}, {count(stages, 'stage')}"
+    """A tile of a record: "32x64, 4 warps, 1 stage", and what is special about it. Older records say less."""
+    block_k, block_v, warps, stages, *more = values
+    registers, descriptors, hopper = [*more, *(NO_LIMIT, False, False)[len(more) :]]
+    limit = "" if registers == NO_LIMIT else f", {registers} registers"
+    moved = ", Hopper's kernel" if hopper else ", by descriptors" if descriptors else ""
+    return f"{block_k}x{block_v}, {count(warps, 'warp')}, {count(stages, 'stage')}{limit}{moved}"
 
 
 def mode(name: str) -> str:

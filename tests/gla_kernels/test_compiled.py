@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -62,11 +63,12 @@ def changes(target: str, before: dict[str, Needs], after: dict[str, Needs]) -> l
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_kernels_need_what_they_needed(target):
+def test_kernels_need_what_they_needed(target, python_process: Callable[..., subprocess.CompletedProcess[str]]):
     snapshot = json.loads(path(target).read_text())
     if package_version("triton") != snapshot["triton"]:
         pytest.skip(f"the snapshot is of triton {snapshot['triton']}, here is {package_version('triton')}")
-    found = changes(target, snapshot["kernels"], compile_all(target))
+    # in a process that compiles: where kernels are interpreted, Hopper's own are not launched
+    found = changes(target, snapshot["kernels"], json.loads(python_process(__file__, target).stdout))
     assert not found, "\n".join(["kernels need something else than in the snapshot:", *found, f"if so meant: {RENEW}"])
 
 
@@ -94,7 +96,11 @@ def test_one_process_finds_what_another_compiled(python_process: Callable[..., s
     assert there == back
 
 
-def main() -> None:
+def main(arguments: list[str]) -> None:
+    """Renew the snapshots, or with a target say what its kernels need."""
+    if arguments:
+        print(json.dumps(compile_all(arguments[0])))
+        return
     for target in TARGETS:
         written = {"triton": package_version("triton"), "kernels": compile_all(target)}
         path(target).write_text(json.dumps(written, indent=2) + "\n")
@@ -102,4 +108,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

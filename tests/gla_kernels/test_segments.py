@@ -134,4 +134,4 @@ def test_combining_takes_little_of_the_time():
     schedule = Schedule(64, 64, True, 16)
     launches = all_launches(LONG, Plan(schedule, default_config(128, 128, 2, schedule)))
     times = {launch.step: predict_ms(launch, 90) for launch in launches}
-    assert 0 < times["combine"] < 0.2 * times["states"]
+    assert 0 < times["combine"] < 0.1 * sum(times.values())
