@@ -19,7 +19,6 @@ from . import table_files
 from .apply import all_launches
 from .config import (
     DEFAULT_SHARED_BYTES,
-    DESCRIPTOR_CAPABILITY,
     HOPPER,
     MAX_ROW_BLOCK,
     MIN_TILE,
@@ -214,13 +213,14 @@ def default_config(K: int, V: int, operand_bytes: int, schedule: Schedule, capab
         block_t = min(block_t, WGMMA_ROWS // 2)
     while block_t > MIN_TILE and block_t * max(min(64, k), min(128, v)) * 4 * (1 if narrow else 2) > shared // 3:
         block_t //= 2
-    stages, described = 2 if narrow else 1, capability >= DESCRIPTOR_CAPABILITY
+    # by descriptors where that was measured; for Blackwell Triton 3.7 does not compile grad_states with them
+    stages, described = 2 if narrow else 1, capability == HOPPER
     by_rows = Tile(min(64 if narrow else 32, k), min(128 if narrow else 64, v), 4, stages, descriptors=described)
     # walks wait for their loads: more steps of them in flight where there is room
-    walk = replace(by_rows, block_k=min(64, k), num_stages=2 * stages if described else stages)
+    walk = replace(by_rows, block_k=min(64, k), num_stages=2 * stages if shared >= SHARED_BYTES[90] else stages)
     grad_qk = replace(by_rows, block_v=min(64, v))
     if described and narrow and schedule.chunk == block_t == WGMMA_ROWS:
-        grad_qk = replace(grad_qk, hopper=capability == HOPPER and K % WGMMA_ROWS == V % WGMMA_ROWS == 0)
+        grad_qk = replace(grad_qk, hopper=K % WGMMA_ROWS == V % WGMMA_ROWS == 0)
         # more and narrower tiles of K in flight, and all of V, or a third program an SM
         by_rows = replace(by_rows, block_k=32, block_v=min(256, v), num_stages=3, max_registers=255 if v > 128 else 168)
     return KernelConfig(block_t, states=walk, grad_states=walk, output=by_rows, grad_qk=grad_qk, grad_v=by_rows)
