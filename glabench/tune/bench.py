@@ -33,7 +33,7 @@ from glabench.tune.stage import Stage, UnequalRuns, WrongResult, case_of
 SETTINGS = Settings.for_device("cuda")
 STRONG_GATES = 40.0
 STRONG_TOKENS = 1029
-FEWEST_SAMPLES = 2  # of a candidate that is far behind
+FEWEST_SAMPLES = 3  # of a candidate that is far behind: one of them may be spoiled
 TRIES = 3
 
 _stages: dict[Workload, Stage] = {}

@@ -32,7 +32,7 @@ class History:
 
     space: Space
     results: dict[str, Result] = field(default_factory=dict)
-    fastest: dict[str, float] = field(default_factory=dict)  # ms of the fastest kernel of a pass, whatever its variant
+    fastest: dict[str, float] = field(default_factory=dict)  # ms of a pass, all its launches, whatever the variant
 
     def ms(self, key: str) -> float:
         result = self.results.get(key)
@@ -57,4 +57,14 @@ class History:
         result.status, result.reason = status, reason
         result.samples_ms += samples_ms
         step = self.space.candidates[key].step
-        self.fastest[step] = min(self.fastest.get(step, float("inf")), result.ms)
+        self.fastest[step] = min(self.fastest.get(step, float("inf")), result.ms * self._times(key))
+
+    def limit_ms(self, key: str, factor: float) -> float | None:
+        """ms of the candidate's one launch at which its pass would take ``factor`` times as long as the fastest one;
+        None while there is none. A launch over a slice of a long sequence is a part of its pass."""
+        fastest = self.fastest.get(self.space.candidates[key].step)
+        return None if fastest is None else factor * fastest / self._times(key)
+
+    def _times(self, key: str) -> float:
+        one = self.space.candidates[key]
+        return self.space.times.get(one.variant, {}).get(one.step, 1.0)

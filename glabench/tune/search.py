@@ -152,9 +152,9 @@ class Searcher:
     def _time(self, job: Job) -> Answer:
         space = job.search.history.space
         candidate = space.candidates[job.request.key]
-        best = job.search.history.fastest.get(candidate.step)
+        enough_ms = job.search.history.limit_ms(job.request.key, FAR_BEHIND)
         began = time.monotonic()
-        answer = self.gpu.trial(space.work, candidate, job.request.samples, None if best is None else FAR_BEHIND * best)
+        answer = self.gpu.trial(space.work, candidate, job.request.samples, enough_ms)
         self.measure_s += time.monotonic() - began
         return answer
 

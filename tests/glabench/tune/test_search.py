@@ -77,7 +77,7 @@ def test_a_kernel_far_behind_the_best_of_its_pass_may_stop_early(space: Space, f
     outputs = [key for key in some(space, 60, chunk=64) if space.candidates[key].step == "output"]
     gpu = here_gpu()
     run(Searcher(gpu, here_compiler()), Search.of(History(space), batches_of([Request(key) for key in outputs])))
-    best = float("inf")
+    best = float("inf")  # a single launch of each: short sequences are worked on as a whole
     for request in trials(gpu):
         assert request["enough_ms"] == (None if best == float("inf") else FAR_BEHIND * best)
         best = min(best, fake.ms_of(request["candidate"]))
