@@ -214,9 +214,9 @@ class TileSpace:
     hopper: tuple[bool, ...] = (False,)
 
 
-# What is not here never won in the tunings of an H200: row blocks of 128, whose 8 warps wait together; 8 warps for
-# smaller ones, but in a walk with a large state; stages fewer or more than these. Walks may keep pointers, because
-# their states go through shared memory else, and one program an SM less may fit. 168 registers: three programs an SM.
+# What was tried on an H200 and is not here was in no winner of `tune-second-board`: row blocks of 128, whose warps wait
+# together; other sizes of tiles; 8 warps outside of walks; walks of one stage. Walks may keep pointers: their states go
+# through shared memory else, and one program an SM less may fit. 168 registers: three programs an SM.
 WALKS = TileSpace((32, 64, 128), (64, 128), (4, 8), (2, 3, 4), (MAX_REGISTERS,), (True, False))
 BY_ROWS = TileSpace((32, 64), (64, 128, 256), (4,), (1, 2, 3), (MAX_REGISTERS, 168), (True,))
 SPACE: dict[str, TileSpace] = {

@@ -130,8 +130,9 @@ def test_the_cost_model_cuts_long_sequences_of_few_heads(direction):
     assert by_model(replace(work, B=8, H=32), 90).schedule.states_every is None
 
 
-def test_combining_takes_little_of_the_time():
+def test_combining_takes_little_of_the_time(monkeypatch):
+    monkeypatch.setattr(chunk, "interpreting", lambda: False)  # as on a GPU: the interpreter's products are others
     schedule = Schedule(64, 64, True, 16)
     launches = all_launches(LONG, Plan(schedule, default_config(128, 128, 2, schedule)))
     times = {launch.step: predict_ms(launch, 90) for launch in launches}
-    assert 0 < times["combine"] < 0.1 * sum(times.values())
+    assert 0 < times["combine"] < 0.2 * times["states"]
