@@ -19,8 +19,6 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from triton.experimental.gluon._runtime import GluonASTSource
-from triton.experimental.gluon.nvidia import hopper
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from gla_kernels.config import SHARED_BYTES
@@ -180,11 +178,11 @@ def specialise(launch: Launch) -> tuple[dict[str, str], dict[str, Any], dict[tup
     return signature, constants, attributes
 
 
-def _type(value: object) -> str:
+def _type(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return POINTER[value.dtype]
-    if isinstance(value, (TensorDescriptor, hopper.TensorDescriptor)):
-        layout = f",{value.layout!r}" if isinstance(value, hopper.TensorDescriptor) else ""
+    if hasattr(value, "block_shape"):  # a tensor descriptor; Gluon's says how blocks lie in shared memory, too
+        layout = "" if isinstance(value, TensorDescriptor) else f",{value.layout!r}"
         return f"tensordesc<{ELEMENT[value.base.dtype]}{list(value.block_shape)}{layout}>"
     if isinstance(value, bool):
         return "i1"
@@ -200,11 +198,17 @@ def _compile(launch: Launch, arch: str) -> Any:
         # through the JIT itself: its cache then has the kernel when the case runs
         return launch.kernel.warmup(**launch.arguments, **launch.constants, **launch.options, grid=launch.grid)
     signature, constants, attributes = specialise(launch)
-    source = (GluonASTSource if launch.in_gluon else ASTSource)(
-        launch.kernel, signature=signature, constexprs=constants, attrs=attributes
-    )
+    source = _source_class(launch)(launch.kernel, signature=signature, constexprs=constants, attrs=attributes)
     capability = int(arch.removeprefix("sm_"))
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=launch.options)
+
+
+def _source_class(launch: Launch) -> Any:
+    if not launch.in_gluon:
+        return ASTSource
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    return GluonASTSource
 
 
 @cache

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from . import chunk
+from .chunk.problem import Problem
 from .config import Plan, Workload
 from .launch import Launch
 
@@ -16,9 +17,9 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 def problem_of(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, scale: float, initial_state: Tensor | None, plan: Plan
-) -> chunk.Problem:
+) -> Problem:
     """One direction of a call as the plan says."""
-    return chunk.Problem(q, k, v, g, scale, initial_state, plan.schedule, plan.config)
+    return Problem(q, k, v, g, scale, initial_state, plan.schedule, plan.config)
 
 
 def launches_of(work: Workload, plan: Plan, initial_state: bool = False) -> dict[str, Launch]:
@@ -55,7 +56,7 @@ def all_launches(work: Workload, plan: Plan, initial_state: bool = False, forwar
     return found
 
 
-def _on_meta(work: Workload, plan: Plan, initial_state: bool) -> chunk.Problem:
+def _on_meta(work: Workload, plan: Plan, initial_state: bool) -> Problem:
     B, T, H, dtype = work.B, work.T, work.H, DTYPES[work.dtype]
     q = torch.empty(B, T, H, work.K, dtype=dtype, device="meta")
     v = torch.empty(B, T, H, work.V, dtype=dtype, device="meta")

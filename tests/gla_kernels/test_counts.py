@@ -265,8 +265,8 @@ def agree(found: Counted, launch: Launch) -> None:
 @pytest.mark.parametrize("direction", ["fwd", "bwd"])
 @pytest.mark.parametrize("name", CALLS)
 def test_counts_are_what_programs_do(count: Any, monkeypatch: pytest.MonkeyPatch, name: str, direction: str) -> None:
-    monkeypatch.setattr(chunk, "SEGMENT_ROWS", 64)  # several segments of several chunks
-    monkeypatch.setattr(chunk, "segments_at_once", lambda *_: 2)
+    monkeypatch.setattr(chunk.problem, "SEGMENT_ROWS", 64)  # several segments of several chunks
+    monkeypatch.setattr(chunk.problem, "segments_at_once", lambda *_: 2)
     launches = CALLS[name].launches(direction)
     assert launches
     for launch in launches:

@@ -10,22 +10,22 @@ import torch
 import gla_kernels.chunk
 from gla_kernels import Plan, Schedule, Workload, default_config
 from gla_kernels.apply import all_launches, problem_of
+from gla_kernels.chunk.descriptors import blocks
 from gla_kernels.config import HOPPER_PASSES, PASSES, feasible, tiles
 from gla_kernels.launch import Launch, execute, interpreting
 
 WORK = Workload("bwd", 1, 300, 2, 128, 256)
 
 
-def backward(monkeypatch: pytest.MonkeyPatch, work: Workload, schedule: Schedule, **changes: bool) -> list[str]:
+def backward(work: Workload, schedule: Schedule, **changes: bool) -> list[str]:
     """The kernels of a backward pass as a GPU would run them."""
-    monkeypatch.setattr(gla_kernels.chunk, "interpreting", lambda: False)
     config = default_config(work.K, work.V, work.operand_bytes, schedule)
     config = replace(config, grad_qk=replace(config.grad_qk, **changes))
     return [launch.name for launch in all_launches(work, Plan(schedule, config))]
 
 
-def test_bf16_in_chunks_of_64_is_done_by_hoppers_kernel(monkeypatch):
-    found = backward(monkeypatch, WORK, Schedule(64))
+def test_bf16_in_chunks_of_64_is_done_by_hoppers_kernel():
+    found = backward(WORK, Schedule(64))
     assert found[-3:] == ["grad_qk_hopper_kernel", "grad_qk_steep_kernel", "grad_v_kernel"]
 
 
@@ -43,24 +43,26 @@ def test_bf16_in_chunks_of_64_is_done_by_hoppers_kernel(monkeypatch):
         (WORK, Schedule(64), {"hopper": False}),
     ],
 )
-def test_all_else_by_the_portable_one(monkeypatch, work, schedule, changes):
-    found = backward(monkeypatch, work, schedule, **changes)
+def test_all_else_by_the_portable_one(work, schedule, changes):
+    found = backward(work, schedule, **changes)
     assert "grad_qk_kernel" in found
     assert not {"grad_qk_hopper_kernel", "grad_qk_steep_kernel"} & set(found)
 
 
-@pytest.mark.parametrize(("what", "offset"), [("q", 1), ("do", 1), ("g", 0)])
-def test_tensors_that_it_cannot_take_go_to_the_portable_one(monkeypatch, what, offset):
-    """Off the 16 bytes that a tensor descriptor wants, or gates in float32."""
-    monkeypatch.setattr(gla_kernels.chunk, "interpreting", lambda: False)
-    x = {name: torch.zeros(1, 64, 1, 64, dtype=torch.bfloat16) for name in ("q", "k", "v", "g", "do")}
-    x[what] = torch.zeros(64 * 64 + 1, dtype=torch.float32 if what == "g" else torch.bfloat16)[offset:][: 64 * 64]
-    x[what] = x[what].view(1, 64, 1, 64)
+def test_gates_in_float32_go_to_the_portable_one():
+    q, v = (torch.empty(1, 64, 1, 64, dtype=torch.bfloat16, device="meta") for _ in range(2))
     schedule = Schedule(64)
     plan = Plan(schedule, default_config(64, 64, 2, schedule))
-    found: list[Launch] = []
-    gla_kernels.chunk.backward(problem_of(x["q"], x["k"], x["v"], x["g"], 1.0, None, plan), x["do"], None, found.append)
-    assert [launch.name for launch in found if launch.step.startswith("grad_qk")] == ["grad_qk_kernel"]
+    for g, kernel in ((q.float(), "grad_qk_kernel"), (q, "grad_qk_hopper_kernel")):
+        found: list[Launch] = []
+        gla_kernels.chunk.backward(problem_of(q, q, v, g, 1.0, None, plan), v, None, found.append)
+        assert kernel in [launch.name for launch in found]
+
+
+def test_a_tensor_off_the_16_bytes_that_a_descriptor_wants_has_none():
+    q = torch.zeros(1, 64, 1, 64, dtype=torch.bfloat16)
+    off = torch.zeros(64 * 64 + 1, dtype=torch.bfloat16)[1:].view(q.shape)
+    assert blocks({"p_q": q, "p_k": off, "p_g": None}, ("q", "k", "g"), 64, 64, 64) == {"q": (1, 64, 64)}
 
 
 def test_only_hopper_has_them():

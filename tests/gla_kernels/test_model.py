@@ -21,7 +21,7 @@ BWD = replace(FWD, direction="bwd")
 @pytest.fixture(autouse=True)
 def compiled(monkeypatch):
     """Launches as on a GPU: the interpreter's products are all in float32."""
-    monkeypatch.setattr(chunk, "interpreting", lambda: False)
+    monkeypatch.setattr(chunk.problem, "interpreting", lambda: False)
 
 
 def plan(schedule: Schedule, block_t: int = 64, states: Tile = Tile(64, 64)) -> Plan:  # noqa: B008 (frozen)
@@ -61,7 +61,7 @@ def test_pairs_of_row_blocks_are_counted_in_a_chunk_of_several():
 
 
 def test_a_launch_over_a_slice_counts_that_slice(monkeypatch):
-    monkeypatch.setattr(chunk, "segments_at_once", lambda *_: 1)
+    monkeypatch.setattr(chunk.problem, "segments_at_once", lambda *_: 1)
     long = replace(BWD, T=2 * T + 100)
     for schedule in (Schedule(64), Schedule(256, 64)):
         whole = {launch.step: work_of(launch) for launch in all_launches(long, plan(schedule))}

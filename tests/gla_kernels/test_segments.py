@@ -68,7 +68,7 @@ def test_without_states(judge, inputs, gates, materialize):
 
 
 def test_slices_of_segments(judge, inputs, monkeypatch):
-    monkeypatch.setattr(chunk, "segments_at_once", lambda *_: 2)
+    monkeypatch.setattr(chunk.problem, "segments_at_once", lambda *_: 2)
     for gates in (None, 0.06, "resets"):
         judge(form(Schedule(16, 16, False, 2)), inputs((1, 150, 1, 16, 16), torch.float32, gates))
 
@@ -131,7 +131,9 @@ def test_the_cost_model_cuts_long_sequences_of_few_heads(direction):
 
 
 def test_combining_takes_little_of_the_time(monkeypatch):
-    monkeypatch.setattr(chunk, "interpreting", lambda: False)  # as on a GPU: the interpreter's products are others
+    monkeypatch.setattr(
+        chunk.problem, "interpreting", lambda: False
+    )  # as on a GPU: the interpreter's products are others
     schedule = Schedule(64, 64, True, 16)
     launches = all_launches(LONG, Plan(schedule, default_config(128, 128, 2, schedule)))
     times = {launch.step: predict_ms(launch, 90) for launch in launches}

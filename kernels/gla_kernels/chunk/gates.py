@@ -26,7 +26,7 @@ ROW_BLOCK_LIMIT_16_BIT: tl.constexpr = tl.constexpr(208.0)
 # Between the middles of two row blocks of a chunk both halves count, and e to that must not be rounded to 0 (2^-126)
 # while rows next to each other on both sides of the border meet: what is lost then is below 2^-22 of what they add.
 ROW_BLOCKS_LIMIT_16_BIT: tl.constexpr = tl.constexpr(104.0)
-ROW_BLOCK_LIMIT: tl.constexpr = tl.constexpr(64.0)
+ROW_BLOCK_LIMIT: tl.constexpr = tl.constexpr(48.0)
 
 MIN_COLUMNS: tl.constexpr = tl.constexpr(16)  # of a tensor-core product
 

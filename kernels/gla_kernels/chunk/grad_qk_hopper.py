@@ -32,7 +32,6 @@ barrier = getattr(gl, "barrier", None) or gl.thread_barrier  # Triton 3.7 and 3.
 
 ROWS = gl.constexpr(64)  # of a chunk; features of a tile, too, and columns of a tile of V
 TILE_BYTES = gl.constexpr(64 * 64 * 2)
-WARPS = gl.constexpr(4)  # a warpgroup
 LOG2_E = gl.constexpr(LOG2E.value)
 LEAST_HALF = gl.constexpr(-0.5 * ROW_BLOCK_LIMIT_16_BIT.value)  # log2 of half of a mild block's decay is above it
 

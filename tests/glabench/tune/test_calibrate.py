@@ -32,7 +32,7 @@ def made_up_ms(space: Space, key: str) -> float:
 @pytest.fixture(autouse=True)
 def compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Launches as on a GPU: the interpreter's products are all in float32."""
-    monkeypatch.setattr(chunk, "interpreting", lambda: False)
+    monkeypatch.setattr(chunk.problem, "interpreting", lambda: False)
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ def name(tuning: Tuning) -> str:
 
 @pytest.mark.parametrize("tuning", exhaustive(), ids=name)
 def test_the_model_finds_the_best_plan_among_few(tuning: Tuning, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunk, "interpreting", lambda: False)  # launches as on a GPU
+    monkeypatch.setattr(chunk.problem, "interpreting", lambda: False)  # launches as on a GPU
     work = Workload.from_dict(tuning.workload)
     space = space_of(work, 90)
     known = {key(launch_of(work, Candidate.from_dict(one.candidate), 90)): one for one in tuning.trials}
