@@ -7,7 +7,7 @@ consists of them (`Sums`). Whole plans that were timed in turns, the finalists, 
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -20,7 +20,8 @@ from glabench.analysis.statistics import Estimate, estimate, geometric_mean
 from glabench.tune.record import Finalist, Trial, Tuning
 
 # In the order in which they run; grad_q and grad_k are of records from before one pass did both.
-PASSES = ("states", "output", "grad_states", "grad_q", "grad_k", "grad_qk", "grad_v")
+PASSES = ("states", "output", "walk", "grad_states", "grad_walk", "grad_q", "grad_k", "grad_qk", "grad_v")
+WALKS = ("walk", "grad_walk")  # that do two passes' work
 FEWEST = 5  # candidates of a pass that a rank correlation needs
 SIZES = ("B", "T", "H", "K", "V")
 
@@ -34,13 +35,15 @@ class Variant:
     materialize: bool
     block_t: int
     states_every: int = 0  # chunks a segment; 0: a walk over the whole sequence
+    walks: bool = False  # whether a walk does two passes' work
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Variant:
         """Of a candidate or a plan of a record."""
         schedule = values["schedule"]
         every = schedule.get("states_every") or 0  # older records have none
-        return cls(schedule["chunk"], schedule["sub_chunk"], schedule["materialize"], values["block_t"], every)
+        walks = values.get("walks", not set(WALKS).isdisjoint(values.get("tiles", ())))
+        return cls(schedule["chunk"], schedule["sub_chunk"], schedule["materialize"], values["block_t"], every, walks)
 
     @property
     def schedule(self) -> str:
@@ -49,7 +52,13 @@ class Variant:
         return f"{self.chunk}/{self.sub_chunk} {'w/ m.' if self.materialize else 'w/o m.'}{segments}"
 
     def __str__(self) -> str:
-        return f"{self.schedule}, rows of {self.block_t}"
+        return f"{self.schedule}, rows of {self.block_t}{', one walk' if self.walks else ''}"
+
+    @property
+    def kind(self) -> tuple[bool, bool]:
+        """What decides, within one workload, which passes a plan has. Cut into segments, a walk that does two passes'
+        work needs another pass before it."""
+        return self.walks, self.materialize and not (self.walks and self.states_every)
 
 
 def variants(trial: Trial) -> list[Variant]:
@@ -73,21 +82,20 @@ class Sums:
     def __init__(self, trials: Sequence[Trial]) -> None:
         self.best: dict[Variant, dict[str, Trial]] = {}  # the fastest tile of each pass
         self._by_place: dict[tuple[Variant, str, tuple[int, ...]], Trial] = {}
-        needed: dict[bool, set[str]] = {True: set(), False: set()}
+        needed: dict[tuple[bool, bool], set[str]] = defaultdict(set)
         for trial in trials:
             step, tile = trial.candidate["step"], tuple(trial.candidate["tile"])
             for variant in variants(trial):
-                needed[variant.materialize].add(step)
+                needed[variant.kind].add(step)
                 self._by_place[variant, step, tile] = trial
                 found = self.best.setdefault(variant, {})
                 if trial_ms(trial) < (trial_ms(found[step]) if step in found else math.inf):
                     found[step] = trial
-        # What a variant runs depends on whether it materializes, and within one workload on nothing else.
         self._needed = {kind: tuple(step for step in PASSES if step in steps) for kind, steps in needed.items()}
 
     def steps(self, variant: Variant) -> tuple[str, ...]:
         """The passes that a variant runs, in order."""
-        return self._needed[variant.materialize]
+        return self._needed.get(variant.kind, ())
 
     def runs(self, plan: Mapping[str, Any]) -> tuple[Variant, tuple[tuple[int, ...], ...]]:
         """What of a plan of a record runs: the tiles of passes that the workload does not have say nothing."""

@@ -36,7 +36,14 @@ MODEL_KINDS = {
     "p_gamma": "workspace",
 }
 # Which tensors of a pass are states; grad_qk has the forward pass's, where those were kept.
-STATE_TENSORS = {"states": ("p_s",), "combine": ("p_s",), "grad_states": ("p_ds",), "grad_qk": ("p_s",)}
+STATE_TENSORS = {
+    "states": ("p_s",),
+    "combine": ("p_s",),
+    "walk": ("p_s",),
+    "grad_states": ("p_ds",),
+    "grad_walk": ("p_ds",),
+    "grad_qk": ("p_s",),
+}
 
 
 @dataclass(frozen=True)
@@ -123,7 +130,7 @@ def model(system: System, case: Case, arch: str) -> dict[str, int] | None:
 def _tensors(launches: Sequence[Launch]) -> dict[str, int]:
     """Bytes by kind of a direction's tensors, each counted once."""
     kinds, seen = dict.fromkeys(KINDS, 0), set[int]()
-    kept = {} if any(launch.step == "states" for launch in launches) else {"p_h": "saved"}  # by the forward pass
+    kept = {} if any(launch.step in ("states", "walk") for launch in launches) else {"p_h": "saved"}  # by the forward pass
     for launch in launches:
         states = dict.fromkeys(STATE_TENSORS.get(launch.step, ()), "states")
         for name, kind in (MODEL_KINDS | kept | states).items():

@@ -67,6 +67,7 @@ def forward_launches(system: System, case: Case, inputs: Inputs) -> tuple[Launch
     if case.mode == "bwd":
         raise NotMeasured("mode bwd has no forward")
     plan = system.choices(case)["fwd"].plan
+    plan = replace(plan, config=replace(plan.config, walk=None))  # a walk would do both at once
     x, found = inputs, list[Any]()
     problem = problem_of(x.q, x.k, x.v, x.g, case.K**-0.5, x.initial_state, plan)
     chunk.forward(problem, case.initial_state, found.append)

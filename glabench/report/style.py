@@ -75,11 +75,13 @@ STYLES: dict[str, Style] = {
 TUNING: dict[str, Style] = {
     "states": Style(BLUE, "s"),
     "output": Style(VERMILLION, "o"),
+    "walk": Style(OLIVE, "<"),
     "grad_states": Style(SKY, "D"),
     "grad_q": Style(GREEN, "^"),
     "grad_k": Style(PURPLE, "v"),
     "grad_qk": Style(PURPLE, "h"),
     "grad_v": Style(ORANGE, "P"),
+    "grad_walk": Style(GREY, ">"),
     "plan": Style(INK, "X"),
     "fwd": Style(VERMILLION, "o"),
     "bwd": Style(BLUE, "s"),

@@ -17,20 +17,30 @@ import torch
 
 from gla_kernels import KernelConfig, Launch, Plan, Schedule, Tile, Workload, default_config
 from gla_kernels.apply import launches_of
-from gla_kernels.config import BLOCK_TS, MAX_REGISTERS, schedules
-from gla_kernels.table import steps_of
+from gla_kernels.choose import with_walks
+from gla_kernels.config import BLOCK_TS, MAX_REGISTERS, WGMMA_ROWS, schedules, steps_of
 from glabench.systems.gla import schedule_name
 
 
 @dataclass(frozen=True)
 class Variant:
-    """What the passes of a plan have in common."""
+    """What the passes of a plan have in common. walks: whether a walk does two passes' work."""
 
     schedule: Schedule
     block_t: int
+    walks: bool = False
 
     def __str__(self) -> str:
-        return f"{schedule_name(self.schedule)}, rows of {self.block_t}"
+        return f"{schedule_name(self.schedule)}, rows of {self.block_t}{', one walk' if self.walks else ''}"
+
+    @classmethod
+    def of(cls, plan: Plan, work: Workload) -> Variant:
+        """The variant of the plan of a workload's direction."""
+        return cls(plan.schedule, plan.config.block_t, plan.walks(work.direction))
+
+    def steps(self, work: Workload) -> tuple[str, ...]:
+        """The passes of the workload's direction, in order."""
+        return steps_of(work, self.schedule, self.walks)
 
 
 @dataclass(frozen=True)
@@ -45,13 +55,14 @@ class Candidate:
         return {
             "schedule": asdict(self.variant.schedule),
             "block_t": self.variant.block_t,
+            "walks": self.variant.walks,
             "step": self.step,
             "tile": list(astuple(self.tile)),
         }
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Candidate:
-        variant = Variant(Schedule(**values["schedule"]), values["block_t"])
+        variant = Variant(Schedule(**values["schedule"]), values["block_t"], values.get("walks", False))
         return cls(variant, values["step"], Tile(*values["tile"]))
 
     def __str__(self) -> str:
@@ -70,12 +81,15 @@ def variants(work: Workload) -> Iterator[Variant]:
         for block_t in BLOCK_TS:
             if schedule.rows % block_t == 0:
                 yield Variant(schedule, block_t)
+                if block_t == schedule.chunk == WGMMA_ROWS and work.gated:
+                    yield Variant(schedule, block_t, True)
 
 
 def base_config(work: Workload, variant: Variant, capability: int) -> KernelConfig:
     """A config of the variant whose tiles are the defaults: what the passes that are not in question run."""
     config = default_config(work.K, work.V, work.operand_bytes, variant.schedule, capability)
-    return replace(config, block_t=variant.block_t)
+    config = replace(config, block_t=variant.block_t)
+    return with_walks(config, work.V) if variant.walks else config
 
 
 def plan_of(work: Workload, candidates: list[Candidate], capability: int) -> Plan:
@@ -87,8 +101,8 @@ def plan_of(work: Workload, candidates: list[Candidate], capability: int) -> Pla
 
 def candidates_of(work: Workload, plan: Plan, capability: int) -> list[Candidate]:
     """The passes of a plan as candidates, in order."""
-    variant = Variant(plan.schedule, plan.config.block_t)
-    return [Candidate(variant, step, getattr(plan.config, step)) for step in steps_of(work)]
+    variant = Variant.of(plan, work)
+    return [Candidate(variant, step, getattr(plan.config, step)) for step in variant.steps(work)]
 
 
 def launch_of(work: Workload, candidate: Candidate, capability: int) -> Launch:

@@ -78,7 +78,7 @@ def _blame(gpu: Gpu, history: History, finalist: Finalist, other: dict[str, Plan
     """Mark the candidates that broke a plan: each is gated in a plan of default tiles. All of them where none breaks
     that, so that the plan does not come back."""
     space, plan = history.space, Plan.from_dict(finalist.plan)
-    variant, work = Variant(plan.schedule, plan.config.block_t), space.work
+    variant, work = Variant.of(plan, space.work), space.work
     used = {
         key: space.member(variant, step, key)
         for step, keys in space.menus[variant].items()

@@ -61,7 +61,7 @@ def explain_all(
         if found:
             tuned_on = _machine_of(max(found, key=lambda tuning: tuning.started))
             choice = chosen(work, tuned_on or where)
-            explain(found, f"{_plan(choice)}; {choice.origin}", None if everything else TOP, out)
+            explain(found, f"{_plan(choice, work)}; {choice.origin}", None if everything else TOP, out)
         else:
             _without(work, len(tunings), where, everything, len(works) <= FEW, out)
 
@@ -78,8 +78,8 @@ def _fits(tuning: Tuning, where: Machine) -> bool:
     return ran is not None and (ran == where or (where.device is None and ran.capability == where.capability))
 
 
-def _plan(choice: Choice) -> str:
-    return str(Variant(choice.plan.schedule, choice.plan.config.block_t))
+def _plan(choice: Choice, work: Workload) -> str:
+    return str(Variant.of(choice.plan, work))
 
 
 def _without(work: Workload, read: int, where: Machine, everything: bool, tables: bool, out: Console) -> None:
@@ -90,7 +90,7 @@ def _without(work: Workload, read: int, where: Machine, everything: bool, tables
     out.print(text.workload(work.to_dict()), style="bold", soft_wrap=True)
     looked = f"{text.count(read, 'record')} read, none of them of this" if read else "no records found"
     out.print(f"never tuned on {place}: {looked}", soft_wrap=True)
-    out.print(f"gla() would run: {_plan(choice)}; {choice.origin}; predicted {ms} ms", soft_wrap=True)
+    out.print(f"gla() would run: {_plan(choice, work)}; {choice.origin}; predicted {ms} ms", soft_wrap=True)
     if not tables:
         return
     space = space_of(work, where.capability)

@@ -24,9 +24,9 @@ class Trial:
     samples_ms: tuple[float, ...] = ()  # cold-L2 samples of this one kernel
     # registers, spill_bytes, shared_bytes, programs_per_sm, tensor_core, compile_s ...: see hardware/crosscompile.py
     compiled: dict[str, Any] | None = None
-    # the other variants whose pass is this very launch: (chunk, sub_chunk, materialize, block_t) of each, and
-    # states_every, 0 for None, unless the record is older
-    shared: tuple[tuple[int, int, bool, int] | tuple[int, int, bool, int, int], ...] = ()
+    # the other variants whose pass is this very launch: (chunk, sub_chunk, materialize, block_t) of each, and, unless
+    # the record is older, states_every, 0 for None, and walks
+    shared: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,8 @@ from itertools import zip_longest
 
 from gla_kernels import Launch, Plan, Workload
 from gla_kernels.apply import all_launches, by_pass, launches_of
-from gla_kernels.config import PASSES, KernelConfig, Tile, feasible, tiles
+from gla_kernels.config import KernelConfig, Tile, feasible, tiles
 from gla_kernels.model import predict_ms
-from gla_kernels.table import steps_of
 from glabench.tune.candidate import Candidate, Variant, base_config, key, variants
 
 
@@ -59,8 +58,9 @@ def space_of(work: Workload, capability: int) -> Space:
             if one not in found:
                 found[one], predicted[one] = candidate, predict_ms(launch, capability)
             menu.setdefault(candidate.step, []).append(one)
-        if set(menu) == set(steps_of(work)):
-            menus[variant] = {step: tuple(dict.fromkeys(menu[step])) for step in steps_of(work)}
+        steps = variant.steps(work)
+        if set(menu) == set(steps):
+            menus[variant] = {step: tuple(dict.fromkeys(menu[step])) for step in steps}
             times[variant] = _times(work, variant, capability)
     used = {one for menu in menus.values() for keys in menu.values() for one in keys}
     return Space(
@@ -74,11 +74,12 @@ def space_of(work: Workload, capability: int) -> Space:
 
 
 def _times(work: Workload, variant: Variant, capability: int) -> dict[str, float]:
-    """`Space.times`; what has no tiles to choose counts as states."""
+    """`Space.times`; what has no tiles to choose counts as the first pass."""
     launches = all_launches(work, Plan(variant.schedule, base_config(work, variant, capability)))
-    spent = dict.fromkeys(steps_of(work), 0.0)
+    first, *others = variant.steps(work)
+    spent = dict.fromkeys((first, *others), 0.0)
     for launch in launches:
-        spent[launch.step if launch.step in spent else "states"] += predict_ms(launch, capability)
+        spent[launch.step if launch.step in spent else first] += predict_ms(launch, capability)
     measured = by_pass(launches)
     return {step: ms / predict_ms(measured[step], capability) for step, ms in spent.items()}
 
@@ -88,9 +89,9 @@ def _members(work: Workload, variant: Variant, capability: int) -> Iterator[tupl
 
     Plans are made for all passes at once, the n-th tile of each, because planning is what takes time here.
     """
-    base = base_config(work, variant, capability)
-    for row in zip_longest(*(tiles(step, work.K, work.V, capability) for step in PASSES)):
-        chosen = {step: tile for step, tile in zip(PASSES, row, strict=True) if tile is not None}
+    base, steps = base_config(work, variant, capability), variant.steps(work)
+    for row in zip_longest(*(tiles(step, work.K, work.V, capability) for step in steps)):
+        chosen = {step: tile for step, tile in zip(steps, row, strict=True) if tile is not None}
         plan = Plan(variant.schedule, _with_tiles(base, chosen))
         for step, launch in launches_of(work, plan).items():
             if step in chosen and feasible(step, plan, work, capability) is None:

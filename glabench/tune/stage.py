@@ -16,6 +16,7 @@ import torch
 
 from gla_kernels import Launch, Plan, Schedule, Workload, chunk, default_config
 from gla_kernels.apply import by_pass, problem_of
+from gla_kernels.config import WALKS
 from gla_kernels.launch import Launcher, execute
 from glabench.run.inputs import DTYPES, Inputs, make_inputs
 from glabench.spec.case import Case
@@ -75,7 +76,7 @@ class Stage:
 
     def trial(self, candidate: Candidate) -> Callable[[], None]:
         """The candidate's kernel, ready to be timed. Raises WrongResult when it fails the screen."""
-        reference = self._reference(candidate.variant.schedule)[candidate.step]
+        reference = _pass_of(self._reference(candidate.variant.schedule), candidate.step)
         launch = self._launch_of(candidate, reference)
         first = _run_on_poison(launch, reference.outputs)
         second = _run_on_poison(launch, reference.outputs)
@@ -149,6 +150,14 @@ def _passes(inputs: Inputs, work: Workload, plan: Plan) -> dict[str, Pass]:
     run_plan(inputs, work, plan, keep)
     torch.cuda.synchronize()
     return passes
+
+
+def _pass_of(passes: dict[str, Pass], step: str) -> Pass:
+    """The pass, or both of those whose work it does: what they were given, and what they wrote."""
+    parts = [passes[name] for name in WALKS.get(step, (step,))]
+    outputs = tuple(dict.fromkeys(name for part in parts for name in part.outputs))
+    args = {name: value for part in parts for name, value in part.launch.args.items()}
+    return Pass(replace(parts[0].launch, args=args), outputs)
 
 
 def half_decays(g: torch.Tensor, block_t: int) -> torch.Tensor:

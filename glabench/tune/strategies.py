@@ -91,11 +91,12 @@ def model(history: History) -> Iterator[list[Request]]:
 
 def promising(space: Space) -> list[Variant]:
     """The variants that the cost model puts first, and the two best for each size of row block: how well the registers
-    take larger tiles is what it knows least about."""
+    take larger tiles is what it knows least about. And the two best with a walk that does two passes' work."""
     order = sorted(space.menus, key=space.predicted_total)
     found = order[:FIRST_VARIANTS]
     for block_t in sorted({variant.block_t for variant in order}):
         found += [variant for variant in order if variant.block_t == block_t][:2]
+    found += [variant for variant in order if variant.walks][:2]
     return list(dict.fromkeys(found))
 
 

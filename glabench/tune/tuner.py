@@ -145,8 +145,9 @@ def _trials(history: History) -> Iterator[Trial]:
             samples_ms=tuple(round(ms, 5) for ms in result.samples_ms),
             compiled=None if result.compiled is None else {name: result.compiled.get(name) for name in COMPILED},
             shared=tuple(
-                (v.schedule.chunk, v.schedule.rows, v.schedule.materialize, v.block_t, v.schedule.states_every or 0)
+                (s.chunk, s.rows, s.materialize, v.block_t, s.states_every or 0, v.walks)
                 for v in homes[key]
                 if v != candidate.variant
+                for s in (v.schedule,)
             ),
         )

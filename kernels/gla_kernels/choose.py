@@ -83,9 +83,11 @@ def by_model(work: Workload, capability: int) -> Plan:
     Tiles are not the model's to choose: it knows nothing of what a compiler may get wrong, and nobody checks here.
     """
     allowed = [work.schedule] if work.schedule is not None else list(schedules(work))
-    plans = [
-        Plan(schedule, default_config(work.K, work.V, work.operand_bytes, schedule, capability)) for schedule in allowed
-    ]
+    plans = []
+    for schedule in allowed:
+        plan = Plan(schedule, default_config(work.K, work.V, work.operand_bytes, schedule, capability))
+        walked = replace(plan, config=with_walks(plan.config, work.V))
+        plans += [plan] if refusal(walked, work, capability) else [plan, walked]
     return min(plans, key=lambda plan: predicted_ms(work, plan, capability)) if len(plans) > 1 else plans[0]
 
 
@@ -124,6 +126,12 @@ def machine_of(device: torch.device | None = None) -> Machine:
 def _gpu(index: int) -> Machine:
     facts = torch.cuda.get_device_properties(index)
     return Machine(10 * facts.major + facts.minor, facts.name, facts.total_memory)
+
+
+def with_walks(config: KernelConfig, V: int) -> KernelConfig:
+    """The config with walks that do two passes' work, for values of head dimension V."""
+    walk = Tile(WGMMA_ROWS, 128 if V % 128 == 0 else WGMMA_ROWS, 4, 2, descriptors=True, hopper=True)
+    return replace(config, walk=walk, grad_walk=walk)
 
 
 # --- Tuned plans ------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ and `feasible`, which says why something cannot run.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import asdict, astuple, dataclass, fields
 from itertools import product
@@ -16,11 +17,15 @@ from typing import Any, Literal
 CHUNKS = (16, 32, 64, 128, 256)
 MAX_HEAD_DIM = 512
 
+# Rows of a segment where states are not materialized, a multiple of every chunk. At K = V = 128 the states at their
+# boundaries are 5 % of the inputs.
+SEGMENT_ROWS = 1024
+
 MAX_REGISTERS = 255  # of a thread, whatever one asks for
 LEAST_REGISTERS = 32  # that a limit may leave
 DESCRIPTOR_CAPABILITY = 90  # the first compute capability with tensor descriptors (TMA)
 HOPPER = 90  # compute capability of an H100 and H200, whose own product instructions no other GPU has
-HOPPER_PASSES = ("grad_qk",)  # that have a kernel for it, of gated bfloat16 inputs and chunks of one row block of 64
+HOPPER_PASSES = ("grad_qk", "walk", "grad_walk")  # with a kernel for it, of gated bf16 and chunks of one block of 64
 
 # Tensor-core products need at least 16 rows and columns.
 MIN_TILE = 16
@@ -89,6 +94,13 @@ class Schedule:
         assert self.sub_chunk is not None
         return self.sub_chunk
 
+    @property
+    def segment_rows(self) -> float:
+        """Rows of a segment; infinite where a walk goes over the whole sequence."""
+        if self.states_every is not None:
+            return self.states_every * self.chunk
+        return math.inf if self.materialize else SEGMENT_ROWS
+
 
 @dataclass(frozen=True)
 class Tile:
@@ -105,7 +117,10 @@ class Tile:
 
 @dataclass(frozen=True)
 class KernelConfig:
-    """Tiles of every pass, named like its kernel. ``block_t`` rows make a row block; it divides the sub-chunk."""
+    """Tiles of every pass, named like its kernel. ``block_t`` rows make a row block; it divides the sub-chunk.
+
+    walk, grad_walk: of a walk over time that does two passes' work (`WALKS`); None for those two.
+    """
 
     block_t: int
     states: Tile
@@ -113,11 +128,23 @@ class KernelConfig:
     grad_states: Tile
     grad_qk: Tile
     grad_v: Tile
+    walk: Tile | None = None
+    grad_walk: Tile | None = None
+
+    def tiles(self) -> dict[str, Tile]:
+        """By pass, those that there are."""
+        found = {name: getattr(self, name) for name in PASSES}
+        return {name: tile for name, tile in found.items() if tile is not None}
 
 
 PASSES = tuple(f.name for f in fields(KernelConfig) if f.name != "block_t")
 
+# What a walk does at once: a state stays on chip from where it is made to where it is read.
+WALKS = {"walk": ("states", "output"), "grad_walk": ("grad_states", "grad_v")}
+
 Direction = Literal["fwd", "bwd"]
+
+WALK_OF: dict[Direction, str] = {"fwd": "walk", "bwd": "grad_walk"}
 
 
 @dataclass(frozen=True)
@@ -128,17 +155,26 @@ class Plan:
     schedule: Schedule
     config: KernelConfig
 
+    def walks(self, direction: Direction) -> bool:
+        """Whether a walk does two passes' work in that direction."""
+        return getattr(self.config, WALK_OF[direction]) is not None
+
+    def steps(self, work: Workload) -> tuple[str, ...]:
+        """The passes that the workload's direction runs by this plan: `steps_of`."""
+        return steps_of(work, self.schedule, self.walks(work.direction))
+
     def to_dict(self) -> dict[str, Any]:
         """{"schedule": {...}, "block_t": rows, "tiles": {pass: [block_k, block_v, num_warps, num_stages, max_registers,
-        descriptors, hopper]}}."""
-        tiles = {name: list(astuple(getattr(self.config, name))) for name in PASSES}
+        descriptors, hopper]}}; no walk that the plan does without."""
+        tiles = {name: list(astuple(tile)) for name, tile in self.config.tiles().items()}
         return {"schedule": asdict(self.schedule), "block_t": self.config.block_t, "tiles": tiles}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Plan:
         """The inverse of ``to_dict``. Raises ValueError, TypeError or KeyError for what is none."""
-        if set(values["tiles"]) != set(PASSES):
-            raise ValueError(f"tiles: expected {', '.join(PASSES)}, got {', '.join(sorted(values['tiles']))}")
+        given = set(values["tiles"])
+        if given | set(WALKS) != set(PASSES):
+            raise ValueError(f"tiles: expected {', '.join(PASSES)}, got {', '.join(sorted(given))}")
         tiles = {name: Tile(*sizes) for name, sizes in values["tiles"].items()}
         numbers = [values["block_t"], *(n for tile in tiles.values() for n in astuple(tile)[:-2])]
         if not all(type(n) is int and n > 0 for n in numbers):
@@ -196,8 +232,8 @@ def padded(dim: int) -> int:
 BLOCK_TS = (16, 32, 64)  # rows of a row block
 SEGMENTS = (1024, 2048, 4096)  # rows of a segment, where walks over time are few: programs of a usual tile
 WALK = (64, 128)
+WALKED_K = 128  # of a state that stays on chip while outputs are made of it
 FEW_WALKS = 2 * 132
-KEPT_STATE_ROWS = 1024  # rows to a state that is kept when they are not materialized
 
 
 @dataclass(frozen=True)
@@ -215,16 +251,19 @@ class TileSpace:
 
 
 # What was tried on an H200 and is not here was in no winner of `tune-second-board`: row blocks of 128, whose warps wait
-# together; other sizes of tiles; 8 warps outside of walks; walks of one stage. Walks may keep pointers: their states go
-# through shared memory else, and one program an SM less may fit. 168 registers: three programs an SM.
-WALKS = TileSpace((32, 64, 128), (64, 128), (4, 8), (2, 3, 4), (MAX_REGISTERS,), (True, False))
+# together; other sizes of tiles; 8 warps outside of passes over time; those with one stage. They may keep pointers:
+# their states go through shared memory else, and one program an SM less may fit. 168 registers: three programs an SM.
+OVER_TIME = TileSpace((32, 64, 128), (64, 128), (4, 8), (2, 3, 4), (MAX_REGISTERS,), (True, False))
 BY_ROWS = TileSpace((32, 64), (64, 128, 256), (4,), (1, 2, 3), (MAX_REGISTERS, 168), (True,))
+ON_CHIP = TileSpace((64,), (64, 128), (4,), (2,), (MAX_REGISTERS,), (True,), (True,))
 SPACE: dict[str, TileSpace] = {
-    "states": WALKS,
+    "states": OVER_TIME,
     "output": BY_ROWS,
-    "grad_states": WALKS,
+    "grad_states": OVER_TIME,
     "grad_qk": TileSpace((32, 64), (32, 64, 128), (4,), (1, 2), (MAX_REGISTERS,), (True,), (True, False)),
     "grad_v": BY_ROWS,
+    "walk": ON_CHIP,
+    "grad_walk": ON_CHIP,
 }
 
 
@@ -239,8 +278,21 @@ def schedules(work: Workload) -> Iterator[Schedule]:
             for sub_chunk in (sub for sub in CHUNKS if sub <= chunk):
                 for rows in (None, *segments):
                     yield Schedule(chunk, sub_chunk, True, None if rows is None else rows // chunk)
-                if work.T > KEPT_STATE_ROWS:
+                if work.T > SEGMENT_ROWS:
                     yield Schedule(chunk, sub_chunk, False)
+
+
+def steps_of(work: Workload, schedule: Schedule, walks: bool) -> tuple[str, ...]:
+    """The passes that the workload's direction runs, in order; those that tiles are chosen for. ``walks``: in a walk
+    that does two passes' work. The backward one's states pass runs only where the forward one has not left its states
+    (`chunk.problem.Kept`)."""
+    if not walks:
+        return ("states", "grad_states", "grad_qk", "grad_v") if work.direction == "bwd" else ("states", "output")
+    # what segments start from comes from a pass of its own
+    cut = schedule.segment_rows < work.T
+    if work.direction == "bwd":
+        return ("states", *(("grad_states",) if cut else ()), "grad_walk", "grad_qk")
+    return ("states", "walk") if cut else ("walk",)
 
 
 def tiles(step: str, K: int, V: int, capability: int) -> Iterator[Tile]:
@@ -251,13 +303,14 @@ def tiles(step: str, K: int, V: int, capability: int) -> Iterator[Tile]:
     native = space.hopper if capability == HOPPER else (False,)
     for sizes in product(ks, vs, space.num_warps, space.num_stages, space.max_registers, described, native):
         tile = Tile(*sizes)
-        if not tile.hopper or _of_hopper(tile):
+        if not tile.hopper or _of_hopper(step, tile):
             yield tile
 
 
-def _of_hopper(tile: Tile) -> bool:
-    """Whether Hopper's own kernels take such a tile."""
-    return (tile.block_k, tile.block_v, tile.num_warps, tile.descriptors) == (64, 64, 4, True)
+def _of_hopper(step: str, tile: Tile) -> bool:
+    """Whether Hopper's own kernel of a pass takes such a tile. A walk has all of K, 64 features at a time."""
+    widths = (64, 128) if step in WALKS else (64,)
+    return (tile.block_k, tile.num_warps, tile.descriptors) == (64, 4, True) and tile.block_v in widths
 
 
 def _sizes(choices: tuple[int, ...], dim: int) -> tuple[int, ...]:
@@ -272,6 +325,8 @@ def feasible(step: str, plan: Plan, work: Workload, capability: int) -> str | No
     spills and occupancy rank candidates but veto none.
     """
     tile, rows, block_t = getattr(plan.config, step), plan.schedule.rows, plan.config.block_t
+    if tile is None or (step in WALKS and not tile.hopper):
+        return f"{step}: only Hopper's own kernel does two passes' work in one walk"
     if tile.descriptors and capability < DESCRIPTOR_CAPABILITY:
         return f"tensor descriptors need compute capability {DESCRIPTOR_CAPABILITY}"
     if rows % block_t:
@@ -294,15 +349,22 @@ def feasible(step: str, plan: Plan, work: Workload, capability: int) -> str | No
 
 
 def _unfit_for_hopper(step: str, plan: Plan, work: Workload, capability: int) -> str | None:
-    """Why Hopper's own kernel cannot serve. Without gates the portable one does."""
+    """Why Hopper's own kernel cannot serve. Without gates the portable one does, where there is one."""
     if capability != HOPPER:
         return f"a kernel of Hopper's own needs compute capability {HOPPER}"
-    if step not in HOPPER_PASSES or not _of_hopper(getattr(plan.config, step)):
-        return "Hopper's own kernels are of grad_qk, with tiles of 64 by 64, 4 warps and tensor descriptors"
+    if step not in HOPPER_PASSES or not _of_hopper(step, getattr(plan.config, step)):
+        return (
+            f"Hopper's own kernels are of {', '.join(HOPPER_PASSES)}, with tiles of 64 by 64 (walks by 128, too), "
+            "4 warps and tensor descriptors"
+        )
     if not plan.schedule.chunk == plan.config.block_t == WGMMA_ROWS:
         return f"Hopper's own kernels are of chunks of one row block of {WGMMA_ROWS}"
     if work.dtype != "bf16" or work.K % WGMMA_ROWS or work.V % WGMMA_ROWS:
         return f"Hopper's own kernels are of bf16 and head dimensions that {WGMMA_ROWS} divides"
+    if step in WALKS and not work.gated:
+        return "without gates there is no walk that does two passes' work"
+    if step in WALKS and (work.K > WALKED_K or work.V % getattr(plan.config, step).block_v):
+        return f"a walk that does two passes' work has K of up to {WALKED_K} on chip, and whole tiles of V"
     return None
 
 

@@ -180,6 +180,44 @@ def _grad_v(c: Count) -> None:
     c.store(s.T, "dv")
 
 
+def _walk(c: Count) -> None:
+    """states and output at once, of chunks of one row block."""
+    s = c.s
+    blocks = s.blocks * s.in_k
+    _start(c, "HAS_S0", "s0", s.segments)
+    c.load(s.T, "q", "k", "v", "g")
+    c.store_states(s.blocks, "s")
+    c.store(s.blocks, HALVES)
+    _summed_gates(c, 2 * blocks, 0)
+    c.exps += blocks * (3 * s.keys + 2 * s.BK)
+    c.vector += blocks * (6 * s.keys + s.state)
+    c.dot(3 * blocks, s.scores * s.BK)
+    c.dot(2 * blocks, s.keys * s.BV)
+    _half_product(c, s.blocks, s.scores * s.BV)
+    c.vector += s.blocks * s.values  # the scale
+    c.store(s.T, "o")
+    c.store_states(s.constexprs["STORE_ST"], "st")
+
+
+def _grad_walk(c: Count) -> None:
+    """grad_states and grad_v at once, of chunks of one row block."""
+    s = c.s
+    blocks = s.blocks * s.in_k
+    _start(c, "HAS_DST", "dst", s.segments)
+    c.load(s.T, "q", "k", "g", "do")
+    c.load_halves(s.blocks)
+    c.load_halves(2 * s.blocks, again=True)
+    c.store_states(s.blocks, "ds")
+    _summed_gates(c, blocks, 0)
+    c.exps += blocks * (2 * s.keys + 3 * s.BK)
+    c.vector += blocks * (6 * s.keys + 2 * s.state)
+    c.dot(3 * blocks, s.scores * s.BK)
+    c.dot(2 * blocks, s.keys * s.BV)
+    _half_product(c, s.blocks, s.scores * s.BV)
+    c.store(s.T, "dv")
+    c.store_states(s.constexprs["STORE_DS0"], "ds0")
+
+
 def _through_state(c: Count, rows: str, state: str) -> None:
     """products.through_state, of every row block."""
     s = c.s
@@ -260,7 +298,8 @@ def _grad_qk(c: Count) -> None:
     c.store(s.T, "dq", "dk")
 
 
-def _grad_qk_steep(c: Count) -> None:
+def _steep(c: Count) -> None:
+    """What a kernel of `chunk.steep` does where all is mild."""
     c.load_halves(c.s.blocks)
 
 
@@ -346,8 +385,12 @@ KERNELS: dict[str, Callable[[Count], None]] = {
     "output": _output,
     "grad_states": _grad_states,
     "grad_qk": _grad_qk,
-    "grad_qk_steep": _grad_qk_steep,
     "grad_v": _grad_v,
+    "walk": _walk,
+    "grad_walk": _grad_walk,
+    "output_steep": _steep,
+    "grad_qk_steep": _steep,
+    "grad_v_steep": _steep,
     "recurrent_output": _recurrent_output,
     "recurrent_grad_q": _recurrent_grad_q,
     "recurrent_grad_k": _recurrent_grad_k,

@@ -29,7 +29,6 @@ SMS = {80: 108, 86: 82, 89: 128, 90: 132, 100: 148, 120: 170}
 DEFAULT_SMS = 108
 FP32_PRODUCTS = 16  # tf32 products that one in full float32, without tensor cores, takes as long as
 
-UNTILED = ("combine", "grad_qk_steep")  # kernels without a tile to choose, so that no tuning measures them
 BASE = (
     "fixed", "dots", "wide_dots", "exps", "loaded", "stored", "blocks", "pairs", "live_blocks", "live_pairs",
 )  # fmt: skip
@@ -43,16 +42,17 @@ EFFECTS = (
 
 def predict_ms(launch: Launch, capability: int) -> float:
     """Expected time of a launch of a chunkwise kernel in ms, on a GPU of that compute capability (90 for 9.0)."""
-    if launch.step in UNTILED:
-        return _untiled_ms(launch, capability)
+    costs = _fitted().get(launch.step)
+    if costs is None:
+        return _unmeasured_ms(launch, capability)
     base, effects = features(launch, capability)
-    costs = _fitted()[launch.step]
     ms = sum(x * cost for x, cost in zip(base, costs["base"], strict=True))
     return max(ms, 1e-4) * math.exp(sum(x * effect for x, effect in zip(effects, costs["effects"], strict=True)))
 
 
-def _untiled_ms(launch: Launch, capability: int) -> float:
-    """A launch, and its bytes at an H200's rate for each SM."""
+def _unmeasured_ms(launch: Launch, capability: int) -> float:
+    """Of a kernel that no tuning has measured, most of them without a tile to choose: a launch, and its bytes at an
+    H200's rate for each SM."""
     return 0.004 + 0.032 * work_of(launch).requested_bytes / SMS.get(capability, DEFAULT_SMS) / 1e6
 
 

@@ -11,7 +11,7 @@ import torch
 
 from .choose import by_model, machine_of, plan_for, refresh
 from .config import KernelConfig, Plan, Schedule, Workload, feasible
-from .table import Machine, key_of, steps_of
+from .table import Machine, key_of
 
 Config = KernelConfig | Plan | tuple[Plan | None, Plan | None] | Literal["tune"] | None
 
@@ -62,7 +62,7 @@ def plan_of(work: Workload, config: Config, machine: Machine) -> Plan:
 def check_plan(plan: Plan, work: Workload, machine: Machine) -> None:
     """Raise ValueError for a plan that cannot run the workload: with tiles of another head dimension, say, results
     would be wrong."""
-    for step in steps_of(work):
+    for step in plan.steps(work):
         reason = feasible(step, plan, work, machine.capability)
         if reason is not None:
             raise ValueError(f"config: {step} cannot run for K={work.K}, V={work.V}: {reason}")

@@ -133,17 +133,11 @@ def _hash(text: bytes) -> str:
     return hashlib.sha256(text).hexdigest()[:16]
 
 
-def steps_of(work: Workload) -> tuple[str, ...]:
-    """The passes that the workload's direction runs, in order; those that tiles are chosen for. The backward one's
-    states pass runs only where the forward one has not left its states (`chunk.Kept`)."""
-    return ("states", "grad_states", "grad_qk", "grad_v") if work.direction == "bwd" else ("states", "output")
-
-
 def refusal(plan: Plan, work: Workload, capability: int) -> str | None:
     """Why the workload cannot run the plan, or None. A schedule that was left open has no chunk of 2 T or more."""
     if work.schedule is None and plan.schedule.chunk >= 2 * work.T and plan.schedule.chunk > CHUNKS[0]:
         return f"chunk={plan.schedule.chunk} is too long for T={work.T}"
-    reasons = (feasible(step, plan, work, capability) for step in steps_of(work))
+    reasons = (feasible(step, plan, work, capability) for step in plan.steps(work))
     return next((reason for reason in reasons if reason is not None), None)
 
 
@@ -190,7 +184,7 @@ class Entry:
 
 def _unsound(plan: Plan) -> str | None:
     """Why Triton would not compile a plan's tiles, whatever the workload."""
-    for tile in (getattr(plan.config, step) for step in PASSES):
+    for tile in plan.config.tiles().values():
         for name, size in (("block_k", tile.block_k), ("block_v", tile.block_v), ("num_warps", tile.num_warps)):
             if size & (size - 1):
                 return f"{name}={size} is no power of two"

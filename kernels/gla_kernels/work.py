@@ -194,6 +194,8 @@ def _live(s: Sizes, step: str) -> int:
         return s.state + s.keys
     if step in ("output", "grad_v"):
         return s.scores + s.values + 2 * s.keys
+    if step in ("walk", "grad_walk"):
+        return s.in_k * s.state + s.scores + s.values + 2 * s.keys
     if step == "grad_qk":
         return s.scores + 5 * s.keys
     return s.state

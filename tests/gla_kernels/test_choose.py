@@ -12,8 +12,8 @@ import torch
 
 from gla_kernels import Machine, Plan, Schedule, chosen, default_config, keep, refresh, table_files
 from gla_kernels.apply import all_launches
-from gla_kernels.choose import by_model, predicted_ms
-from gla_kernels.config import KEPT_STATE_ROWS, Workload, schedules
+from gla_kernels.choose import by_model, predicted_ms, with_walks
+from gla_kernels.config import SEGMENT_ROWS, Workload, schedules
 from gla_kernels.table import header_of, refusal
 
 WORK = Workload("fwd", 4, 2048, 16, 128, 128)
@@ -36,14 +36,16 @@ def test_tiles_by_size_where_nothing_was_tuned_for_the_schedule(tables, machine)
 def test_the_cost_model_chooses_the_schedule_where_it_is_open(tables, machine):
     choice = chosen(WORK, machine)
     assert choice.origin == "by the cost model"
-    others = (Plan(one, default_config(128, 128, 2, one, 90)) for one in schedules(WORK))
-    assert choice.plan in (plans := list(others))
+    plans = [Plan(one, default_config(128, 128, 2, one, 90)) for one in schedules(WORK)]
+    plans += [replace(plan, config=with_walks(plan.config, 128)) for plan in plans if plan.schedule.rows == 64]
+    plans = [plan for plan in plans if refusal(plan, WORK, 90) is None]
+    assert choice.plan in plans
     assert predicted_ms(WORK, choice.plan, 90) == min(predicted_ms(WORK, plan, 90) for plan in plans)
 
 
 @pytest.mark.parametrize("direction", ["fwd", "bwd"])
 def test_states_are_materialized_or_not_only_where_that_differs(direction):
-    for T, kinds in ((64, {True}), (KEPT_STATE_ROWS, {True}), (KEPT_STATE_ROWS + 1, {True, False})):
+    for T, kinds in ((64, {True}), (SEGMENT_ROWS, {True}), (SEGMENT_ROWS + 1, {True, False})):
         work = Workload(direction, 1, T, 4, 64, 64)
         assert {schedule.materialize for schedule in schedules(work)} == kinds
         config = default_config(64, 64, 2, Schedule(64))

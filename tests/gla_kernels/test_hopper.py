@@ -10,11 +10,20 @@ import torch
 import gla_kernels.chunk
 from gla_kernels import Plan, Schedule, Workload, default_config
 from gla_kernels.apply import all_launches, problem_of
+from gla_kernels.choose import with_walks
 from gla_kernels.chunk.descriptors import blocks
+from gla_kernels.chunk.problem import STEEP
+from gla_kernels.chunk.steep import grad_qk_steep_kernel, grad_v_steep_kernel, output_steep_kernel
 from gla_kernels.config import HOPPER_PASSES, PASSES, feasible, tiles
 from gla_kernels.launch import Launch, execute, interpreting
 
 WORK = Workload("bwd", 1, 300, 2, 128, 256)
+
+LEFT_UNDONE = {  # by the pass that does it elsewhere
+    "output": (output_steep_kernel, ("p_o",)),
+    "grad_qk": (grad_qk_steep_kernel, ("p_dq", "p_dk", "p_dg")),
+    "grad_v": (grad_v_steep_kernel, ("p_dv",)),
+}
 
 
 def backward(work: Workload, schedule: Schedule, **changes: bool) -> list[str]:
@@ -82,30 +91,121 @@ def test_only_hopper_has_them():
 
 
 @pytest.mark.skipif(not interpreting(), reason="runs on the CPU")
-def test_what_is_left_undone_is_what_decays_too_much(inputs):
-    """The kernel after Hopper's fills in tiles that are not mild, as the portable one does, and no others."""
+@pytest.mark.parametrize("step", ["output", "grad_qk", "grad_v"])
+def test_what_is_left_undone_is_what_decays_too_much(inputs, step):
+    """The kernels after Hopper's fill in what is not mild, as the portable ones do, and nothing else."""
     x = inputs((1, 200, 2, 128, 64), torch.float32, 0.1)
     steep = torch.zeros(4, 2, 2, dtype=torch.bool)  # chunk, head, tile of 64 features
     for chunk, head, feature in ((0, 0, 5), (2, 0, 70), (2, 1, 0), (3, 1, 127)):
         x.g[0, chunk * 64 : chunk * 64 + 8, head, feature] = -20.0
         steep[chunk, head, feature // 64] = True
     schedule = Schedule(64)
-    plan = Plan(schedule, replace(default_config(128, 64, 2, schedule), block_t=64))
+    config = replace(default_config(128, 64, 2, schedule), block_t=64, output=STEEP, grad_v=STEEP)  # the same sums
+    plan = Plan(schedule, config)
     problem = problem_of(x.q, x.k, x.v, x.g, 1.0, None, plan)
-    found: list[Launch] = []
+    found: dict[str, Launch] = {}
 
     def run(launch: Launch) -> None:
-        found.append(launch)
+        found[launch.step] = launch
         execute(launch)
 
-    gla_kernels.chunk.backward(problem, x.do, None, run)
-    portable = next(launch for launch in found if launch.step == "grad_qk")
-    fresh = {name: torch.full_like(portable.args[name], torch.nan) for name in ("p_dq", "p_dk", "p_dg")}
-    execute(problem.steep_of(plan.config.grad_qk, portable.args | fresh))
+    _, _, kept = gla_kernels.chunk.forward(problem, False, run)
+    gla_kernels.chunk.backward(problem, x.do, None, run, kept)
+    kernel, outputs = LEFT_UNDONE[step]
+    portable = found[step]
+    fresh = {name: torch.full_like(portable.args[name], torch.nan) for name in outputs}
+    execute(problem.steep_of(kernel, portable.args | fresh, problem.whole, problem.state_buffer()))
+    if step != "grad_qk":  # all of a chunk's rows, or none
+        steep = steep.any(-1, keepdim=True)
     for name, filled in fresh.items():
-        tiles_of = filled[0].split(64)
-        right_of = portable.args[name][0].split(64)
-        for chunk, head, tile in torch.cartesian_prod(*(torch.arange(n) for n in steep.shape)).tolist():
+        tiles_of, right_of = filled[0].split(64), portable.args[name][0].split(64)
+        for chunk, head, tile in torch.cartesian_prod(*(torch.arange(n) for n in steep.shape)).view(-1, 3).tolist():
             columns = slice(tile * 64, tile * 64 + 64)
             got, right = tiles_of[chunk][:, head, columns], right_of[chunk][:, head, columns]
             assert torch.equal(got, right) if steep[chunk, head, tile] else bool(got.isnan().all())
+
+
+# --- Walks that do two passes' work ----------------------------------------------------------------------------------
+
+
+def walked(work: Workload, schedule: Schedule) -> list[str]:
+    """The passes of a plan with walks, as a GPU would run them."""
+    config = with_walks(default_config(work.K, work.V, work.operand_bytes, schedule), work.V)
+    return [launch.step for launch in all_launches(work, Plan(schedule, config))]
+
+
+FORWARD = Workload("fwd", 1, 3000, 2, 128, 256)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "before"),
+    [
+        (Schedule(64), []),
+        (Schedule(64, 64, True, 16), ["states", "combine"]),
+        (Schedule(64, 64, False), ["states"]),
+    ],
+)
+def test_a_walk_does_two_passes_work(schedule, before):
+    assert walked(FORWARD, schedule) == [*before, "walk", "output_steep"]
+    found = walked(replace(FORWARD, direction="bwd"), schedule)
+    assert found[-4:] == ["grad_walk", "grad_v_steep", "grad_qk", "grad_qk_steep"]
+    assert "grad_v" not in found
+    assert ("grad_states" in found) == bool(before)
+
+
+@pytest.mark.parametrize("direction", ["fwd", "bwd"])
+@pytest.mark.parametrize("schedule", [Schedule(64), Schedule(64, 64, True, 16), Schedule(64, 64, False)])
+def test_the_passes_of_a_plan_with_walks_are_those_that_are_launched(direction, schedule):
+    work = replace(FORWARD, direction=direction)
+    config = with_walks(default_config(128, 256, 2, schedule), 256)
+    launched = {step for step in walked(work, schedule) if step != "combine" and not step.endswith("_steep")}
+    assert launched == set(Plan(schedule, config).steps(work))
+
+
+@pytest.mark.parametrize(
+    ("changes", "schedule"),
+    [
+        ({"dtype": "fp16"}, Schedule(64)),
+        ({"gated": False}, Schedule(64)),
+        ({"K": 96}, Schedule(64)),
+        ({"T": 0}, Schedule(64)),
+        ({}, Schedule(32)),
+        ({}, Schedule(128, 64)),
+    ],
+)
+def test_where_a_walk_cannot_serve_the_passes_do(changes, schedule):
+    for direction in ("fwd", "bwd"):
+        work = replace(FORWARD, **{"direction": direction, **changes})
+        assert not {"walk", "grad_walk", "output_steep", "grad_v_steep"} & set(walked(work, schedule))
+
+
+def test_a_negative_scale_goes_to_the_passes():
+    """The walk backward in time adds the scale's logarithm to exponents."""
+    q, v = (torch.empty(1, 64, 1, 64, dtype=torch.bfloat16, device="meta") for _ in range(2))
+    schedule = Schedule(64)
+    plan = Plan(schedule, with_walks(default_config(64, 64, 2, schedule), 64))
+    for scale, step in ((1.0, "grad_walk"), (-1.0, "grad_v"), (0.0, "grad_v")):
+        found: list[Launch] = []
+        gla_kernels.chunk.backward(problem_of(q, q, v, q, scale, None, plan), v, None, found.append)
+        assert step in [launch.step for launch in found]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"gated": False}, "without gates"),
+        ({"K": 256}, "K of up to 128"),
+        ({"V": 192}, "whole tiles of V"),
+        ({"dtype": "fp32"}, "bf16"),
+    ],
+)
+def test_why_a_walk_cannot_run(changes, reason):
+    schedule = Schedule(64)
+    plan = Plan(schedule, with_walks(default_config(128, 256, 2, schedule, 90), 256))
+    work = replace(FORWARD, **changes)
+    assert feasible("walk", plan, FORWARD, 90) is None
+    assert reason in (feasible("walk", plan, work, 90) or "")
+    assert "grad_walk: only Hopper's" in (
+        feasible("grad_walk", Plan(schedule, default_config(128, 256, 2, schedule)), work, 90) or ""
+    )
+    assert feasible("walk", plan, FORWARD, 100) == "a kernel of Hopper's own needs compute capability 90"

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from gla_kernels import Schedule, Workload, default_config, launches
-from gla_kernels.config import PASSES
-from gla_kernels.table import Entry, ShapeClass, TableError, header_of, read, shape_class, space_hash, steps_of
+from gla_kernels.config import PASSES, steps_of
+from gla_kernels.table import Entry, ShapeClass, TableError, header_of, read, shape_class, space_hash
 from gla_kernels.table_files import SHIPPED, slug
 
 
@@ -40,7 +40,7 @@ def test_the_passes_of_a_direction_are_those_that_are_launched(T, materialize):
             shape = {"B": 1, "T": T, "H": 1, "K": 16, "V": 16, "dtype": torch.bfloat16}
             found = launches("gla", mode=direction, schedule=schedule, **shape)
             kept = direction == "bwd" and materialize  # the forward pass has left its states
-            assert steps_of(work)[kept:] == tuple(dict.fromkeys(launch.step for launch in found))
+            assert steps_of(work, schedule, False)[kept:] == tuple(dict.fromkeys(launch.step for launch in found))
 
 
 def test_an_entry_comes_back_as_it_was(entry):

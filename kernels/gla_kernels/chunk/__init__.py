@@ -16,15 +16,18 @@ from .output import output_kernel
 from .problem import Kept, Problem
 from .slices import Slice
 from .states import combine_kernel, grad_states_kernel, states_kernel
-from .steep import grad_qk_steep_kernel
+from .steep import grad_qk_steep_kernel, grad_v_steep_kernel, output_steep_kernel
 
 try:
     from .grad_qk_hopper import grad_qk_hopper_kernel
+    from .grad_walk_hopper import grad_walk_hopper_kernel
+    from .walk_hopper import walk_hopper_kernel
 except (ImportError, AttributeError):  # Gluon is experimental in Triton, and may look different in the next version
-    grad_qk_hopper_kernel = None
+    grad_qk_hopper_kernel = grad_walk_hopper_kernel = walk_hopper_kernel = None
 
 settle_keys(states_kernel, combine_kernel, output_kernel, grad_states_kernel, grad_qk_kernel, grad_v_kernel)
-settle_keys(*filter(None, (grad_qk_hopper_kernel, grad_qk_steep_kernel)))
+settle_keys(output_steep_kernel, grad_qk_steep_kernel, grad_v_steep_kernel)
+settle_keys(*filter(None, (walk_hopper_kernel, grad_qk_hopper_kernel, grad_walk_hopper_kernel)))
 
 
 def forward(p: Problem, output_final_state: bool, launch: Launcher) -> tuple[Tensor, Tensor | None, Kept | None]:
@@ -37,9 +40,11 @@ def forward(p: Problem, output_final_state: bool, launch: Launcher) -> tuple[Ten
     starts = _starts(p, None, launch)
     tile, parts = p.config.output, p.slices
     for part in parts:
-        _states(p, part, starts, states, halves, final_state if part == parts[-1] else None, launch)
-        args = {"p_q": p.q, "p_k": p.k, "p_v": p.v, "p_g": p.g, "p_s": states, "p_h": halves, "p_o": o}
-        launch(p.blocks_of(output_kernel, tile, cdiv(V, tile.block_v), args, part, states))
+        final = final_state if part == parts[-1] else None
+        if not _walk(p, part, starts, states, halves, final, o, launch):
+            _states(p, part, starts, states, halves, final, launch)
+            args = {"p_q": p.q, "p_k": p.k, "p_v": p.v, "p_g": p.g, "p_s": states, "p_h": halves, "p_o": o}
+            launch(p.blocks_of(output_kernel, tile, cdiv(V, tile.block_v), args, part, states))
     return o, final_state, p.kept(states, halves)
 
 
@@ -101,6 +106,24 @@ def _states(
     )
 
 
+def _walk(
+    p: Problem, part: Slice, starts: Tensor | None, states: Tensor, halves: Tensor | None, final_state: Tensor | None,
+    o: Tensor, launch: Launcher,
+) -> bool:  # fmt: skip
+    """What `_states` does, and the slice's rows of o, in one walk; False where the plan has none or it cannot serve."""
+    args = {
+        "p_q": p.q, "p_k": p.k, "p_v": p.v, "p_g": p.g, "p_s0": starts, "p_s": states, "p_h": halves,
+        "p_st": final_state, "p_o": o, "scale": p.scale, "n_start": 1 if starts is p.initial_state else p.n_seg,
+    }  # fmt: skip
+    flags = {"HAS_S0": starts is not None, "STORE_ST": final_state is not None}
+    walk = p.walk_on_hopper(walk_hopper_kernel, p.config.walk, args, part, states, **flags)
+    if walk is None:
+        return False
+    launch(walk)
+    launch(p.steep_of(output_steep_kernel, args, part, states))
+    return True
+
+
 def _grad_states(
     p: Problem, part: Slice, do: Tensor, ends: Tensor | None, grads: Tensor, d_initial: Tensor | None, launch: Launcher,
     every: int = 1, last: bool = False, gamma: Tensor | None = None,
@@ -147,10 +170,32 @@ def backward(
     for part in p.slices:
         if kept is None:
             _states(p, part, starts, states, halves if p.n_seg == 1 else None, None, launch)
-        _grad_states(p, part, do, ends, grads, d_initial if part.first_segment == 0 else None, launch)
+        first = d_initial if part.first_segment == 0 else None
+        walked = _grad_walk(p, part, do, ends, grads, first, halves, dv, launch)
+        if not walked:
+            _grad_states(p, part, do, ends, grads, first, launch)
         _grad_qk(p, part, do, states, grads, halves, (dq, dk, dg), launch)
-        _grad_v(p, part, do, grads, halves, dv, launch)
+        if not walked:
+            _grad_v(p, part, do, grads, halves, dv, launch)
     return dq, dk, dv, dg, d_initial
+
+
+def _grad_walk(
+    p: Problem, part: Slice, do: Tensor, ends: Tensor | None, grads: Tensor, d_initial: Tensor | None,
+    halves: Tensor | None, dv: Tensor, launch: Launcher,
+) -> bool:  # fmt: skip
+    """What `_grad_states` and `_grad_v` do, in one walk; False where the plan has none, or it cannot serve."""
+    args = {
+        "p_q": p.q, "p_k": p.k, "p_g": p.g, "p_do": do, "p_h": halves, "p_dst": ends, "p_ds": grads,
+        "p_ds0": d_initial, "p_dv": dv, "scale": p.scale, "n_end": p.n_seg if part != p.whole else 1,
+    }  # fmt: skip
+    flags = {"HAS_DST": ends is not None, "STORE_DS0": d_initial is not None}
+    walk = p.walk_on_hopper(grad_walk_hopper_kernel, p.config.grad_walk, args, part, grads, **flags)
+    if walk is None:
+        return False
+    launch(walk)
+    launch(p.steep_of(grad_v_steep_kernel, args, part, grads))
+    return True
 
 
 def _grad_qk(
@@ -158,22 +203,19 @@ def _grad_qk(
     out: tuple[Tensor, Tensor, Tensor | None], launch: Launcher,
 ) -> None:  # fmt: skip
     """Fill the slice's rows of dq, dk and dg: ``out``."""
-    _, T, _, K, _ = p.dims
+    _, _, _, K, _ = p.dims
     tile = p.config.grad_qk
-    here = min(part.chunks, cdiv(T, p.schedule.chunk))
     args = {
         "p_q": p.q, "p_k": p.k, "p_v": p.v, "p_g": p.g, "p_do": do, "p_s": states, "p_ds": grads, "p_h": halves,
-        "p_dq": out[0], "p_dk": out[1], "p_dg": out[2], "scale": p.scale, "n_blocks": p.n_blocks,
-        "n_here": here, "first_chunk": part.first_chunk, "n_stored": states.shape[1],
-    }  # fmt: skip
-    programs = cdiv(K, tile.block_k) * here
-    portable = p.launch_of(grad_qk_kernel, tile, programs, args, CHUNK=p.schedule.chunk)
-    native = p.on_hopper(grad_qk_hopper_kernel, tile, portable)
+        "p_dq": out[0], "p_dk": out[1], "p_dg": out[2],
+    } | p.chunks_of(part, states)  # fmt: skip
+    programs = cdiv(K, tile.block_k) * args["n_here"]
+    native = p.on_hopper(grad_qk_hopper_kernel, tile, programs, args, STAGES=tile.num_stages)
     if native is None:
-        launch(portable)
+        launch(p.launch_of(grad_qk_kernel, tile, programs, args, CHUNK=p.schedule.chunk))
     else:
         launch(native)
-        launch(p.steep_of(tile, args))
+        launch(p.steep_of(grad_qk_steep_kernel, args, part, states))
 
 
 def _grad_v(

@@ -26,72 +26,31 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from .gates import LOG2E, ROW_BLOCK_LIMIT_16_BIT
-
-barrier = getattr(gl, "barrier", None) or gl.thread_barrier  # Triton 3.7 and 3.6
-
-ROWS = gl.constexpr(64)  # of a chunk; features of a tile, too, and columns of a tile of V
-TILE_BYTES = gl.constexpr(64 * 64 * 2)
-LOG2_E = gl.constexpr(LOG2E.value)
-LEAST_HALF = gl.constexpr(-0.5 * ROW_BLOCK_LIMIT_16_BIT.value)  # log2 of half of a mild block's decay is above it
-
-# An accumulator, what of it is the left operand of a product, and what products read and write in shared memory.
-ACCUMULATOR = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))
-OPERAND = gl.constexpr(gl.DotOperandLayout(0, ACCUMULATOR.value, 2))
-SHARED = gl.constexpr(gl.NVMMASharedLayout(128, 16, 2))
-SPREAD = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))  # a matrix over all threads
-EVERYWHERE = gl.constexpr(gl.BlockedLayout([1, 2], [1, 32], [4, 1], [1, 0]))  # a row: all of it in every warp
-
-
-@gluon.jit
-def _matrix(s_x):
-    """A tile of rows in shared memory, [1, rows, columns], as a matrix."""
-    return s_x.reshape([s_x.shape[1], s_x.shape[2]])
+from .hopper import (
+    ACCUMULATOR,
+    EVERYWHERE,
+    LEAST_HALF,
+    LOG2_E,
+    OPERAND,
+    ROWS,
+    SHARED,
+    SPREAD,
+    TILE_BYTES,
+    barrier,
+    by_parts,
+    cut,
+    leading,
+    matrix,
+    rest,
+    rounded,
+    wide,
+)
 
 
 @gluon.jit
 def _features_first(s_x):
     """A tile of rows in shared memory as float32 [features, rows]."""
-    return _wide(_matrix(s_x).permute((1, 0)).load(ACCUMULATOR))
-
-
-# Conversions between float32 and bfloat16 take two numbers at once, and only those that round take the slow unit.
-
-
-@gluon.jit
-def _wide(b_x):
-    """bfloat16 as float32."""
-    return gl.inline_asm_elementwise(
-        "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;", "=&r,=&r,r", [b_x], dtype=gl.float32, is_pure=True, pack=2
-    )
-
-
-@gluon.jit
-def _rounded(b_x):
-    """float32 rounded to bfloat16."""
-    return gl.inline_asm_elementwise(
-        "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,r,r", [b_x], dtype=gl.bfloat16, is_pure=True, pack=2
-    )
-
-
-@gluon.jit
-def _leading(b_x):
-    """`tiles.leading` as bfloat16."""
-    return gl.inline_asm_elementwise(
-        "prmt.b32 $0, $1, $2, 0x7632;", "=r,r,r", [b_x], dtype=gl.bfloat16, is_pure=True, pack=2
-    )
-
-
-@gluon.jit
-def _rest(b_x):
-    """What `_leading` leaves, float32."""
-    return b_x - (b_x.to(gl.int32, bitcast=True) & -0x10000).to(gl.float32, bitcast=True)
-
-
-@gluon.jit
-def _cut(b_x):
-    """`tiles.cut`."""
-    return _leading(b_x), _leading(_rest(b_x))
+    return wide(matrix(s_x).permute((1, 0)).load(ACCUMULATOR))
 
 
 @gluon.jit
@@ -107,15 +66,6 @@ def _load_values(
     tma.async_copy_global_to_shared(d_v, [i_batch, i_row, i_v], bar, s_v.index(AT))
     tma.async_copy_global_to_shared(d_s, [i_state, i * ROWS], bar, s_s.index(AT))
     tma.async_copy_global_to_shared(d_ds, [i_state, i * ROWS], bar, s_ds.index(AT))
-
-
-@gluon.jit
-def _scaled_by_parts(b_h, b_l, s_high, s_low, b_acc):
-    """acc + x y for a left operand and a right one in two parts each, but for the product of the low ones, begun."""
-    b_h, b_l = gl.convert_layout(b_h, OPERAND, True), gl.convert_layout(b_l, OPERAND, True)
-    b_acc = warpgroup_mma(b_h, s_high, b_acc, is_async=True)
-    b_acc = warpgroup_mma(b_h, s_low, b_acc, is_async=True)
-    return warpgroup_mma(b_l, s_high, b_acc, is_async=True)
 
 
 @gluon.jit(do_not_specialize=["n_blocks", "n_here", "first_chunk", "n_stored"])
@@ -151,7 +101,7 @@ def grad_qk_hopper_kernel(
         s_u = gl.allocate_shared_memory(gl.bfloat16, [ROWS, ROWS], SHARED)
         s_dq = s_g  # so that nothing waits until q has been read
     else:
-        s_u = _matrix(s_g)
+        s_u = matrix(s_g)
         s_dq = s_q
     bars = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     bar_g = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
@@ -186,7 +136,7 @@ def grad_qk_hopper_kernel(
 
     mbarrier.wait(bar_g, 0)
     b_zero = gl.zeros([ROWS, ROWS], gl.float32, ACCUMULATOR)
-    b_c = warpgroup_mma(_matrix(s_g).permute((1, 0)), s_m.permute((1, 0)), b_zero, use_acc=False, is_async=True)
+    b_c = warpgroup_mma(matrix(s_g).permute((1, 0)), s_m.permute((1, 0)), b_zero, use_acc=False, is_async=True)
     b_c = warpgroup_mma_wait(0, (b_c,)) * LOG2_E
 
     # dA, and what comes through the states
@@ -194,12 +144,12 @@ def grad_qk_hopper_kernel(
     b_phi = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, ACCUMULATOR))
     for i in gl.static_range(NV):
         mbarrier.wait(bars.index(i % STAGES), (i // STAGES) & 1)
-        b_do, b_v = _matrix(s_do.index(i % STAGES)), _matrix(s_v.index(i % STAGES))
+        b_do, b_v = matrix(s_do.index(i % STAGES)), matrix(s_v.index(i % STAGES))
         b_s, b_ds = s_s.index(i % STAGES), s_ds.index(i % STAGES)
         b_a = warpgroup_mma(b_do, b_v.permute((1, 0)), b_a, use_acc=i > 0, is_async=True)
         b_x = warpgroup_mma(b_s, b_do.permute((1, 0)), b_x, use_acc=i > 0, is_async=True)
         b_y = warpgroup_mma(b_ds, b_v.permute((1, 0)), b_y, use_acc=i > 0, is_async=True)
-        b_phi += gl.sum(_wide(b_s.load(ACCUMULATOR)) * _wide(b_ds.load(ACCUMULATOR)), axis=1)
+        b_phi += gl.sum(wide(b_s.load(ACCUMULATOR)) * wide(b_ds.load(ACCUMULATOR)), axis=1)
         if i + STAGES < NV:
             b_a, b_x, b_y = warpgroup_mma_wait(0, (b_a, b_x, b_y))
             fence_async_shared()
@@ -208,12 +158,12 @@ def grad_qk_hopper_kernel(
                 i + STAGES, d_do, d_v, d_s, d_ds, s_do, s_v, s_s, s_ds, bars, i_batch, i_row, i_h, i_state, V, STAGES
             )
     mbarrier.wait(bar_qk, 0)
-    b_kh, b_kl = _cut(_features_first(s_k) * gl.exp2(-b_c))
+    b_kh, b_kl = cut(_features_first(s_k) * gl.exp2(-b_c))
     b_a, b_x, b_y = warpgroup_mma_wait(0, (b_a, b_x, b_y))
 
     # A, into shared memory
     o_i, o_j = gl.arange(0, ROWS, gl.SliceLayout(1, ACCUMULATOR)), gl.arange(0, ROWS, gl.SliceLayout(0, ACCUMULATOR))
-    b_ah, b_al = _cut(gl.where(o_i[:, None] >= o_j[None, :], b_a * scale, 0.0))
+    b_ah, b_al = cut(gl.where(o_i[:, None] >= o_j[None, :], b_a * scale, 0.0))
     barrier()  # every warp is done with M and g
     s_m.store(b_ah)
     s_low.store(b_al)
@@ -224,20 +174,20 @@ def grad_qk_hopper_kernel(
     barrier()
 
     # X and Y; Phi from Y as it comes through the state, of K as its parts show it
-    b_x = _scaled_by_parts(b_kh, b_kl, s_m.permute((1, 0)), s_low.permute((1, 0)), b_x)
+    b_x = by_parts(b_kh, b_kl, s_m.permute((1, 0)), s_low.permute((1, 0)), b_x, False)
     b_y = b_y * b_h[:, None]
-    b_phi = b_phi * (b_h * b_h) + gl.sum((_wide(b_kh) + _wide(b_kl)) * b_y, axis=1)
-    b_qh, b_ql = _cut(_features_first(s_q) * gl.exp2(b_c))
-    b_y = _scaled_by_parts(b_qh, b_ql, s_m, s_low, b_y)
+    b_phi = b_phi * (b_h * b_h) + gl.sum((wide(b_kh) + wide(b_kl)) * b_y, axis=1)
+    b_qh, b_ql = cut(_features_first(s_q) * gl.exp2(b_c))
+    b_y = by_parts(b_qh, b_ql, s_m, s_low, b_y, False)
     b_x = warpgroup_mma_wait(3, (b_x,))
-    _matrix(s_dq).permute((1, 0)).store(_rounded(b_x * gl.exp2(b_c)))
-    b_diff = (_wide(b_qh) + _wide(b_ql)) * b_x
+    matrix(s_dq).permute((1, 0)).store(rounded(b_x * gl.exp2(b_c)))
+    b_diff = (wide(b_qh) + wide(b_ql)) * b_x
     b_y = warpgroup_mma_wait(0, (b_y,))
-    _matrix(s_k).permute((1, 0)).store(_rounded(b_y * gl.exp2(-b_c)))
-    b_diff -= (_wide(b_kh) + _wide(b_kl)) * b_y
+    matrix(s_k).permute((1, 0)).store(rounded(b_y * gl.exp2(-b_c)))
+    b_diff -= (wide(b_kh) + wide(b_kl)) * b_y
 
     # dg, while dq and dk leave
-    b_high, b_low = _leading(b_diff), _rounded(_rest(b_diff))
+    b_high, b_low = leading(b_diff), rounded(rest(b_diff))
     fence_async_shared()
     b_dg = warpgroup_mma(gl.convert_layout(b_low, OPERAND, True), s_u, b_zero, use_acc=False, is_async=True)
     b_dg = warpgroup_mma(gl.convert_layout(b_high, OPERAND, True), s_u, b_dg, is_async=True)
@@ -246,7 +196,7 @@ def grad_qk_hopper_kernel(
         tma.async_copy_shared_to_global(d_dq, [i_batch, i_row, i_col], s_dq)
         tma.async_copy_shared_to_global(d_dk, [i_batch, i_row, i_col], s_k)
     b_dg = warpgroup_mma_wait(0, (b_dg,))
-    s_m.permute((1, 0)).store(_rounded(b_dg + b_phi[:, None]))
+    s_m.permute((1, 0)).store(rounded(b_dg + b_phi[:, None]))
     fence_async_shared()
     barrier()
     if mild:

@@ -60,7 +60,9 @@ def output_kernel(
         else:
             o_v = i_v * BV + tl.arange(0, BV)
             p_s += i_s * K * V
-            _any_gates(p_q, p_k, p_v, p_g, p_s, p_o, scale, T, H, i_chunk, i_a, o_v, K, V, BT, BK, BV, DOT, PRECISION)
+            any_gate_output(
+                p_q, p_k, p_v, p_g, p_s, p_o, scale, T, H, i_chunk, i_a, o_v, K, V, BT, BK, BV, DOT, PRECISION
+            )
     else:
         _row_block(
             p_q, p_k, p_v, p_g, p_s, p_h, p_o, d_q, d_k, d_v, d_g, d_s, d_o,
@@ -129,7 +131,7 @@ def _row_block(
 
 
 @triton.jit
-def _any_gates(
+def any_gate_output(
     p_q, p_k, p_v, p_g, p_s, p_o, scale, T, H, i_chunk, i_a, o_v,
     K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     DOT: tl.constexpr, PRECISION: tl.constexpr,

@@ -5,7 +5,7 @@ Nothing here touches a GPU. The order of the passes is in `chunk`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -13,15 +13,15 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from ..config import KernelConfig, Schedule, Tile, cdiv, padded
+from ..config import SEGMENT_ROWS, KernelConfig, Schedule, Tile, cdiv, padded
 from ..launch import Launch, described, interpreting
 from .descriptors import blocks
-from .slices import SEGMENT_ROWS, Slice, segments_at_once, slices_of
+from .slices import Slice, segments_at_once, slices_of
 from .states import combine_kernel
-from .steep import grad_qk_steep_kernel
 
 COMBINED = Tile(16, 64)  # of a state, in a program that adds segments up: few bytes a step, many programs
-SHARE = 16  # chunks that a program looks at for what is left undone
+STEEP = Tile(64, 64)  # of what Hopper's kernels leave undone, whose features come 64 at a time
+SHARE = 16  # chunks that a program looks at for that
 
 
 @dataclass(frozen=True)
@@ -157,24 +157,49 @@ class Problem:
             max_registers=tile.max_registers,
         )
 
-    def on_hopper(self, kernel: Any, tile: Tile, portable: Launch) -> Launch | None:
-        """The launch by Hopper's own kernel, where the tile asks for that and it can serve: gated bf16 inputs, chunks
-        of one row block of 64, and tensors that all bear descriptors."""
-        if kernel is None or not tile.hopper or self.g is None or self.q.device.type == "cpu":
+    def on_hopper(
+        self, kernel: Any, tile: Tile | None, programs: int, args: dict[str, Any], **constexprs: Any
+    ) -> Launch | None:
+        """A launch of Hopper's own kernel, where the plan asks for that and it can serve: gated bf16 inputs, chunks of
+        one row block of 64, and tensors that all bear descriptors."""
+        if kernel is None or tile is None or not tile.hopper or self.q.device.type == "cpu":
             return None  # on the CPU the interpreter runs, which knows no Gluon
-        if not self.q.dtype == self.g.dtype == torch.bfloat16 or not self.schedule.chunk == self.config.block_t == 64:
+        if self.g is None or not self.q.dtype == self.g.dtype == torch.bfloat16 or not self.scale > 0:
             return None
-        names = described(kernel)
-        found = blocks(portable.args, names, 64, tile.block_k, tile.block_v)
-        if len(found) < len(names):
+        if not self.schedule.chunk == self.config.block_t == STEEP.block_k:
             return None
-        constexprs = portable.constexprs | {"STAGES": tile.num_stages}
-        return replace(portable, kernel=kernel, constexprs=constexprs, blocks=found)
+        launch = self.launch_of(kernel, tile, programs, args, CHUNK=self.schedule.chunk, **constexprs)
+        return launch if len(launch.blocks) == len(described(kernel)) else None
 
-    def steep_of(self, tile: Tile, args: dict[str, Any]) -> Launch:
-        """A launch of what Hopper's kernel leaves undone: a program so many chunks."""
-        shares = cdiv(args["n_here"], SHARE)
-        return self.launch_of(grad_qk_steep_kernel, tile, shares, args, CHUNK=self.schedule.chunk, SHARE=SHARE)
+    def walk_on_hopper(
+        self, kernel: Any, tile: Tile | None, args: dict[str, Any], part: Slice, stored: Tensor, **constexprs: Any
+    ) -> Launch | None:
+        """`on_hopper` of a walk over time that stores a state a chunk: a program a segment and tile of V."""
+        if tile is None:
+            return None
+        programs = cdiv(self.dims[-1], tile.block_v) * part.segments
+        return self.on_hopper(kernel, tile, programs, args | self.walked(part, stored, 1), **constexprs)
+
+    def steep_of(self, kernel: Any, args: dict[str, Any], part: Slice, stored: Tensor) -> Launch:
+        """A launch of what Hopper's kernel leaves undone of a slice: a program so many chunks."""
+        args = args | self.chunks_of(part, stored)
+        return self.launch_of(kernel, STEEP, cdiv(args["n_here"], SHARE), args, CHUNK=self.schedule.chunk, SHARE=SHARE)
+
+    def chunks_of(self, part: Slice, stored: Tensor) -> dict[str, Any]:
+        """What a pass over the chunks of a slice goes by. ``stored``: states of all of them."""
+        return {
+            "scale": self.scale, "n_blocks": self.n_blocks, "first_chunk": part.first_chunk,
+            "n_here": min(part.chunks, cdiv(self.q.shape[1], self.schedule.chunk)), "n_stored": stored.shape[1],
+        }  # fmt: skip
+
+    def walked(self, part: Slice, stored: Tensor, every: int) -> dict[str, Any]:
+        """What a walk over the segments of a slice goes by, which stores a state every so many chunks."""
+        chunk = self.schedule.chunk
+        return {
+            "n_seg": part.segments, "first_seg": part.first_segment, "n_stored": stored.shape[1],
+            "seg_rows": (part.chunks if part == self.whole else self.seg_chunks) * chunk,
+            "every_rows": every * chunk,
+        }  # fmt: skip
 
     def walk_of(
         self, kernel: Any, tile: Tile, args: dict[str, Any], part: Slice, stored: Tensor, every: int, last: bool,
@@ -183,14 +208,9 @@ class Problem:
         """A launch of a pass over time, which stores a state every so many chunks: a program a segment and tile.
         ``last``: only each segment's last one."""
         _, _, _, K, V = self.dims
-        chunk = self.schedule.chunk
-        args = args | {
-            "n_seg": part.segments, "first_seg": part.first_segment, "n_stored": stored.shape[1],
-            "seg_rows": (part.chunks if part == self.whole else self.seg_chunks) * chunk,
-            "every_rows": every * chunk,
-        }  # fmt: skip
         columns = cdiv(K, tile.block_k) * cdiv(V, tile.block_v)
-        each = every * chunk == self.config.block_t and not last
+        each = every * self.schedule.chunk == self.config.block_t and not last
+        args = args | self.walked(part, stored, every)
         return self.launch_of(kernel, tile, columns * part.segments, args, EACH=each, LAST=last, **constexprs)
 
     def combination_of(

@@ -11,9 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-# Rows of a segment, a multiple of every chunk. At K = V = 128 the states at their boundaries are 5 % of the inputs.
-SEGMENT_ROWS = 1024
-
 # The shared buffer's size: this, or a sixteenth of the inputs where that is more, and a segment at least.
 SLICE_BYTES = 64 * 2**20
 SLICE_SHARE = 16

@@ -66,7 +66,7 @@ def test_what_is_fitted_predicts_what_was_measured(
     out = tmp_path / "model.json"
     calibrate.main([str(records), "--out", str(out)])
     assert "states: " in capsys.readouterr().out
-    assert set(json.loads(out.read_text())["passes"]) == {"states", "output"}
+    assert set(json.loads(out.read_text())["passes"]) == {"states", "output", "walk"}
     monkeypatch.setattr(model, "_fitted", lambda: json.loads(out.read_text())["passes"])
     errors = [
         math.log(model.predict_ms(launch_of(space.work, one, 90), 90) / made_up_ms(space, key))
