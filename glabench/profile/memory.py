@@ -130,7 +130,8 @@ def model(system: System, case: Case, arch: str) -> dict[str, int] | None:
 def _tensors(launches: Sequence[Launch]) -> dict[str, int]:
     """Bytes by kind of a direction's tensors, each counted once."""
     kinds, seen = dict.fromkeys(KINDS, 0), set[int]()
-    kept = {} if any(launch.step in ("states", "walk") for launch in launches) else {"p_h": "saved"}  # by the forward pass
+    forward = any(launch.step in ("states", "walk") for launch in launches)
+    kept = {} if forward else {"p_h": "saved"}  # by the forward pass
     for launch in launches:
         states = dict.fromkeys(STATE_TENSORS.get(launch.step, ()), "states")
         for name, kind in (MODEL_KINDS | kept | states).items():
