@@ -81,7 +81,7 @@ def variants(work: Workload) -> Iterator[Variant]:
         for block_t in BLOCK_TS:
             if schedule.rows % block_t == 0:
                 yield Variant(schedule, block_t)
-                if block_t == schedule.chunk == WGMMA_ROWS and work.gated:
+                if block_t == schedule.chunk == WGMMA_ROWS and (work.gated or work.direction == "fwd"):
                     yield Variant(schedule, block_t, True)
 
 
@@ -89,7 +89,7 @@ def base_config(work: Workload, variant: Variant, capability: int) -> KernelConf
     """A config of the variant whose tiles are the defaults: what the passes that are not in question run."""
     config = default_config(work.K, work.V, work.operand_bytes, variant.schedule, capability)
     config = replace(config, block_t=variant.block_t)
-    return with_walks(config, work.V) if variant.walks else config
+    return with_walks(config, work, capability) if variant.walks else config
 
 
 def plan_of(work: Workload, candidates: list[Candidate], capability: int) -> Plan:

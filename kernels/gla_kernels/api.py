@@ -81,7 +81,8 @@ def gla(
             check_plan(plan, work, machine)
     if not isinstance(recompute, bool):
         raise ValueError(f"recompute: expected True or False, got {recompute!r}")
-    return _ChunkGLA.apply(q, k, v, g, scale, initial_state, output_final_state, plans[0], plans[-1], recompute)
+    keep = len(plans) > 1 and not recompute
+    return _ChunkGLA.apply(q, k, v, g, scale, initial_state, output_final_state, plans[0], plans[-1], keep)
 
 
 def gla_recurrent(
@@ -187,12 +188,12 @@ def _both_or_neither(d_final: Tensor | None, final_state: Tensor | None) -> tupl
 class _ChunkGLA(torch.autograd.Function):
     @staticmethod
     def forward(  # type: ignore[no-untyped-def]  # autograd's calling convention
-        ctx, q, k, v, g, scale, initial_state, output_final_state, plan, backward_plan, recompute
+        ctx, q, k, v, g, scale, initial_state, output_final_state, plan, backward_plan, keep
     ):
         q, k, v, g, initial_state = _contiguous(q, k, v, g, initial_state)
         problem = problem_of(q, k, v, g, scale, initial_state, plan)
-        o, final_state, kept = chunk.forward(problem, output_final_state, execute)
-        if recompute or not problem_of(q, k, v, g, scale, initial_state, backward_plan).served_by(kept):
+        o, final_state, kept = chunk.forward(problem, output_final_state, execute, keep)
+        if not problem_of(q, k, v, g, scale, initial_state, backward_plan).served_by(kept):
             kept = None
         ctx.kept = kept is not None
         ctx.save_for_backward(q, k, v, g, initial_state, *((kept.states, kept.halves) if kept else (None, None)))

@@ -86,8 +86,10 @@ def by_model(work: Workload, capability: int) -> Plan:
     plans = []
     for schedule in allowed:
         plan = Plan(schedule, default_config(work.K, work.V, work.operand_bytes, schedule, capability))
-        walked = replace(plan, config=with_walks(plan.config, work.V))
-        plans += [plan] if refusal(walked, work, capability) else [plan, walked]
+        plans.append(plan)
+        walked = replace(plan, config=with_walks(plan.config, work, capability))
+        if (work.gated or work.operand_bytes == 2) and refusal(walked, work, capability) is None:
+            plans.append(walked)
     return min(plans, key=lambda plan: predicted_ms(work, plan, capability)) if len(plans) > 1 else plans[0]
 
 
@@ -128,10 +130,13 @@ def _gpu(index: int) -> Machine:
     return Machine(10 * facts.major + facts.minor, facts.name, facts.total_memory)
 
 
-def with_walks(config: KernelConfig, V: int) -> KernelConfig:
-    """The config with walks that do two passes' work, for values of head dimension V."""
-    walk = Tile(WGMMA_ROWS, 128 if V % 128 == 0 else WGMMA_ROWS, 4, 2, descriptors=True, hopper=True)
-    return replace(config, walk=walk, grad_walk=walk)
+def with_walks(config: KernelConfig, work: Workload, capability: int = HOPPER) -> KernelConfig:
+    """The config with walks that do two passes' work, on a GPU of that compute capability."""
+    if work.gated:
+        walk = Tile(WGMMA_ROWS, 128 if work.V % 128 == 0 else WGMMA_ROWS, 4, 2, descriptors=True, hopper=True)
+        return replace(config, walk=walk, grad_walk=walk)
+    walk = Tile(padded(work.K), min(64, padded(work.V)), 4, 2, descriptors=capability == HOPPER)
+    return replace(config, walk=walk)
 
 
 # --- Tuned plans ------------------------------------------------------------------------------------------------------

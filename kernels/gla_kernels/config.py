@@ -255,7 +255,7 @@ class TileSpace:
 # their states go through shared memory else, and one program an SM less may fit. 168 registers: three programs an SM.
 OVER_TIME = TileSpace((32, 64, 128), (64, 128), (4, 8), (2, 3, 4), (MAX_REGISTERS,), (True, False))
 BY_ROWS = TileSpace((32, 64), (64, 128, 256), (4,), (1, 2, 3), (MAX_REGISTERS, 168), (True,))
-ON_CHIP = TileSpace((64,), (64, 128), (4,), (2,), (MAX_REGISTERS,), (True,), (True,))
+ON_CHIP = TileSpace((64, 128), (64, 128), (4,), (1, 2, 3, 4), (MAX_REGISTERS, 128), (True, False), (True, False))
 SPACE: dict[str, TileSpace] = {
     "states": OVER_TIME,
     "output": BY_ROWS,
@@ -309,8 +309,11 @@ def tiles(step: str, K: int, V: int, capability: int) -> Iterator[Tile]:
 
 def _of_hopper(step: str, tile: Tile) -> bool:
     """Whether Hopper's own kernel of a pass takes such a tile. A walk has all of K, 64 features at a time."""
-    widths = (64, 128) if step in WALKS else (64,)
-    return (tile.block_k, tile.num_warps, tile.descriptors) == (64, 4, True) and tile.block_v in widths
+    if (tile.block_k, tile.num_warps, tile.descriptors) != (64, 4, True):
+        return False
+    if step in WALKS:
+        return tile.block_v in (64, 128) and (tile.num_stages, tile.max_registers) == (2, MAX_REGISTERS)
+    return tile.block_v == 64
 
 
 def _sizes(choices: tuple[int, ...], dim: int) -> tuple[int, ...]:
@@ -325,8 +328,9 @@ def feasible(step: str, plan: Plan, work: Workload, capability: int) -> str | No
     spills and occupancy rank candidates but veto none.
     """
     tile, rows, block_t = getattr(plan.config, step), plan.schedule.rows, plan.config.block_t
-    if tile is None or (step in WALKS and not tile.hopper):
-        return f"{step}: only Hopper's own kernel does two passes' work in one walk"
+    unfit = _unfit_to_walk(step, tile, plan, work) if step in WALKS else None
+    if unfit:
+        return unfit
     if tile.descriptors and capability < DESCRIPTOR_CAPABILITY:
         return f"tensor descriptors need compute capability {DESCRIPTOR_CAPABILITY}"
     if rows % block_t:
@@ -361,10 +365,19 @@ def _unfit_for_hopper(step: str, plan: Plan, work: Workload, capability: int) ->
         return f"Hopper's own kernels are of chunks of one row block of {WGMMA_ROWS}"
     if work.dtype != "bf16" or work.K % WGMMA_ROWS or work.V % WGMMA_ROWS:
         return f"Hopper's own kernels are of bf16 and head dimensions that {WGMMA_ROWS} divides"
-    if step in WALKS and not work.gated:
-        return "without gates there is no walk that does two passes' work"
-    if step in WALKS and (work.K > WALKED_K or work.V % getattr(plan.config, step).block_v):
-        return f"a walk that does two passes' work has K of up to {WALKED_K} on chip, and whole tiles of V"
+    return None
+
+
+def _unfit_to_walk(step: str, tile: Tile | None, plan: Plan, work: Workload) -> str | None:
+    """Why no walk can do two passes' work."""
+    if tile is None:
+        return f"{step}: the plan has no such walk"
+    if work.gated != tile.hopper or (step == "grad_walk" and not work.gated):
+        return "a walk that does two passes' work is Hopper's own with gates, and portable and forward without"
+    if plan.schedule.chunk != plan.config.block_t:
+        return "a walk that does two passes' work is of chunks of one row block"
+    if work.K > WALKED_K or (tile.hopper and work.V % tile.block_v) or (not tile.hopper and tile.block_k < work.K):
+        return f"a walk that does two passes' work has K of up to {WALKED_K} on chip, and Hopper's whole tiles of V"
     return None
 
 

@@ -186,12 +186,14 @@ def _walk(c: Count) -> None:
     blocks = s.blocks * s.in_k
     _start(c, "HAS_S0", "s0", s.segments)
     c.load(s.T, "q", "k", "v", "g")
-    c.store_states(s.blocks, "s")
-    c.store(s.blocks, HALVES)
-    _summed_gates(c, 2 * blocks, 0)
-    c.exps += blocks * (3 * s.keys + 2 * s.BK)
-    c.vector += blocks * (6 * s.keys + s.state)
-    c.dot(3 * blocks, s.scores * s.BK)
+    c.store_states(s.blocks * s.constexprs["STORE_S"], "s")
+    if s.gated:
+        c.store(s.blocks, HALVES)
+        _summed_gates(c, 2 * blocks, 0)
+        c.exps += blocks * (3 * s.keys + 2 * s.BK)
+        c.vector += blocks * (6 * s.keys + s.state)
+        c.dot(2 * blocks, s.scores * s.BK)
+    c.dot(blocks, s.scores * s.BK)
     c.dot(2 * blocks, s.keys * s.BV)
     _half_product(c, s.blocks, s.scores * s.BV)
     c.vector += s.blocks * s.values  # the scale
@@ -389,8 +391,7 @@ KERNELS: dict[str, Callable[[Count], None]] = {
     "walk": _walk,
     "grad_walk": _grad_walk,
     "output_steep": _steep,
-    "grad_qk_steep": _steep,
-    "grad_v_steep": _steep,
+    "grad_steep": _steep,
     "recurrent_output": _recurrent_output,
     "recurrent_grad_q": _recurrent_grad_q,
     "recurrent_grad_k": _recurrent_grad_k,

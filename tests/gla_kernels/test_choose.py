@@ -37,7 +37,7 @@ def test_the_cost_model_chooses_the_schedule_where_it_is_open(tables, machine):
     choice = chosen(WORK, machine)
     assert choice.origin == "by the cost model"
     plans = [Plan(one, default_config(128, 128, 2, one, 90)) for one in schedules(WORK)]
-    plans += [replace(plan, config=with_walks(plan.config, 128)) for plan in plans if plan.schedule.rows == 64]
+    plans += [replace(plan, config=with_walks(plan.config, WORK)) for plan in plans if plan.schedule.rows == 64]
     plans = [plan for plan in plans if refusal(plan, WORK, 90) is None]
     assert choice.plan in plans
     assert predicted_ms(WORK, choice.plan, 90) == min(predicted_ms(WORK, plan, 90) for plan in plans)

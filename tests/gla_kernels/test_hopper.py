@@ -13,7 +13,7 @@ from gla_kernels.apply import all_launches, problem_of
 from gla_kernels.choose import with_walks
 from gla_kernels.chunk.descriptors import blocks
 from gla_kernels.chunk.problem import STEEP
-from gla_kernels.chunk.steep import grad_qk_steep_kernel, grad_v_steep_kernel, output_steep_kernel
+from gla_kernels.chunk.steep import grad_steep_kernel, output_steep_kernel
 from gla_kernels.config import HOPPER_PASSES, PASSES, feasible, tiles
 from gla_kernels.launch import Launch, execute, interpreting
 
@@ -21,8 +21,8 @@ WORK = Workload("bwd", 1, 300, 2, 128, 256)
 
 LEFT_UNDONE = {  # by the pass that does it elsewhere
     "output": (output_steep_kernel, ("p_o",)),
-    "grad_qk": (grad_qk_steep_kernel, ("p_dq", "p_dk", "p_dg")),
-    "grad_v": (grad_v_steep_kernel, ("p_dv",)),
+    "grad_qk": (grad_steep_kernel, ("p_dq", "p_dk", "p_dg")),
+    "grad_v": (grad_steep_kernel, ("p_dv",)),
 }
 
 
@@ -35,7 +35,7 @@ def backward(work: Workload, schedule: Schedule, **changes: bool) -> list[str]:
 
 def test_bf16_in_chunks_of_64_is_done_by_hoppers_kernel():
     found = backward(WORK, Schedule(64))
-    assert found[-3:] == ["grad_qk_hopper_kernel", "grad_qk_steep_kernel", "grad_v_kernel"]
+    assert found[-3:] == ["grad_qk_hopper_kernel", "grad_v_kernel", "grad_steep_kernel"]
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_bf16_in_chunks_of_64_is_done_by_hoppers_kernel():
 def test_all_else_by_the_portable_one(work, schedule, changes):
     found = backward(work, schedule, **changes)
     assert "grad_qk_kernel" in found
-    assert not {"grad_qk_hopper_kernel", "grad_qk_steep_kernel"} & set(found)
+    assert not {"grad_qk_hopper_kernel", "grad_steep_kernel"} & set(found)
 
 
 def test_gates_in_float32_go_to_the_portable_one():
@@ -114,7 +114,8 @@ def test_what_is_left_undone_is_what_decays_too_much(inputs, step):
     kernel, outputs = LEFT_UNDONE[step]
     portable = found[step]
     fresh = {name: torch.full_like(portable.args[name], torch.nan) for name in outputs}
-    execute(problem.steep_of(kernel, portable.args | fresh, problem.whole, problem.state_buffer()))
+    args = {"p_s": None, "p_v": x.v, "p_dq": None, "p_dk": None, "p_dg": None, "p_dv": None} | portable.args | fresh
+    execute(problem.steep_of(kernel, args, problem.whole, problem.state_buffer()))
     if step != "grad_qk":  # all of a chunk's rows, or none
         steep = steep.any(-1, keepdim=True)
     for name, filled in fresh.items():
@@ -130,7 +131,7 @@ def test_what_is_left_undone_is_what_decays_too_much(inputs, step):
 
 def walked(work: Workload, schedule: Schedule) -> list[str]:
     """The passes of a plan with walks, as a GPU would run them."""
-    config = with_walks(default_config(work.K, work.V, work.operand_bytes, schedule), work.V)
+    config = with_walks(default_config(work.K, work.V, work.operand_bytes, schedule), work)
     return [launch.step for launch in all_launches(work, Plan(schedule, config))]
 
 
@@ -148,7 +149,7 @@ FORWARD = Workload("fwd", 1, 3000, 2, 128, 256)
 def test_a_walk_does_two_passes_work(schedule, before):
     assert walked(FORWARD, schedule) == [*before, "walk", "output_steep"]
     found = walked(replace(FORWARD, direction="bwd"), schedule)
-    assert found[-4:] == ["grad_walk", "grad_v_steep", "grad_qk", "grad_qk_steep"]
+    assert found[-3:] == ["grad_walk", "grad_qk", "grad_steep"]
     assert "grad_v" not in found
     assert ("grad_states" in found) == bool(before)
 
@@ -157,7 +158,7 @@ def test_a_walk_does_two_passes_work(schedule, before):
 @pytest.mark.parametrize("schedule", [Schedule(64), Schedule(64, 64, True, 16), Schedule(64, 64, False)])
 def test_the_passes_of_a_plan_with_walks_are_those_that_are_launched(direction, schedule):
     work = replace(FORWARD, direction=direction)
-    config = with_walks(default_config(128, 256, 2, schedule), 256)
+    config = with_walks(default_config(128, 256, 2, schedule), work)
     launched = {step for step in walked(work, schedule) if step != "combine" and not step.endswith("_steep")}
     assert launched == set(Plan(schedule, config).steps(work))
 
@@ -176,14 +177,14 @@ def test_the_passes_of_a_plan_with_walks_are_those_that_are_launched(direction, 
 def test_where_a_walk_cannot_serve_the_passes_do(changes, schedule):
     for direction in ("fwd", "bwd"):
         work = replace(FORWARD, **{"direction": direction, **changes})
-        assert not {"walk", "grad_walk", "output_steep", "grad_v_steep"} & set(walked(work, schedule))
+        assert not {"grad_walk", "output_steep"} & set(walked(work, schedule))
 
 
 def test_a_negative_scale_goes_to_the_passes():
     """The walk backward in time adds the scale's logarithm to exponents."""
     q, v = (torch.empty(1, 64, 1, 64, dtype=torch.bfloat16, device="meta") for _ in range(2))
     schedule = Schedule(64)
-    plan = Plan(schedule, with_walks(default_config(64, 64, 2, schedule), 64))
+    plan = Plan(schedule, with_walks(default_config(64, 64, 2, schedule), replace(FORWARD, K=64, V=64)))
     for scale, step in ((1.0, "grad_walk"), (-1.0, "grad_v"), (0.0, "grad_v")):
         found: list[Launch] = []
         gla_kernels.chunk.backward(problem_of(q, q, v, q, scale, None, plan), v, None, found.append)
@@ -193,7 +194,7 @@ def test_a_negative_scale_goes_to_the_passes():
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"gated": False}, "without gates"),
+        ({"gated": False}, "portable and forward without"),
         ({"K": 256}, "K of up to 128"),
         ({"V": 192}, "whole tiles of V"),
         ({"dtype": "fp32"}, "bf16"),
@@ -201,11 +202,11 @@ def test_a_negative_scale_goes_to_the_passes():
 )
 def test_why_a_walk_cannot_run(changes, reason):
     schedule = Schedule(64)
-    plan = Plan(schedule, with_walks(default_config(128, 256, 2, schedule, 90), 256))
+    plan = Plan(schedule, with_walks(default_config(128, 256, 2, schedule, 90), FORWARD))
     work = replace(FORWARD, **changes)
     assert feasible("walk", plan, FORWARD, 90) is None
     assert reason in (feasible("walk", plan, work, 90) or "")
-    assert "grad_walk: only Hopper's" in (
+    assert "grad_walk: the plan has no such walk" in (
         feasible("grad_walk", Plan(schedule, default_config(128, 256, 2, schedule)), work, 90) or ""
     )
     assert feasible("walk", plan, FORWARD, 100) == "a kernel of Hopper's own needs compute capability 90"

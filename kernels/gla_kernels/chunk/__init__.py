@@ -16,7 +16,8 @@ from .output import output_kernel
 from .problem import Kept, Problem
 from .slices import Slice
 from .states import combine_kernel, grad_states_kernel, states_kernel
-from .steep import grad_qk_steep_kernel, grad_v_steep_kernel, output_steep_kernel
+from .steep import grad_steep_kernel, output_steep_kernel
+from .walk import walk_kernel
 
 try:
     from .grad_qk_hopper import grad_qk_hopper_kernel
@@ -25,27 +26,30 @@ try:
 except (ImportError, AttributeError):  # Gluon is experimental in Triton, and may look different in the next version
     grad_qk_hopper_kernel = grad_walk_hopper_kernel = walk_hopper_kernel = None
 
-settle_keys(states_kernel, combine_kernel, output_kernel, grad_states_kernel, grad_qk_kernel, grad_v_kernel)
-settle_keys(output_steep_kernel, grad_qk_steep_kernel, grad_v_steep_kernel)
+settle_keys(states_kernel, combine_kernel, output_kernel, walk_kernel, output_steep_kernel)
+settle_keys(grad_states_kernel, grad_qk_kernel, grad_v_kernel, grad_steep_kernel)
 settle_keys(*filter(None, (walk_hopper_kernel, grad_qk_hopper_kernel, grad_walk_hopper_kernel)))
 
 
-def forward(p: Problem, output_final_state: bool, launch: Launcher) -> tuple[Tensor, Tensor | None, Kept | None]:
+def forward(
+    p: Problem, output_final_state: bool, launch: Launcher, keep: bool = True
+) -> tuple[Tensor, Tensor | None, Kept | None]:
     """o [B, T, H, V] in the inputs' dtype, the final state [B, H, K, V] in float32 if asked for, and what the backward
-    pass can make use of."""
+    pass can make use of. ``keep``: whether there will be one that does."""
     B, _, H, K, V = p.dims
     o = torch.empty_like(p.v)
     final_state = p.q.new_empty(B, H, K, V, dtype=torch.float32) if output_final_state else None
-    halves, states = p.half_decays(), p.state_buffer()
+    halves, states = p.half_decays(), p.state_buffer() if keep or p.walk_without_gates is None else None
     starts = _starts(p, None, launch)
     tile, parts = p.config.output, p.slices
     for part in parts:
         final = final_state if part == parts[-1] else None
         if not _walk(p, part, starts, states, halves, final, o, launch):
+            assert states is not None  # which only a walk can do without
             _states(p, part, starts, states, halves, final, launch)
             args = {"p_q": p.q, "p_k": p.k, "p_v": p.v, "p_g": p.g, "p_s": states, "p_h": halves, "p_o": o}
             launch(p.blocks_of(output_kernel, tile, cdiv(V, tile.block_v), args, part, states))
-    return o, final_state, p.kept(states, halves)
+    return o, final_state, p.kept(states, halves) if keep and states is not None else None
 
 
 def _starts(p: Problem, halves: Tensor | None, launch: Launcher) -> Tensor | None:
@@ -107,18 +111,23 @@ def _states(
 
 
 def _walk(
-    p: Problem, part: Slice, starts: Tensor | None, states: Tensor, halves: Tensor | None, final_state: Tensor | None,
-    o: Tensor, launch: Launcher,
+    p: Problem, part: Slice, starts: Tensor | None, states: Tensor | None, halves: Tensor | None,
+    final_state: Tensor | None, o: Tensor, launch: Launcher,
 ) -> bool:  # fmt: skip
-    """What `_states` does, and the slice's rows of o, in one walk; False where the plan has none or it cannot serve."""
+    """What `_states` does, and the slice's rows of o, in one walk; False where the plan has none or it cannot serve.
+    Without gates it does without ``states``, too."""
     args = {
         "p_q": p.q, "p_k": p.k, "p_v": p.v, "p_g": p.g, "p_s0": starts, "p_s": states, "p_h": halves,
         "p_st": final_state, "p_o": o, "scale": p.scale, "n_start": 1 if starts is p.initial_state else p.n_seg,
     }  # fmt: skip
-    flags = {"HAS_S0": starts is not None, "STORE_ST": final_state is not None}
-    walk = p.walk_on_hopper(walk_hopper_kernel, p.config.walk, args, part, states, **flags)
+    flags = {"HAS_S0": starts is not None, "STORE_S": states is not None, "STORE_ST": final_state is not None}
+    if p.walk_without_gates is not None:
+        launch(p.walk_on_chip(walk_kernel, p.walk_without_gates, args, part, states, **flags))
+        return True
+    walk = p.on_hopper(walk_hopper_kernel, p.config.walk, p.walk_on_chip, args, part, states, **flags)
     if walk is None:
         return False
+    assert states is not None
     launch(walk)
     launch(p.steep_of(output_steep_kernel, args, part, states))
     return True
@@ -174,9 +183,16 @@ def backward(
         walked = _grad_walk(p, part, do, ends, grads, first, halves, dv, launch)
         if not walked:
             _grad_states(p, part, do, ends, grads, first, launch)
-        _grad_qk(p, part, do, states, grads, halves, (dq, dk, dg), launch)
+        native = _grad_qk(p, part, do, states, grads, halves, (dq, dk, dg), launch)
         if not walked:
             _grad_v(p, part, do, grads, halves, dv, launch)
+        if walked or native:
+            args = {
+                "p_q": p.q, "p_k": p.k, "p_v": p.v, "p_g": p.g, "p_do": do, "p_s": states, "p_ds": grads, "p_h": halves,
+                "p_dq": dq if native else None, "p_dk": dk if native else None, "p_dg": dg if native else None,
+                "p_dv": dv if walked else None,
+            }  # fmt: skip
+            launch(p.steep_of(grad_steep_kernel, args, part, grads))
     return dq, dk, dv, dg, d_initial
 
 
@@ -184,38 +200,32 @@ def _grad_walk(
     p: Problem, part: Slice, do: Tensor, ends: Tensor | None, grads: Tensor, d_initial: Tensor | None,
     halves: Tensor | None, dv: Tensor, launch: Launcher,
 ) -> bool:  # fmt: skip
-    """What `_grad_states` and `_grad_v` do, in one walk; False where the plan has none, or it cannot serve."""
+    """What `_grad_states` and `_grad_v` do, in one walk, but for what is not mild; False where the plan has none or it
+    cannot serve."""
     args = {
         "p_q": p.q, "p_k": p.k, "p_g": p.g, "p_do": do, "p_h": halves, "p_dst": ends, "p_ds": grads,
         "p_ds0": d_initial, "p_dv": dv, "scale": p.scale, "n_end": p.n_seg if part != p.whole else 1,
     }  # fmt: skip
     flags = {"HAS_DST": ends is not None, "STORE_DS0": d_initial is not None}
-    walk = p.walk_on_hopper(grad_walk_hopper_kernel, p.config.grad_walk, args, part, grads, **flags)
-    if walk is None:
-        return False
-    launch(walk)
-    launch(p.steep_of(grad_v_steep_kernel, args, part, grads))
-    return True
+    walk = p.on_hopper(grad_walk_hopper_kernel, p.config.grad_walk, p.walk_on_chip, args, part, grads, **flags)
+    if walk is not None:
+        launch(walk)
+    return walk is not None
 
 
 def _grad_qk(
     p: Problem, part: Slice, do: Tensor, states: Tensor, grads: Tensor, halves: Tensor | None,
     out: tuple[Tensor, Tensor, Tensor | None], launch: Launcher,
-) -> None:  # fmt: skip
-    """Fill the slice's rows of dq, dk and dg: ``out``."""
-    _, _, _, K, _ = p.dims
-    tile = p.config.grad_qk
+) -> bool:  # fmt: skip
+    """Fill the slice's rows of dq, dk and dg: ``out``. Whether Hopper's own kernel did, but for what is not mild."""
     args = {
         "p_q": p.q, "p_k": p.k, "p_v": p.v, "p_g": p.g, "p_do": do, "p_s": states, "p_ds": grads, "p_h": halves,
         "p_dq": out[0], "p_dk": out[1], "p_dg": out[2],
-    } | p.chunks_of(part, states)  # fmt: skip
-    programs = cdiv(K, tile.block_k) * args["n_here"]
-    native = p.on_hopper(grad_qk_hopper_kernel, tile, programs, args, STAGES=tile.num_stages)
-    if native is None:
-        launch(p.launch_of(grad_qk_kernel, tile, programs, args, CHUNK=p.schedule.chunk))
-    else:
-        launch(native)
-        launch(p.steep_of(grad_qk_steep_kernel, args, part, states))
+    }  # fmt: skip
+    tile = p.config.grad_qk
+    native = p.on_hopper(grad_qk_hopper_kernel, tile, p.of_chunks, args, part, states, STAGES=tile.num_stages)
+    launch(native or p.of_chunks(grad_qk_kernel, tile, args, part, states))
+    return native is not None
 
 
 def _grad_v(

@@ -5,6 +5,7 @@ Nothing here touches a GPU. The order of the passes is in `chunk`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -22,6 +23,8 @@ from .states import combine_kernel
 COMBINED = Tile(16, 64)  # of a state, in a program that adds segments up: few bytes a step, many programs
 STEEP = Tile(64, 64)  # of what Hopper's kernels leave undone, whose features come 64 at a time
 SHARE = 16  # chunks that a program looks at for that
+
+LaunchBy = Callable[..., Launch]
 
 
 @dataclass(frozen=True)
@@ -157,31 +160,44 @@ class Problem:
             max_registers=tile.max_registers,
         )
 
-    def on_hopper(
-        self, kernel: Any, tile: Tile | None, programs: int, args: dict[str, Any], **constexprs: Any
-    ) -> Launch | None:
-        """A launch of Hopper's own kernel, where the plan asks for that and it can serve: gated bf16 inputs, chunks of
-        one row block of 64, and tensors that all bear descriptors."""
+    def on_hopper(self, kernel: Any, tile: Tile | None, launch_by: LaunchBy, *args: Any, **flags: Any) -> Launch | None:
+        """A launch of Hopper's own kernel, by another of these methods, where the plan asks for that and it can serve:
+        gated bf16 inputs, chunks of one row block of 64, and tensors that all bear descriptors."""
         if kernel is None or tile is None or not tile.hopper or self.q.device.type == "cpu":
             return None  # on the CPU the interpreter runs, which knows no Gluon
         if self.g is None or not self.q.dtype == self.g.dtype == torch.bfloat16 or not self.scale > 0:
             return None
         if not self.schedule.chunk == self.config.block_t == STEEP.block_k:
             return None
-        launch = self.launch_of(kernel, tile, programs, args, CHUNK=self.schedule.chunk, **constexprs)
+        launch = launch_by(kernel, tile, *args, **flags)
         return launch if len(launch.blocks) == len(described(kernel)) else None
 
-    def walk_on_hopper(
-        self, kernel: Any, tile: Tile | None, args: dict[str, Any], part: Slice, stored: Tensor, **constexprs: Any
-    ) -> Launch | None:
-        """`on_hopper` of a walk over time that stores a state a chunk: a program a segment and tile of V."""
-        if tile is None:
+    @property
+    def walk_without_gates(self) -> Tile | None:
+        """Of a forward pass in one walk that knows no gates, and so is no kernel of Hopper's own."""
+        tile = self.config.walk
+        if tile is None or tile.hopper or self.g is not None or tile.block_k < self.dims[3]:
             return None
+        return tile if self.schedule.chunk == self.config.block_t else None
+
+    def walk_on_chip(
+        self, kernel: Any, tile: Tile, args: dict[str, Any], part: Slice, stored: Tensor | None, **flags: Any
+    ) -> Launch:
+        """A launch of a walk that does two passes' work and stores a state a chunk: a program a segment and a tile of
+        V."""
         programs = cdiv(self.dims[-1], tile.block_v) * part.segments
-        return self.on_hopper(kernel, tile, programs, args | self.walked(part, stored, 1), **constexprs)
+        return self.launch_of(kernel, tile, programs, args | self.walked(part, stored, 1), **flags)
+
+    def of_chunks(
+        self, kernel: Any, tile: Tile, args: dict[str, Any], part: Slice, stored: Tensor, **flags: Any
+    ) -> Launch:
+        """A launch of a pass over all chunks of a slice at once: a program a chunk and tile of K."""
+        args = args | self.chunks_of(part, stored)
+        programs = cdiv(self.dims[3], tile.block_k) * args["n_here"]
+        return self.launch_of(kernel, tile, programs, args, CHUNK=self.schedule.chunk, **flags)
 
     def steep_of(self, kernel: Any, args: dict[str, Any], part: Slice, stored: Tensor) -> Launch:
-        """A launch of what Hopper's kernel leaves undone of a slice: a program so many chunks."""
+        """A launch of what Hopper's kernels leave undone of a slice: a program so many chunks."""
         args = args | self.chunks_of(part, stored)
         return self.launch_of(kernel, STEEP, cdiv(args["n_here"], SHARE), args, CHUNK=self.schedule.chunk, SHARE=SHARE)
 
@@ -192,11 +208,12 @@ class Problem:
             "n_here": min(part.chunks, cdiv(self.q.shape[1], self.schedule.chunk)), "n_stored": stored.shape[1],
         }  # fmt: skip
 
-    def walked(self, part: Slice, stored: Tensor, every: int) -> dict[str, Any]:
+    def walked(self, part: Slice, stored: Tensor | None, every: int) -> dict[str, Any]:
         """What a walk over the segments of a slice goes by, which stores a state every so many chunks."""
         chunk = self.schedule.chunk
         return {
-            "n_seg": part.segments, "first_seg": part.first_segment, "n_stored": stored.shape[1],
+            "n_seg": part.segments, "first_seg": part.first_segment,
+            "n_stored": 0 if stored is None else stored.shape[1],
             "seg_rows": (part.chunks if part == self.whole else self.seg_chunks) * chunk,
             "every_rows": every * chunk,
         }  # fmt: skip

@@ -56,62 +56,38 @@ def output_steep_kernel(
 
 
 @triton.jit(do_not_specialize=["T", "n_blocks", "n_here", "first_chunk", "n_stored"])
-def grad_qk_steep_kernel(
-    p_q, p_k, p_v, p_g, p_do, p_s, p_ds, p_h, p_dq, p_dk, p_dg, scale, T, H, n_blocks, n_here, first_chunk, n_stored,
+def grad_steep_kernel(
+    p_q, p_k, p_v, p_g, p_do, p_s, p_ds, p_h, p_dq, p_dk, p_dg, p_dv,
+    scale, T, H, n_blocks, n_here, first_chunk, n_stored,
     K: tl.constexpr, V: tl.constexpr, CHUNK: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, SHARE: tl.constexpr,
     DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dq, dk and dg [B, T, H, K] of n_here chunks from first_chunk on: of those tiles of BK features that are not mild.
-    For the tensors see `grad_qk.grad_qk_kernel`."""
+    And dv [B, T, H, V] of those chunks that are not. For the tensors see `grad_qk.grad_qk_kernel` and
+    `grad_v.grad_v_kernel`; dq, dk and dg, or dv, are None where no kernel has left any of them undone."""
     least = -0.5 * row_block_limit(True, PRECISION)
     n_shares = tl.cdiv(n_here, SHARE)
     i_p = tl.program_id(0)
     i_first, i_bh = (i_p % n_shares) * SHARE, (i_p // n_shares).to(tl.int64)
     p_h += (i_bh * n_blocks + first_chunk) * K
     if _least(p_h, i_first, n_here, K, SHARE) <= least:
-        i_row0 = (i_bh // H) * T * H + i_bh % H
-        p_q, p_k, p_v, p_g = p_q + i_row0 * K, p_k + i_row0 * K, p_v + i_row0 * V, p_g + i_row0 * K
-        p_do, p_dq, p_dk, p_dg = p_do + i_row0 * V, p_dq + i_row0 * K, p_dk + i_row0 * K, p_dg + i_row0 * K
+        i_k0, i_v0 = ((i_bh // H) * T * H + i_bh % H) * K, ((i_bh // H) * T * H + i_bh % H) * V
         for i_c in range(i_first, tl.minimum(i_first + SHARE, n_here)):
-            i_state = (i_bh * n_stored + i_c) * K * V
-            for i_k in range(0, (K + BK - 1) // BK):
-                o_k = i_k * BK + tl.arange(0, BK)
-                if tl.min(load_half(p_h, i_c, o_k, K), axis=0) <= least:
-                    any_gate_grad_qk(
-                        p_q, p_k, p_v, p_g, p_do, p_s + i_state, p_ds + i_state, p_dq, p_dk, p_dg,
-                        scale, (first_chunk + i_c) * CHUNK, T, H, o_k, K, V, CHUNK, BK, BV, DOT, PRECISION,
-                    )  # fmt: skip
-
-
-@triton.jit(do_not_specialize=["T", "n_blocks", "n_here", "first_chunk", "n_stored"])
-def grad_v_steep_kernel(
-    p_q, p_k, p_g, p_do, p_ds, p_h, p_dv, scale, T, H, n_blocks, n_here, first_chunk, n_stored,
-    K: tl.constexpr, V: tl.constexpr, CHUNK: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, SHARE: tl.constexpr,
-    DOT: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """dv [B, T, H, V] of n_here chunks from first_chunk on: of those that are not mild. For the tensors see
-    `grad_v.grad_v_kernel`."""
-    least = -0.5 * row_block_limit(True, PRECISION)
-    n_shares = tl.cdiv(n_here, SHARE)
-    i_p = tl.program_id(0)
-    i_first, i_bh = (i_p % n_shares) * SHARE, (i_p // n_shares).to(tl.int64)
-    p_h += (i_bh * n_blocks + first_chunk) * K
-    if _least(p_h, i_first, n_here, K, SHARE) <= least:
-        i_row0 = (i_bh // H) * T * H + i_bh % H
-        p_q, p_k, p_g, p_do, p_dv = (
-            p_q + i_row0 * K,
-            p_k + i_row0 * K,
-            p_g + i_row0 * K,
-            p_do + i_row0 * V,
-            p_dv + i_row0 * V,
-        )
-        for i_c in range(i_first, tl.minimum(i_first + SHARE, n_here)):
-            if _least(p_h, i_c, n_here, K, 1) <= least:
-                i_row = (first_chunk + i_c) * CHUNK
-                i_end = tl.minimum(T, i_row + CHUNK)
-                for i_v in range(0, (V + BV - 1) // BV):
-                    o_v = i_v * BV + tl.arange(0, BV)
-                    any_gate_grad_v(
-                        p_q, p_k, p_g, p_do, p_ds + (i_bh * n_stored + i_c) * K * V, p_dv,
-                        scale, i_row, i_end, i_end, T, H, o_v, K, V, BK, BV, DOT, PRECISION,
-                    )  # fmt: skip
+            i_row, i_state = (first_chunk + i_c) * CHUNK, (i_bh * n_stored + i_c) * K * V
+            if p_dq is not None:
+                for i_k in range(0, (K + BK - 1) // BK):
+                    o_k = i_k * BK + tl.arange(0, BK)
+                    if tl.min(load_half(p_h, i_c, o_k, K), axis=0) <= least:
+                        any_gate_grad_qk(
+                            p_q + i_k0, p_k + i_k0, p_v + i_v0, p_g + i_k0, p_do + i_v0, p_s + i_state, p_ds + i_state,
+                            p_dq + i_k0, p_dk + i_k0, p_dg + i_k0,
+                            scale, i_row, T, H, o_k, K, V, CHUNK, BK, BV, DOT, PRECISION,
+                        )  # fmt: skip
+            if p_dv is not None:
+                if _least(p_h, i_c, n_here, K, 1) <= least:
+                    i_end = tl.minimum(T, i_row + CHUNK)
+                    for i_v in range(0, (V + BV - 1) // BV):
+                        any_gate_grad_v(
+                            p_q + i_k0, p_k + i_k0, p_g + i_k0, p_do + i_v0, p_ds + i_state, p_dv + i_v0,
+                            scale, i_row, i_end, i_end, T, H, i_v * BV + tl.arange(0, BV), K, V, BK, BV, DOT, PRECISION,
+                        )  # fmt: skip

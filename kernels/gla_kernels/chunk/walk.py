@@ -1,0 +1,58 @@
+"""The forward pass without gates in one walk over time: what states.py and output.py compute, where a chunk is one row
+block. The output reads no state from memory.
+
+    O = scale [Q S + tril(Q K^T) V],     S <- S + K^T V
+
+S stays in registers, in float32, and enters the product with Q as it is kept for the backward pass. With gates,
+operands in parts and exponentials leave no room beside it: see walk_hopper.py.
+"""
+
+# mypy: disallow-untyped-defs=False
+import triton
+import triton.language as tl
+
+from .descriptors import load_rows, store_rows, store_state_tile
+from .products import product
+from .tiles import dot_half, load_state, store_state
+
+
+@triton.jit(do_not_specialize=["T", "n_seg", "first_seg", "n_start", "n_stored", "seg_rows"])
+def walk_kernel(
+    p_q, p_k, p_v, p_s0, p_s, p_st, p_o, d_q, d_k, d_v, d_s, d_o,
+    scale, T, H, n_seg, first_seg, n_start, n_stored, seg_rows,
+    K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    HAS_S0: tl.constexpr, STORE_S: tl.constexpr, STORE_ST: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """o [B, T, H, V] of n_seg segments from first_seg on; all else as `states_kernel` has it, with a state before every
+    row block where STORE_S asks for them. A program has all of K, which BK covers, and BV columns of V."""
+    NV: tl.constexpr = (V + BV - 1) // BV
+    i_p = tl.program_id(0)
+    i_v, i_p = i_p % NV, i_p // NV
+    i_seg, i_bh = i_p % n_seg, (i_p // n_seg).to(tl.int64)
+    o_k, o_v, o_r = tl.arange(0, BK), i_v * BV + tl.arange(0, BV), tl.arange(0, BT)
+    i_batch, i_h = (i_bh // H).to(tl.int32), (i_bh % H).to(tl.int32)
+    i_row0 = (i_bh // H) * T * H + i_bh % H
+    p_q, p_k, p_v, p_o = p_q + i_row0 * K, p_k + i_row0 * K, p_v + i_row0 * V, p_o + i_row0 * V
+    i_first = (first_seg + i_seg) * seg_rows
+    i_s = i_bh * n_stored + i_seg * (seg_rows // BT)  # the first state that is stored
+
+    b_s = tl.zeros([BK, BV], dtype=tl.float32)
+    if HAS_S0:
+        b_s += load_state(p_s0 + (i_bh * n_start + first_seg + i_seg) * K * V, o_k, o_v, K, V)
+    for i_t in range(0, tl.cdiv(tl.minimum(T - i_first, seg_rows), BT)):
+        i_row = i_first + i_t * BT
+        b_q = load_rows(d_q, p_q, i_batch, i_h, i_row, T, H, 0, K, BT, BK)
+        b_k = load_rows(d_k, p_k, i_batch, i_h, i_row, T, H, 0, K, BT, BK)
+        b_v = load_rows(d_v, p_v, i_batch, i_h, i_row, T, H, i_v * BV, V, BT, BV)
+        # scores first: until they are there S is not looked at, and the product that adds to it may still run
+        b_a = tl.dot(b_q.to(DOT), tl.trans(b_k.to(DOT)), input_precision=PRECISION)
+        b_kept = b_s.to(DOT)
+        if STORE_S:
+            store_state_tile(d_s, p_s, b_kept, i_s + i_t, 0, i_v * BV, K, V, BK, BV)
+        b_o = tl.dot(b_q.to(DOT), b_kept, input_precision=PRECISION)
+        b_o = dot_half(tl.where(o_r[:, None] >= o_r[None, :], b_a, 0.0), b_v, b_o, DOT, PRECISION)
+        b_s = product(tl.trans(b_k), b_v, b_s, DOT, PRECISION)
+        store_rows(d_o, p_o, b_o * scale, i_batch, i_h, i_row, T, H, i_v * BV, V, BT, BV)
+    if STORE_ST:
+        if i_first + seg_rows >= T:
+            store_state(p_st + i_bh * K * V, b_s, o_k, o_v, K, V)
