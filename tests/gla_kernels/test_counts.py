@@ -194,6 +194,7 @@ class Call:
     gate_dtype: torch.dtype | None = None
     gated: bool = True
     states: bool = True
+    walks: bool = False  # whether the forward pass is one walk
     whole: bool = False  # but for the states pass
     descriptors: bool = False
 
@@ -201,7 +202,9 @@ class Call:
         k, v = padded(self.K), padded(self.V)
         both = Tile(self.tile, self.tile, descriptors=self.descriptors)
         whole = replace(both, block_k=k, block_v=v)
-        return Plan(self.schedule, KernelConfig(self.block_t, both, *4 * (whole if self.whole else both,)))
+        walk = replace(both, block_k=k) if self.walks else None
+        tiles = (both, *4 * (whole if self.whole else both,))
+        return Plan(self.schedule, KernelConfig(self.block_t, *tiles, walk=walk))
 
     def tensors(self) -> dict[str, Any]:
         B, H = self.B, self.H
@@ -243,6 +246,19 @@ CALLS = {
         Schedule(32, 16, True, 2), T=153, K=32, V=32, dtype=torch.bfloat16, descriptors=True
     ),
     "descriptors-of-some": Call(Schedule(16, 16), T=41, K=24, V=32, descriptors=True),
+    "one-walk": Call(Schedule(16, 16), gated=False, walks=True),
+    "one-walk-segments-bf16": Call(
+        Schedule(32, 32, True, 2),
+        32,
+        T=153,
+        K=32,
+        V=32,
+        dtype=torch.bfloat16,
+        gated=False,
+        walks=True,
+        descriptors=True,
+    ),
+    "one-walk-no-states": Call(Schedule(32, 32, False), 32, T=153, gated=False, states=False, walks=True),
     "whole-tiles": Call(Schedule(32, 16), B=2, H=3, T=32, K=16, V=16),
     "segments": Call(Schedule(32, 16, True, 2), T=153),
     "segments-no-gates-no-states": Call(Schedule(16, 16, True, 3), T=121, gated=False, states=False),

@@ -11,7 +11,7 @@ from gla_kernels import Plan, Schedule, Workload, chunk, default_config, gla, re
 from gla_kernels.apply import all_launches, problem_of
 from gla_kernels.choose import by_model, with_walks
 from gla_kernels.config import feasible
-from gla_kernels.launch import execute
+from gla_kernels.launch import Launch, execute
 
 WORK = Workload("fwd", 1, 300, 2, 64, 64, gated=False)
 
@@ -23,7 +23,7 @@ def walked(work: Workload, schedule: Schedule) -> Plan:
 
 def forward(x, plan, keep):
     """o, the final state, what is kept, and the passes."""
-    found = []
+    found: list[str] = []
 
     def run(launch):
         found.append(launch.step)
@@ -49,12 +49,11 @@ def test_one_walk_is_what_two_passes_are(inputs, dtype, T, K, V, schedule):
     assert torch.equal(final, end)
     apart = replace(plan, config=replace(plan.config, walk=None))
     o_apart, final_apart, kept_apart, _ = forward(x, apart, True)
-    right, end = reference.recurrent(
-        *(y.double() for y in (x.q, x.k, x.v)), None, initial_state=x.initial_state.double()
-    )
-    for one, other, exact in ((o, o_apart, right), (final, final_apart, end)):
-        error, allowed = (one.double() - exact).norm(), (other.double() - exact).norm()
-        assert error <= 1.5 * allowed + 1e-6 * exact.norm()
+    exact = x.cast(torch.float64)
+    right, end = reference.recurrent(exact.q, exact.k, exact.v, None, initial_state=exact.initial_state)
+    for one, other, of_float64 in ((o, o_apart, right), (final, final_apart, end)):
+        error, allowed = (one.double() - of_float64).norm(), (other.double() - of_float64).norm()
+        assert error <= 1.5 * allowed + 1e-6 * of_float64.norm()
     torch.testing.assert_close(kept.states.float(), kept_apart.states.float(), rtol=1e-2, atol=1e-2)
 
 
@@ -66,7 +65,7 @@ def test_gradients_go_by_the_states_that_a_walk_keeps(inputs):
         plan = walked(replace(WORK, K=32, V=32, dtype="fp32"), schedule)
         plan = plan if walks else replace(plan, config=replace(plan.config, walk=None))
         given = [y.requires_grad_() for y in (x.q, x.k, x.v)]
-        o, _ = gla(*given, None, config=(plan, None), schedule=schedule)
+        o, _ = gla(x.q, x.k, x.v, None, config=(plan, None))
         outputs.append(torch.autograd.grad(o, given, x.do))
     for one, other in zip(*outputs, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
@@ -76,7 +75,7 @@ def test_without_a_backward_pass_there_is_no_room_for_states():
     plan = walked(WORK, Schedule(64))
     assert [launch.args["p_s"].shape for launch in all_launches(WORK, plan)] == [(2, 5, 64, 64)]
     q = torch.empty(1, 300, 2, 64, device="meta", dtype=torch.bfloat16)
-    found = []
+    found: list[Launch] = []
     chunk.forward(problem_of(q, q, q, None, 1.0, None, plan), False, found.append, keep=False)
     assert [launch.args["p_s"] for launch in found] == [None]
 
