@@ -18,6 +18,7 @@ TITLES: dict[str, str] = {
     "fla": "FLA chunk_gla",
     "fla_recurrent": "FLA recurrent",
     "fla_linear": "FLA linear, no gates",
+    "helion": "Helion GLA",
     "recurrent_torch": "PyTorch recurrent",
     "chunkwise_torch": "PyTorch chunkwise",
     "parallel_torch": "PyTorch parallel",

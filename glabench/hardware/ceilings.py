@@ -25,7 +25,7 @@ from typing import Any, Self
 from glabench.errors import UserError
 from glabench.hardware import nvml
 from glabench.hardware.datasheet import Datasheet, datasheet_for, find_datasheet
-from glabench.hardware.environment import gpu_name, package_version, require_cuda, slug
+from glabench.hardware.environment import cache_folder, gpu_name, package_version, require_cuda, slug
 
 SHIPPED = Path(__file__).parent / "measured"
 METHOD = 1  # raise it when something is measured in another way: what was kept is then measured anew
@@ -203,13 +203,10 @@ def kept(facts: Mapping[str, Any]) -> Ceilings:
 
 
 def kept_path(facts: Mapping[str, Any]) -> Path:
-    """Where the ceilings of the GPU in ``facts`` are kept: "ceilings" in $GLABENCH_CACHE, or in glabench's folder under
-    $XDG_CACHE_HOME or ~/.cache."""
-    cache_home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    folder = Path(os.environ.get("GLABENCH_CACHE") or Path(cache_home, "glabench"))
+    """Where the ceilings of the GPU in ``facts`` are kept: "ceilings" in the cache's folder."""
     holds_for = [METHOD, *(facts.get(name) for name in ("device", "memory_bytes", "driver", "torch"))]
     key = hashlib.sha256(json.dumps(holds_for).encode()).hexdigest()[:8]
-    return Path(os.path.expanduser(folder)) / "ceilings" / f"{slug(str(facts['device']))}-{key}.json"
+    return cache_folder() / "ceilings" / f"{slug(str(facts['device']))}-{key}.json"
 
 
 def ceilings_of(name: str) -> Ceilings:

@@ -35,7 +35,14 @@ NCU_PLACES = (
     "/usr/local/NVIDIA-Nsight-Compute*/ncu",
 )
 # Packages whose version can change a result.
-RESULT_PACKAGES = ("torch", "triton", "fla-core", "flash-linear-attention", "flash-attn")
+RESULT_PACKAGES = ("torch", "triton", "fla-core", "flash-linear-attention", "flash-attn", "helion")
+# A folder outside of any package that a variable names, and what in it can change a result.
+HELION_EXAMPLES = "GLABENCH_HELION_EXAMPLES"
+RESULT_FOLDERS = {
+    HELION_EXAMPLES: ("linear/linear_attention_engine.py", "linear/_helion_aot_linear_attention_engine_*.py")
+}
+# Variables that can change a result, where they are set.
+RESULT_VARIABLES = ("HELION_AUTOTUNE_EFFORT", "HELION_AUTOTUNE_CACHE")
 
 
 def package_version(distribution: str) -> str | None:
@@ -110,6 +117,25 @@ def _kernels_root() -> Path | None:
     return Path(spec.origin).parent if spec is not None and spec.origin else None
 
 
+def cache_folder() -> Path:
+    """Where this machine's ceilings and the like are kept: $GLABENCH_CACHE, or glabench's folder under
+    $XDG_CACHE_HOME or ~/.cache."""
+    cache_home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(os.environ.get("GLABENCH_CACHE") or Path(cache_home, "glabench")).expanduser()
+
+
+def folder_digest(variable: str) -> str | None:
+    """Eight hex digits over what can change a result in the folder that a variable names; None where it names none."""
+    named = os.environ.get(variable)
+    if not named:
+        return None
+    digest, root = hashlib.sha256(), Path(named).expanduser()
+    for path in sorted(path for pattern in RESULT_FOLDERS[variable] for path in root.glob(pattern)):
+        digest.update(f"{path.relative_to(root).as_posix()}\0".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:8]
+
+
 def tuned_folder() -> Path:
     """Where gla_kernels keeps the plans that were tuned on this machine (gla_kernels.table_files.user_path)."""
     folder = os.environ.get("GLABENCH_CACHE")
@@ -120,8 +146,8 @@ def tuned_folder() -> Path:
 
 @cache
 def fingerprint() -> str:
-    """Twelve hex digits over the sources, the package versions and the plans tuned on this machine: what can change a
-    result. Imports no torch."""
+    """Twelve hex digits over what can change a result: the sources, the package versions, the plans tuned on this
+    machine, and what variables say of rivals. Imports no torch."""
     digest = hashlib.sha256()
     package = Path(glabench.__file__).parent
     files = sorted(path for pattern in RESULT_SOURCES for path in package.glob(pattern))
@@ -137,6 +163,10 @@ def fingerprint() -> str:
             digest.update(path.read_bytes())
     for name in RESULT_PACKAGES:
         digest.update(f"\0{name}={package_version(name)}".encode())
+    outside = {name: folder_digest(name) for name in RESULT_FOLDERS} | {v: os.environ.get(v) for v in RESULT_VARIABLES}
+    for name, value in outside.items():
+        if value:
+            digest.update(f"\0{name}={value}".encode())
     return digest.hexdigest()[:12]
 
 

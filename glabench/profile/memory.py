@@ -14,7 +14,7 @@ import torch
 from glabench.profile.kernels import launches_of
 from glabench.run import oracle
 from glabench.run.gate import run_once
-from glabench.run.inputs import Inputs, input_bytes, make_inputs
+from glabench.run.inputs import Inputs, input_bytes, inputs_for
 from glabench.spec.case import DTYPE_BYTES, Case
 from glabench.systems.base import System
 
@@ -148,7 +148,7 @@ def breakdown(system: System, case: Case, arch: str) -> dict[str, Any]:
     Inputs are all that was made for the call; modes bwd and fwdbwd are a forward and its backward. The second call
     counts: the first may autotune.
     """
-    inputs = make_inputs(case, system.info.operator, "cuda")
+    inputs = inputs_for(system, case, "cuda")
     gradients = case.mode in ("bwd", "fwdbwd")
     run_once(system, inputs, case, gradients)
     torch.cuda.synchronize()

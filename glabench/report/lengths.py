@@ -29,7 +29,7 @@ from glabench.report.parts import (
 )
 
 T_LABEL = "sequence length T, tokens"
-BASELINES = ("fa2", "gla_recurrent", "recurrent_torch", "fla", "sdpa")
+BASELINES = ("fa2", "gla_recurrent", "recurrent_torch", "fla", "helion", "sdpa")
 
 
 def speed(best: pd.DataFrame) -> tuple[Figure, ...]:

@@ -61,6 +61,7 @@ STYLES: dict[str, Style] = {
     "fla": Style(ORANGE, "v", _DASH),
     "fla_recurrent": Style(ORANGE, "<", _DASH_DOT, False),
     "fla_linear": Style(ORANGE, ">", _DOT, False),
+    "helion": Style(OLIVE, "d", _DASH),
     "recurrent_torch": Style(PURPLE, "^", _DOT, False),
     "chunkwise_torch": Style(GREEN, "D", _DOT, False),
     "parallel_torch": Style(OLIVE, "h", _DOT, False),

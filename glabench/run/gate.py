@@ -14,7 +14,7 @@ import torch
 
 from glabench.run import oracle
 from glabench.run.errors import distance
-from glabench.run.inputs import DTYPES, Inputs, make_inputs, pick_pairs
+from glabench.run.inputs import DTYPES, Inputs, inputs_for, pick_pairs
 from glabench.run.settings import Settings
 from glabench.spec.case import Case
 from glabench.systems.base import System
@@ -58,7 +58,7 @@ def check(system: System, case: Case, settings: Settings, where: str) -> Verdict
     gradients = case.mode in ("bwd", "fwdbwd")
     question = oracle.ask(case, settings.device, settings.gate_pairs)
     right = oracle.answer(question)
-    inputs = make_inputs(case, system.info.operator, settings.device)
+    inputs = inputs_for(system, case, settings.device)
     _poison(inputs)
     first = run_once(system, inputs, case, gradients)
     same = None if where == "interpreter" else _repeats(first, run_once(system, inputs, case, gradients))

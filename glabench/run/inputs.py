@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +12,9 @@ import torch.nn.functional as F
 from glabench.spec.case import Case
 from glabench.spec.catalog import CATALOG, Operator
 from glabench.systems.sdpa import attention_shape
+
+if TYPE_CHECKING:
+    from glabench.systems.base import System
 
 DTYPES: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -81,6 +85,11 @@ def make_inputs(case: Case, operator: Operator, device: str, salt: int = 0) -> I
         state = normal(*shape, dtype=torch.float32)
         dstate = None if case.mode == "step" else normal(*shape, dtype=torch.float32)
     return Inputs(q, k, v, do, g, state, dstate)
+
+
+def inputs_for(system: System, case: Case, device: str, salt: int = 0) -> Inputs:
+    """``make_inputs``, laid out in memory as the system takes them."""
+    return system.lay_out(make_inputs(case, system.info.operator, device, salt))
 
 
 def input_bytes(case: Case) -> int:

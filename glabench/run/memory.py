@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from glabench.run.gate import run_once
-from glabench.run.inputs import make_inputs
+from glabench.run.inputs import inputs_for
 from glabench.run.settings import Settings
 from glabench.spec.case import Case
 from glabench.systems.base import System
@@ -26,7 +26,7 @@ def peak_memory(system: System, case: Case, settings: Settings) -> dict[str, int
     """
     if settings.device == "cpu":
         return None
-    inputs = make_inputs(case, system.info.operator, settings.device)
+    inputs = inputs_for(system, case, settings.device)
     gradients = case.mode in ("bwd", "fwdbwd")
     run_once(system, inputs, case, gradients)
     torch.cuda.synchronize()

@@ -15,7 +15,7 @@ import torch
 from glabench.analysis.work import work
 from glabench.hardware.environment import environment
 from glabench.run import failures, gate, measure, memory
-from glabench.run.inputs import Inputs, input_bytes, make_inputs, set_count
+from glabench.run.inputs import Inputs, input_bytes, inputs_for, set_count
 from glabench.run.parts import merge, parts
 from glabench.run.settings import Settings
 from glabench.spec.case import Case
@@ -126,7 +126,7 @@ def rotated_inputs(case: Case, settings: Settings, system: System) -> list[Input
     else:
         cache, free = CPU_CACHE_BYTES, environment("cpu")["memory_bytes"]
     count = measure.rotated(case, set_count(input_bytes(case), cache, free))
-    return [make_inputs(case, system.info.operator, settings.device, salt) for salt in range(count)]
+    return [inputs_for(system, case, settings.device, salt) for salt in range(count)]
 
 
 def compile_kernels(draft: Draft, case: Case, settings: Settings, system: System) -> None:

@@ -19,6 +19,7 @@ SCHEDULE = frozenset({"chunk", "sub_chunk", "materialize"})
 GLA_PAPER = "Yang et al. 2024, Gated Linear Attention Transformers with Hardware-Efficient Training, arXiv:2312.06635"
 FA2_PAPER = "Dao 2023, FlashAttention-2, arXiv:2307.08691"
 FLA_REPO = "https://github.com/fla-org/flash-linear-attention"
+HELION_REPO = "https://github.com/pytorch/helion"
 SDPA_DOCS = "https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html"
 
 
@@ -79,6 +80,9 @@ _SYSTEMS = (
                "glabench.systems.fla:FlaLinear", "fla-core's chunkwise linear attention without a gate", FLA_REPO),
     _gla("fla_recurrent", "FLA fused_recurrent_gla", "fla:FlaRecurrent",
          "fla-core's fused recurrence; mode step decodes one token", FLA_REPO, modes=WITH_STEP),
+    _gla("helion", "Helion full GLA", "helion:HelionGla",
+         "chunkwise GLA of Helion's examples, with the configs tuned for them; the row says how they were tuned",
+         HELION_REPO),
 )  # fmt: skip
 
 CATALOG: dict[str, SystemInfo] = {info.name: info for info in _SYSTEMS}

@@ -52,6 +52,10 @@ class System(ABC):
     def implementation(self, case: Case) -> str:
         """What really runs, with its version: "fla-core 0.6.0 chunk_gla"."""
 
+    def lay_out(self, inputs: Inputs) -> Inputs:
+        """The same numbers and shapes in the memory layout that is natural to it; gates and clocks start after this."""
+        return inputs
+
     @abstractmethod
     def forward(self, inputs: Inputs, case: Case) -> tuple[torch.Tensor, torch.Tensor | None]:
         """``(o [B,T,H,V], final_state [B,H,K,V] or None)``, differentiable with respect to every input that

@@ -70,6 +70,28 @@ def test_the_fingerprint_follows_what_can_change_a_result(tmp_path: Path, monkey
     assert fresh() != tuned
 
 
+def test_the_fingerprint_follows_a_rival_s_files_where_a_variable_names_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (environment.HELION_EXAMPLES, *environment.RESULT_VARIABLES):
+        monkeypatch.delenv(name, raising=False)
+    fresh = environment.fingerprint.__wrapped__
+    found = [fresh()]
+    assert environment.folder_digest(environment.HELION_EXAMPLES) is None
+    source = tmp_path / "linear" / "linear_attention_engine.py"
+    source.parent.mkdir()
+    source.write_text("1")
+    monkeypatch.setenv(environment.HELION_EXAMPLES, str(tmp_path))
+    found.append(fresh())
+    source.write_text("2")
+    found.append(fresh())
+    monkeypatch.setenv("HELION_AUTOTUNE_EFFORT", "quick")
+    found.append(fresh())
+    assert len(set(found)) == len(found)
+    (tmp_path / "linear" / "example_kda.py").write_text("another kernel's")
+    assert fresh() == found[-1]
+
+
 @pytest.mark.parametrize("name", ["GLABENCH_CACHE", "XDG_CACHE_HOME", "HOME"])
 def test_tuned_plans_are_looked_for_where_they_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
