@@ -51,10 +51,9 @@ def predict_ms(launch: Launch, capability: int) -> float:
 
 
 def _unmeasured_ms(launch: Launch, capability: int) -> float:
-    """Of a kernel that no tuning has measured, most of them without a tile to choose: a launch, its bytes at an H200's
-    rate for each SM, and a microsecond for each row block or segment in turn."""
-    work = work_of(launch)
-    return 0.004 + 0.032 * work.requested_bytes / SMS.get(capability, DEFAULT_SMS) / 1e6 + 0.001 * work.blocks
+    """Of a kernel that no tuning has measured, most of them without a tile to choose: a launch, and its bytes at an
+    H200's rate for each SM."""
+    return 0.004 + 0.032 * work_of(launch).requested_bytes / SMS.get(capability, DEFAULT_SMS) / 1e6
 
 
 def features(launch: Launch, capability: int) -> tuple[list[float], list[float]]:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from gla_kernels.config import WALKS
 from glabench.cli import main
 from glabench.tune.survey import Kernel, asked_of, sample
 from glabench.tune.survey_table import failures, summary, table
@@ -149,8 +150,10 @@ def test_the_sample_is_the_same_each_time_and_spread_over_the_space() -> None:
     once, again = (list(sample(asked, 90, 3)) for _ in range(2))
     assert once == again
     steps = [candidate.step for _, candidate in once]
-    assert sorted(steps) == sorted(["states", "output", "grad_states", "grad_qk", "grad_v"] * 3)
-    assert len(set(once)) == 15
+    many = sorted(step for step in steps if step not in WALKS)  # of which there are few tiles
+    assert many == sorted(["states", "output", "grad_states", "grad_qk", "grad_v"] * 3)
+    assert set(steps) - set(many) == set(WALKS)
+    assert len(set(once)) == len(once)
     for step in ("output", "grad_qk"):
         chunks = {candidate.variant.schedule.chunk for _, candidate in once if candidate.step == step}
         assert len(chunks) > 1

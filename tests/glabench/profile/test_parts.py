@@ -42,12 +42,14 @@ def _moves(entry: dict[str, Any], *names: str) -> int:
 
 COMPILED = """
 import json
+from dataclasses import replace
 from gla_kernels import Schedule, Workload, chosen, Machine
 from gla_kernels.apply import launches_of
 from glabench.hardware.crosscompile import cross_compile
 from glabench.profile.parts import without_states
 work = Workload("fwd", 1, 512, 2, 64, 64, "bf16", True, Schedule(64, 64, True))
-output = launches_of(work, chosen(work, Machine(90)).plan)["output"]
+plan = chosen(work, Machine(90)).plan
+output = launches_of(work, replace(plan, config=replace(plan.config, walk=None)))["output"]
 print(json.dumps([cross_compile([launch], "sm_90")[0] for launch in (output, without_states(output))]))
 """
 

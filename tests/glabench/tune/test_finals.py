@@ -16,7 +16,7 @@ from glabench.tune.history import History
 from glabench.tune.space import Space, space_of
 
 Json = dict[str, Any]
-WORK = Workload("fwd", 4, 300, 4, 64, 64)
+WORK = Workload("fwd", 4, 300, 4, 48, 64)  # of which no walk does two passes' work
 CHUNKS = (16, 32, 64, 128)
 PLANS = [Plan(Schedule(chunk, 16), default_config(64, 64, 2, Schedule(chunk, 16))) for chunk in CHUNKS]
 FINE = {"status": "ok", "reason": None}

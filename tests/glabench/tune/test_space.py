@@ -221,7 +221,10 @@ def test_samples_add_up_and_a_failure_is_the_end_of_a_candidate(history: History
 def test_predictions_rank_variants(history: History) -> None:
     space = history.space
     for variant in space.menus:
-        cheapest = [min(space.predicted_ms[one] for one in keys) for keys in space.menus[variant].values()]
+        times = space.times[variant]
+        cheapest = [
+            times[s] * min(map(space.predicted_ms.__getitem__, keys)) for s, keys in space.menus[variant].items()
+        ]
         assert space.predicted_total(variant) == pytest.approx(sum(cheapest))
     order = sorted(space.menus, key=space.predicted_total)
     assert all(space.predicted_total(a) <= space.predicted_total(b) for a, b in pairwise(order))

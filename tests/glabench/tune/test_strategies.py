@@ -119,7 +119,7 @@ def test_candidates_that_fail_do_not_keep_the_rest_from_being_found(name: str, s
 def test_what_is_close_to_the_best_is_measured_again() -> None:
     space = space_of(replace(WORKS[0], schedule=Schedule(64, 64, True)), 90)
     history = History(space)
-    fast, slow, _ = space.menus
+    fast, slow, *_ = space.menus
     for variant, base in ((fast, 1.0), (slow, 1.2)):
         for keys in space.menus[variant].values():
             for key, ms in zip(keys, (base, 1.02 * base, 1.05 * base), strict=False):

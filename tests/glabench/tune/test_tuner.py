@@ -19,7 +19,7 @@ from glabench.tune.record import Tuning
 from glabench.tune.space import space_of
 from glabench.tune.tuner import Tuner
 
-WORK = Workload("fwd", 4, 300, 4, 64, 64, schedule=Schedule(64, 64, True))
+WORK = Workload("fwd", 4, 300, 4, 48, 64, schedule=Schedule(64, 64, True))
 # Twenty, of every kind.
 HOSTILE = {
     "compiler aborts": 2, "compiler hangs": 1, "does not compile": 3, "hangs": 1, "dies": 3, "corrupts": 2, "wrong": 3,
