@@ -31,6 +31,7 @@ FAULTS = {
     "dies in a plan": ("crashed", r"^in the finals: the process was killed by SIGABRT$"),
 }
 STATES = {"fwd": ("states",), "bwd": ("states", "grad_states")}
+WALKED = {"fwd": ("walk",), "bwd": ("states", "grad_walk", "grad_qk")}  # where a walk does two passes' work
 OTHERS = {"fwd": ("output",), "bwd": ("grad_qk", "grad_v")}
 TOO_GOOD = ("too good", "dies in a plan")  # nothing shows until whole plans run, and they look fast
 
@@ -123,7 +124,8 @@ def _gate(request: Json) -> Json:
 
 def _passes(workload: Json, plan: Json) -> list[Json]:
     """The plan's candidates."""
-    states = STATES[workload["direction"]]
-    shared = {"schedule": plan["schedule"], "block_t": plan["block_t"]}
-    steps = (*states, *OTHERS[workload["direction"]])
+    walks = "walk" in plan["tiles"]
+    shared = {"schedule": plan["schedule"], "block_t": plan["block_t"], "walks": walks}
+    direction = workload["direction"]
+    steps = WALKED[direction] if walks else (*STATES[direction], *OTHERS[direction])
     return [{**shared, "step": step, "tile": plan["tiles"][step]} for step in steps]
