@@ -135,7 +135,7 @@ def with_walks(config: KernelConfig, work: Workload, capability: int = HOPPER) -
     if work.gated:
         walk = Tile(WGMMA_ROWS, 128 if work.V % 128 == 0 else WGMMA_ROWS, 4, 2, descriptors=True, hopper=True)
         return replace(config, walk=walk, grad_walk=walk)
-    walk = Tile(padded(work.K), min(64, padded(work.V)), 4, 2, descriptors=capability == HOPPER)
+    walk = Tile(padded(work.K), min(64, padded(work.V)), 4, 3, descriptors=capability == HOPPER)
     return replace(config, walk=walk)
 
 

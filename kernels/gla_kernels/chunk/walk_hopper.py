@@ -61,8 +61,8 @@ from .hopper import (
     wide,
 )
 
-REGISTERS = gl.constexpr(240)  # of a thread of the output's part, and of the state's; the compiler rounds to 168 and
-FEW_REGISTERS = gl.constexpr(24)  # moves them from the one warp that needs few
+REGISTERS = gl.constexpr(240)  # of a thread of the state's part; the output's gets as many
+FEW_REGISTERS = gl.constexpr(24)  # of one that only loads
 
 
 # --- Loads ------------------------------------------------------------------------------------------------------------
