@@ -93,6 +93,17 @@ def engine() -> Any:
     return importlib.import_module(ENGINE)
 
 
+def import_failure() -> Unavailable | None:
+    """What is wrong with Helion where it cannot be imported, as beside a torch that is too old for it."""
+    try:
+        engine()
+    except ImportError as error:
+        found = f"helion {package_version('helion')} cannot be imported beside torch {package_version('torch')}"
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        return Unavailable(f"{found}: {reason}", "install a version of helion that goes with it")
+    return None
+
+
 def heads_first(x: torch.Tensor) -> torch.Tensor:
     """The same ``[B,T,H,D]`` with each head's tokens side by side in memory."""
     return x.transpose(1, 2).contiguous().transpose(1, 2)
@@ -110,7 +121,7 @@ class HelionGla(System):
             return Unavailable("Helion's package does not bring its examples", CHECKOUT)
         if not (folder / f"{ENGINE}.py").is_file():
             return Unavailable(f"{HELION_EXAMPLES} names a folder without linear/{ENGINE}.py", CHECKOUT)
-        return needs_gpu(device)
+        return needs_gpu(device) or import_failure()
 
     def unsupported(self, case: Case, device: Device) -> str | None:
         if case.gate_strength is None:

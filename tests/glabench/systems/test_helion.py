@@ -105,6 +105,15 @@ def test_with_both_it_needs_a_gpu(examples: Path, monkeypatch: pytest.MonkeyPatc
     assert missing.reason == "it needs an NVIDIA GPU"
 
 
+def test_a_version_that_cannot_be_imported_is_not_there(examples: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(helion, "missing_package", lambda package, remedy: None)
+    (examples / f"{helion.ENGINE}.py").write_text("from glabench import what_is_not_there")
+    missing = load("helion").unavailable("cuda")
+    assert missing is not None
+    assert "cannot be imported beside torch" in missing.reason
+    assert "cannot import name 'what_is_not_there'" in missing.reason
+
+
 @pytest.mark.parametrize(
     ("changes", "word"),
     [({"gate_strength": None}, "gates"), ({"initial_state": True}, "gradients of its states")],
