@@ -91,7 +91,8 @@ def test_one_plan_is_for_both(inputs, ran):
 
 def test_half_a_pair_leaves_the_other_half_to_gla(tables, inputs, ran):
     call(inputs, config=(None, plan(Schedule(128, 16, False))))
-    assert [chunk for step, chunk, _ in ran if step == "output"] == [64]
+    by_model = choose.by_model(Workload("fwd", 1, 300, 1, 16, 16, "fp32"), 90)
+    assert [chunk for step, chunk, _ in ran if step == "output"] == [by_model.schedule.chunk]
     assert {chunk for step, chunk, _ in ran if step in ("grad_qk", "grad_v")} == {128}
 
 
@@ -113,7 +114,8 @@ def test_tuned_plans_are_what_runs(tables, machine, entry, inputs, ran, monkeypa
     names = launches("gla", **{**shape, "dtype": torch.float32}, capability=90)
     assert [(launch.step, chunk_of(launch)) for launch in names] == CHUNKS_OF_BOTH
     other = launches("gla", **{**shape, "dtype": torch.float32}, capability=80)
-    assert {chunk_of(launch) for launch in other} == {64}
+    by_model = [choose.by_model(Workload(d, 1, 300, 1, 16, 16, "fp32"), 80).schedule.chunk for d in ("fwd", "bwd")]
+    assert {chunk_of(launch) for launch in other} == set(by_model)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +153,7 @@ def test_a_plan_for_another_head_dimension_is_refused():
     with pytest.raises(ValueError, match="config: states cannot run for K=16, V=24: block_k=32 is more than"):
         gla(q, q, v, q, config=(None, plan(Schedule(), K=32)))
     with pytest.raises(ValueError, match=r"config: (states|output) cannot run for K=16, V=24: block_k=32 is more than"):
-        gla(q, q, v, q, config=plan(Schedule(), K=32).config)
+        gla(q, q, v, q, schedule=Schedule(), config=plan(Schedule(), K=32).config)
 
 
 # --- Tuning on request ------------------------------------------------------------------------------------------------
