@@ -50,11 +50,13 @@ def _facts(kernel: Kernel) -> tuple[str, ...]:
 
 
 def tile(kernel: Kernel) -> str:
-    """What one program works on: rows x columns of K x columns of V, warps and stages, and what is unusual."""
+    """What one program works on: rows x columns of K x columns of V, warps and stages, and what is unusual. States have
+    no rows."""
     values = kernel.fact("constexprs")
     if not values:
         return UNKNOWN
-    size = f"{values['BT']}×{values['BK']}×{values['BV']} {kernel.fact('num_warps')}w {kernel.fact('num_stages')}s"
+    sizes = "×".join(str(values[name]) for name in ("BT", "BK", "BV") if name in values)
+    size = f"{sizes} {kernel.fact('num_warps')}w {kernel.fact('num_stages')}s"
     dtype = [] if kernel.workload["dtype"] == "bf16" else [kernel.workload["dtype"]]
     return ", ".join([size, *dtype, *([] if values["GATED"] else ["no gate"])])
 

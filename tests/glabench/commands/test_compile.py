@@ -14,7 +14,7 @@ from rich.console import Console
 from gla_kernels.config import WALKS
 from glabench.cli import main
 from glabench.tune.survey import Kernel, asked_of, sample
-from glabench.tune.survey_table import failures, summary, table
+from glabench.tune.survey_table import failures, summary, table, tile
 
 Process = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -125,6 +125,11 @@ def test_the_table_shows_the_worst_first_and_one_line_a_tile() -> None:
         "output (2) 64×64 64×32×64 4w 1s 255 1,200 2 4, registers wgmma 0.5",
         "output 64×64 64×32×128 4w 1s, no gate 128 8 2 4, registers wgmma cached",
     ]
+
+
+def test_a_kernel_of_states_alone_has_a_tile_without_rows() -> None:
+    assert tile(kernel()) == "64×32×64 4w 1s"
+    assert tile(kernel(constexprs={"BK": 16, "BV": 64, "GATED": True})) == "16×64 4w 1s"
 
 
 def test_the_summary_counts_and_only_what_gla_runs_is_a_failure() -> None:
