@@ -63,7 +63,8 @@ def pair(first: Tuning, second: Tuning) -> Pair:
     a, b = winner(first), winner(second)
     if a is None or b is None:
         return Pair(first, second, math.nan, "no winner")
-    known = Sums((*first.trials, *second.trials))  # which passes plans consist of
+    given = first.states_given and second.states_given
+    known = Sums((*first.trials, *second.trials), given)  # which passes plans consist of
     if known.same(a.plan, b.plan):
         return Pair(first, second, 1.0, SAME_PLAN)
     for tuning in (second, first):
@@ -71,7 +72,7 @@ def pair(first: Tuning, second: Tuning) -> Pair:
         if not any(map(math.isnan, times)):
             return Pair(first, second, times[1] / times[0], SAME_RUN)
     for tuning in (first, second):
-        sums = Sums(tuning.trials)
+        sums = Sums.of(tuning)
         totals = [_total(sums, one, known) for one in (a, b)]
         if not any(map(math.isnan, totals)):
             return Pair(first, second, totals[1] / totals[0], SUMS)

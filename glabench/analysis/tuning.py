@@ -77,9 +77,9 @@ def trial_ms(trial: Trial) -> float:
 
 
 class Sums:
-    """What the trials of a tuning say of plans."""
+    """What the trials of a tuning say of plans. given: whether a forward pass leaves its states for backward ones."""
 
-    def __init__(self, trials: Sequence[Trial]) -> None:
+    def __init__(self, trials: Sequence[Trial], given: bool = False) -> None:
         self.best: dict[Variant, dict[str, Trial]] = {}  # the fastest tile of each pass
         self._by_place: dict[tuple[Variant, str, tuple[int, ...]], Trial] = {}
         needed: dict[tuple[bool, bool], set[str]] = defaultdict(set)
@@ -92,10 +92,17 @@ class Sums:
                 if trial_ms(trial) < (trial_ms(found[step]) if step in found else math.inf):
                     found[step] = trial
         self._needed = {kind: tuple(step for step in PASSES if step in steps) for kind, steps in needed.items()}
+        backward = any(step.startswith("grad") for steps in needed.values() for step in steps)
+        self._left = {"states"} if given and backward else set()
+
+    @classmethod
+    def of(cls, tuning: Tuning) -> Sums:
+        return cls(tuning.trials, tuning.states_given)
 
     def steps(self, variant: Variant) -> tuple[str, ...]:
         """The passes that a variant runs, in order."""
-        return self._needed.get(variant.kind, ())
+        left = self._left if variant.materialize else ()
+        return tuple(step for step in self._needed.get(variant.kind, ()) if step not in left)
 
     def runs(self, plan: Mapping[str, Any]) -> tuple[Variant, tuple[tuple[int, ...], ...]]:
         """What of a plan of a record runs: the tiles of passes that the workload does not have say nothing."""
@@ -131,7 +138,8 @@ def work_key(tuning: Tuning) -> tuple[Any, ...]:
     schedule = work.get("schedule")
     asked = Variant.of({"schedule": schedule, "block_t": 0}) if schedule else None
     sizes = tuple(work[name] for name in SIZES)
-    return (device_name(tuning.environment), *sizes, work["dtype"], work["gated"], asked, work["direction"])
+    how = (work["dtype"], work["gated"], asked, tuning.states_given)
+    return (device_name(tuning.environment), *sizes, *how, work["direction"])
 
 
 def asked(work: Mapping[str, Any]) -> str:
@@ -168,9 +176,9 @@ def rank_correlation(trials: Sequence[Trial]) -> float:
     return sum(found) / len(found) if found else math.nan
 
 
-def descent(trials: Sequence[Trial]) -> Iterator[tuple[int, float]]:
+def descent(trials: Sequence[Trial], given: bool = False) -> Iterator[tuple[int, float]]:
     """(candidates measured, ms of the best plan that they make) after each trial, from the first whole plan on."""
-    needed, best, lowest = Sums(trials), dict[Variant, dict[str, float]](), math.inf
+    needed, best, lowest = Sums(trials, given), dict[Variant, dict[str, float]](), math.inf
     for count, trial in enumerate((trial for trial in trials if trial.samples_ms), 1):
         step, ms = trial.candidate["step"], trial_ms(trial)
         for variant in variants(trial):
@@ -197,7 +205,7 @@ def progress(tunings: Sequence[Tuning]) -> list[Progress]:
     """By strategy and number of candidates, at 1, 2, 3, 4, 6, 8, 12 ... and at the end of the longest search."""
     found = []
     for strategy in dict.fromkeys(tuning.strategy for tuning in tunings):
-        falls = [(t, list(descent(t.trials))) for t in tunings if t.strategy == strategy]
+        falls = [(t, list(descent(t.trials, t.states_given))) for t in tunings if t.strategy == strategy]
         falls = [(tuning, fall) for tuning, fall in falls if fall]
         most = max((fall[-1][0] for _, fall in falls), default=0)
         for count in [*_halves_of_octaves(most), most] if falls else []:
@@ -246,7 +254,7 @@ def table(tunings: Sequence[Tuning]) -> pd.DataFrame:
 def _line(tuning: Tuning) -> dict[str, Any]:
     work, first, old = tuning.workload, winner(tuning), incumbent(tuning)
     time: Estimate = estimate(first.samples_ms if first else ())
-    sums = Sums(tuning.trials)
+    sums = Sums.of(tuning)
     best = next(iter(sums.ranking()), None)
     return {
         "device": device_name(tuning.environment), "direction": work["direction"],

@@ -192,7 +192,7 @@ def _parts_of(tuning: Tuning) -> list[tuple[str, float, str]]:
     assert best is not None
     title, whole = text.workload(tuning.workload), median_ms(best.samples_ms)
     found = [("plan", whole, f"whole plan\n{title}\n{text.number(whole)} ms\n{Variant.of(best.plan)}")]
-    for step, ms in Sums(tuning.trials).passes(best.plan).items():
+    for step, ms in Sums.of(tuning).passes(best.plan).items():
         tile = text.tile(best.plan["tiles"][step])
         found.append((step, ms, f"{step}\n{title}\n{text.number(ms)} ms, {ms / whole:.0%}\n{tile}"))
     return [one for one in found if one[1] > 0]  # not NaN

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import gc
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -111,7 +110,8 @@ def _samples(sampler: ColdSampler, count: int) -> list[float]:
 def _final(work: Workload, request: dict[str, Any]) -> dict[str, Any]:
     stage = _stage_of(work)
     plans = [Plan.from_dict(plan) for plan in request["plans"]]
-    calls = [partial(stage.run, plan) for plan in plans]
+    forward = None if request["forward"] is None else Plan.from_dict(request["forward"])
+    calls = [stage.call(plan, forward or plan) for plan in plans]
     for call in calls:
         call()
     sampler = ColdSampler(calls)

@@ -104,14 +104,15 @@ def play(
 ) -> Final:
     """Time the plans and the incumbent (with where it comes from) in turns, gate the fastest.
 
-    other: the plan of the other direction that the gate runs beside a backward plan.
+    other: the plan of the other direction that a backward plan is timed after, and that the gate runs beside it.
     """
     entries = [(plan, "candidate", "search") for plan in plans]
     if incumbent is not None:
         entries.append((incumbent[0], "incumbent", incumbent[1]))
     if not entries:
         return Final((), None)
-    samples, failures = _time(gpu, work, [plan for plan, _, _ in entries])
+    forward = other.get("fwd") if work.direction == "bwd" else None
+    samples, failures = _time(gpu, work, [plan for plan, _, _ in entries], forward)
     gated: dict[int, tuple[str, str | None]] = {}
     winner = None
     for index in _order(samples):
@@ -127,7 +128,9 @@ def play(
     return Final(tuple(finalists), winner)
 
 
-def _time(gpu: Gpu, work: Workload, plans: list[Plan]) -> tuple[list[list[float]], dict[int, tuple[str, str | None]]]:
+def _time(
+    gpu: Gpu, work: Workload, plans: list[Plan], forward: Plan | None
+) -> tuple[list[list[float]], dict[int, tuple[str, str | None]]]:
     """Samples of each plan, and why those that have none failed.
 
     All in turns; where one of them breaks that, each is tried alone, and those that run are timed in turns again.
@@ -135,12 +138,12 @@ def _time(gpu: Gpu, work: Workload, plans: list[Plan]) -> tuple[list[list[float]
     samples: list[list[float]] = [[] for _ in plans]
     failures: dict[int, tuple[str, str | None]] = {}
     runs = list(range(len(plans)))
-    answer = gpu.final(work, plans, SAMPLES)
+    answer = gpu.final(work, plans, SAMPLES, forward)
     if answer["status"] != "ok":
-        alone = {index: gpu.final(work, [plans[index]], 1) for index in runs}
+        alone = {index: gpu.final(work, [plans[index]], 1, forward) for index in runs}
         failures = {i: (one["status"], one["reason"]) for i, one in alone.items() if one["status"] != "ok"}
         runs = [index for index in runs if index not in failures]
-        answer = gpu.final(work, [plans[index] for index in runs], SAMPLES) if runs else answer
+        answer = gpu.final(work, [plans[index] for index in runs], SAMPLES, forward) if runs else answer
     for index, taken in zip(runs, answer.get("samples_ms", []), strict=False):
         samples[index] = taken
     return samples, failures

@@ -40,9 +40,11 @@ class Gpu:
         request = {"do": "trial", "candidate": candidate.to_dict(), "samples": samples, "enough_ms": enough_ms}
         return self._ask(work, request, self.trial_limit_s)
 
-    def final(self, work: Workload, plans: Sequence[Plan], samples: int) -> Answer:
-        """{"status", "reason", "samples_ms": one list a plan} of whole plans, timed in turns."""
+    def final(self, work: Workload, plans: Sequence[Plan], samples: int, forward: Plan | None = None) -> Answer:
+        """{"status", "reason", "samples_ms": one list a plan} of whole plans, timed in turns; backward ones after
+        ``forward``, by default each after a forward pass like it."""
         request = {"do": "final", "plans": [plan.to_dict() for plan in plans], "samples": samples}
+        request["forward"] = None if forward is None else forward.to_dict()
         return self._ask(work, request, WHOLE_LIMIT_S)
 
     def gate(self, work: Workload, plans: dict[str, Plan]) -> Answer:

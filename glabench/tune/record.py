@@ -66,6 +66,8 @@ class Tuning:
     header: dict[str, Any] = field(
         default_factory=dict
     )  # of tables that the winner goes into: gla_kernels.table.Header
+    # whether backward plans were timed, and judged, after a forward pass that leaves its states; older ones were not
+    states_given: bool = False
     kind: str = "tuning"
     schema: int = SCHEMA
 

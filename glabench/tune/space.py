@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 from gla_kernels import Launch, Plan, Workload
 from gla_kernels.apply import all_launches, by_pass, launches_of
-from gla_kernels.config import KernelConfig, Tile, feasible, tiles
+from gla_kernels.config import KernelConfig, Tile, feasible, states_given, tiles
 from gla_kernels.model import predict_ms
 from glabench.tune.candidate import Candidate, Variant, base_config, key, variants
 
@@ -30,11 +31,14 @@ class Space:
     times: dict[Variant, dict[str, float]]
 
     def total(self, variant: Variant, ms_of: Callable[[str], float], among: Collection[str] = ()) -> float:
-        """ms of the variant's best plan, from those of single launches; with the one of ``among``, if it is there."""
-        return sum(
-            self.times[variant][step] * min(ms_of(k) for k in ([k for k in keys if k in among] or keys))
-            for step, keys in self.menus[variant].items()
-        )
+        """ms of the variant's best plan, from those of single launches; with the one of ``among``, if it is there.
+        States that a forward pass leaves cost nothing, but their pass must have a result: a call may do without."""
+        total = 0.0
+        for step, keys in self.menus[variant].items():
+            ms = self.times[variant][step] * min(ms_of(k) for k in ([k for k in keys if k in among] or keys))
+            given = step == "states" and states_given(self.work, variant.schedule) and ms < math.inf
+            total += 0.0 if given else ms
+        return total
 
     def predicted_total(self, variant: Variant) -> float:
         """ms of the variant's best plan by prediction."""
@@ -74,12 +78,15 @@ def space_of(work: Workload, capability: int) -> Space:
 
 
 def _times(work: Workload, variant: Variant, capability: int) -> dict[str, float]:
-    """`Space.times`; what has no tiles to choose counts as the first pass."""
-    launches = all_launches(work, Plan(variant.schedule, base_config(work, variant, capability)))
-    first, *others = variant.steps(work)
-    spent = dict.fromkeys((first, *others), 0.0)
-    for launch in launches:
-        spent[launch.step if launch.step in spent else first] += predict_ms(launch, capability)
+    """`Space.times`; what has no tiles to choose counts as the last pass."""
+    plan = Plan(variant.schedule, base_config(work, variant, capability))
+    launches = all_launches(work, plan)
+    *others, last = variant.steps(work)
+    spent = dict.fromkeys((*others, last), 0.0)
+    if states_given(work, variant.schedule):
+        spent["states"] = sum(predict_ms(launch, capability) for launch in launches if launch.step == "states")
+    for launch in all_launches(work, plan, forward=plan):
+        spent[launch.step if launch.step in spent else last] += predict_ms(launch, capability)
     measured = by_pass(launches)
     return {step: ms / predict_ms(measured[step], capability) for step, ms in spent.items()}
 

@@ -11,11 +11,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
 from gla_kernels import Launch, Plan, Schedule, Workload, chunk, default_config
 from gla_kernels.apply import by_pass, problem_of
+from gla_kernels.chunk.problem import Kept, Problem
 from gla_kernels.config import WALKS
 from gla_kernels.launch import Launcher, execute
 from glabench.run.inputs import DTYPES, Inputs, make_inputs
@@ -67,12 +69,25 @@ class Stage:
     def __init__(self, work: Workload, capability: int) -> None:
         self.work, self.capability = work, capability
         self.inputs = make_inputs(case_of(work), "gla", "cuda")
+        self._forward: tuple[Plan, Kept | None] | None = None
         self._kind: Schedule | None = None
         self._passes: dict[str, Pass] = {}
 
     def run(self, plan: Plan, launch: Launcher = execute) -> None:
         """The workload's direction as the plan says, through ``launch``."""
         run_plan(self.inputs, self.work, plan, launch)
+
+    def call(self, plan: Plan, forward: Plan) -> Callable[[], None]:
+        """The same, ready to be timed: of a backward plan with what the forward one leaves for it."""
+        kept = self._left_by(forward) if self.work.direction == "bwd" else None
+        return partial(run_plan, self.inputs, self.work, plan, execute, kept)
+
+    def _left_by(self, forward: Plan) -> Kept | None:
+        if self._forward is None or self._forward[0] != forward:
+            self._forward = None  # before the next one's states are made
+            problem = _problem(self.inputs, self.work, forward)
+            self._forward = forward, chunk.forward(problem, False, execute)[2]
+        return self._forward[1]
 
     def trial(self, candidate: Candidate) -> Callable[[], None]:
         """The candidate's kernel, ready to be timed. Raises WrongResult when it fails the screen."""
@@ -117,14 +132,17 @@ def reference_plan(work: Workload, schedule: Schedule, capability: int) -> Plan:
     return Plan(safe, default_config(work.K, work.V, work.operand_bytes, safe, capability))
 
 
-def run_plan(inputs: Inputs, work: Workload, plan: Plan, launch: Launcher) -> None:
-    """What gla() does in one direction, with the plan given."""
-    backward = work.direction == "bwd"
-    problem = problem_of(inputs.q, inputs.k, inputs.v, inputs.g, work.K**-0.5, None, plan)
-    if backward:
-        chunk.backward(problem, inputs.do, None, launch)
+def run_plan(inputs: Inputs, work: Workload, plan: Plan, launch: Launcher, kept: Kept | None = None) -> None:
+    """What gla() does in one direction, with the plan given and what the forward pass has left for a backward one."""
+    problem = _problem(inputs, work, plan)
+    if work.direction == "bwd":
+        chunk.backward(problem, inputs.do, None, launch, kept)
     else:
         chunk.forward(problem, False, launch)
+
+
+def _problem(inputs: Inputs, work: Workload, plan: Plan) -> Problem:
+    return problem_of(inputs.q, inputs.k, inputs.v, inputs.g, work.K**-0.5, None, plan)
 
 
 def _passes(inputs: Inputs, work: Workload, plan: Plan) -> dict[str, Pass]:

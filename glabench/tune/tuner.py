@@ -121,6 +121,7 @@ class Tuner:
             trials=tuple(_trials(search.history)),
             finalists=final.finalists,
             winner=final.winner,
+            states_given=space.work.direction == "bwd",
             stopped=search.stopped or "",
             environment=self.environment(),
             started=started,

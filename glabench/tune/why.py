@@ -95,7 +95,7 @@ class _Judge:
 
     def __init__(self, tuning: Tuning) -> None:
         self.tuning = tuning
-        self.sums = Sums(tuning.trials)
+        self.sums = Sums.of(tuning)
         self.chosen = winner(tuning)
         ranking = self.sums.ranking()
         # Without a winner, candidates are judged against the best that their times would make.

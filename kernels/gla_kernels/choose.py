@@ -94,8 +94,8 @@ def by_model(work: Workload, capability: int) -> Plan:
 
 
 def predicted_ms(work: Workload, plan: Plan, capability: int) -> float:
-    """What the cost model expects of a plan, in ms."""
-    return sum(predict_ms(launch, capability) for launch in all_launches(work, plan))
+    """What the cost model expects of a plan, in ms: of a backward one after a forward one like it."""
+    return sum(predict_ms(launch, capability) for launch in all_launches(work, plan, forward=plan))
 
 
 def keep(entries: Iterable[Entry], machine: Machine | None = None) -> Path:

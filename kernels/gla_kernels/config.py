@@ -307,6 +307,12 @@ def tiles(step: str, K: int, V: int, capability: int) -> Iterator[Tile]:
             yield tile
 
 
+def states_given(work: Workload, schedule: Schedule) -> bool:
+    """Whether the states that a backward pass needs are there already, as a forward pass of such a schedule leaves
+    them."""
+    return work.direction == "bwd" and schedule.materialize
+
+
 def _of_hopper(step: str, tile: Tile) -> bool:
     """Whether Hopper's own kernel of a pass takes such a tile. A walk has all of K, 64 features at a time."""
     if (tile.block_k, tile.num_warps, tile.descriptors) != (64, 4, True):

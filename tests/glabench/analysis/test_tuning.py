@@ -95,6 +95,17 @@ def test_a_variant_without_a_time_for_a_pass_has_no_sum(trials: list[Trial]) -> 
     assert with_states.ranking() == [C, A]
 
 
+def test_states_that_were_given_are_no_part_of_a_backward_plan(make_trial: MakeTrial, make_tuning: MakeTuning) -> None:
+    kept, again = (make_trial(v, "states", LARGE, [2.0]) for v in (A, C))
+    others = [make_trial(v, step, LARGE, [3.0]) for v in (A, C) for step in ("grad_states", "grad_qk")]
+    sums = Sums([kept, again, *others], given=True)
+    assert (sums.total(A), sums.total(C)) == (6.0, 8.0)
+    assert sums.steps(A) == ("grad_states", "grad_qk")
+    assert Sums([kept, *others]).total(A) == 8.0
+    tuning = make_tuning("bwd")
+    assert work_key(tuning) != work_key(replace(tuning, states_given=True))
+
+
 def test_passes_of_a_plan(trials: list[Trial], make_plan: MakePlan) -> None:
     sums = Sums(trials)
     assert sums.passes(make_plan(B, {"states": LARGE, "output": SMALL})) == {"states": 2.0, "output": 2.0}

@@ -61,6 +61,13 @@ def asked(gpu: Any, what: str) -> list[Any]:
     ]
 
 
+def test_a_backward_plan_is_timed_after_the_forward_one_that_won(here_gpu) -> None:
+    gpu = here_gpu(scripted({16: 1.0}))
+    for work, forward in ((replace(WORK, direction="bwd"), PLANS[1].to_dict()), (WORK, None)):
+        play(gpu, work, PLANS[:1], None, {"fwd": PLANS[1]})
+        assert [request["forward"] for request in gpu.asked if request["do"] == "final"][-1] == forward
+
+
 def test_all_are_timed_in_turns_and_the_fastest_is_gated(here_gpu) -> None:
     gpu = here_gpu(scripted({16: 3.0, 32: 1.0, 64: 2.0}))
     final = play(gpu, WORK, PLANS[:2], (PLANS[2], "by size"), {})

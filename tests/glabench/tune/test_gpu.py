@@ -112,13 +112,15 @@ def test_inputs_that_cannot_be_made_are_the_answer(bench: Gpu, calls: Path) -> N
 def test_requests_say_all_that_is_needed(bench: Gpu, calls: Path) -> None:
     bench.trial(WORK, candidate(1), 5, 2.5)
     bench.final(WORK, [PLAN, PLAN], 25)
+    bench.final(WORK, [PLAN], 25, PLAN)
     bench.gate(WORK, {"fwd": PLAN})
     assert bench.environment() == {"device": "made up"}
     work, plan = WORK.to_dict(), PLAN.to_dict()
     requests = [request for request, _, _ in called(calls) if request["do"] != "ready"]
     assert requests == [
         {"do": "trial", "candidate": candidate(1).to_dict(), "samples": 5, "enough_ms": 2.5, "workload": work},
-        {"do": "final", "plans": [plan, plan], "samples": 25, "workload": work},
+        {"do": "final", "plans": [plan, plan], "samples": 25, "forward": None, "workload": work},
+        {"do": "final", "plans": [plan], "samples": 25, "forward": plan, "workload": work},
         {"do": "gate", "plans": {"fwd": plan}, "workload": work},
         {"do": "environment"},
     ]

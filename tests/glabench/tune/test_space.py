@@ -144,6 +144,19 @@ def test_a_total_counts_launches_that_are_not_measured() -> None:
         assert total == pytest.approx(predicted_ms(work, Plan(schedule, config), 90))
 
 
+def test_states_that_a_forward_pass_leaves_cost_a_backward_plan_nothing() -> None:
+    space = space_of(replace(BWD, schedule=Schedule(64, 64, True)), 90)
+    for variant, menu in space.menus.items():
+        times = dict.fromkeys((one for keys in menu.values() for one in keys), 1.0)
+        free = sum(space.times[variant][step] for step in menu if step != "states")
+        assert space.total(variant, times.__getitem__) == pytest.approx(free)
+        not_run = times | dict.fromkeys(menu["states"], float("inf"))
+        assert space.total(variant, not_run.__getitem__) == float("inf")
+    again = space_of(replace(BWD, T=3000, schedule=Schedule(64, 64, False)), 90)
+    for variant in again.menus:
+        assert again.total(variant, lambda one: 1.0) == pytest.approx(sum(again.times[variant].values()))
+
+
 def test_a_schedule_asked_for_is_the_only_one() -> None:
     asked = Schedule(128, 64, False)
     space = space_of(replace(FWD, schedule=asked), 90)
