@@ -12,7 +12,8 @@ import torch
 
 import gla_kernels.api
 import gla_kernels.chunk
-from gla_kernels import Plan, Schedule, Tile, Workload, default_config, gla
+from gla_kernels import Plan, Schedule, Tile, Workload, default_config, gla, machine_of
+from gla_kernels.choose import with_walks
 from gla_kernels.config import CHUNKS, feasible
 from gla_kernels.launch import execute
 
@@ -190,6 +191,26 @@ def test_full_grid(judge, inputs, schedule, dtype, gates):
 @pytest.mark.parametrize("schedule", [None, Schedule(64, 16), Schedule(128, 64, False)], ids=name)
 def test_gate_strengths_at_full_size(judge, inputs, schedule, dtype, gates):
     judge(form(schedule), inputs((1, 3001, 2, 128, 64), dtype, gates))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("gates", [None, 0.0, 1 / 16, 1.0, 2.0, 2.5, 4.0, 8.0, 40.0, 1e4, "resets", "closed"])
+@pytest.mark.parametrize(
+    ("schedule", "K", "V"),
+    [(Schedule(64), 128, 64), (Schedule(64, 64, True, 4), 128, 256), (Schedule(64, 64, False), 64, 128)],
+    ids=name,
+)
+def test_walks_at_every_gate_strength(judge, inputs, schedule, K, V, gates):
+    """Walks that do two passes' work, which a default plan need not have at shapes as small as these."""
+    work, capability = Workload("fwd", 1, 3001, 2, K, V, gated=gates is not None), machine_of().capability
+    plan = Plan(schedule, with_walks(default_config(K, V, 2, schedule, capability), work, capability))
+    why_not = feasible("walk", plan, work, capability)
+    if why_not is not None:
+        pytest.skip(why_not)
+    judge(
+        lambda q, k, v, g, s: gla(q, k, v, g, None, s, True, config=plan),
+        inputs((1, 3001, 2, K, V), torch.bfloat16, gates),
+    )
 
 
 @pytest.mark.gpu
