@@ -26,7 +26,7 @@ class Trial:
     compiled: dict[str, Any] | None = None
     # the other variants whose pass is this very launch: (chunk, sub_chunk, materialize, block_t) of each, and, unless
     # the record is older, states_every, 0 for None, and walks
-    shared: tuple[Any, ...] = ()
+    shared: tuple[tuple[Any, ...], ...] = ()
 
 
 @dataclass(frozen=True)

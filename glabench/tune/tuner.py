@@ -145,10 +145,12 @@ def _trials(history: History) -> Iterator[Trial]:
             reason=result.reason,
             samples_ms=tuple(round(ms, 5) for ms in result.samples_ms),
             compiled=None if result.compiled is None else {name: result.compiled.get(name) for name in COMPILED},
-            shared=tuple(
-                (s.chunk, s.rows, s.materialize, v.block_t, s.states_every or 0, v.walks)
-                for v in homes[key]
-                if v != candidate.variant
-                for s in (v.schedule,)
-            ),
+            shared=tuple(_recorded(variant) for variant in homes[key] if variant != candidate.variant),
         )
+
+
+def _recorded(variant: Variant) -> tuple[Any, ...]:
+    """A variant as `record.Trial.shared` has it."""
+    schedule = variant.schedule
+    every = schedule.states_every or 0
+    return schedule.chunk, schedule.rows, schedule.materialize, variant.block_t, every, variant.walks

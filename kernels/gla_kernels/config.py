@@ -295,6 +295,12 @@ def steps_of(work: Workload, schedule: Schedule, walks: bool) -> tuple[str, ...]
     return ("states", "walk") if cut else ("walk",)
 
 
+def states_given(work: Workload, schedule: Schedule) -> bool:
+    """Whether the states that a backward pass needs are there already, as a forward pass of such a schedule leaves
+    them."""
+    return work.direction == "bwd" and schedule.materialize
+
+
 def tiles(step: str, K: int, V: int, capability: int) -> Iterator[Tile]:
     """The tiles of a pass for head dimensions K and V on a GPU of that compute capability."""
     space = SPACE[step]
@@ -305,12 +311,6 @@ def tiles(step: str, K: int, V: int, capability: int) -> Iterator[Tile]:
         tile = Tile(*sizes)
         if not tile.hopper or _of_hopper(step, tile):
             yield tile
-
-
-def states_given(work: Workload, schedule: Schedule) -> bool:
-    """Whether the states that a backward pass needs are there already, as a forward pass of such a schedule leaves
-    them."""
-    return work.direction == "bwd" and schedule.materialize
 
 
 def _of_hopper(step: str, tile: Tile) -> bool:

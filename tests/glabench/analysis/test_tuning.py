@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gla_kernels import Schedule, Workload
 from gla_kernels.config import PASSES as KERNEL_PASSES
+from gla_kernels.config import Direction, steps_of
 from glabench.analysis import retuned
 from glabench.analysis.load import load_tunings, tuning_files
 from glabench.analysis.retuned import agreement, pair, searched
@@ -39,6 +42,7 @@ MakeTuning = Callable[..., Tuning]
 A = Variant(64, 16, True, 16)
 B = Variant(64, 64, True, 16)
 C = Variant(128, 16, False, 16)
+DIRECTIONS: tuple[Direction, ...] = ("fwd", "bwd")
 SMALL, LARGE = [32, 64, 4, 1], [64, 64, 4, 1]
 
 
@@ -66,6 +70,9 @@ def tuned(
 def test_passes_are_those_of_the_kernels() -> None:
     assert set(PASSES) - {"grad_q", "grad_k"} == set(KERNEL_PASSES)  # but for older records'
     assert len(PASSES) == len(set(PASSES))
+    for direction, schedule, walks in product(DIRECTIONS, (Schedule(64), Schedule(64, 64, True, 4)), (False, True)):
+        steps = steps_of(Workload(direction, 1, 4096, 1, 64, 64), schedule, walks)  # in the order in which they run
+        assert tuple(step for step in PASSES if step in steps) == steps
 
 
 def test_a_shared_kernel_counts_for_each_of_its_variants(trials: list[Trial]) -> None:
