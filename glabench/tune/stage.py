@@ -63,6 +63,11 @@ class Pass:
     outputs: tuple[str, ...]
 
 
+# By name, and whether it is the one that leaves but the states at the ends of segments. Plans whose walks make those
+# between have no other pass of that name.
+Passes = dict[tuple[str, bool], Pass]
+
+
 class Stage:
     """The inputs of one workload on the current CUDA device, and the reference plan that ran last."""
 
@@ -71,7 +76,7 @@ class Stage:
         self.inputs = make_inputs(case_of(work), "gla", "cuda")
         self._forward: tuple[Plan, Kept | None] | None = None
         self._kind: Schedule | None = None
-        self._passes: dict[str, Pass] = {}
+        self._passes: Passes = {}
 
     def run(self, plan: Plan, launch: Launcher = execute) -> None:
         """The workload's direction as the plan says, through ``launch``."""
@@ -91,8 +96,9 @@ class Stage:
 
     def trial(self, candidate: Candidate) -> Callable[[], None]:
         """The candidate's kernel, ready to be timed. Raises WrongResult when it fails the screen."""
-        reference = _pass_of(self._reference(candidate.variant.schedule), candidate.step)
-        launch = self._launch_of(candidate, reference)
+        launch = self._launch_of(candidate)
+        reference = _pass_of(self._reference(candidate.variant.schedule), candidate.step, _ends_segments(launch))
+        launch = self._on_buffers_of(reference, launch, candidate.variant.block_t)
         first = _run_on_poison(launch, reference.outputs)
         second = _run_on_poison(launch, reference.outputs)
         roundings = SCREEN_ROUNDINGS * torch.finfo(DTYPES[self.work.dtype]).eps / 2
@@ -101,17 +107,20 @@ class Stage:
         timed = replace(launch, args=launch.args | second)
         return lambda: execute(timed)
 
-    def _launch_of(self, candidate: Candidate, reference: Pass) -> Launch:
-        """The candidate's kernel on the buffers of the reference plan."""
+    def _launch_of(self, candidate: Candidate) -> Launch:
+        """The candidate's kernel as its plan launches it."""
         found: list[Launch] = []
         self.run(plan_of(self.work, [candidate], self.capability), found.append)
-        launch = by_pass(found)[candidate.step]
+        return by_pass(found)[candidate.step]
+
+    def _on_buffers_of(self, reference: Pass, launch: Launch, block_t: int) -> Launch:
+        """The launch on the buffers of the reference plan."""
         tensors = {name: x for name, x in reference.launch.args.items() if isinstance(x, torch.Tensor)}
         if "p_h" in tensors and self.inputs.g is not None:  # the reference plan has it of other row blocks
-            tensors["p_h"] = half_decays(self.inputs.g, candidate.variant.block_t)
+            tensors["p_h"] = half_decays(self.inputs.g, block_t)
         return replace(launch, args=launch.args | tensors)
 
-    def _reference(self, schedule: Schedule) -> dict[str, Pass]:
+    def _reference(self, schedule: Schedule) -> Passes:
         """The passes of the schedule's reference plan, which has run."""
         kind = reference_schedule(schedule)
         if kind != self._kind:
@@ -145,22 +154,23 @@ def _problem(inputs: Inputs, work: Workload, plan: Plan) -> Problem:
     return problem_of(inputs.q, inputs.k, inputs.v, inputs.g, work.K**-0.5, None, plan)
 
 
-def _passes(inputs: Inputs, work: Workload, plan: Plan) -> dict[str, Pass]:
+def _passes(inputs: Inputs, work: Workload, plan: Plan) -> Passes:
     """Run the plan; its passes with what each wrote, over the first slice of a long sequence: later ones would write
     over its states. What a pass leaves out is NaN.
 
     A tensor that no earlier pass has seen, and that is no input, is an output of the pass.
     """
     known = {x.data_ptr() for _, x in inputs.tensors()}
-    passes: dict[str, Pass] = {}
+    passes: Passes = {}
 
     def keep(launch: Launch) -> None:
-        if launch.step in passes and passes[launch.step].launch.constexprs == launch.constexprs:
+        key = launch.step, _ends_segments(launch)
+        if key in passes and passes[key].launch.constexprs == launch.constexprs:
             return
         tensors = {name: x for name, x in launch.args.items() if isinstance(x, torch.Tensor)}
         outputs = tuple(name for name, x in tensors.items() if x.data_ptr() not in known)
         known.update(x.data_ptr() for x in tensors.values())
-        passes[launch.step] = Pass(launch, outputs)
+        passes[key] = Pass(launch, outputs)
         for name in outputs:
             tensors[name].fill_(math.nan)
         execute(launch)
@@ -170,9 +180,13 @@ def _passes(inputs: Inputs, work: Workload, plan: Plan) -> dict[str, Pass]:
     return passes
 
 
-def _pass_of(passes: dict[str, Pass], step: str) -> Pass:
+def _ends_segments(launch: Launch) -> bool:
+    return bool(launch.constexprs.get("LAST"))
+
+
+def _pass_of(passes: Passes, step: str, ends_segments: bool) -> Pass:
     """The pass, or both of those whose work it does: what they were given, and what they wrote."""
-    parts = [passes[name] for name in WALKS.get(step, (step,))]
+    parts = [passes[name, ends_segments] for name in WALKS.get(step, (step,))]
     outputs = tuple(dict.fromkeys(name for part in parts for name in part.outputs))
     args = {name: value for part in parts for name, value in part.launch.args.items()}
     return Pass(replace(parts[0].launch, args=args), outputs)

@@ -1,15 +1,19 @@
-"""Whole plans as the finals run them, on the CPU."""
+"""Whole plans as the finals run them, and single passes beside a reference plan, on the CPU."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, Literal
 
 import pytest
+import torch
 
-from gla_kernels import Launch, Plan, Schedule, Workload, default_config
+from gla_kernels import Launch, Plan, Schedule, Tile, Workload, default_config
+from gla_kernels.chunk.problem import LaunchBy, Problem
 from gla_kernels.launch import execute, interpreting
 from glabench.run.inputs import make_inputs
 from glabench.tune import stage
+from glabench.tune.candidate import Candidate, Variant
 from glabench.tune.stage import Stage
 
 WORK = Workload("bwd", 1, 80, 1, 16, 16, "fp32")
@@ -20,9 +24,14 @@ def plan(schedule: Schedule) -> Plan:
     return Plan(schedule, default_config(16, 16, 4, schedule))
 
 
-@pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch) -> Stage:
+@pytest.fixture(autouse=True)
+def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stage, "make_inputs", lambda case, operator, device: make_inputs(case, operator, "cpu"))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+
+
+@pytest.fixture
+def here() -> Stage:
     return Stage(WORK, 90)
 
 
@@ -57,3 +66,22 @@ def test_a_backward_plan_runs_after_a_forward_one(passes: Passes) -> None:
         (Schedule(32, 32, False), Schedule(32), ["states"]),
     ):
         assert passes(schedule, forward) == [*before, *alone]
+
+
+@pytest.mark.skipif(not interpreting(), reason="runs on the CPU")
+@pytest.mark.parametrize(("direction", "step"), [("fwd", "states"), ("bwd", "grad_states")])
+@pytest.mark.parametrize("walks", [False, True])
+def test_a_pass_over_segments_is_compared_with_what_it_does_in_its_plan(
+    direction: Literal["fwd", "bwd"], step: str, walks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a walk makes the states within segments, this pass makes those at their ends alone."""
+
+    def walk(
+        problem: Problem, kernel: object, tile: Tile | None, launch_by: LaunchBy, *args: Any, **flags: Any
+    ) -> Launch | None:
+        return launch_by(kernel, tile, *args, **flags) if tile is not None and tile.hopper else None
+
+    monkeypatch.setattr(Problem, "on_hopper", walk)  # which is not run here
+    here = Stage(Workload(direction, 1, 200, 1, 64, 64), 90)
+    candidate = Candidate(Variant(Schedule(64, 64, True, 2), 64, walks), step, Tile(64, 64, 4, 1))
+    here.trial(candidate)  # else raises WrongResult
