@@ -18,7 +18,7 @@ import torch
 from gla_kernels import Launch, Plan, Schedule, Workload, chunk, default_config
 from gla_kernels.apply import by_pass, problem_of
 from gla_kernels.chunk.problem import Kept, Problem
-from gla_kernels.config import WALKS
+from gla_kernels.config import WALK_OF, WALKS
 from gla_kernels.launch import Launcher, execute
 from glabench.run.inputs import DTYPES, Inputs, make_inputs
 from glabench.spec.case import Case
@@ -29,6 +29,8 @@ from glabench.tune.candidate import Candidate, plan_of
 SCREEN_ROUNDINGS = 8.0
 SCREEN_LEAST = 1e-4
 
+BETWEEN_SEGMENTS = ("states", "grad_states")
+REFERENCE_ROWS = 16  # a row block of the reference plan
 GATE_STRENGTH = 1.0  # g = logsigmoid(N(0, 1)), as in the sweeps
 
 
@@ -63,8 +65,8 @@ class Pass:
     outputs: tuple[str, ...]
 
 
-# By name, and whether it is the one that leaves but the states at the ends of segments. Plans whose walks make those
-# between have no other pass of that name.
+# By name, and whether it comes first and leaves but the states between segments. Plans whose walks make all others have
+# no second pass of that name.
 Passes = dict[tuple[str, bool], Pass]
 
 
@@ -96,9 +98,8 @@ class Stage:
 
     def trial(self, candidate: Candidate) -> Callable[[], None]:
         """The candidate's kernel, ready to be timed. Raises WrongResult when it fails the screen."""
-        launch = self._launch_of(candidate)
-        reference = _pass_of(self._reference(candidate.variant.schedule), candidate.step, _ends_segments(launch))
-        launch = self._on_buffers_of(reference, launch, candidate.variant.block_t)
+        reference = _pass_of(self._reference(candidate.variant.schedule), candidate, self.work)
+        launch = self._launch_of(candidate, reference)
         first = _run_on_poison(launch, reference.outputs)
         second = _run_on_poison(launch, reference.outputs)
         roundings = SCREEN_ROUNDINGS * torch.finfo(DTYPES[self.work.dtype]).eps / 2
@@ -107,17 +108,17 @@ class Stage:
         timed = replace(launch, args=launch.args | second)
         return lambda: execute(timed)
 
-    def _launch_of(self, candidate: Candidate) -> Launch:
-        """The candidate's kernel as its plan launches it."""
+    def _launch_of(self, candidate: Candidate, reference: Pass) -> Launch:
+        """The candidate's kernel on the buffers of the reference plan."""
         found: list[Launch] = []
         self.run(plan_of(self.work, [candidate], self.capability), found.append)
-        return by_pass(found)[candidate.step]
-
-    def _on_buffers_of(self, reference: Pass, launch: Launch, block_t: int) -> Launch:
-        """The launch on the buffers of the reference plan."""
+        launch, block_t = by_pass(found)[candidate.step], candidate.variant.block_t
         tensors = {name: x for name, x in reference.launch.args.items() if isinstance(x, torch.Tensor)}
         if "p_h" in tensors and self.inputs.g is not None:  # the reference plan has it of other row blocks
             tensors["p_h"] = half_decays(self.inputs.g, block_t)
+            if "p_h" in reference.outputs:  # of the first slice alone
+                written = reference.launch.args["p_h"][:, :: block_t // REFERENCE_ROWS]
+                tensors["p_h"][written.isnan()] = math.nan
         return replace(launch, args=launch.args | tensors)
 
     def _reference(self, schedule: Schedule) -> Passes:
@@ -132,7 +133,7 @@ class Stage:
 
 def reference_schedule(schedule: Schedule) -> Schedule:
     """The schedule of the reference plan: the smallest sub-chunks, all else as it is."""
-    return replace(schedule, sub_chunk=16)
+    return replace(schedule, sub_chunk=REFERENCE_ROWS)
 
 
 def reference_plan(work: Workload, schedule: Schedule, capability: int) -> Plan:
@@ -162,9 +163,11 @@ def _passes(inputs: Inputs, work: Workload, plan: Plan) -> Passes:
     """
     known = {x.data_ptr() for _, x in inputs.tensors()}
     passes: Passes = {}
+    segments = _problem(inputs, work, plan).n_seg > 1
 
     def keep(launch: Launch) -> None:
-        key = launch.step, _ends_segments(launch)
+        first = segments and launch.step in BETWEEN_SEGMENTS and (launch.step, True) not in passes
+        key = launch.step, first
         if key in passes and passes[key].launch.constexprs == launch.constexprs:
             return
         tensors = {name: x for name, x in launch.args.items() if isinstance(x, torch.Tensor)}
@@ -180,13 +183,11 @@ def _passes(inputs: Inputs, work: Workload, plan: Plan) -> Passes:
     return passes
 
 
-def _ends_segments(launch: Launch) -> bool:
-    return bool(launch.constexprs.get("LAST"))
-
-
-def _pass_of(passes: Passes, step: str, ends_segments: bool) -> Pass:
+def _pass_of(passes: Passes, candidate: Candidate, work: Workload) -> Pass:
     """The pass, or both of those whose work it does: what they were given, and what they wrote."""
-    parts = [passes[name, ends_segments] for name in WALKS.get(step, (step,))]
+    step = candidate.step
+    first = candidate.variant.walks and step in WALKS[WALK_OF[work.direction]]
+    parts = [passes[name, first] for name in WALKS.get(step, (step,))]
     outputs = tuple(dict.fromkeys(name for part in parts for name in part.outputs))
     args = {name: value for part in parts for name, value in part.launch.args.items()}
     return Pass(replace(parts[0].launch, args=args), outputs)

@@ -68,20 +68,31 @@ def test_a_backward_plan_runs_after_a_forward_one(passes: Passes) -> None:
         assert passes(schedule, forward) == [*before, *alone]
 
 
-@pytest.mark.skipif(not interpreting(), reason="runs on the CPU")
-@pytest.mark.parametrize(("direction", "step"), [("fwd", "states"), ("bwd", "grad_states")])
-@pytest.mark.parametrize("walks", [False, True])
-def test_a_pass_over_segments_is_compared_with_what_it_does_in_its_plan(
-    direction: Literal["fwd", "bwd"], step: str, walks: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where a walk makes the states within segments, this pass makes those at their ends alone."""
+@pytest.fixture
+def short_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Segments of 128 rows, and slices of one segment; walks of Hopper's own are launched here, not run."""
 
     def walk(
         problem: Problem, kernel: object, tile: Tile | None, launch_by: LaunchBy, *args: Any, **flags: Any
     ) -> Launch | None:
         return launch_by(kernel, tile, *args, **flags) if tile is not None and tile.hopper else None
 
-    monkeypatch.setattr(Problem, "on_hopper", walk)  # which is not run here
+    monkeypatch.setattr("gla_kernels.chunk.problem.SEGMENT_ROWS", 128)
+    monkeypatch.setattr("gla_kernels.chunk.problem.segments_at_once", lambda *nbytes: 1)
+    monkeypatch.setattr(Problem, "on_hopper", walk)
+
+
+@pytest.mark.skipif(not interpreting(), reason="runs on the CPU")
+@pytest.mark.parametrize(("direction", "step"), [("fwd", "states"), ("bwd", "grad_states")])
+@pytest.mark.parametrize(
+    ("schedule", "walks"),
+    [(schedule, walks) for schedule in (Schedule(64, 64, True, 2), Schedule(64, 64, False)) for walks in (False, True)],
+    ids=["segments", "segments-walks", "slices", "slices-walks"],
+)
+@pytest.mark.usefixtures("short_segments")
+def test_a_pass_is_compared_with_what_it_does_in_its_plan(
+    direction: Literal["fwd", "bwd"], step: str, schedule: Schedule, walks: bool
+) -> None:
+    """Where a walk makes the states within segments, a pass makes those between; in slices, those of one."""
     here = Stage(Workload(direction, 1, 200, 1, 64, 64), 90)
-    candidate = Candidate(Variant(Schedule(64, 64, True, 2), 64, walks), step, Tile(64, 64, 4, 1))
-    here.trial(candidate)  # else raises WrongResult
+    here.trial(Candidate(Variant(schedule, 64, walks), step, Tile(64, 64, 4, 1)))  # else raises WrongResult
