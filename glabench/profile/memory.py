@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gla_kernels.launch import Launch
 
 KINDS = ("inputs", "outputs", "gradients", "states", "saved", "workspace")
-STATE_FUNCTIONS = {"state_buffer", "boundary_buffer"}  # of gla_kernels.chunk, which allocate states
+STATE_FUNCTIONS = {"state_buffer", "boundary_buffer", "handed_buffer"}  # of gla_kernels.chunk, which allocate states
 
 # What our kernels' tensors are to the call; inputs and outputs follow from its shape, states go by who writes them.
 MODEL_KINDS = {
@@ -44,6 +44,7 @@ STATE_TENSORS = {
     "grad_walk": ("p_ds",),
     "grad_qk": ("p_s",),
 }
+BOUNDARIES = ("p_s0", "p_st", "p_dst", "p_ds0")  # states, where they are those between slices that take turns
 
 
 @dataclass(frozen=True)
@@ -134,8 +135,11 @@ def _tensors(launches: Sequence[Launch]) -> dict[str, int]:
     kept = {} if forward else {"p_h": "saved"}  # by the forward pass
     for launch in launches:
         states = dict.fromkeys(STATE_TENSORS.get(launch.step, ()), "states")
-        for name, kind in (MODEL_KINDS | kept | states).items():
+        between = {name: "states" for name in BOUNDARIES if (x := launch.args.get(name)) is not None and x._is_view()}
+        for name, kind in (MODEL_KINDS | kept | states | between).items():
             tensor = launch.args.get(name)
+            if isinstance(tensor, torch.Tensor) and name in between:
+                tensor = tensor._base
             if isinstance(tensor, torch.Tensor) and id(tensor) not in seen:
                 seen.add(id(tensor))
                 kinds[kind] += tensor.numel() * tensor.element_size()

@@ -29,9 +29,11 @@ from glabench.tune.candidate import Candidate, plan_of
 SCREEN_ROUNDINGS = 8.0
 SCREEN_LEAST = 1e-4
 
-BETWEEN_SEGMENTS = ("states", "grad_states")
 REFERENCE_ROWS = 16  # a row block of the reference plan
 GATE_STRENGTH = 1.0  # g = logsigmoid(N(0, 1)), as in the sweeps
+
+
+STARTS = ("p_s0", "p_dst")  # tensors that passes start from, and never write
 
 
 class WrongResult(Exception):
@@ -65,8 +67,8 @@ class Pass:
     outputs: tuple[str, ...]
 
 
-# By name, and whether it comes first and leaves but the states between segments. Plans whose walks make all others have
-# no second pass of that name.
+# By name, and whether it leaves only the states between segments. Plans whose walks make the others have no second
+# pass of that name.
 Passes = dict[tuple[str, bool], Pass]
 
 
@@ -159,19 +161,17 @@ def _passes(inputs: Inputs, work: Workload, plan: Plan) -> Passes:
     """Run the plan; its passes with what each wrote, over the first slice of a long sequence: later ones would write
     over its states. What a pass leaves out is NaN.
 
-    A tensor that no earlier pass has seen, and that is no input, is an output of the pass.
+    A tensor that no earlier pass has seen, and that is none to start from, is an output of the pass.
     """
     known = {x.data_ptr() for _, x in inputs.tensors()}
     passes: Passes = {}
-    segments = _problem(inputs, work, plan).n_seg > 1
 
     def keep(launch: Launch) -> None:
-        first = segments and launch.step in BETWEEN_SEGMENTS and (launch.step, True) not in passes
-        key = launch.step, first
+        key = launch.step, launch.args.get("every_rows", plan.schedule.chunk) != plan.schedule.chunk
         if key in passes and passes[key].launch.constexprs == launch.constexprs:
             return
         tensors = {name: x for name, x in launch.args.items() if isinstance(x, torch.Tensor)}
-        outputs = tuple(name for name, x in tensors.items() if x.data_ptr() not in known)
+        outputs = tuple(name for name, x in tensors.items() if name not in STARTS and x.data_ptr() not in known)
         known.update(x.data_ptr() for x in tensors.values())
         passes[key] = Pass(launch, outputs)
         for name in outputs:
@@ -186,8 +186,8 @@ def _passes(inputs: Inputs, work: Workload, plan: Plan) -> Passes:
 def _pass_of(passes: Passes, candidate: Candidate, work: Workload) -> Pass:
     """The pass, or both of those whose work it does: what they were given, and what they wrote."""
     step = candidate.step
-    first = candidate.variant.walks and step in WALKS[WALK_OF[work.direction]]
-    parts = [passes[name, first] for name in WALKS.get(step, (step,))]
+    between = candidate.variant.walks and step in WALKS[WALK_OF[work.direction]]
+    parts = [passes[name, between] for name in WALKS.get(step, (step,))]
     outputs = tuple(dict.fromkeys(name for part in parts for name in part.outputs))
     args = {name: value for part in parts for name, value in part.launch.args.items()}
     return Pass(replace(parts[0].launch, args=args), outputs)

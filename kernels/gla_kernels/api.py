@@ -196,7 +196,8 @@ class _ChunkGLA(torch.autograd.Function):
         if not problem_of(q, k, v, g, scale, initial_state, backward_plan).served_by(kept):
             kept = None
         ctx.kept = kept is not None
-        ctx.save_for_backward(q, k, v, g, initial_state, *((kept.states, kept.halves) if kept else (None, None)))
+        between = (kept.states, kept.handed, kept.halves) if kept is not None else (None, None, None)
+        ctx.save_for_backward(q, k, v, g, initial_state, *between)
         ctx.set_materialize_grads(False)
         ctx.scale, ctx.plan = scale, backward_plan
         return o, final_state
@@ -204,9 +205,9 @@ class _ChunkGLA(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, do, d_final):  # type: ignore[no-untyped-def]
-        q, k, v, g, initial_state, states, halves = ctx.saved_tensors
+        q, k, v, g, initial_state, *between = ctx.saved_tensors
         problem = problem_of(q, k, v, g, ctx.scale, initial_state, ctx.plan)
-        kept = problem.kept(states, halves) if ctx.kept else None
+        kept = problem.kept(*between) if ctx.kept else None
         do = torch.zeros_like(v) if do is None else do.contiguous()
         d_final = None if d_final is None else d_final.contiguous()
         dq, dk, dv, dg, d_initial = chunk.backward(problem, do, d_final, execute, kept)

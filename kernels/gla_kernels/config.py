@@ -58,8 +58,9 @@ class Schedule:
     sub_chunk: rows a sub-chunk: scores inside a sub-chunk are computed in full precision (tf32 for 16-bit inputs),
         scores between sub-chunks in the inputs' precision or better. At least 16, at most ``chunk``, and a divisor of
         it. None: min(chunk, 64).
-    materialize: True keeps every chunk's state in HBM and works on all chunks at once; False keeps one state in 1024
-        rows, and works on a slice of the sequence after another, whose chunks' states share a small buffer.
+    materialize: True keeps every chunk's state in HBM and works on all chunks at once; False works on a slice of the
+        sequence after another, whose chunks' states share a small buffer, and keeps one state a slice. Where there are
+        too few heads to fill a GPU so (see `in_turn`), one state in 1024 rows comes first, from a walk of its own.
     states_every: chunks a segment. The walk over time that makes the states is cut into segments, which are walked over
         in parallel, twice: a first time for what each of them adds to the state. Worth it for few heads and a long
         sequence. None: one walk.
@@ -289,10 +290,20 @@ def steps_of(work: Workload, schedule: Schedule, walks: bool) -> tuple[str, ...]
     if not walks:
         return ("states", "grad_states", "grad_qk", "grad_v") if work.direction == "bwd" else ("states", "output")
     # what segments start from comes from a pass of its own
-    cut = schedule.segment_rows < work.T
+    cut = schedule.segment_rows < work.T and not in_turn(schedule, work.B * work.H, work.V)
     if work.direction == "bwd":
         return ("states", *(("grad_states",) if cut else ()), "grad_walk", "grad_qk")
     return ("states", "walk") if cut else ("walk",)
+
+
+HEADS_IN_TURN = 64  # of all sequences, of 128 columns of V: fewer walks over time leave half of an H100 idle
+
+
+def in_turn(schedule: Schedule, heads: int, V: int) -> bool:
+    """Whether each slice starts from the state that the one before it left. heads: of all sequences."""
+    if schedule.materialize or schedule.states_every is not None:
+        return False
+    return heads * cdiv(V, 128) >= HEADS_IN_TURN
 
 
 def states_given(work: Workload, schedule: Schedule) -> bool:

@@ -39,17 +39,30 @@ def forward(
     B, _, H, K, V = p.dims
     o = torch.empty_like(p.v)
     final_state = p.q.new_empty(B, H, K, V, dtype=torch.float32) if output_final_state else None
-    halves, states = p.half_decays(), p.state_buffer() if keep or p.walk_without_gates is None else None
-    starts = _starts(p, None, launch)
+    kept = keep and p.schedule.materialize
+    halves, states = p.half_decays(), p.state_buffer() if kept or p.walk_without_gates is None else None
+    handed = p.handed_buffer(p.initial_state, 0) if p.in_turn else None
+    starts = _starts(p, None, launch) if handed is None else None
     tile, parts = p.config.output, p.slices
     for part in parts:
         final = final_state if part == parts[-1] else None
+        if handed is not None:
+            starts, final = handed[part.first_segment], handed[part.first_segment + 1] if final is None else final
         if not _walk(p, part, starts, states, halves, final, o, launch):
             assert states is not None  # which only a walk can do without
             _states(p, part, starts, states, halves, final, launch)
             args = {"p_q": p.q, "p_k": p.k, "p_v": p.v, "p_g": p.g, "p_s": states, "p_h": halves, "p_o": o}
             launch(p.blocks_of(output_kernel, tile, cdiv(V, tile.block_v), args, part, states))
-    return o, final_state, p.kept(states, halves) if keep and states is not None else None
+    return o, final_state, p.kept(states, handed, halves) if keep else None
+
+
+def _handed(p: Problem, launch: Launcher) -> Tensor:
+    """The state before each slice, as the forward pass leaves them: `Problem.handed_buffer`."""
+    handed, gamma = p.handed_buffer(p.initial_state, 0), p.decay_buffer(1)
+    for i, part in enumerate(p.slices[:-1]):
+        after = handed[i + 1].flatten(0, 1).unsqueeze(1)
+        _states(p, part, handed[i], after, None, None, launch, p.seg_chunks, last=True, gamma=gamma)
+    return handed
 
 
 def _starts(p: Problem, halves: Tensor | None, launch: Launcher) -> Tensor | None:
@@ -92,7 +105,7 @@ def _states(
     each segment instead, and log2 of its decay in ``gamma`` [B*H, segments, K]."""
     args = {
         "p_k": p.k, "p_v": p.v, "p_g": p.g, "p_s0": starts, "p_s": states, "p_h": halves, "p_gamma": gamma,
-        "p_st": final_state, "n_start": 1 if starts is p.initial_state else p.n_seg, "n_blocks": p.n_blocks,
+        "p_st": final_state, "n_start": p.states_a_head(starts), "n_blocks": p.n_blocks,
     }  # fmt: skip
     launch(
         p.walk_of(
@@ -118,7 +131,7 @@ def _walk(
     Without gates it does without ``states``, too."""
     args = {
         "p_q": p.q, "p_k": p.k, "p_v": p.v, "p_g": p.g, "p_s0": starts, "p_s": states, "p_h": halves,
-        "p_st": final_state, "p_o": o, "scale": p.scale, "n_start": 1 if starts is p.initial_state else p.n_seg,
+        "p_st": final_state, "p_o": o, "scale": p.scale, "n_start": p.states_a_head(starts),
     }  # fmt: skip
     flags = {"HAS_S0": starts is not None, "STORE_S": states is not None, "STORE_ST": final_state is not None}
     if p.walk_without_gates is not None:
@@ -142,7 +155,7 @@ def _grad_states(
     state before each segment instead, and log2 of its decay in ``gamma`` [B*H, segments, K]."""
     args = {
         "p_q": p.q, "p_g": p.g, "p_do": do, "p_dst": ends, "p_ds": grads, "p_gamma": gamma,
-        "p_ds0": d_initial, "scale": p.scale, "n_end": p.n_seg if part != p.whole else 1,
+        "p_ds0": d_initial, "scale": p.scale, "n_end": p.states_a_head(ends),
     }  # fmt: skip
     launch(
         p.walk_of(
@@ -169,17 +182,25 @@ def backward(
     dq, dk, dv = torch.empty_like(p.q), torch.empty_like(p.k), torch.empty_like(p.v)
     dg = None if p.g is None else torch.empty_like(p.g)
     d_initial = torch.empty_like(p.initial_state) if p.initial_state is not None else None
-    starts = None
-    if kept is not None and p.served_by(kept):
-        states, halves = kept.states, kept.halves
+    kept = kept if p.served_by(kept) else None
+    halves = p.half_decays() if kept is None else kept.halves
+    states = p.state_buffer() if kept is None or kept.states is None else kept.states
+    again = kept is None or kept.states is None  # whether the chunks' states are made again
+    handed = d_handed = starts = ends = None
+    if p.in_turn:
+        handed = kept.handed if kept is not None else _handed(p, launch)
+        d_handed = p.handed_buffer(d_final, -1)
     else:
-        kept, states, halves = None, p.state_buffer(), p.half_decays()
-        starts = _starts(p, halves, launch)
-    grads, ends = p.state_buffer(), _ends(p, do, d_final, launch)
-    for part in p.slices:
-        if kept is None:
-            _states(p, part, starts, states, halves if p.n_seg == 1 else None, None, launch)
-        first = d_initial if part.first_segment == 0 else None
+        starts = _starts(p, halves, launch) if again else None
+        ends = _ends(p, do, d_final, launch)
+    made = halves if kept is None and (p.in_turn or p.n_seg == 1) else None  # by the pass below, else they are there
+    grads = p.state_buffer()
+    for part in reversed(p.slices) if p.in_turn else p.slices:
+        i, first = part.first_segment, d_initial if part.first_segment == 0 else None
+        if handed is not None and d_handed is not None:
+            starts, ends, first = handed[i], d_handed[i + 1], d_handed[i] if first is None else first
+        if again:
+            _states(p, part, starts, states, made, None, launch)
         walked = _grad_walk(p, part, do, ends, grads, first, halves, dv, launch)
         if not walked:
             _grad_states(p, part, do, ends, grads, first, launch)
@@ -204,7 +225,7 @@ def _grad_walk(
     cannot serve."""
     args = {
         "p_q": p.q, "p_k": p.k, "p_g": p.g, "p_do": do, "p_h": halves, "p_dst": ends, "p_ds": grads,
-        "p_ds0": d_initial, "p_dv": dv, "scale": p.scale, "n_end": p.n_seg if part != p.whole else 1,
+        "p_ds0": d_initial, "p_dv": dv, "scale": p.scale, "n_end": p.states_a_head(ends),
     }  # fmt: skip
     flags = {"HAS_DST": ends is not None, "STORE_DS0": d_initial is not None}
     walk = p.on_hopper(grad_walk_hopper_kernel, p.config.grad_walk, p.walk_on_chip, args, part, grads, **flags)

@@ -265,7 +265,7 @@ def _state(p_x, t: gl.constexpr, V: gl.constexpr, OUT: gl.constexpr, BV: gl.cons
 @gluon.jit
 def _walk_part(
     d_do, d_ds, d_dv, p_h, p_dst, p_ds0, s_q, s_k, s_do, s_ds, s_dv, s_ah, s_al, bar_do, bar_full, bar_empty,
-    i_batch, i_row0, i_out, i_v, i_state, i_beyond, first, n_here,
+    i_batch, i_row0, i_out, i_v, i_state, i_beyond, store_ds0, n_here,
     K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr, HAS_DST: gl.constexpr, STORE_DS0: gl.constexpr,
 ):  # fmt: skip
     """dS, led backward in time, and dv."""
@@ -336,7 +336,7 @@ def _walk_part(
         mbarrier.arrive(bar_empty, count=1)
         _send_for_do(i + 2, n_here, d_do, s_do, bar_do, i_batch, i_row0, i_out)
     if STORE_DS0:
-        if first == 0:
+        if store_ds0:
             gl.store(_state(p_ds0, 0, V, OUT, BV), b_da)
             if NK == 2:
                 gl.store(_state(p_ds0, 1, V, OUT, BV), b_db)
@@ -365,7 +365,7 @@ def grad_walk_hopper_kernel(
     i_beyond = n_blocks * ROWS
     p_h += (i_bh.to(gl.int64) * n_blocks + first) * K
     if HAS_DST:
-        p_dst += (i_bh.to(gl.int64) * n_end + first_seg + i_seg) * K * V + i_v * BV
+        p_dst += (i_bh.to(gl.int64) * n_end + (first_seg + i_seg) % n_end) * K * V + i_v * BV
     if STORE_DS0:
         p_ds0 += i_bh.to(gl.int64) * K * V + i_v * BV
 
@@ -392,7 +392,7 @@ def grad_walk_hopper_kernel(
                 _walk_part,
                 (
                     d_do, d_ds, d_dv, p_h, p_dst, p_ds0, s_q, s_k, s_do, s_ds, s_dv, s_ah, s_al,
-                    bar_do, bar_full, bar_empty, i_batch, i_row0, i_out, i_v, i_state, i_beyond, first, n_here,
+                    bar_do, bar_full, bar_empty, i_batch, i_row0, i_out, i_v, i_state, i_beyond, i_seg == 0, n_here,
                     K, V, BV, HAS_DST, STORE_DS0,
                 ),
             ),

@@ -14,7 +14,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from ..config import SEGMENT_ROWS, KernelConfig, Schedule, Tile, cdiv, padded
+from ..config import SEGMENT_ROWS, KernelConfig, Schedule, Tile, cdiv, in_turn, padded
 from ..launch import Launch, described, interpreting
 from .descriptors import blocks
 from .slices import Slice, segments_at_once, slices_of
@@ -31,13 +31,15 @@ LaunchBy = Callable[..., Launch]
 class Kept:
     """What a forward pass leaves for the backward one, which else computes it again.
 
-    chunk, block_t: rows a chunk and a row block. states [B*H, chunks, K, V]: before each chunk; halves, float32
-    [B*H, n_blocks, K]: log2 of half of each row block's decay, None without gates.
+    chunk, block_t: rows a chunk and a row block. states [B*H, chunks, K, V]: before each chunk; or where slices took
+    turns, handed, float32 [slices + 1, B, H, K, V]: before each of them. halves, float32 [B*H, n_blocks, K]: log2 of
+    half of each row block's decay, None without gates.
     """
 
     chunk: int
     block_t: int
-    states: Tensor
+    states: Tensor | None
+    handed: Tensor | None
     halves: Tensor | None
 
 
@@ -71,8 +73,16 @@ class Problem:
         return cdiv(self.q.shape[1], self.config.block_t)
 
     @cached_property
+    def in_turn(self) -> bool:
+        """Whether a slice is one segment, which starts from the state that the slice before it left."""
+        B, _, H, _, V = self.dims
+        return in_turn(self.schedule, B * H, V)
+
+    @cached_property
     def seg_chunks(self) -> int:
         """Chunks a segment."""
+        if self.in_turn:
+            return cdiv(self.n_chunks, cdiv(self.n_chunks, self._at_once(1)))
         by_default = self.n_chunks if self.schedule.materialize else SEGMENT_ROWS // self.schedule.chunk
         return min(self.schedule.states_every or by_default, self.n_chunks)
 
@@ -94,11 +104,14 @@ class Problem:
     @cached_property
     def slices(self) -> list[Slice]:
         """What is worked on at once, in order."""
-        B, _, H, K, V = self.dims
-        segment = self.seg_chunks * B * H * K * V * self.state_dtype.itemsize
-        inputs = sum(x.nbytes for x in (self.q, self.k, self.v, self.g) if x is not None)
-        at_once = self.n_seg if self.schedule.materialize else segments_at_once(segment, inputs)
+        at_once = self.n_seg if self.schedule.materialize else 1 if self.in_turn else self._at_once(self.seg_chunks)
         return list(slices_of(self.n_seg, self.n_chunks, self.seg_chunks, at_once))
+
+    def _at_once(self, chunks: int) -> int:
+        """Runs of so many chunks whose states are in memory at once."""
+        B, _, H, K, V = self.dims
+        inputs = sum(x.nbytes for x in (self.q, self.k, self.v, self.g) if x is not None)
+        return segments_at_once(chunks * B * H * K * V * self.state_dtype.itemsize, inputs)
 
     @property
     def state_dtype(self) -> torch.dtype:
@@ -114,6 +127,22 @@ class Problem:
         """One state a segment, float32 [B*H, segments, K, V]."""
         B, _, H, K, V = self.dims
         return self.q.new_empty(B * H, segments, K, V, dtype=torch.float32)
+
+    def handed_buffer(self, given: Tensor | None, place: int) -> Tensor:
+        """States, or their gradients, before each slice and after the last one, float32 [slices + 1, B, H, K, V]:
+        ``given`` at its place, zero if there is none."""
+        B, _, H, K, V = self.dims
+        handed = self.q.new_empty(len(self.slices) + 1, B, H, K, V, dtype=torch.float32)
+        if given is None:
+            handed[place].zero_()
+        else:
+            handed[place].copy_(given)
+        return handed
+
+    def states_a_head(self, states: Tensor | None) -> int:
+        """How many there are."""
+        B, _, H, K, V = self.dims
+        return 1 if states is None else states.numel() // (B * H * K * V)
 
     def decay_buffer(self, rows: int) -> Tensor | None:
         """A logarithm of a decay for each of so many runs of rows, float32 [B*H, rows, K]; None without gates."""
@@ -133,17 +162,19 @@ class Problem:
             "GATED": self.g is not None, "DOT": dot, "PRECISION": precision,
         }  # fmt: skip
 
-    def kept(self, states: Tensor, halves: Tensor | None) -> Kept | None:
-        """These buffers for the backward pass, if they hold the states of all chunks for good."""
+    def kept(self, states: Tensor | None, handed: Tensor | None, halves: Tensor | None) -> Kept | None:
+        """These buffers for the backward pass, if they hold for good the states of all chunks or before all slices."""
         if not self.schedule.materialize:
+            states = None
+        if states is None and handed is None:
             return None
-        return Kept(self.schedule.chunk, self.config.block_t, states, halves)
+        return Kept(self.schedule.chunk, self.config.block_t, states, handed, halves)
 
     def served_by(self, kept: Kept | None) -> bool:
         """Whether what was kept is what this backward pass needs."""
-        if kept is None or not self.schedule.materialize:
+        if kept is None or (kept.chunk, kept.block_t) != (self.schedule.chunk, self.config.block_t):
             return False
-        return (kept.chunk, kept.block_t) == (self.schedule.chunk, self.config.block_t)
+        return kept.handed is not None if self.in_turn else kept.states is not None and self.schedule.materialize
 
     def launch_of(self, kernel: Any, tile: Tile, programs: int, args: dict[str, Any], **constexprs: Any) -> Launch:
         """A launch of so many programs a head."""

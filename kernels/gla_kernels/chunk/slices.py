@@ -1,9 +1,10 @@
 """Which chunks' states are in memory at once.
 
 Materialized, all chunks are one slice, and a sequence is one segment unless the schedule cuts it (states_every). Not
-materialized, a first pass keeps the states at the boundaries of segments only, in float32; the segments are then worked
-on in slices, one slice after another, whose chunks' states lie in a buffer that all slices share: it is small, and
-mostly stays in the L2 cache.
+materialized, a sequence is worked on in slices, one after another, whose chunks' states lie in a buffer that all slices
+share: it is small, and mostly stays in the L2 cache. Where there are heads enough to fill a GPU, slices take turns: a
+slice is one segment, and starts from the state that the one before it left, in float32 (`Problem.in_turn`). For fewer
+heads a slice has several segments, which start from states that a first pass keeps.
 """
 
 from __future__ import annotations

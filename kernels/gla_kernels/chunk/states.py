@@ -35,9 +35,10 @@ def states_kernel(
     A program walks over the rows of one segment, ``seg_rows`` of them, with a tile of the state on chip. n_seg segments
     are walked over, each from its own state in p_s0 [B*H, n_start, K, V], float32, or from zero without HAS_S0. Each
     stores seg_rows / every_rows states, the sequence's end apart; EACH: one every row block; LAST: only the one after
-    its last row, and log2 of its whole decay in p_gamma [B*H, n_stored, K], float32.
+    its last row, and log2 of its whole decay in p_gamma [B*H, n_stored, K], float32. n_start: a state for each segment
+    of the sequence, or one for the only segment that is walked over.
     p_h [B*H, n_blocks, K], float32: log2 of half of each row block's decay, which the passes after this one go by.
-    p_st [B*H, K, V]: the state after the sequence's last row.
+    p_st [B*H, K, V], float32: the state after the last of these segments.
     """
     NK: tl.constexpr = (K + BK - 1) // BK
     NV: tl.constexpr = (V + BV - 1) // BV
@@ -58,7 +59,7 @@ def states_kernel(
     b_s = tl.zeros([BK, BV], dtype=tl.float32)
     b_gamma = tl.zeros([BK], dtype=tl.float32)
     if HAS_S0:
-        b_s += load_state(p_s0 + (i_bh * n_start + first_seg + i_seg) * K * V, o_k, o_v, K, V)
+        b_s += load_state(p_s0 + (i_bh * n_start + (first_seg + i_seg) % n_start) * K * V, o_k, o_v, K, V)
     for i_t in range(0, tl.cdiv(tl.minimum(T - i_first, seg_rows), BT)):
         i_row = i_first + i_t * BT
         if EACH:
@@ -84,7 +85,7 @@ def states_kernel(
         if GATED:
             tl.store(p_gamma + (i_bh * n_stored + i_seg) * K + o_k, b_gamma, mask=(o_k < K) & (i_v == 0))
     if STORE_ST:
-        if i_first + seg_rows >= T:
+        if i_seg == n_seg - 1:
             store_state(p_st + i_bh * K * V, b_s, o_k, o_v, K, V)
 
 
@@ -100,7 +101,7 @@ def grad_states_kernel(
     states_kernel, but from the last row of a segment to its first one: LAST is the gradient before that.
 
     p_dst [B*H, n_end, K, V], float32: the gradient of the state after each segment; without HAS_DST it is zero.
-    p_ds0 [B*H, K, V]: the initial state's gradient.
+    p_ds0 [B*H, K, V], float32: that of the state before the first of these segments.
     """
     NK: tl.constexpr = (K + BK - 1) // BK
     NV: tl.constexpr = (V + BV - 1) // BV
@@ -119,7 +120,7 @@ def grad_states_kernel(
     b_ds = tl.zeros([BK, BV], dtype=tl.float32)
     b_gamma = tl.zeros([BK], dtype=tl.float32)
     if HAS_DST:
-        b_ds += load_state(p_dst + (i_bh * n_end + first_seg + i_seg) * K * V, o_k, o_v, K, V)
+        b_ds += load_state(p_dst + (i_bh * n_end + (first_seg + i_seg) % n_end) * K * V, o_k, o_v, K, V)
     n_t = tl.cdiv(tl.minimum(T - i_first, seg_rows), BT)
     for i_back in range(0, n_t):
         i_t = n_t - 1 - i_back
@@ -147,7 +148,7 @@ def grad_states_kernel(
         if GATED:
             tl.store(p_gamma + (i_bh * n_stored + i_seg) * K + o_k, b_gamma, mask=(o_k < K) & (i_v == 0))
     if STORE_DS0:
-        if i_first == 0:
+        if i_seg == 0:
             store_state(p_ds0 + i_bh * K * V, b_ds, o_k, o_v, K, V)
 
 

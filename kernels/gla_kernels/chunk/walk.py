@@ -38,7 +38,7 @@ def walk_kernel(
 
     b_s = tl.zeros([BK, BV], dtype=tl.float32)
     if HAS_S0:
-        b_s += load_state(p_s0 + (i_bh * n_start + first_seg + i_seg) * K * V, o_k, o_v, K, V)
+        b_s += load_state(p_s0 + (i_bh * n_start + (first_seg + i_seg) % n_start) * K * V, o_k, o_v, K, V)
     for i_t in range(0, tl.cdiv(tl.minimum(T - i_first, seg_rows), BT)):
         i_row = i_first + i_t * BT
         b_q = load_rows(d_q, p_q, i_batch, i_h, i_row, T, H, 0, K, BT, BK)
@@ -54,5 +54,5 @@ def walk_kernel(
         b_s = product(tl.trans(b_k), b_v, b_s, DOT, PRECISION)
         store_rows(d_o, p_o, b_o * scale, i_batch, i_h, i_row, T, H, i_v * BV, V, BT, BV)
     if STORE_ST:
-        if i_first + seg_rows >= T:
+        if i_seg == n_seg - 1:
             store_state(p_st + i_bh * K * V, b_s, o_k, o_v, K, V)

@@ -323,7 +323,7 @@ def walk_hopper_kernel(
     i_row0, i_state = first * ROWS, (i_bh * n_stored + i_seg * seg_blocks) * K
     p_h += (i_bh.to(gl.int64) * n_blocks + first) * K
     if HAS_S0:
-        p_s0 += (i_bh.to(gl.int64) * n_start + first_seg + i_seg) * K * V
+        p_s0 += (i_bh.to(gl.int64) * n_start + (first_seg + i_seg) % n_start) * K * V
     if STORE_ST:
         p_st += i_bh.to(gl.int64) * K * V
 
@@ -362,7 +362,7 @@ def walk_hopper_kernel(
                 _state_part,
                 (
                     d_s, p_s0, p_st, p_h, s_k, s_v, s_g, s_s, s_l, s_h, s_e, full, full_v, taken, made,
-                    i_state, i_v, i_v == 0, first + seg_blocks >= n_blocks, n_here, K, V, BV, HAS_S0, STORE_ST,
+                    i_state, i_v, i_v == 0, i_seg == n_seg - 1, n_here, K, V, BV, HAS_S0, STORE_ST,
                 ),
             ),
             (

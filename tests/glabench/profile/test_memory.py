@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from gla_kernels.chunk import slices
 from glabench.profile import memory
 from glabench.profile.memory import KINDS, addresses, kinds_of, replay
 from glabench.run.inputs import input_bytes
@@ -107,14 +108,28 @@ def test_an_initial_state_is_an_input_and_its_gradient_is_none_of_the_states() -
     assert kinds["gradients"] == 2 * 2 * 64 * 4 * (3 * 32 + 64) + state
 
 
+@pytest.mark.parametrize("mode", ["fwd", "fwdbwd"])
+def test_slices_that_take_turns_hand_on_a_state_each(mode: str) -> None:
+    case = replace(CASE, mode=mode, materialize=False, B=16, T=4096, K=128, V=128)  # type: ignore[arg-type]
+    kinds = memory.model(load("gla"), case, "sm_90")
+    chunk, state, rows = 2 * 64 * 128 * 128, 4 * 64 * 128 * 128, 16 * 4096 * 4
+    at_once = slices.segments_at_once(chunk, 2 * rows * 4 * 128)
+    turns = -(-64 // at_once)
+    buffers = -(-64 // turns) * chunk + (turns + 1) * state  # of chunks' states, and of those between
+    assert turns > 1
+    assert kinds is not None
+    assert kinds["states"] == (1 if mode == "fwd" else 2) * buffers
+
+
 def test_what_is_not_ours_has_no_model() -> None:
     assert memory.model(load("sdpa"), replace(CASE, system="sdpa"), "sm_90") is None
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("mode", ["fwd", "fwdbwd"])
-def test_the_peak_on_a_gpu_is_what_the_model_says(mode: str) -> None:
-    case = replace(CASE, mode=mode, T=4096)  # type: ignore[arg-type]  # a mode from the list above
+@pytest.mark.parametrize("sizes", [{}, {"B": 16, "materialize": False}], ids=["materialized", "turns"])
+def test_the_peak_on_a_gpu_is_what_the_model_says(mode: str, sizes: dict[str, Any]) -> None:
+    case = replace(CASE, mode=mode, T=4096, **sizes)  # type: ignore[arg-type]  # a mode from the list above
     found = memory.breakdown(load("gla"), case, "sm_90")
     assert found["kinds"] == found["model"]
     assert found["peak_bytes"] == sum(found["kinds"].values())
