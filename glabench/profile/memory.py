@@ -131,8 +131,8 @@ def model(system: System, case: Case, arch: str) -> dict[str, int] | None:
 def _tensors(launches: Sequence[Launch]) -> dict[str, int]:
     """Bytes by kind of a direction's tensors, each counted once."""
     kinds, seen = dict.fromkeys(KINDS, 0), set[int]()
-    forward = any(launch.step in ("states", "walk") for launch in launches)
-    kept = {} if forward else {"p_h": "saved"}  # by the forward pass
+    made = any(launch.step == "walk" or launch.constexprs.get("STORE_H") for launch in launches)
+    kept = {} if made else {"p_h": "saved"}  # by the forward pass
     for launch in launches:
         states = dict.fromkeys(STATE_TENSORS.get(launch.step, ()), "states")
         between = {name: "states" for name in BOUNDARIES if (x := launch.args.get(name)) is not None and x._is_view()}

@@ -5,7 +5,6 @@ Without a GPU everything here runs in Triton's interpreter, on small shapes.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -136,16 +135,37 @@ def test_slices_cover_the_chunks_once():
         assert all(part.first_chunk == 16 * part.first_segment for part in parts)
 
 
-def test_states_of_a_long_sequence_share_a_small_buffer():
-    config = default_config(128, 128, 2, Schedule(64, 64, False))
-    work = Workload("fwd", 4, 16384, 32, 128, 128)
-    q = torch.empty(4, 16384, 32, 128, dtype=torch.bfloat16, device="meta")
+def launched(B: int, T: int, H: int) -> tuple[list[Launch], int]:
+    """What a forward pass without materialized states launches at heads of 128, and room for its chunks' states."""
     found: list[Launch] = []
-    chunk.forward(problem_of(q, q, q, q, 1.0, None, Plan(Schedule(64, 64, False), config)), False, found.append)
+    q = torch.empty(B, T, H, 128, dtype=torch.bfloat16, device="meta")
+    plan = Plan(Schedule(64, 64, False), default_config(128, 128, 2, Schedule(64, 64, False)))
+    chunk.forward(problem_of(q, q, q, q, 1.0, None, plan), False, found.append)
+    return found, max(slices.SLICE_BYTES, 4 * q.nbytes // slices.SLICE_SHARE)
+
+
+def test_states_of_a_long_sequence_share_a_small_buffer():
+    found, room = launched(1, 65536, 32)
     whole, stored = found[0].args["p_s"], {id(launch.args["p_s"]) for launch in found[1:]}
-    assert (whole.dtype, whole.shape) == (torch.float32, (128, 16, 128, 128))
+    assert (whole.dtype, whole.shape) == (torch.float32, (32, 64, 128, 128))
     assert len(stored) == 1
-    assert found[1].args["p_s"].nbytes <= max(slices.SLICE_BYTES, 4 * q.nbytes // slices.SLICE_SHARE)
-    assert [launch.args["first_block"] for launch in found[2::2]] == list(range(0, 256, 256 * 2 // (len(found) - 1)))
-    steps = launches_of(replace(work, T=512), Plan(Schedule(64, 64, False), config))
+    assert found[1].args["p_s"].nbytes <= room
+    assert [launch.args["first_block"] for launch in found[2::2]] == list(range(0, 1024, 1024 * 2 // (len(found) - 1)))
+
+
+def test_many_heads_need_no_first_pass():
+    found, room = launched(4, 16384, 32)
+    assert len({id(launch.args["p_s"]) for launch in found}) == 1
+    assert found[0].args["p_s"].nbytes <= room
+    chunks = [launch.args["n_here"] for launch in found[1::2]]
+    assert sum(chunks) == 256
+    assert chunks[0] == max(chunks)
+    assert len(chunks) == -(-256 // (room // (128 * 128 * 128 * 2)))  # no more slices than it takes, and alike
+    assert chunks[0] == -(-256 // len(chunks))
+
+
+def test_a_short_sequence_needs_none_either():
+    config = default_config(128, 128, 2, Schedule(64, 64, False))
+    work = Workload("fwd", 1, 512, 32, 128, 128)
+    steps = launches_of(work, Plan(Schedule(64, 64, False), config))
     assert list(steps) == ["states", "output"]
