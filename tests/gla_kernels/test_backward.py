@@ -68,14 +68,14 @@ def test_every_schedule(judge, inputs, schedule):  # test_gla.py has all of them
 @pytest.mark.parametrize("schedule", [Schedule(64), Schedule(128, 64, False)], ids=name)
 @pytest.mark.parametrize("gates", GATES, ids=name)
 def test_every_gate_strength(judge, inputs, gates, schedule):
-    judge(form(schedule), inputs((1, 150, 2, 32, 16), torch.float32, gates))
+    judge(form(schedule), inputs((1, 150, 1, 32, 16), torch.float32, gates))
 
 
 @pytest.mark.parametrize("gates", [0.06, 16.0, "resets"], ids=name)
 @pytest.mark.parametrize("dtype", DTYPES, ids=name)
 @pytest.mark.parametrize("schedule", [Schedule(32), Schedule(64, 16, False)], ids=name)
 def test_every_dtype(judge, inputs, dtype, gates, schedule):
-    judge(form(schedule), inputs((2, 70, 2, 32, 32), dtype, gates))
+    judge(form(schedule), inputs((1, 70, 1, 32, 32), dtype, gates))
 
 
 def test_a_block_that_decays_to_the_limit(judge, at_the_limit):
@@ -86,7 +86,7 @@ def test_a_block_that_decays_to_the_limit(judge, at_the_limit):
 @pytest.mark.parametrize("dtype", DTYPES[1:], ids=name)
 def test_row_blocks_that_decay_a_lot_and_meet(judge, inputs, dtype, schedule, gates):
     """By some 150 powers of two each: e to half of both is 0 in float32, though rows at the border hardly decay."""
-    judge(form(schedule, block_t=schedule.rows), inputs((1, 150, 2, 64, 32), dtype, gates))
+    judge(form(schedule, block_t=schedule.rows), inputs((1, 150, 1, 64, 32), dtype, gates))
 
 
 @pytest.mark.parametrize("T", [1, 2, 15, 16, 63, 65, 129])

@@ -103,7 +103,7 @@ def passes_of(monkeypatch, call, x) -> list[str]:
     ],
 )
 def test_states_kept_for_the_backward_pass(monkeypatch, inputs, outputs_of, forward, backward, recompute, kept):
-    x = inputs((1, 150, 2, 16, 16), torch.float32, 1.0)
+    x = inputs((1, 150, 1, 16, 16), torch.float32, 1.0)
     plans = (Plan(forward, default_config(16, 16, 4, forward)), Plan(backward, default_config(16, 16, 4, backward)))
 
     def form(recompute: bool):
