@@ -22,6 +22,7 @@ TITLES: dict[str, str] = {
     "recurrent_torch": "PyTorch recurrent",
     "chunkwise_torch": "PyTorch chunkwise",
     "parallel_torch": "PyTorch parallel",
+    "recurrent_hbm": "Recurrent, states in HBM",
     "fa2": "FlashAttention-2",
     "cudnn": "cuDNN attention",
     "sdpa": "PyTorch SDPA",

@@ -1,0 +1,127 @@
+"""The papers' rival forms against the float64 recurrence, at every gate strength, and what they say of themselves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from gla_kernels import reference
+from glabench.run import gate, oracle
+from glabench.run.errors import distance, sizes
+from glabench.run.inputs import DTYPES, Inputs, make_inputs
+from glabench.run.settings import Settings
+from glabench.spec.case import Case, Mode
+from glabench.systems import System, load
+
+CHUNKED: dict[str, int] = {}
+GATED = ("recurrent_hbm",)
+STATEFUL = ("recurrent_hbm",)
+MODES: tuple[Mode, ...] = ("fwd", "bwd", "fwdbwd")
+CUDA = torch.cuda.is_available()
+DEVICE = "cuda" if CUDA else "cpu"
+
+
+def case_of(name: str, **changes: Any) -> Case:
+    """A small ragged case; of a system without gates, ungated."""
+    gates = 1.0 if name in GATED else None
+    tokens = 37 if name in CHUNKED else 13  # two chunks and a ragged rest; a block of rows more than once
+    plain = Case(name, 1, tokens, 2, 16, 24, "fp32", chunk=CHUNKED.get(name), gate_strength=gates)
+    return replace(plain, **changes)
+
+
+def inputs_of(case: Case, kind: str = "random") -> Inputs:
+    """The case's inputs. "resets": weak gates of which one in eight is -1e4; "closed": all of them are."""
+    x = make_inputs(case, "gla", DEVICE)
+    if x.g is None or kind == "random":
+        return x
+    hard = torch.rand(x.g.shape, device=DEVICE) < (0.125 if kind == "resets" else 2.0)
+    return replace(x, g=torch.where(hard, torch.full_like(x.g, -1e4), x.g / 16))
+
+
+def plain_form(q: Any, k: Any, v: Any, g: Any, *, initial_state: Any) -> Any:
+    return reference.chunkwise(q, k, v, g, initial_state=initial_state)
+
+
+def compare(system: System, case: Case, x: Inputs) -> None:
+    """Every output and gradient is finite and within what the gate allows, as a whole and in blocks of 16 rows."""
+    doubles = replace(x, **{name: t.double() for name, t in x.tensors()})
+    right = oracle.differentiate(reference.recurrent, doubles)
+    plain = oracle.differentiate(plain_form, x)
+    found = gate.run_once(system, x, case, gradients=True)
+    assert found.keys() == right.keys()
+    unit = gate.FLOOR[case.dtype] * torch.finfo(DTYPES[case.dtype]).eps / 2
+    for name, out in found.items():
+        assert torch.isfinite(out).all(), f"{name} has values that are not finite"
+        mine, exact, rough = (by_pair(t, name) for t in (out, right[name], plain[name]))
+        terms = by_pair(doubles.q * right["dq"], name) if name == "dg" else None
+        against = sizes(exact, name, DTYPES[case.dtype], terms)
+        off, usual = distance(mine, exact, against, name), distance(rough, exact, against, name)
+        assert off.whole <= max(4 * usual.whole, unit), f"{name}: {off} where PyTorch has {usual}"
+        assert off.block <= max(4 * usual.block, 2 * unit), f"{name}: {off} where PyTorch has {usual}"
+
+
+def by_pair(x: torch.Tensor, name: str) -> torch.Tensor:
+    """Heads side by side: [B, T, H, D] -> [1, T, B*H, D], states [B, H, K, V] -> [1, B*H, K, V]."""
+    if "state" in name:
+        return x.flatten(0, 1)[None]
+    return x.transpose(0, 1).flatten(1, 2)[None]
+
+
+@pytest.mark.parametrize("gates", [None, 0.0, 1.0, 40.0, 1e4, "resets", "closed"])
+@pytest.mark.parametrize("name", GATED)
+def test_every_gate_strength(name: str, gates: Any) -> None:
+    strength = 1.0 if isinstance(gates, str) else gates
+    case = case_of(name, gate_strength=strength, initial_state=name in STATEFUL)
+    compare(load(name), case, inputs_of(case, gates if isinstance(gates, str) else "random"))
+
+
+@pytest.mark.parametrize("gates", ["random", "resets"])
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize("name", GATED)
+def test_16_bits(name: str, dtype: Any, gates: str) -> None:
+    case = case_of(name, dtype=dtype, H=1, K=32, V=32)
+    compare(load(name), case, inputs_of(case, gates))
+
+
+@pytest.mark.parametrize(("T", "K", "V"), [(1, 8, 8), (5, 20, 36)])
+@pytest.mark.parametrize("name", GATED)
+def test_any_shape(name: str, T: int, K: int, V: int) -> None:
+    case = case_of(name, B=2, T=T, K=K, V=V)
+    compare(load(name), case, inputs_of(case))
+
+
+@pytest.mark.parametrize("name", GATED)
+def test_the_gate_that_precedes_timing_passes_and_can_fail(name: str) -> None:
+    settings = Settings.for_device("cuda" if CUDA else "cpu")
+    case = case_of(name, dtype="bf16")
+    system = load(name)
+    found = gate.check(system, case, settings, "cuda" if CUDA else "interpreter")
+    assert found.passed, found.reason
+    right = system.forward
+    system.forward = lambda inputs, case: right(replace(inputs, k=inputs.k * 1.05), case)  # type: ignore[method-assign]
+    assert not gate.check(system, case, settings, "cuda" if CUDA else "interpreter").passed
+
+
+@pytest.mark.parametrize("name", GATED)
+def test_launches_are_those_of_each_direction(name: str) -> None:
+    system, case = load(name), case_of(name, dtype="bf16", T=300, K=128, V=128)
+    forward, backward, both = (
+        [launch.name for launch in system.launches(replace(case, mode=mode), "sm_90")] for mode in MODES
+    )
+    assert forward
+    assert backward
+    assert both == forward + backward
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
+@pytest.mark.parametrize("gates", [None, 1.0, 40.0])
+@pytest.mark.parametrize(("T", "K", "V"), [(1001, 64, 64), (1001, 128, 128), (520, 100, 256)])
+@pytest.mark.parametrize("name", GATED)
+def test_real_sizes(name: str, dtype: Any, gates: float | None, T: int, K: int, V: int) -> None:
+    case = case_of(name, B=2, T=T, K=K, V=V, dtype=dtype, gate_strength=gates, initial_state=name in STATEFUL)
+    found = gate.check(load(name), case, Settings(), "cuda")
+    assert found.passed, found.reason
