@@ -23,6 +23,7 @@ TITLES: dict[str, str] = {
     "chunkwise_torch": "PyTorch chunkwise",
     "parallel_torch": "PyTorch parallel",
     "recurrent_hbm": "Recurrent, states in HBM",
+    "scan": "Parallel scan, states in HBM",
     "fa2": "FlashAttention-2",
     "cudnn": "cuDNN attention",
     "sdpa": "PyTorch SDPA",

@@ -64,7 +64,7 @@ def _form(case: dict[str, Any]) -> tuple[int, int]:
     name = case["system"]
     if "parallel" in name:
         return 0, case["T"]
-    if "recurrent" in name:
+    if "recurrent" in name or name == "scan":
         return 1, 0
     return 1, min(case["chunk"] or DEFAULT_CHUNK, case["T"])
 

@@ -66,6 +66,7 @@ STYLES: dict[str, Style] = {
     "chunkwise_torch": Style(GREEN, "D", _DOT, False),
     "parallel_torch": Style(OLIVE, "h", _DOT, False),
     "recurrent_hbm": Style(PURPLE, "H", _DASH),
+    "scan": Style(SKY, "<", _DASH_DOT, False),
     "fa2": Style(INK, "P", _DASH),
     "cudnn": Style(GREY, "X", _DASH_DOT),
     "sdpa": Style(SKY, "p", _DASH),

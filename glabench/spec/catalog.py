@@ -19,6 +19,7 @@ SCHEDULE = frozenset({"chunk", "sub_chunk", "materialize"})
 GLA_PAPER = "Yang et al. 2024, Gated Linear Attention Transformers with Hardware-Efficient Training, arXiv:2312.06635"
 FA2_PAPER = "Dao 2023, FlashAttention-2, arXiv:2307.08691"
 MAO_PAPER = "Mao 2022, Fine-Tuning Pre-trained Transformers into Decaying Fast Weights, arXiv:2210.04243"
+GATELOOP_PAPER = "Katsch 2023, GateLoop: Fully Data-Controlled Linear Recurrence, arXiv:2311.01927"
 FLA_REPO = "https://github.com/fla-org/flash-linear-attention"
 HELION_REPO = "https://github.com/pytorch/helion"
 SDPA_DOCS = "https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html"
@@ -71,6 +72,9 @@ _SYSTEMS = (
          "the quadratic form, in log space so that strong gates do not overflow", GLA_PAPER),
     _gla("recurrent_hbm", "Recurrence, states in HBM (Triton)", "recurrent_hbm:RecurrentHbm",
          "the recurrence that writes every state to memory, and reads it back for the gradients", MAO_PAPER,
+         triton=True),
+    _gla("scan", "Parallel scan over time (Triton)", "scan:Scan",
+         "an associative scan over the tokens' decays and outer products, every state in memory", GATELOOP_PAPER,
          triton=True),
     _attention("sdpa", "Attention, torch SDPA", "sdpa:Sdpa",
                "softmax attention with the backend that PyTorch picks: the attention baseline of a CPU", SDPA_DOCS),
