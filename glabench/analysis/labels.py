@@ -24,6 +24,7 @@ TITLES: dict[str, str] = {
     "parallel_torch": "PyTorch parallel",
     "recurrent_hbm": "Recurrent, states in HBM",
     "scan": "Parallel scan, states in HBM",
+    "chunkwise_direct": "Chunkwise, no sub-chunks",
     "fa2": "FlashAttention-2",
     "cudnn": "cuDNN attention",
     "sdpa": "PyTorch SDPA",

@@ -67,6 +67,7 @@ STYLES: dict[str, Style] = {
     "parallel_torch": Style(OLIVE, "h", _DOT, False),
     "recurrent_hbm": Style(PURPLE, "H", _DASH),
     "scan": Style(SKY, "<", _DASH_DOT, False),
+    "chunkwise_direct": Style(GREEN, "s", _DASH),
     "fa2": Style(INK, "P", _DASH),
     "cudnn": Style(GREY, "X", _DASH_DOT),
     "sdpa": Style(SKY, "p", _DASH),
