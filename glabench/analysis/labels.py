@@ -25,6 +25,7 @@ TITLES: dict[str, str] = {
     "recurrent_hbm": "Recurrent, states in HBM",
     "scan": "Parallel scan, states in HBM",
     "chunkwise_direct": "Chunkwise, no sub-chunks",
+    "parallel_triton": "Parallel, tiled",
     "fa2": "FlashAttention-2",
     "cudnn": "cuDNN attention",
     "sdpa": "PyTorch SDPA",

@@ -68,6 +68,7 @@ STYLES: dict[str, Style] = {
     "recurrent_hbm": Style(PURPLE, "H", _DASH),
     "scan": Style(SKY, "<", _DASH_DOT, False),
     "chunkwise_direct": Style(GREEN, "s", _DASH),
+    "parallel_triton": Style(OLIVE, "h", _DASH_DOT),
     "fa2": Style(INK, "P", _DASH),
     "cudnn": Style(GREY, "X", _DASH_DOT),
     "sdpa": Style(SKY, "p", _DASH),

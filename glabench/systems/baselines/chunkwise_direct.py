@@ -25,43 +25,23 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gla_kernels.chunk.tiles import dot, load_operand, load_row, load_state, load_tile, store_state, store_tile
-from gla_kernels.config import cdiv, padded
+from gla_kernels.chunk.products import product
+from gla_kernels.chunk.tiles import load_operand, load_state, load_tile, store_state, store_tile
+from gla_kernels.config import cdiv
 from gla_kernels.launch import Launch, Launcher
 from glabench.systems.baselines.form import Call, Form, Gradients, Kept
-
-COLUMNS = 64  # of K or V, of a tile of rows or of a state
-
-
-@triton.jit
-def load_after(p_g, i_row, T, stride, o_k, K: tl.constexpr, BT: tl.constexpr):
-    """The gates of the rows after each of a chunk's rows, float32 [BT, BK]; 0 after its last."""
-    o_r = tl.arange(0, BT)
-    m_g = ((o_r < BT - 1) & (i_row + 1 + o_r < T))[:, None] & (o_k < K)[None, :]
-    p_g += (tl.cast(i_row, tl.int64) + 1) * stride
-    return tl.load(p_g + o_r[:, None] * stride + o_k[None, :], mask=m_g, other=0.0).to(tl.float32)
-
-
-@triton.jit(do_not_specialize=["T"])
-def direct_decay_kernel(
-    p_q, p_k, p_g, p_qg, p_kg, p_gamma, scale, T, H,
-    K: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr,
-):  # fmt: skip
-    """p_qg = scale q e^G and p_kg = k e^{gamma-G} [B, T, H, K], and p_gamma = e^gamma [B*H, chunks, K] of one chunk and
-    one tile of K."""
-    NK: tl.constexpr = (K + BK - 1) // BK
-    n_c = tl.cdiv(T, BT)
-    i_p = tl.program_id(0)
-    i_k, i_c, i_bh = i_p % NK, i_p // NK % n_c, (i_p // (NK * n_c)).to(tl.int64)
-    i_first, i_row, o_k = ((i_bh // H) * T * H + i_bh % H) * K, i_c * BT, i_k * BK + tl.arange(0, BK)
-    b_g = load_tile(p_g + i_first, i_row, T, H * K, o_k, K, BT).to(tl.float32)
-    b_q = load_tile(p_q + i_first, i_row, T, H * K, o_k, K, BT).to(tl.float32)
-    b_k = load_tile(p_k + i_first, i_row, T, H * K, o_k, K, BT).to(tl.float32)
-    b_after = load_after(p_g + i_first, i_row, T, H * K, o_k, K, BT)
-    b_qg, b_kg = scale * b_q * tl.exp(tl.cumsum(b_g, axis=0)), b_k * tl.exp(tl.cumsum(b_after, axis=0, reverse=True))
-    store_tile(p_qg + i_first, b_qg, i_row, T, H * K, o_k, K, BT)
-    store_tile(p_kg + i_first, b_kg, i_row, T, H * K, o_k, K, BT)
-    tl.store(p_gamma + (i_bh * n_c + i_c) * K + o_k, tl.exp(tl.sum(b_g, axis=0)), mask=o_k < K)
+from glabench.systems.baselines.inside import (
+    COLUMNS,
+    by_chunks,
+    grad_k_within,
+    grad_q_within,
+    inside_decay_kernel,
+    inside_grad_scores_kernel,
+    inside_scores_kernel,
+    load_after,
+    load_own,
+    tiles_of,
+)
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -93,42 +73,10 @@ def direct_walk_kernel(
         b_y = load_tile(p_y + i_first * V, i_c * BT, T, H * V, o_v, V, BT)
         if GATED:
             b_s *= tl.load(p_gamma + (i_bh * n_c + i_c) * K + o_k, mask=o_k < K, other=0.0)[:, None]
-        b_s += factor * dot(tl.trans(b_x), b_y, DOT, PRECISION)
+        b_new = product(tl.trans(b_x), b_y, tl.zeros([BK, BV], dtype=tl.float32), DOT, PRECISION)
+        b_s += factor * b_new
     if STORE_LAST:
         store_state(p_last + i_bh * K * V, b_s, o_k, o_v, K, V)
-
-
-@triton.jit(do_not_specialize=["T"])
-def direct_scores_kernel(
-    p_q, p_k, p_g, p_a, scale, T, H,
-    K: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, GATED: tl.constexpr,
-    DOT: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """A [B, T, H, BT] of one chunk: column after column from the last, with the decay from that row to all after it."""
-    n_c = tl.cdiv(T, BT)
-    i_p = tl.program_id(0)
-    i_c, i_bh = i_p % n_c, (i_p // n_c).to(tl.int64)
-    i_first, i_row, o_r = (i_bh // H) * T * H + i_bh % H, i_c * BT, tl.arange(0, BT)
-    b_a = tl.zeros([BT, BT], dtype=tl.float32)
-    for i_k in range(0, K, BK):
-        o_k = i_k + tl.arange(0, BK)
-        b_q = load_tile(p_q + i_first * K, i_row, T, H * K, o_k, K, BT)
-        if GATED:
-            b_q = b_q.to(tl.float32)
-            b_d = tl.zeros([BT, BK], dtype=tl.float32)
-            for i in range(0, BT):
-                j = BT - 1 - i
-                m_next = (j + 1 < BT) & (i_row + j + 1 < T)
-                b_next = load_row(p_g + i_first * K, i_row + j + 1, m_next, H * K, o_k, K)
-                b_d += tl.where((o_r > j)[:, None], b_next[None, :], 0.0)
-                b_k = load_row(p_k + i_first * K, i_row + j, i_row + j < T, H * K, o_k, K)
-                b_column = tl.sum(b_q * b_k[None, :] * tl.exp(b_d), axis=1)
-                b_a += tl.where((o_r == j)[None, :], b_column[:, None], 0.0)
-        else:
-            b_k = load_tile(p_k + i_first * K, i_row, T, H * K, o_k, K, BT)
-            b_a += dot(b_q, tl.trans(b_k), DOT, PRECISION)
-    b_a = tl.where(o_r[:, None] >= o_r[None, :], b_a * scale, 0.0)
-    store_tile(p_a + i_first * BT, b_a, i_row, T, H * BT, o_r, BT, BT)
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -151,63 +99,13 @@ def direct_combine_kernel(
     for i_k in range(0, K, BK):
         o_k = i_k + tl.arange(0, BK)
         b_x = load_tile(p_x + i_first * K, i_row, T, H * K, o_k, K, BT)
-        b_o += dot(b_x, load_operand(p_s, o_k, o_v, K, V), DOT, PRECISION)
+        b_o = product(b_x, load_operand(p_s, o_k, o_v, K, V), b_o, DOT, PRECISION)
     b_a = load_tile(p_a + i_first * BT, i_row, T, H * BT, tl.arange(0, BT), BT, BT)
     if TRANSPOSED:
         b_a = tl.trans(b_a)
     b_y = load_tile(p_y + i_first * V, i_row, T, H * V, o_v, V, BT)
-    b_o = factor * b_o + dot(b_a, b_y, DOT, PRECISION)
+    b_o = product(b_a, b_y, factor * b_o, DOT, PRECISION)
     store_tile(p_o + i_first * V, b_o, i_row, T, H * V, o_v, V, BT)
-
-
-@triton.jit(do_not_specialize=["T"])
-def direct_grad_scores_kernel(
-    p_do, p_v, p_da, scale, T, H,
-    V: tl.constexpr, BT: tl.constexpr, BV: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """dA = scale tril(dO V^T), float32 [B, T, H, BT], of one chunk."""
-    n_c = tl.cdiv(T, BT)
-    i_p = tl.program_id(0)
-    i_c, i_bh = i_p % n_c, (i_p // n_c).to(tl.int64)
-    i_first, i_row, o_r = (i_bh // H) * T * H + i_bh % H, i_c * BT, tl.arange(0, BT)
-    b_da = tl.zeros([BT, BT], dtype=tl.float32)
-    for i_v in range(0, V, BV):
-        o_v = i_v + tl.arange(0, BV)
-        b_do = load_tile(p_do + i_first * V, i_row, T, H * V, o_v, V, BT)
-        b_v = load_tile(p_v + i_first * V, i_row, T, H * V, o_v, V, BT)
-        b_da += dot(b_do, tl.trans(b_v), DOT, PRECISION)
-    b_da = tl.where(o_r[:, None] >= o_r[None, :], b_da * scale, 0.0)
-    store_tile(p_da + i_first * BT, b_da, i_row, T, H * BT, o_r, BT, BT)
-
-
-@triton.jit
-def within_chunk(
-    p_q, p_k, p_g, p_da, i_row, T, H, o_k, K: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, GATED: tl.constexpr
-):
-    """What a chunk's scores add to dq and dk of its rows, but for each row's own, float32 [BT, BK] both."""
-    o_r = tl.arange(0, BT)
-    p_columns = p_da + (tl.cast(i_row, tl.int64) + o_r) * H * BT
-    b_dq, b_dk = tl.zeros([BT, BK], dtype=tl.float32), tl.zeros([BT, BK], dtype=tl.float32)
-    b_d = tl.zeros([BT, BK], dtype=tl.float32)
-    for i in range(0, BT):  # from row j to those after it
-        j = BT - 1 - i
-        if GATED:
-            m_next = (j + 1 < BT) & (i_row + j + 1 < T)
-            b_next = load_row(p_g, i_row + j + 1, m_next, H * K, o_k, K)
-            b_d += tl.where((o_r > j)[:, None], b_next[None, :], 0.0)
-        b_k = load_row(p_k, i_row + j, i_row + j < T, H * K, o_k, K)
-        b_da = tl.load(p_columns + j, mask=(o_r > j) & (i_row + o_r < T), other=0.0)
-        b_dq += b_da[:, None] * b_k[None, :] * tl.exp(b_d)
-    b_d = tl.zeros([BT, BK], dtype=tl.float32)
-    for i in range(0, BT):  # from those before it to row i
-        if GATED:
-            b_g = load_row(p_g, i_row + i, i_row + i < T, H * K, o_k, K)
-            b_d += tl.where((o_r < i)[:, None], b_g[None, :], 0.0)
-        b_q = load_row(p_q, i_row + i, i_row + i < T, H * K, o_k, K)
-        p_row = p_da + (tl.cast(i_row, tl.int64) + i) * H * BT
-        b_da = tl.load(p_row + o_r, mask=(o_r < i) & (i_row + i < T), other=0.0)
-        b_dk += b_da[:, None] * b_q[None, :] * tl.exp(b_d)
-    return b_dq, b_dk
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -226,8 +124,10 @@ def direct_grad_qk_kernel(
     i_p = tl.program_id(0)
     i_k, i_c, i_bh = i_p % NK, i_p // NK % n_c, (i_p // (NK * n_c)).to(tl.int64)
     i_first, i_row = (i_bh // H) * T * H + i_bh % H, i_c * BT
-    o_k, o_r = i_k * BK + tl.arange(0, BK), tl.arange(0, BT)
-    p_q, p_k, p_g = p_q + i_first * K, p_k + i_first * K, p_g + i_first * K if GATED else p_g
+    o_k = i_k * BK + tl.arange(0, BK)
+    p_q, p_k, p_da = p_q + i_first * K, p_k + i_first * K, p_da + i_first * BT
+    if GATED:
+        p_g += i_first * K
     p_s, p_ds = p_s + (i_bh * n_c + i_c) * K * V, p_ds + (i_bh * n_c + i_c) * K * V
     b_dq_state, b_dk_state = tl.zeros([BT, BK], dtype=tl.float32), tl.zeros([BT, BK], dtype=tl.float32)
     b_both = tl.zeros([BK], dtype=tl.float32)
@@ -236,8 +136,8 @@ def direct_grad_qk_kernel(
         b_s, b_ds = load_operand(p_s, o_k, o_v, K, V), load_operand(p_ds, o_k, o_v, K, V)
         b_do = load_tile(p_do + i_first * V, i_row, T, H * V, o_v, V, BT)
         b_v = load_tile(p_v + i_first * V, i_row, T, H * V, o_v, V, BT)
-        b_dq_state += dot(b_do, tl.trans(b_s), DOT, PRECISION)
-        b_dk_state += dot(b_v, tl.trans(b_ds), DOT, PRECISION)
+        b_dq_state = product(b_do, tl.trans(b_s), b_dq_state, DOT, PRECISION)
+        b_dk_state = product(b_v, tl.trans(b_ds), b_dk_state, DOT, PRECISION)
         b_both += tl.sum(b_s.to(tl.float32) * b_ds.to(tl.float32), axis=1)
     b_dq_state *= scale
     if GATED:
@@ -246,7 +146,8 @@ def direct_grad_qk_kernel(
         b_after = load_after(p_g, i_row, T, H * K, o_k, K, BT)
         b_dk_state *= tl.exp(tl.cumsum(b_after, axis=0, reverse=True))
         b_both *= tl.exp(tl.sum(b_g, axis=0))
-    b_dq, b_dk = within_chunk(p_q, p_k, p_g, p_da + i_first * BT, i_row, T, H, o_k, K, BT, BK, GATED)
+    b_dq = grad_q_within(p_k, p_g, p_da, i_row, T, H, o_k, K, BT, BK, GATED)
+    b_dk = grad_k_within(p_q, p_g, p_da, i_row, T, H, o_k, K, BT, BK, GATED)
     b_q = load_tile(p_q, i_row, T, H * K, o_k, K, BT).to(tl.float32)
     b_k = load_tile(p_k, i_row, T, H * K, o_k, K, BT).to(tl.float32)
     if GATED:
@@ -255,47 +156,17 @@ def direct_grad_qk_kernel(
         b_before_it = tl.cumsum(b_passing, axis=0) - b_passing
         b_dg = b_after_it + b_before_it + b_both[None, :]
         store_tile(p_dg + i_first * K, b_dg, i_row, T, H * K, o_k, K, BT)
-    p_own = p_da + i_first * BT + (tl.cast(i_row, tl.int64) + o_r) * H * BT + o_r
-    b_own = tl.load(p_own, mask=i_row + o_r < T, other=0.0)[:, None]
+    b_own = load_own(p_da, i_row, T, H, BT)
     store_tile(p_dq + i_first * K, b_dq + b_dq_state + b_own * b_k, i_row, T, H * K, o_k, K, BT)
     store_tile(p_dk + i_first * K, b_dk + b_dk_state + b_own * b_q, i_row, T, H * K, o_k, K, BT)
-
-
-def _tiles(call: Call) -> tuple[int, int, int]:
-    """The chunk, and the columns of K and of V of a tile."""
-    _, _, _, K, V = call.dims
-    assert call.chunk is not None  # the system's cases have one
-    return call.chunk, min(padded(K), COLUMNS), min(padded(V), COLUMNS)
-
-
-def _launch(call: Call, kernel: Any, args: dict[str, Any], split: str = "", **flags: Any) -> Launch:
-    """One program a chunk and tile of the axis ``split`` ("K", "V" or neither)."""
-    B, T, H, K, V = call.dims
-    chunk, block_k, block_v = _tiles(call)
-    columns = {"K": cdiv(K, block_k), "V": cdiv(V, block_v), "": 1}[split]
-    constexprs = {"K": K, "V": V, "BT": chunk, "BK": block_k, "BV": block_v, "GATED": call.g is not None}
-    args = {"p_q": call.q, "p_k": call.k, "p_v": call.v, "p_g": call.g, "scale": call.scale, **call.sizes} | args
-    grid = (columns * cdiv(T, chunk) * B * H,)
-    warps = _warps(chunk, min(block_k, block_v), split == "K")
-    return Launch(kernel, grid, args, constexprs | call.operands | flags, warps, num_stages=2)
-
-
-def _warps(chunk: int, columns: int, by_element: bool) -> int:
-    """Four; eight for large tiles that are worked on element by element. Two keep a compiler from Hopper's own product
-    instruction, which ptxas 12.8 gets wrong for 64 rows of fewer columns."""
-    if chunk < COLUMNS:
-        return 4
-    if columns < COLUMNS:
-        return 2
-    return 8 if by_element else 4
 
 
 def _walk(call: Call, args: dict[str, Any], reverse: bool) -> Launch:
     """A walk over the chunks that writes the states ``p_s`` [B*H, chunks, K, V]."""
     B, _, H, K, V = call.dims
-    _, block_k, block_v = _tiles(call)
+    _, block_k, block_v = tiles_of(call)
     has_first, store_last = args["p_first"] is not None, args["p_last"] is not None
-    launch = _launch(
+    launch = by_chunks(
         call, direct_walk_kernel, args, REVERSE=reverse, HAS_FIRST=has_first, STORE_LAST=store_last
     )  # fmt: skip
     grid = (cdiv(K, block_k) * cdiv(V, block_v) * B * H,)
@@ -304,34 +175,34 @@ def _walk(call: Call, args: dict[str, Any], reverse: bool) -> Launch:
 
 def _forward(call: Call, launch: Launcher) -> tuple[Tensor, Tensor | None, Kept]:
     B, T, H, K, _ = call.dims
-    chunk = _tiles(call)[0]
+    chunk = tiles_of(call)[0]
     n_chunks = cdiv(T, chunk)
     qg, kg, gamma = call.q, call.k, None
     if call.g is not None:
         qg, kg = torch.empty_like(call.q), torch.empty_like(call.k)
         gamma = call.q.new_empty(B * H, n_chunks, K, dtype=torch.float32)
-        launch(_launch(call, direct_decay_kernel, {"p_qg": qg, "p_kg": kg, "p_gamma": gamma}, "K"))
+        launch(by_chunks(call, inside_decay_kernel, {"p_qg": qg, "p_kg": kg, "p_gamma": gamma}, "K"))
     states, final, factor = call.states(n_chunks), call.one_state(call.final), _left_out(call)
     ends = {"p_first": call.initial_state, "p_last": final}
     launch(_walk(call, {"p_x": kg, "p_y": call.v, "p_gamma": gamma, "p_s": states, "factor": 1.0, **ends}, False))
     scores, o = call.q.new_empty(B, T, H, chunk), torch.empty_like(call.v)
-    launch(_launch(call, direct_scores_kernel, {"p_a": scores}))
+    launch(by_chunks(call, inside_scores_kernel, {"p_a": scores}))
     rows = {"p_a": scores, "p_y": call.v, "p_x": qg, "p_s": states, "p_o": o}
-    launch(_launch(call, direct_combine_kernel, {**rows, "factor": factor}, "V", TRANSPOSED=False))
+    launch(by_chunks(call, direct_combine_kernel, {**rows, "factor": factor}, "V", TRANSPOSED=False))
     return o, final, (qg, kg, gamma, states, scores)
 
 
 def _backward(call: Call, kept: Kept, do: Tensor, d_final: Tensor | None, launch: Launcher) -> Gradients:
-    chunk, (qg, kg, gamma, states, scores) = _tiles(call)[0], kept
+    chunk, (qg, kg, gamma, states, scores) = tiles_of(call)[0], kept
     assert states is not None  # the forward pass has kept them
     d, d_states, d_scores = Gradients.empty(call), torch.empty_like(states), call.wide(chunk)
     ends = {"p_first": d_final, "p_last": d.initial_state, "factor": _left_out(call)}
     launch(_walk(call, {"p_x": qg, "p_y": do, "p_gamma": gamma, "p_s": d_states, **ends}, True))
-    launch(_launch(call, direct_grad_scores_kernel, {"p_do": do, "p_da": d_scores}))
+    launch(by_chunks(call, inside_grad_scores_kernel, {"p_do": do, "p_da": d_scores}))
     rows = {"p_a": scores, "p_y": do, "p_x": kg, "p_s": d_states, "p_o": d.v}
-    launch(_launch(call, direct_combine_kernel, {**rows, "factor": 1.0}, "V", TRANSPOSED=True))
+    launch(by_chunks(call, direct_combine_kernel, {**rows, "factor": 1.0}, "V", TRANSPOSED=True))
     args = {"p_do": do, "p_da": d_scores, "p_s": states, "p_ds": d_states, "p_dq": d.q, "p_dk": d.k, "p_dg": d.g}
-    launch(_launch(call, direct_grad_qk_kernel, args, "K"))
+    launch(by_chunks(call, direct_grad_qk_kernel, args, "K"))
     return d
 
 

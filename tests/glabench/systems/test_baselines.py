@@ -17,7 +17,7 @@ from glabench.spec.case import Case, Mode
 from glabench.systems import System, load
 
 CHUNKED = {"chunkwise_direct": 16}
-GATED = ("recurrent_hbm", "scan", "chunkwise_direct")
+GATED = ("recurrent_hbm", "scan", "chunkwise_direct", "parallel_triton")
 STATEFUL = ("recurrent_hbm", "scan", "chunkwise_direct")
 # What takes few seconds and still is several blocks of rows with a ragged rest: two chunks of 16, unless said here. The
 # interpreter scans over one number after another.
