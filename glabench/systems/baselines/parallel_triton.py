@@ -46,7 +46,7 @@ from glabench.systems.baselines.inside import (
     warps_for,
 )
 
-ROW_ELEMENTS = 8192  # of a block of rows, all of K
+ROW_BYTES = 16384  # of a block of rows, all of K
 MOST_ROWS = 64
 FEWEST_BLOCKS = 4
 MOST_COLUMNS = 128  # of an output's tile
@@ -235,7 +235,9 @@ def parallel_grad_g_kernel(p_g, p_part, p_dg, T, H, K: tl.constexpr, BT: tl.cons
 def _in_blocks(call: Call) -> Call:
     """The call with its rows in blocks: of which a program holds all of K, and a short sequence has several."""
     _, T, _, K, _ = call.dims
-    return replace(call, chunk=max(16, min(MOST_ROWS, ROW_ELEMENTS // padded(K), padded(T) // FEWEST_BLOCKS)))
+    most = MOST_ROWS if call.q.dtype != torch.float32 else MOST_ROWS // 2
+    rows = ROW_BYTES // (padded(K) * call.q.itemsize)
+    return replace(call, chunk=max(16, min(most, rows, padded(T) // FEWEST_BLOCKS)))
 
 
 def _launch(call: Call, kernel: Any, split: str, args: dict[str, Any]) -> Launch:
@@ -247,6 +249,8 @@ def _launch(call: Call, kernel: Any, split: str, args: dict[str, Any]) -> Launch
     dim, block = (V, tile["BV"]) if split == "V" else (K, tile["BK"])
     launch = by_chunks(call, kernel, args)
     warps = warps_for(call.chunk, min(tile.values()), split == "V" and tile["BV"] == MOST_COLUMNS)
+    if split == "V" and tile["BK"] > MOST_COLUMNS:
+        warps = 8  # for a row of q or k that long
     grid = (cdiv(dim, block) * launch.grid[0],)
     return replace(launch, grid=grid, constexprs={**launch.constexprs, **tile}, num_warps=warps)
 
