@@ -26,6 +26,7 @@ TITLES: dict[str, str] = {
     "scan": "Parallel scan, states in HBM",
     "chunkwise_direct": "Chunkwise, no sub-chunks",
     "parallel_triton": "Parallel, tiled",
+    "lightning2": "LightningAttention-2, no gates",
     "fa2": "FlashAttention-2",
     "cudnn": "cuDNN attention",
     "sdpa": "PyTorch SDPA",

@@ -69,6 +69,7 @@ STYLES: dict[str, Style] = {
     "scan": Style(SKY, "<", _DASH_DOT, False),
     "chunkwise_direct": Style(GREEN, "s", _DASH),
     "parallel_triton": Style(OLIVE, "h", _DASH_DOT),
+    "lightning2": Style(SKY, "d", _DOT),
     "fa2": Style(INK, "P", _DASH),
     "cudnn": Style(GREY, "X", _DASH_DOT),
     "sdpa": Style(SKY, "p", _DASH),

@@ -20,6 +20,7 @@ GLA_PAPER = "Yang et al. 2024, Gated Linear Attention Transformers with Hardware
 FA2_PAPER = "Dao 2023, FlashAttention-2, arXiv:2307.08691"
 MAO_PAPER = "Mao 2022, Fine-Tuning Pre-trained Transformers into Decaying Fast Weights, arXiv:2210.04243"
 GATELOOP_PAPER = "Katsch 2023, GateLoop: Fully Data-Controlled Linear Recurrence, arXiv:2311.01927"
+LIGHTNING_PAPER = "Qin et al. 2024, Lightning Attention-2, arXiv:2401.04658"
 FLA_REPO = "https://github.com/fla-org/flash-linear-attention"
 HELION_REPO = "https://github.com/pytorch/helion"
 SDPA_DOCS = "https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html"
@@ -82,6 +83,10 @@ _SYSTEMS = (
     _gla("parallel_triton", "Parallel form (Triton)", "parallel_triton:ParallelTriton",
          "the quadratic form in log space, tile by tile: right at any gate strength, no matrix of scores", GLA_PAPER,
          triton=True),
+    SystemInfo("lightning2", "LightningAttention-2 (Triton, no gate)", "linear", "gla", frozenset(), TRAINING, True,
+               "glabench.systems.lightning2:Lightning2",
+               "linear attention without a gate, chunk by chunk with the state on chip, nothing materialized",
+               LIGHTNING_PAPER),
     _attention("sdpa", "Attention, torch SDPA", "sdpa:Sdpa",
                "softmax attention with the backend that PyTorch picks: the attention baseline of a CPU", SDPA_DOCS),
     _attention("fa2", "FlashAttention-2", "fa2:FlashAttention2",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -14,16 +15,22 @@ from glabench.run.errors import distance, sizes
 from glabench.run.inputs import DTYPES, Inputs, make_inputs
 from glabench.run.settings import Settings
 from glabench.spec.case import Case, Mode
+from glabench.spec.catalog import CATALOG
 from glabench.systems import System, load
+from glabench.systems.baselines import Form
+from glabench.systems.baselines.lightning2 import lightning
+from glabench.systems.lightning2 import Lightning2
 
 CHUNKED = {"chunkwise_direct": 16}
 GATED = ("recurrent_hbm", "scan", "chunkwise_direct", "parallel_triton")
-STATEFUL = ("recurrent_hbm", "scan", "chunkwise_direct")
+UNGATED = ("lightning2",)
+EVERY = GATED + UNGATED
+STATEFUL = ("recurrent_hbm", "scan", "chunkwise_direct", "lightning2")
 # What takes few seconds and still is several blocks of rows with a ragged rest: two chunks of 16, unless said here. The
 # interpreter scans over one number after another.
 TOKENS = {"recurrent_hbm": 13, "scan": 20}
 DIMS = {"scan": (4, 6)}  # K and V
-SHAPES = [(name, *shape) for name in GATED for shape in ((1, 8, 8), (5, 5, 70) if name == "scan" else (5, 20, 36))]
+SHAPES = [(name, *shape) for name in EVERY for shape in ((1, 8, 8), (5, 5, 70) if name == "scan" else (5, 20, 36))]
 MODES: tuple[Mode, ...] = ("fwd", "bwd", "fwdbwd")
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
@@ -51,20 +58,21 @@ def plain_form(q: Any, k: Any, v: Any, g: Any, *, initial_state: Any) -> Any:
     return reference.chunkwise(q, k, v, g, initial_state=initial_state)
 
 
-def compare(system: System, case: Case, x: Inputs) -> None:
-    """Every output and gradient is finite and within what the gate allows, as a whole and in blocks of 16 rows."""
+def compare(system: System, case: Case, x: Inputs, right: oracle.Form = reference.recurrent) -> None:
+    """Every output and gradient is finite and within what the gate allows of ``right`` in float64, as a whole and in
+    blocks of 16 rows."""
     doubles = replace(x, **{name: t.double() for name, t in x.tensors()})
-    right = oracle.differentiate(reference.recurrent, doubles)
-    plain = oracle.differentiate(plain_form, x)
+    exact = oracle.differentiate(right, doubles)
+    plain = oracle.differentiate(plain_form if right is reference.recurrent else right, x)
     found = gate.run_once(system, x, case, gradients=True)
-    assert found.keys() == right.keys()
+    assert found.keys() == exact.keys()
     unit = gate.FLOOR[case.dtype] * torch.finfo(DTYPES[case.dtype]).eps / 2
     for name, out in found.items():
         assert torch.isfinite(out).all(), f"{name} has values that are not finite"
-        mine, exact, rough = (by_pair(t, name) for t in (out, right[name], plain[name]))
-        terms = by_pair(doubles.q * right["dq"], name) if name == "dg" else None
-        against = sizes(exact, name, DTYPES[case.dtype], terms)
-        off, usual = distance(mine, exact, against, name), distance(rough, exact, against, name)
+        mine, ref, rough = (by_pair(t, name) for t in (out, exact[name], plain[name]))
+        terms = by_pair(doubles.q * exact["dq"], name) if name == "dg" else None
+        against = sizes(ref, name, DTYPES[case.dtype], terms)
+        off, usual = distance(mine, ref, against, name), distance(rough, ref, against, name)
         assert off.whole <= max(4 * usual.whole, unit), f"{name}: {off} where PyTorch has {usual}"
         assert off.block <= max(4 * usual.block, 2 * unit), f"{name}: {off} where PyTorch has {usual}"
 
@@ -85,7 +93,7 @@ def test_every_gate_strength(name: str, gates: Any) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "gates"), [("bf16", "resets"), ("fp16", "random")])
-@pytest.mark.parametrize("name", GATED)
+@pytest.mark.parametrize("name", EVERY)
 def test_16_bits(name: str, dtype: Any, gates: str) -> None:
     case = case_of(name, dtype=dtype, H=1)
     compare(load(name), case, inputs_of(case, gates))
@@ -97,7 +105,7 @@ def test_any_shape(name: str, T: int, K: int, V: int) -> None:
     compare(load(name), case, inputs_of(case))
 
 
-@pytest.mark.parametrize("name", GATED)
+@pytest.mark.parametrize("name", EVERY)
 def test_the_gate_that_precedes_timing_passes_and_can_fail(name: str) -> None:
     settings = Settings.for_device("cuda" if CUDA else "cpu")
     case = case_of(name, dtype="bf16")
@@ -109,7 +117,7 @@ def test_the_gate_that_precedes_timing_passes_and_can_fail(name: str) -> None:
     assert not gate.check(system, replace(case, mode="fwd"), settings, "cuda" if CUDA else "interpreter").passed
 
 
-@pytest.mark.parametrize("name", GATED)
+@pytest.mark.parametrize("name", EVERY)
 def test_launches_are_those_of_each_direction(name: str) -> None:
     system, case = load(name), case_of(name, dtype="bf16", T=300, K=128, V=128)
     forward, backward, both = (
@@ -118,6 +126,36 @@ def test_launches_are_those_of_each_direction(name: str) -> None:
     assert forward
     assert backward
     assert both == forward + backward
+
+
+class Decaying(Lightning2):
+    """lightning2 with RetNet's decays."""
+
+    def found(self) -> Form:
+        return lightning(retnet_decays())
+
+
+def retnet_decays() -> torch.Tensor:
+    """log(1 - 2^(-5-h)) of two heads, the first of them made stronger; float32 [2]."""
+    return torch.tensor([-3.0, math.log(1 - 2.0**-6)], device=DEVICE)
+
+
+def decaying_form(q: torch.Tensor, k: Any, v: Any, g: None, *, initial_state: Any) -> Any:
+    """The recurrence with the decays as gates, the same for all of K."""
+    gates = retnet_decays().to(q.dtype)[None, None, :, None].expand_as(q)
+    return reference.recurrent(q, k, v, gates, initial_state=initial_state)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("states", [True, False])
+def test_decays_of_heads(dtype: Any, states: bool) -> None:
+    case = case_of("lightning2", dtype=dtype, T=70, initial_state=states)
+    compare(Decaying(CATALOG["lightning2"]), case, inputs_of(case), right=decaying_form)
+
+
+def test_no_gate_and_states_at_both_ends() -> None:
+    case = case_of("lightning2", T=70, B=2, H=1, initial_state=True)
+    compare(load("lightning2"), case, inputs_of(case))
 
 
 @pytest.mark.gpu
