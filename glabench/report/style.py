@@ -70,6 +70,7 @@ STYLES: dict[str, Style] = {
     "chunkwise_direct": Style(GREEN, "s", _DASH),
     "parallel_triton": Style(OLIVE, "h", _DASH_DOT),
     "lightning2": Style(SKY, "d", _DOT),
+    "mamba_scan": Style(GREY, "v", _DASH, False),
     "fa2": Style(INK, "P", _DASH),
     "cudnn": Style(GREY, "X", _DASH_DOT),
     "sdpa": Style(SKY, "p", _DASH),
