@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gla_kernels import reference
-from glabench.run import gate, oracle
+from glabench.run import failures, gate, oracle
 from glabench.run.errors import distance, sizes
 from glabench.run.inputs import DTYPES, Inputs, make_inputs
 from glabench.run.settings import Settings
@@ -30,7 +30,9 @@ STATEFUL = ("recurrent_hbm", "scan", "chunkwise_direct", "lightning2")
 # interpreter scans over one number after another.
 TOKENS = {"recurrent_hbm": 13, "scan": 20}
 DIMS = {"scan": (4, 6)}  # K and V
-SHAPES = [(name, *shape) for name in EVERY for shape in ((1, 8, 8), (5, 5, 70) if name == "scan" else (5, 20, 36))]
+SHAPES = [(name, 2, 1, 8, 8) for name in EVERY]
+SHAPES += [(name, 1, 5, 5, 70) if name == "scan" else (name, 1, 18, 70, 72) for name in EVERY]
+REAL = [(name, gates) for name in EVERY for gates in ((None, 1.0, 40.0) if name in GATED else (None,))]
 MODES: tuple[Mode, ...] = ("fwd", "bwd", "fwdbwd")
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
@@ -99,10 +101,16 @@ def test_16_bits(name: str, dtype: Any, gates: str) -> None:
     compare(load(name), case, inputs_of(case, gates))
 
 
-@pytest.mark.parametrize(("name", "T", "K", "V"), SHAPES)
-def test_any_shape(name: str, T: int, K: int, V: int) -> None:
-    case = case_of(name, B=2, H=1, T=T, K=K, V=V)
+@pytest.mark.parametrize(("name", "B", "T", "K", "V"), SHAPES)
+def test_any_shape(name: str, B: int, T: int, K: int, V: int) -> None:
+    case = case_of(name, B=B, H=1, T=T, K=K, V=V)
     compare(load(name), case, inputs_of(case))
+
+
+@pytest.mark.parametrize("chunk", [32, 64])
+def test_larger_chunks(chunk: int) -> None:
+    case = case_of("chunkwise_direct", H=1, T=70, chunk=chunk, initial_state=True)
+    compare(load("chunkwise_direct"), case, inputs_of(case, "resets"))
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -159,11 +167,20 @@ def test_no_gate_and_states_at_both_ends() -> None:
 
 
 @pytest.mark.gpu
+def test_states_that_do_not_fit_are_out_of_memory() -> None:
+    case = case_of("recurrent_hbm", T=2**18, H=32, K=128, V=128, dtype="bf16")  # states of 275 GB
+    x = inputs_of(case)
+    with pytest.raises(torch.OutOfMemoryError) as error:
+        load("recurrent_hbm").forward(x, case)
+    assert failures.classify(error.value) == "oom"
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
-@pytest.mark.parametrize("gates", [None, 1.0, 40.0])
 @pytest.mark.parametrize(("T", "K", "V"), [(1001, 64, 64), (1001, 128, 128), (520, 100, 256)])
-@pytest.mark.parametrize("name", GATED)
-def test_real_sizes(name: str, dtype: Any, gates: float | None, T: int, K: int, V: int) -> None:
-    case = case_of(name, B=2, T=T, K=K, V=V, dtype=dtype, gate_strength=gates, initial_state=name in STATEFUL)
+@pytest.mark.parametrize(("name", "gates"), REAL)
+def test_real_sizes(name: str, gates: float | None, dtype: Any, T: int, K: int, V: int) -> None:
+    sizes = {"T": T, "K": K, "V": V, "chunk": 64 if name in CHUNKED else None}
+    case = case_of(name, B=2, dtype=dtype, gate_strength=gates, initial_state=name in STATEFUL, **sizes)
     found = gate.check(load(name), case, Settings(), "cuda")
     assert found.passed, found.reason
