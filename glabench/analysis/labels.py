@@ -22,6 +22,12 @@ TITLES: dict[str, str] = {
     "recurrent_torch": "PyTorch recurrent",
     "chunkwise_torch": "PyTorch chunkwise",
     "parallel_torch": "PyTorch parallel",
+    "recurrent_hbm": "Recurrent, states in HBM",
+    "scan": "Parallel scan, states in HBM",
+    "chunkwise_direct": "Chunkwise, no sub-chunks",
+    "parallel_triton": "Parallel, tiled",
+    "lightning2": "LightningAttention-2, no gates",
+    "mamba_scan": "Mamba's selective scan",
     "fa2": "FlashAttention-2",
     "cudnn": "cuDNN attention",
     "sdpa": "PyTorch SDPA",
@@ -63,7 +69,7 @@ def title(key: str) -> str:
 
 
 def family(key: str) -> str:
-    """ "gla", "linear" (no gates) or "attention"; a system that the catalog does not know counts as "gla"."""
+    """ "gla", "linear" (no gates), "attention" or "ssm"; a system that the catalog does not know counts as "gla"."""
     info = CATALOG.get(key.split(":")[0])
     return info.family if info else "gla"
 

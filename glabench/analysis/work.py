@@ -8,6 +8,11 @@ bytes per element and chunks of C rows:
     and backward                      10KV + C(3K+2V) FLOP    e(6K + 3V) bytes     q, k, g, v, do read; dq, dk, dg, dv
     attention, causal, forward         2TD FLOP               4eD bytes            q, k, v read; o written
     and backward                       5TD FLOP               8eD bytes            q, k, v, o, do read; dq, dk, dv
+
+and per token of a selective scan with D channels of N states, whose exponentials are not FLOP:
+
+    selective scan, forward            7DN FLOP               e(3D + 2N) bytes     x, dt, B, C read; y written
+    and backward                      19DN FLOP               e(5D + 4N) bytes     x, dt, B, C, dy read; dx, ddt, dB, dC
 """
 
 from __future__ import annotations
@@ -15,7 +20,7 @@ from __future__ import annotations
 from typing import Any
 
 from glabench.spec.case import DTYPE_BYTES
-from glabench.spec.catalog import CATALOG
+from glabench.spec.catalog import CATALOG, SSM_EXPAND, SSM_STATE
 
 DEFAULT_CHUNK = 64  # where a chunkwise system chooses for itself
 STATE_BYTES = 4  # states are float32
@@ -26,8 +31,11 @@ def work(case: dict[str, Any]) -> dict[str, int]:
 
     Modes: "fwd" and "bwd" are one direction, "fwdbwd" both, "step" one token with its state read and written.
     """
-    if CATALOG[case["system"]].operator == "attention":
+    operator = CATALOG[case["system"]].operator
+    if operator == "attention":
         return _attention(case)
+    if operator == "ssm":
+        return _selective_scan(case)
     return _step(case) if case["mode"] == "step" else _gla(case)
 
 
@@ -64,7 +72,7 @@ def _form(case: dict[str, Any]) -> tuple[int, int]:
     name = case["system"]
     if "parallel" in name:
         return 0, case["T"]
-    if "recurrent" in name:
+    if "recurrent" in name or name == "scan":
         return 1, 0
     return 1, min(case["chunk"] or DEFAULT_CHUNK, case["T"])
 
@@ -87,4 +95,15 @@ def _attention(case: dict[str, Any]) -> dict[str, int]:
     return {
         "flops": rows * t * dim * (2 * fwd + 5 * bwd),
         "hbm_bytes": rows * dim * DTYPE_BYTES[case["dtype"]] * (4 * fwd + 8 * bwd),
+    }
+
+
+def _selective_scan(case: dict[str, Any]) -> dict[str, int]:
+    channels, state = SSM_EXPAND * case["H"] * case["V"], SSM_STATE
+    fwd, bwd = _directions(case["mode"])
+    tokens = case["B"] * case["T"]
+    elements = channels * (3 * fwd + 5 * bwd) + state * (2 * fwd + 4 * bwd)
+    return {
+        "flops": tokens * channels * state * (7 * fwd + 19 * bwd),
+        "hbm_bytes": tokens * elements * DTYPE_BYTES[case["dtype"]],
     }

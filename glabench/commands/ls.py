@@ -9,7 +9,10 @@ if TYPE_CHECKING:
 
     from glabench.run.settings import Device
 
-FAMILIES = {"gla": "gated linear attention", "linear": "linear attention", "attention": "softmax attention"}
+FAMILIES = {
+    "gla": "gated linear attention", "linear": "linear attention", "attention": "softmax attention",
+    "ssm": "selective state space",
+}  # fmt: skip
 
 
 def ls() -> None:

@@ -128,7 +128,7 @@ def _shape(what: str, system: str, mode: str, dtype: str) -> tuple[str, float, l
 
     B, T, H, K, V = sizes(what)
     for option, value, known in (
-        ("--system", system, [name for name, info in CATALOG.items() if info.operator != "attention"]),
+        ("--system", system, [name for name, info in CATALOG.items() if info.operator == "gla"]),
         ("--mode", mode, ("fwd", "bwd", "fwdbwd")),
         ("--dtype", dtype, DTYPE_BYTES),
     ):

@@ -24,9 +24,13 @@ from glabench.run.settings import Device
 RESULT_SOURCES = (
     "spec/case.py",
     "systems/*.py",
+    "systems/baselines/*.py",
     "hardware/*.py",
     "analysis/work.py",
-    *(f"run/{name}.py" for name in ("settings", "pipeline", "inputs", "errors", "oracle", "gate", "measure", "memory")),
+    *(
+        f"run/{name}.py"
+        for name in ("settings", "pipeline", "inputs", "errors", "oracle", "ssm", "gate", "measure", "memory")
+    ),
 )
 # Where Nsight Compute is when it is not on the PATH.
 NCU_PLACES = (
@@ -35,7 +39,7 @@ NCU_PLACES = (
     "/usr/local/NVIDIA-Nsight-Compute*/ncu",
 )
 # Packages whose version can change a result.
-RESULT_PACKAGES = ("torch", "triton", "fla-core", "flash-linear-attention", "flash-attn", "helion")
+RESULT_PACKAGES = ("torch", "triton", "fla-core", "flash-linear-attention", "flash-attn", "helion", "mamba-ssm")
 # A folder outside of any package that a variable names, and what in it can change a result.
 HELION_EXAMPLES = "GLABENCH_HELION_EXAMPLES"
 RESULT_FOLDERS = {

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from glabench.spec.case import Case
 from glabench.spec.catalog import CATALOG, Operator
+from glabench.systems.mamba_scan import ssm_shape
 from glabench.systems.sdpa import attention_shape
 
 if TYPE_CHECKING:
@@ -24,7 +25,8 @@ class Inputs:
     """What an operator is given, and the gradients that come back to it.
 
     GLA: q, k, g, ``[B,T,H,K]``, v, do ``[B,T,H,V]``, states ``[B,H,K,V]`` in float32. For mode "step" the T axis is
-    gone. Attention: q, k, v, do ``[B,T,heads,dim]``, the rest None.
+    gone. Attention: q, k, v, do ``[B,T,heads,dim]``, the rest None. Selective scan: C and B as q and k ``[B,T,1,N]``,
+    x, dt and dy as v, g and do ``[B,T,1,channels]``.
     """
 
     q: torch.Tensor
@@ -58,6 +60,8 @@ class Inputs:
 def make_inputs(case: Case, operator: Operator, device: str, salt: int = 0) -> Inputs:
     """Draw q, k, v, do from N(0, 1) and g = gate_strength * logsigmoid(N(0, 1)), rounded to the case's dtype.
 
+    A selective scan's steps, in the place of g, are softplus(N(-4, 1)): of the size that Mamba begins with.
+
     The operator's own scale (K^-1/2) is applied by the system. Numbers depend on the shape, the case's seed, ``salt``
     (the number of the set when several are rotated) and the kind of device, on nothing else.
     """
@@ -71,6 +75,11 @@ def make_inputs(case: Case, operator: Operator, device: str, salt: int = 0) -> I
         heads, dim = attention_shape(case)
         q, k, v, do = (normal(case.B, case.T, heads, dim) for _ in range(4))
         return Inputs(q, k, v, do)
+    if operator == "ssm":
+        channels, n_states = ssm_shape(case)
+        c, b, x, dy = (normal(case.B, case.T, 1, n) for n in (n_states, n_states, channels, channels))
+        steps = F.softplus(normal(case.B, case.T, 1, channels, dtype=torch.float32) - 4).to(dtype)
+        return Inputs(c, b, x, dy, steps)
 
     lead = (case.B, case.H) if case.mode == "step" else (case.B, case.T, case.H)
     q, k = normal(*lead, case.K), normal(*lead, case.K)
@@ -99,6 +108,9 @@ def input_bytes(case: Case) -> int:
     if operator == "attention":
         heads, dim = attention_shape(case)
         return 4 * e * case.B * case.T * heads * dim
+    if operator == "ssm":
+        channels, state = ssm_shape(case)
+        return e * case.B * case.T * (3 * channels + 2 * state)
     rows = case.B * case.H * (1 if case.mode == "step" else case.T)
     keys = 2 if case.gate_strength is None else 3
     states = 1 if case.mode == "step" else 2 * int(case.initial_state)

@@ -14,6 +14,7 @@ from functools import lru_cache, partial
 import torch
 
 from gla_kernels import reference
+from glabench.run import ssm
 from glabench.run.errors import Distance, distance, sizes
 from glabench.run.inputs import Inputs, make_inputs, pick_pairs
 from glabench.spec.case import Case, Mode
@@ -42,7 +43,8 @@ class Question:
 
     @property
     def names(self) -> str:
-        return "float64 softmax attention" if self.operator == "attention" else "float64 recurrence"
+        names: dict[Operator, str] = {"attention": "float64 softmax attention", "ssm": "float64 selective scan"}
+        return names.get(self.operator, "float64 recurrence")
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,8 @@ def ask(case: Case, device: str, pair_count: int) -> Question:
     The first and the last (batch, head) pair are always among the sample, the others are drawn from the seed.
     """
     operator = CATALOG[case.system].operator
-    heads = attention_shape(case)[0] if operator == "attention" else case.H
+    # the channels of a selective scan share B and C, and go together as one head
+    heads = {"attention": attention_shape(case)[0], "ssm": 1}.get(operator, case.H)
     every = [(b, h) for b in range(case.B) for h in range(heads)]
     middle = every[1:-1]
     drawn = random.Random(case.seed).sample(middle, min(max(pair_count - 2, 0), len(middle)))
@@ -84,7 +87,7 @@ def answer(question: Question) -> Answer:
     doubles = replace(picked, **{name: x.double() for name, x in picked.tensors()})
     right, plain = _forms(question)
     exact, rough = right(doubles), plain(picked)
-    terms = doubles.q * exact["dq"] if "dg" in exact else None
+    terms = doubles.q * exact["dq"] if "dg" in exact and question.operator == "gla" else None
     dtype = picked.q.dtype
     against = {name: sizes(x, name, dtype, terms if name == "dg" else None) for name, x in exact.items()}
     keep = torch.float64 if dtype == torch.float32 else torch.float32
@@ -101,6 +104,8 @@ def _forms(question: Question) -> tuple[Callable[[Inputs], Outputs], Callable[[I
         return _step, _step
     if question.operator == "attention":
         return attention, attention
+    if question.operator == "ssm":
+        return partial(differentiate, ssm.form), partial(differentiate, ssm.form)
     return partial(differentiate, reference.recurrent), partial(differentiate, _chunkwise)
 
 
@@ -125,7 +130,7 @@ def _chunkwise(
 
 
 def differentiate(form: Form, inputs: Inputs) -> Outputs:
-    """Outputs of a GLA form and the gradients of its inputs by autograd."""
+    """Outputs of a form and the gradients of its inputs by autograd."""
     given = inputs.with_grad()
     o, state = form(given.q, given.k, given.v, given.g, initial_state=given.initial_state)
     return collect(given, o, state, gradients=True)

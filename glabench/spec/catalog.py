@@ -9,15 +9,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Family = Literal["gla", "linear", "attention"]
-Operator = Literal["gla", "attention"]
+Family = Literal["gla", "linear", "attention", "ssm"]
+Operator = Literal["gla", "attention", "ssm"]
 
 TRAINING = ("fwd", "bwd", "fwdbwd")
 WITH_STEP = (*TRAINING, "step")
 SCHEDULE = frozenset({"chunk", "sub_chunk", "materialize"})
 
+# The selective scan that is measured beside a layer is Mamba's: twice the layer's width in channels of 16 states.
+SSM_EXPAND = 2
+SSM_STATE = 16
+
 GLA_PAPER = "Yang et al. 2024, Gated Linear Attention Transformers with Hardware-Efficient Training, arXiv:2312.06635"
 FA2_PAPER = "Dao 2023, FlashAttention-2, arXiv:2307.08691"
+MAO_PAPER = "Mao 2022, Fine-Tuning Pre-trained Transformers into Decaying Fast Weights, arXiv:2210.04243"
+GATELOOP_PAPER = "Katsch 2023, GateLoop: Fully Data-Controlled Linear Recurrence, arXiv:2311.01927"
+LIGHTNING_PAPER = "Qin et al. 2024, Lightning Attention-2, arXiv:2401.04658"
+MAMBA_PAPER = "Gu and Dao 2023, Mamba: Linear-Time Sequence Modeling with Selective State Spaces, arXiv:2312.00752"
 FLA_REPO = "https://github.com/fla-org/flash-linear-attention"
 HELION_REPO = "https://github.com/pytorch/helion"
 SDPA_DOCS = "https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html"
@@ -68,6 +76,26 @@ _SYSTEMS = (
          axes=frozenset({"chunk"})),
     _gla("parallel_torch", "Parallel form, PyTorch", "parallel_torch:ParallelTorch",
          "the quadratic form, in log space so that strong gates do not overflow", GLA_PAPER),
+    _gla("recurrent_hbm", "Recurrence, states in HBM (Triton)", "recurrent_hbm:RecurrentHbm",
+         "the recurrence that writes every state to memory, and reads it back for the gradients", MAO_PAPER,
+         triton=True),
+    _gla("scan", "Parallel scan over time (Triton)", "scan:Scan",
+         "an associative scan over the tokens' decays and outer products, every state in memory", GATELOOP_PAPER,
+         triton=True),
+    _gla("chunkwise_direct", "Chunkwise without sub-chunks (Triton)", "chunkwise_direct:ChunkwiseDirect",
+         "the design before the second level of chunking: scores inside a chunk element by element, states in memory",
+         GLA_PAPER, axes=frozenset({"chunk"}), triton=True),
+    _gla("parallel_triton", "Parallel form (Triton)", "parallel_triton:ParallelTriton",
+         "the quadratic form in log space, tile by tile: right at any gate strength, no matrix of scores", GLA_PAPER,
+         triton=True),
+    SystemInfo("lightning2", "LightningAttention-2 (Triton, no gate)", "linear", "gla", frozenset(), TRAINING, True,
+               "glabench.systems.lightning2:Lightning2",
+               "linear attention without a gate, chunk by chunk with the state on chip, nothing materialized",
+               LIGHTNING_PAPER),
+    SystemInfo("mamba_scan", "Mamba's selective scan", "ssm", "ssm", frozenset(), TRAINING, True,
+               "glabench.systems.mamba_scan:MambaScan",
+               "mamba_ssm's selective_scan_fn where it is installed, else a Triton kernel; the row says which",
+               MAMBA_PAPER),
     _attention("sdpa", "Attention, torch SDPA", "sdpa:Sdpa",
                "softmax attention with the backend that PyTorch picks: the attention baseline of a CPU", SDPA_DOCS),
     _attention("fa2", "FlashAttention-2", "fa2:FlashAttention2",

@@ -182,6 +182,8 @@ def _case(source: Source, block: _Block, values: dict[str, Any]) -> Case:
     if info.operator == "attention":
         heads, dim = _attention(source, block, values["H"] * values["V"], values)
         values.update(attn_heads=heads, attn_dim=dim, initial_state=False)
+    if info.operator == "ssm":
+        values["initial_state"] = False
     if not info.gated:
         values["gate_strength"] = None
     return Case(**values)

@@ -79,3 +79,21 @@ def test_the_floor_of_a_known_shape() -> None:
 def test_an_unknown_system_is_an_error() -> None:
     with pytest.raises(KeyError):
         of("no_such_system")
+
+
+@pytest.mark.parametrize(
+    ("mode", "flops", "elements"), [("fwd", 7, (3, 2)), ("bwd", 19, (5, 4)), ("fwdbwd", 26, (8, 6))]
+)
+def test_the_selective_scan_has_twice_the_width_and_sixteen_states(
+    mode: str, flops: int, elements: tuple[int, int]
+) -> None:  # fmt: skip
+    channels = 2 * 3 * 16
+    found = of("mamba_scan", mode=mode, gate_strength=None)
+    assert found["flops"] == 200 * channels * 16 * flops
+    assert found["hbm_bytes"] == 200 * 2 * (channels * elements[0] + 16 * elements[1])
+
+
+def test_the_scan_is_counted_as_a_recurrence_and_the_direct_form_by_its_chunk() -> None:
+    assert of("scan") == of("recurrent_hbm") == of("gla_recurrent")
+    assert of("parallel_triton") == of("parallel_torch")
+    assert of("chunkwise_direct", chunk=16) == of("gla", chunk=16)

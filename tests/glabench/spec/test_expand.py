@@ -103,6 +103,13 @@ def test_usual_heads_of_a_width_that_64_does_not_divide_are_the_same_heads(sweep
     assert (case.attn_heads, case.attn_dim) == (3, 20)
 
 
+def test_a_selective_scan_has_no_gate_and_no_state(sweep_of: Write) -> None:
+    (case,) = cases(
+        sweep_of("title: x\nPOINT\naxes: {system: mamba_scan, initial_state: [true, false], chunk: [16, 64]}\n")
+    )
+    assert (case.gate_strength, case.initial_state, case.chunk, case.attn_heads) == (None, False, None, None)
+
+
 def test_attention_and_tokens_of_one_case(sweep_of: Write) -> None:
     found = cases(
         sweep_of(
