@@ -9,7 +9,8 @@ from itertools import zip_longest
 
 from gla_kernels import Launch, Plan, Workload
 from gla_kernels.apply import all_launches, by_pass, launches_of
-from gla_kernels.config import KernelConfig, Tile, feasible, states_given, tiles
+from gla_kernels.config import KernelConfig, Tile, states_given, tiles
+from gla_kernels.feasible import feasible
 from gla_kernels.model import predict_ms
 from glabench.tune.candidate import Candidate, Variant, base_config, key, variants
 

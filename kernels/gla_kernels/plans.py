@@ -10,7 +10,8 @@ from typing import Literal
 import torch
 
 from .choose import by_model, machine_of, plan_for, refresh
-from .config import KernelConfig, Plan, Schedule, Workload, feasible
+from .config import KernelConfig, Plan, Schedule, Workload
+from .feasible import feasible
 from .table import Machine, key_of
 
 Config = KernelConfig | Plan | tuple[Plan | None, Plan | None] | Literal["tune"] | None

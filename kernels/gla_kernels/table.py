@@ -29,9 +29,9 @@ from .config import (
     WALK,
     Plan,
     Workload,
-    feasible,
     padded,
 )
+from .feasible import feasible
 
 FORMAT = 1
 DTYPES = ("bf16", "fp16", "fp32")

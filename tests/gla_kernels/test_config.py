@@ -7,7 +7,8 @@ import json
 import pytest
 
 from gla_kernels import KernelConfig, Plan, Schedule, Tile, Workload, default_config
-from gla_kernels.config import CHUNKS, feasible
+from gla_kernels.config import CHUNKS
+from gla_kernels.feasible import feasible
 
 FITS = """
 import json, sys

@@ -14,7 +14,8 @@ import gla_kernels.api
 import gla_kernels.chunk
 from gla_kernels import Plan, Schedule, Tile, Workload, default_config, gla, machine_of
 from gla_kernels.choose import with_walks
-from gla_kernels.config import CHUNKS, feasible
+from gla_kernels.config import CHUNKS
+from gla_kernels.feasible import feasible
 from gla_kernels.launch import execute
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)

@@ -14,7 +14,8 @@ from gla_kernels.choose import with_walks
 from gla_kernels.chunk.descriptors import blocks
 from gla_kernels.chunk.problem import STEEP
 from gla_kernels.chunk.steep import grad_steep_kernel, output_steep_kernel
-from gla_kernels.config import HOPPER_PASSES, PASSES, feasible, tiles
+from gla_kernels.config import HOPPER_PASSES, PASSES, tiles
+from gla_kernels.feasible import feasible
 from gla_kernels.launch import Launch, execute, interpreting
 
 WORK = Workload("bwd", 1, 300, 2, 128, 256)

@@ -10,7 +10,7 @@ import torch
 from gla_kernels import Plan, Schedule, Workload, chunk, default_config, gla, reference
 from gla_kernels.apply import all_launches, problem_of
 from gla_kernels.choose import by_model, with_walks
-from gla_kernels.config import feasible
+from gla_kernels.feasible import feasible
 from gla_kernels.launch import Launch, execute
 
 WORK = Workload("fwd", 1, 300, 2, 64, 64, gated=False)
