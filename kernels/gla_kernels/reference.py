@@ -40,13 +40,16 @@ def _heads_first(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None) -> tuple[Ten
 
 
 def _walk(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, state: Tensor) -> tuple[Tensor, Tensor]:
-    outputs = []
-    for t in range(q.shape[1]):
-        if g is not None:
-            state = state * g[:, t, :, :, None].to(state.dtype).exp()
-        state = state + k[:, t, :, :, None] * v[:, t, :, None, :]
-        outputs.append((q[:, t, :, None, :].to(state.dtype) @ state).squeeze(-2).to(v.dtype))
-    return torch.stack(outputs, dim=1), state
+    # What does not depend on the state before is done for all tokens at once: a loop of small operations takes the time
+    # of launching them.
+    added = (k.unsqueeze(-1) * v.unsqueeze(-2)).to(state.dtype)
+    decays = [None] * q.shape[1] if g is None else g.to(state.dtype).exp().unsqueeze(-1).unbind(1)
+    states = []
+    for update, decay in zip(added.unbind(1), decays, strict=True):
+        state = state + update if decay is None else torch.addcmul(update, state, decay)
+        states.append(state)
+    o = q.unsqueeze(-2).to(state.dtype) @ torch.stack(states, dim=1)
+    return o.squeeze(-2).to(v.dtype), state
 
 
 def recurrent(
