@@ -57,7 +57,8 @@ def gla(
         A KernelConfig: these tiles, for both directions, with the schedule given or the one that the cost model picks.
     recompute: where states are materialized, whether the backward pass computes them again: some 10 % slower, and
         between the passes B*H*ceil(T/chunk)*K*V elements less are kept (twice the size of q with K = V = 128 and chunks
-        of 64). Nothing but the inputs is kept then, nor where the two directions' plans have other chunks.
+        of 64). Nothing but the inputs is kept then, nor where the two directions' plans have other chunks. Where they
+        are not materialized one state a slice is kept, if there are heads enough, and none with ``recompute``.
 
     Returns o [B, T, H, V] in the dtype of q, and the final state [B, H, K, V] in float32 or None. Differentiable once
     in q, k, v, g and initial_state, also through the final state. Deterministic: the same inputs give the same bits.
