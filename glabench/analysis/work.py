@@ -13,6 +13,8 @@ and per token of a selective scan with D channels of N states, whose exponential
 
     selective scan, forward            7DN FLOP               e(3D + 2N) bytes     x, dt, B, C read; y written
     and backward                      19DN FLOP               e(5D + 4N) bytes     x, dt, B, C, dy read; dx, ddt, dB, dC
+
+A token that attention decodes (mode "step") attends to T in a cache, its own among them: 4TD FLOP, e(2T + 2)D bytes.
 """
 
 from __future__ import annotations
@@ -90,12 +92,11 @@ def _step(case: dict[str, Any]) -> dict[str, int]:
 
 def _attention(case: dict[str, Any]) -> dict[str, int]:
     heads, dim, t = case["attn_heads"] or case["H"], case["attn_dim"] or case["V"], case["T"]
+    rows, e = case["B"] * heads * t, DTYPE_BYTES[case["dtype"]]
+    if case["mode"] == "step":
+        return {"flops": 4 * rows * dim, "hbm_bytes": 2 * e * dim * (rows + case["B"] * heads)}
     fwd, bwd = _directions(case["mode"])
-    rows = case["B"] * heads * t
-    return {
-        "flops": rows * t * dim * (2 * fwd + 5 * bwd),
-        "hbm_bytes": rows * dim * DTYPE_BYTES[case["dtype"]] * (4 * fwd + 8 * bwd),
-    }
+    return {"flops": rows * t * dim * (2 * fwd + 5 * bwd), "hbm_bytes": rows * dim * e * (4 * fwd + 8 * bwd)}
 
 
 def _selective_scan(case: dict[str, Any]) -> dict[str, int]:

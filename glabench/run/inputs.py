@@ -25,7 +25,8 @@ class Inputs:
     """What an operator is given, and the gradients that come back to it.
 
     GLA: q, k, g, ``[B,T,H,K]``, v, do ``[B,T,H,V]``, states ``[B,H,K,V]`` in float32. For mode "step" the T axis is
-    gone. Attention: q, k, v, do ``[B,T,heads,dim]``, the rest None. Selective scan: C and B as q and k ``[B,T,1,N]``,
+    gone. Attention: q, k, v, do ``[B,T,heads,dim]``, the rest None; for mode "step" one token of q and do, and k and v
+    of all that came before it and of itself. Selective scan: C and B as q and k ``[B,T,1,N]``,
     x, dt and dy as v, g and do ``[B,T,1,channels]``.
     """
 
@@ -73,7 +74,8 @@ def make_inputs(case: Case, operator: Operator, device: str, salt: int = 0) -> I
 
     if operator == "attention":
         heads, dim = attention_shape(case)
-        q, k, v, do = (normal(case.B, case.T, heads, dim) for _ in range(4))
+        tokens = 1 if case.mode == "step" else case.T
+        q, k, v, do = (normal(case.B, rows, heads, dim) for rows in (tokens, case.T, case.T, tokens))
         return Inputs(q, k, v, do)
     if operator == "ssm":
         channels, n_states = ssm_shape(case)
@@ -107,7 +109,8 @@ def input_bytes(case: Case) -> int:
     e = DTYPES[case.dtype].itemsize
     if operator == "attention":
         heads, dim = attention_shape(case)
-        return 4 * e * case.B * case.T * heads * dim
+        tokens = 1 if case.mode == "step" else case.T
+        return 2 * e * case.B * (case.T + tokens) * heads * dim
     if operator == "ssm":
         channels, state = ssm_shape(case)
         return e * case.B * case.T * (3 * channels + 2 * state)

@@ -100,20 +100,20 @@ def answer(question: Question) -> Answer:
 
 def _forms(question: Question) -> tuple[Callable[[Inputs], Outputs], Callable[[Inputs], Outputs]]:
     """(the form that is right on doubles, the plain form whose error sets the tolerance)."""
+    if question.operator == "attention":
+        return (attention_step, attention_step) if question.case.mode == "step" else (attention, attention)
     if question.case.mode == "step":
         return _step, _step
-    if question.operator == "attention":
-        return attention, attention
     if question.operator == "ssm":
         return partial(differentiate, ssm.form), partial(differentiate, ssm.form)
     return partial(differentiate, reference.recurrent), partial(differentiate, _chunkwise)
 
 
 def _picked(inputs: Inputs, question: Question) -> Inputs:
-    step = question.case.mode == "step"
+    tokens = question.operator == "attention" or question.case.mode != "step"
     return Inputs(
         **{
-            name: pick_pairs(x, question.pairs, time_axis=not step and "state" not in name)
+            name: pick_pairs(x, question.pairs, time_axis=tokens and "state" not in name)
             for name, x in inputs.tensors()
         }
     )
@@ -179,6 +179,13 @@ def attention(inputs: Inputs) -> Outputs:
         for start in range(0, inputs.q.shape[1], TILE):
             _attention_tile(q, k, v, do, slice(start, start + TILE), into)
     return {name: x.to(inputs.q.dtype) for name, x in outputs.items()}
+
+
+def attention_step(inputs: Inputs) -> Outputs:
+    """One token's softmax attention in the inputs' dtype, ``[B,heads,dim]``; the softmax in float32 or wider."""
+    q, k, v = inputs.q[:, 0], inputs.k, inputs.v
+    scores = torch.einsum("bhd,bthd->bht", q, k).to(_wide(q.dtype)) * q.shape[-1] ** -0.5
+    return {"o": torch.einsum("bht,bthd->bhd", scores.softmax(-1).to(q.dtype), v)}
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

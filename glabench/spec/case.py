@@ -25,7 +25,7 @@ class Case:
 
     system: str
     B: int  # batch
-    T: int  # tokens per sequence; for mode "step", the number of tokens already in the state
+    T: int  # tokens per sequence; for mode "step", those in the state or in attention's cache
     H: int  # heads
     K: int  # head dimension of queries, keys and gates
     V: int  # head dimension of values and outputs

@@ -59,7 +59,7 @@ def _gla(name: str, title: str, module: str, summary: str, source: str, *, axes:
 
 def _attention(name: str, title: str, module: str, summary: str, source: str) -> SystemInfo:
     path = f"glabench.systems.{module}"
-    return SystemInfo(name, title, "attention", "attention", frozenset(), TRAINING, False, path, summary, source)
+    return SystemInfo(name, title, "attention", "attention", frozenset(), WITH_STEP, False, path, summary, source)
 
 
 _SYSTEMS = (

@@ -61,8 +61,9 @@ class System(ABC):
         """``(o [B,T,H,V], final_state [B,H,K,V] or None)``, differentiable with respect to every input that
         requires a gradient. The final state is returned where the case has an initial state."""
 
-    def step(self, inputs: Inputs, case: Case) -> tuple[torch.Tensor, torch.Tensor]:
-        """One token: ``(o [B,H,V], state [B,H,K,V])``. May update ``inputs.initial_state`` in place.
+    def step(self, inputs: Inputs, case: Case) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """One token: ``(o [B,H,V], state [B,H,K,V])``. May update ``inputs.initial_state`` in place. Attention, whose
+        state is its cache of keys and values, returns None for it.
 
         Only systems whose catalog entry lists the mode "step" are asked.
         """

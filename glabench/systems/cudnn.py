@@ -8,7 +8,7 @@ from glabench.hardware.environment import package_version
 from glabench.run.settings import Device
 from glabench.spec.case import Case
 from glabench.systems.base import System, Unavailable, needs_gpu
-from glabench.systems.sdpa import attention_refusal, sdpa
+from glabench.systems.sdpa import attention_refusal, sdpa, sdpa_step
 
 if TYPE_CHECKING:
     import torch
@@ -37,3 +37,8 @@ class CudnnAttention(System):
         from torch.nn.attention import SDPBackend
 
         return sdpa(inputs, SDPBackend.CUDNN_ATTENTION), None
+
+    def step(self, inputs: Inputs, case: Case) -> tuple[torch.Tensor, torch.Tensor | None]:
+        from torch.nn.attention import SDPBackend
+
+        return sdpa_step(inputs, SDPBackend.CUDNN_ATTENTION)

@@ -9,7 +9,7 @@ from glabench.hardware.environment import package_version
 from glabench.run.settings import Device
 from glabench.spec.case import Case
 from glabench.systems.base import System, Unavailable, needs_gpu
-from glabench.systems.sdpa import attention_refusal, attention_shape, sdpa
+from glabench.systems.sdpa import attention_refusal, attention_shape, sdpa, sdpa_step
 
 if TYPE_CHECKING:
     import torch
@@ -20,7 +20,7 @@ MAX_HEAD_DIM = 256
 
 
 class FlashAttention2(System):
-    """``flash_attn.flash_attn_func``, or SDPA's flash backend."""
+    """``flash_attn.flash_attn_func``, or SDPA's flash backend. One token: ``flash_attn_with_kvcache``, or the same."""
 
     def unavailable(self, device: Device) -> Unavailable | None:
         return needs_gpu(device)
@@ -51,3 +51,12 @@ class FlashAttention2(System):
         from torch.nn.attention import SDPBackend
 
         return sdpa(inputs, SDPBackend.FLASH_ATTENTION), None
+
+    def step(self, inputs: Inputs, case: Case) -> tuple[torch.Tensor, torch.Tensor | None]:
+        if self.packaged:
+            from flash_attn import flash_attn_with_kvcache
+
+            return flash_attn_with_kvcache(inputs.q, inputs.k, inputs.v)[:, 0], None
+        from torch.nn.attention import SDPBackend
+
+        return sdpa_step(inputs, SDPBackend.FLASH_ATTENTION)

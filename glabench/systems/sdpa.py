@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from glabench.hardware.environment import package_version
@@ -21,8 +22,8 @@ def attention_shape(case: Case) -> tuple[int, int]:
     return case.attn_heads or case.H, case.attn_dim or case.V
 
 
-def sdpa(inputs: Inputs, backend: SDPBackend | None = None) -> torch.Tensor:
-    """Causal attention of q, k, v ``[B,T,heads,dim]`` -> o of the same shape.
+def sdpa(inputs: Inputs, backend: SDPBackend | None = None, causal: bool = True) -> torch.Tensor:
+    """Attention of q, k, v ``[B,T,heads,dim]`` -> o of the same shape; q may have fewer tokens where not ``causal``.
 
     SDPA wants heads before time: the transposes are views, so nothing is copied on the clock. Raises RuntimeError
     where the named backend cannot take the inputs.
@@ -31,10 +32,13 @@ def sdpa(inputs: Inputs, backend: SDPBackend | None = None) -> torch.Tensor:
     from torch.nn.functional import scaled_dot_product_attention
 
     q, k, v = (x.transpose(1, 2) for x in (inputs.q, inputs.k, inputs.v))
-    if backend is None:
-        return scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
-    with sdpa_kernel(backend):
-        return scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+    with nullcontext() if backend is None else sdpa_kernel(backend):
+        return scaled_dot_product_attention(q, k, v, is_causal=causal).transpose(1, 2)
+
+
+def sdpa_step(inputs: Inputs, backend: SDPBackend | None = None) -> tuple[torch.Tensor, None]:
+    """One token's attention, ``[B,heads,dim]``, to all keys and values of the cache, its own among them."""
+    return sdpa(inputs, backend, causal=False)[:, 0], None
 
 
 def attention_refusal(case: Case) -> str | None:
@@ -53,3 +57,6 @@ class Sdpa(System):
 
     def forward(self, inputs: Inputs, case: Case) -> tuple[torch.Tensor, torch.Tensor | None]:
         return sdpa(inputs), None
+
+    def step(self, inputs: Inputs, case: Case) -> tuple[torch.Tensor, torch.Tensor | None]:
+        return sdpa_step(inputs)

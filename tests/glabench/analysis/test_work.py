@@ -55,6 +55,11 @@ def test_one_step_reads_and_writes_its_state() -> None:
     assert of("gla_recurrent", mode="step") == {"flops": 6 * 512, "hbm_bytes": 6 * (2 * 4 * 128 + 56 * 2)}
 
 
+def test_one_step_of_attention_reads_its_cache() -> None:
+    found = of("fa2", attn_heads=5, attn_dim=32, mode="step")
+    assert found == {"flops": 2 * 5 * 100 * 4 * 32, "hbm_bytes": 2 * 5 * (2 * 100 + 2) * 32 * 2}
+
+
 @pytest.mark.parametrize(("mode", "flops", "elements"), [("fwd", 2, 4), ("bwd", 5, 8), ("fwdbwd", 7, 12)])
 def test_causal_attention_with_its_own_heads(mode: str, flops: int, elements: int) -> None:
     found = of("fa2", attn_heads=5, attn_dim=32, mode=mode)

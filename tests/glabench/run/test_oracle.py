@@ -59,6 +59,16 @@ def test_a_step_is_the_recurrence_of_one_token() -> None:
     assert torch.allclose(found["final_state"][0], state.flatten(0, 1))
 
 
+def test_a_step_of_attention_is_the_last_row_of_all() -> None:
+    case = Case("sdpa", 2, 37, 3, 8, 8, "fp32", "step", gate_strength=None)
+    question = oracle.ask(case, "cpu", 100)
+    inputs = make_inputs(case, "attention", "cpu")
+    q, k, v = (x.double().transpose(1, 2) for x in (inputs.q, inputs.k, inputs.v))
+    rows = torch.cat([torch.zeros_like(k[:, :, :-1]), q], dim=2)
+    o = torch.nn.functional.scaled_dot_product_attention(rows, k, v, is_causal=True)[:, :, -1]
+    assert torch.allclose(oracle.answer(question).reference["o"][0], o.flatten(0, 1))
+
+
 @pytest.mark.parametrize("tokens", [1, 37, oracle.TILE + 3])
 def test_attention_and_its_gradients_are_those_of_autograd(tokens: int) -> None:
     case = Case("sdpa", 1, tokens, 2, 8, 8, "fp32", gate_strength=None, attn_heads=2, attn_dim=16)

@@ -142,6 +142,13 @@ def test_a_step_is_a_whole_row() -> None:
     assert set(row.accuracy["outputs"]) == {"o", "final_state"}
 
 
+def test_attention_decodes_a_token_with_its_cache() -> None:
+    row = run_case(replace(CASE, system="sdpa", mode="step", gate_strength=None), "tests", SETTINGS)
+    assert row.status == "ok", row.reason
+    assert row.accuracy is not None
+    assert set(row.accuracy["outputs"]) == {"o"}
+
+
 def test_our_kernels_are_compiled_in_a_part_of_their_own() -> None:
     ours = replace(CASE, system="gla")
     assert parts(ours, "cpu") == ("gate", "compile")
