@@ -29,7 +29,9 @@ TITLES: dict[str, str] = {
     "lightning2": "LightningAttention-2, no gates",
     "mamba_scan": "Mamba's selective scan",
     "fa2": "FlashAttention-2",
+    "fa3": "FlashAttention-3",
     "cudnn": "cuDNN attention",
+    "flex": "FlexAttention",
     "sdpa": "PyTorch SDPA",
 }
 

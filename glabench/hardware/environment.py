@@ -39,7 +39,9 @@ NCU_PLACES = (
     "/usr/local/NVIDIA-Nsight-Compute*/ncu",
 )
 # Packages whose version can change a result.
-RESULT_PACKAGES = ("torch", "triton", "fla-core", "flash-linear-attention", "flash-attn", "helion", "mamba-ssm")
+RESULT_PACKAGES = (
+    "torch", "triton", "fla-core", "flash-linear-attention", "flash-attn", "flash-attn-3", "helion", "mamba-ssm",
+)  # fmt: skip
 # A folder outside of any package that a variable names, and what in it can change a result.
 HELION_EXAMPLES = "GLABENCH_HELION_EXAMPLES"
 RESULT_FOLDERS = {

@@ -72,7 +72,9 @@ STYLES: dict[str, Style] = {
     "lightning2": Style(SKY, "d", _DOT),
     "mamba_scan": Style(GREY, "v", _DASH, False),
     "fa2": Style(INK, "P", _DASH),
+    "fa3": Style(INK, "X", _DASH_DOT),
     "cudnn": Style(GREY, "X", _DASH_DOT),
+    "flex": Style(GREY, "P", _DOT, False),
     "sdpa": Style(SKY, "p", _DASH),
     "floor": Style(AXIS, "", _DOT),
 }

@@ -26,6 +26,8 @@ MAO_PAPER = "Mao 2022, Fine-Tuning Pre-trained Transformers into Decaying Fast W
 GATELOOP_PAPER = "Katsch 2023, GateLoop: Fully Data-Controlled Linear Recurrence, arXiv:2311.01927"
 LIGHTNING_PAPER = "Qin et al. 2024, Lightning Attention-2, arXiv:2401.04658"
 MAMBA_PAPER = "Gu and Dao 2023, Mamba: Linear-Time Sequence Modeling with Selective State Spaces, arXiv:2312.00752"
+FA3_PAPER = "Shah et al. 2024, FlashAttention-3, arXiv:2407.08608"
+FLEX_DOCS = "https://docs.pytorch.org/docs/stable/nn.attention.flex_attention.html"
 FLA_REPO = "https://github.com/fla-org/flash-linear-attention"
 HELION_REPO = "https://github.com/pytorch/helion"
 SDPA_DOCS = "https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html"
@@ -57,9 +59,10 @@ def _gla(name: str, title: str, module: str, summary: str, source: str, *, axes:
     return SystemInfo(name, title, "gla", "gla", axes, modes, triton, f"glabench.systems.{module}", summary, source)
 
 
-def _attention(name: str, title: str, module: str, summary: str, source: str) -> SystemInfo:
+def _attention(name: str, title: str, module: str, summary: str, source: str,
+               modes: tuple[str, ...] = TRAINING) -> SystemInfo:  # fmt: skip
     path = f"glabench.systems.{module}"
-    return SystemInfo(name, title, "attention", "attention", frozenset(), WITH_STEP, False, path, summary, source)
+    return SystemInfo(name, title, "attention", "attention", frozenset(), modes, False, path, summary, source)
 
 
 _SYSTEMS = (
@@ -97,11 +100,17 @@ _SYSTEMS = (
                "mamba_ssm's selective_scan_fn where it is installed, else a Triton kernel; the row says which",
                MAMBA_PAPER),
     _attention("sdpa", "Attention, torch SDPA", "sdpa:Sdpa",
-               "softmax attention with the backend that PyTorch picks: the attention baseline of a CPU", SDPA_DOCS),
+               "softmax attention with the backend that PyTorch picks: the attention baseline of a CPU", SDPA_DOCS,
+               WITH_STEP),
     _attention("fa2", "FlashAttention-2", "fa2:FlashAttention2",
-               "flash_attn where it is installed, else torch SDPA's flash backend; the row says which", FA2_PAPER),
+               "flash_attn where it is installed, else torch SDPA's flash backend; the row says which", FA2_PAPER,
+               WITH_STEP),
+    _attention("fa3", "FlashAttention-3", "fa3:FlashAttention3",
+               "flash_attn_interface where it is installed; for Hopper", FA3_PAPER),
     _attention("cudnn", "Attention, cuDNN", "cudnn:CudnnAttention",
-               "softmax attention through torch SDPA's cuDNN backend", SDPA_DOCS),
+               "softmax attention through torch SDPA's cuDNN backend", SDPA_DOCS, WITH_STEP),
+    _attention("flex", "FlexAttention, causal", "flex:FlexAttention",
+               "the Triton kernel that torch.compile makes of FlexAttention with a causal mask", FLEX_DOCS),
     _gla("fla", "FLA chunk_gla", "fla:FlaChunk",
          "fla-core's chunkwise GLA, autotuned by itself", FLA_REPO),
     SystemInfo("fla_linear", "FLA chunk_linear_attn (no gate)", "linear", "gla", frozenset(), TRAINING, False,

@@ -38,7 +38,7 @@ def test_a_missing_package_comes_with_the_command_that_installs_it(name: str) ->
     assert str(load(name).unavailable("cuda")) == "the package fla is not installed; pip install fla-core einops"
 
 
-@pytest.mark.parametrize("name", ["fa2", "cudnn"])
+@pytest.mark.parametrize("name", ["fa2", "cudnn", "flex"])
 def test_gpu_systems_say_so_on_a_cpu(name: str) -> None:
     missing = load(name).unavailable("cpu")
     assert missing is not None
@@ -55,6 +55,9 @@ def test_gpu_systems_say_so_on_a_cpu(name: str) -> None:
         ("fa2", {"dtype": "fp32"}, "fp32"),
         ("fa2", {"attn_dim": 512}, "512"),
         ("cudnn", {"dtype": "fp32"}, "fp32"),
+        ("fa3", {"dtype": "fp32"}, "fp32"),
+        ("fa3", {"attn_dim": 512}, "512"),
+        ("flex", {"initial_state": True}, "initial state"),
         ("sdpa", {"initial_state": True}, "initial state"),
         ("chunkwise_direct", {"chunk": 128}, "not 128"),
         ("parallel_triton", {"initial_state": True}, "state"),
