@@ -41,13 +41,14 @@ def forward(
     final_state = p.q.new_empty(B, H, K, V, dtype=torch.float32) if output_final_state else None
     kept = keep and p.schedule.materialize
     halves, states = p.half_decays(), p.state_buffer() if kept or p.walk_without_gates is None else None
-    handed = p.handed_buffer(p.initial_state, 0) if p.in_turn else None
+    handed = p.handed_buffer(p.initial_state, 0, all_kept=True) if p.in_turn else None
     starts = _starts(p, None, launch) if handed is None else None
     tile, parts = p.config.output, p.slices
     for part in parts:
         final = final_state if part == parts[-1] else None
         if handed is not None:
-            starts, final = handed[part.first_segment], handed[part.first_segment + 1] if final is None else final
+            starts, after = _before(part, handed), _after(part, handed)
+            final = after if final is None else final
         if not _walk(p, part, starts, states, halves, final, o, launch):
             assert states is not None  # which only a walk can do without
             _states(p, part, starts, states, halves, final, launch)
@@ -56,12 +57,22 @@ def forward(
     return o, final_state, p.kept(states, handed, halves) if keep else None
 
 
+def _before(part: Slice, handed: Tensor) -> Tensor:
+    """The state before a slice that is one segment, or its gradient, [B, H, K, V] of `Problem.handed_buffer`."""
+    return handed[part.first_segment % len(handed)]
+
+
+def _after(part: Slice, handed: Tensor) -> Tensor:
+    """As `_before`, after it."""
+    return handed[(part.first_segment + 1) % len(handed)]
+
+
 def _handed(p: Problem, launch: Launcher) -> Tensor:
     """The state before each slice, as the forward pass leaves them: `Problem.handed_buffer`."""
-    handed, gamma = p.handed_buffer(p.initial_state, 0), p.decay_buffer(1)
-    for i, part in enumerate(p.slices[:-1]):
-        after = handed[i + 1].flatten(0, 1).unsqueeze(1)
-        _states(p, part, handed[i], after, None, None, launch, p.seg_chunks, last=True, gamma=gamma)
+    handed, gamma = p.handed_buffer(p.initial_state, 0, all_kept=True), p.decay_buffer(1)
+    for part in p.slices[:-1]:
+        after = _after(part, handed).flatten(0, 1).unsqueeze(1)
+        _states(p, part, _before(part, handed), after, None, None, launch, p.seg_chunks, last=True, gamma=gamma)
     return handed
 
 
@@ -189,16 +200,17 @@ def backward(
     handed = d_handed = starts = ends = None
     if p.in_turn:
         handed = kept.handed if kept is not None else _handed(p, launch)
-        d_handed = p.handed_buffer(d_final, -1)
+        d_handed = p.handed_buffer(d_final, len(p.slices), all_kept=False)
     else:
         starts = _starts(p, halves, launch) if again else None
         ends = _ends(p, do, d_final, launch)
     made = halves if kept is None and (p.in_turn or p.n_seg == 1) else None  # by the pass below, else they are there
     grads = p.state_buffer()
     for part in reversed(p.slices) if p.in_turn else p.slices:
-        i, first = part.first_segment, d_initial if part.first_segment == 0 else None
+        first = d_initial if part.first_segment == 0 else None
         if handed is not None and d_handed is not None:
-            starts, ends, first = handed[i], d_handed[i + 1], d_handed[i] if first is None else first
+            starts, ends = _before(part, handed), _after(part, d_handed)
+            first = _before(part, d_handed) if first is None else first
         if again:
             _states(p, part, starts, states, made, None, launch)
         walked = _grad_walk(p, part, do, ends, grads, first, halves, dv, launch)

@@ -112,3 +112,32 @@ def each(dtype: gl.constexpr, shape: gl.constexpr, layout: gl.constexpr, NK: gl.
         return (a,)
     else:  # noqa: RET505 - only one of both is compiled
         return (a, gl.allocate_shared_memory(dtype, shape, layout))
+
+
+@gluon.jit
+def barriers_each(NK: gl.constexpr):
+    """Two barriers for each 64 features."""
+    a = barriers(2)
+    if NK == 1:
+        return (a,)
+    else:  # noqa: RET505 - only one of both is compiled
+        return (a, barriers(2))
+
+
+@gluon.jit
+def halves(p_row, NK: gl.constexpr):
+    """A block's row of p_h, all of it in every warp."""
+    o_k = gl.arange(0, ROWS, gl.SliceLayout(0, EVERYWHERE))
+    if NK == 1:
+        return (gl.load(p_row + o_k),)
+    else:  # noqa: RET505 - only one of both is compiled
+        return (gl.load(p_row + o_k), gl.load(p_row + ROWS + o_k))
+
+
+@gluon.jit
+def is_mild(h, NK: gl.constexpr):
+    """Whether a block is mild, from `halves`; the same in every thread."""
+    least = h[0]
+    if NK == 2:
+        least = gl.minimum(least, h[1])
+    return gl.min(least, axis=0) > LEAST_HALF

@@ -128,15 +128,17 @@ class Problem:
         B, _, H, K, V = self.dims
         return self.q.new_empty(B * H, segments, K, V, dtype=torch.float32)
 
-    def handed_buffer(self, given: Tensor | None, place: int) -> Tensor:
-        """States, or their gradients, before each slice and after the last one, float32 [slices + 1, B, H, K, V]:
-        ``given`` at its place, zero if there is none."""
+    def handed_buffer(self, given: Tensor | None, before: int, all_kept: bool) -> Tensor:
+        """Room for states, or their gradients, before each slice and after the last one, float32 [places, B, H, K, V]:
+        that before slice i lies at i modulo places. ``given``: the one before so many slices, zero if there is none.
+        ``all_kept``: a place for each, else two, of which a slice reads one and writes the other."""
         B, _, H, K, V = self.dims
-        handed = self.q.new_empty(len(self.slices) + 1, B, H, K, V, dtype=torch.float32)
+        places = len(self.slices) + 1 if all_kept else 2
+        handed = self.q.new_empty(places, B, H, K, V, dtype=torch.float32)
         if given is None:
-            handed[place].zero_()
+            handed[before % places].zero_()
         else:
-            handed[place].copy_(given)
+            handed[before % places].copy_(given)
         return handed
 
     def states_a_head(self, states: Tensor | None) -> int:
