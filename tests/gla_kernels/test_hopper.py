@@ -124,7 +124,10 @@ def test_what_is_left_undone_is_what_decays_too_much(inputs, step):
         for chunk, head, tile in torch.cartesian_prod(*(torch.arange(n) for n in steep.shape)).view(-1, 3).tolist():
             columns = slice(tile * 64, tile * 64 + 64)
             got, right = tiles_of[chunk][:, head, columns], right_of[chunk][:, head, columns]
-            assert torch.equal(got, right) if steep[chunk, head, tile] else bool(got.isnan().all())
+            if steep[chunk, head, tile]:
+                torch.testing.assert_close(got, right, rtol=1e-4, atol=1e-4)  # in another order
+            else:
+                assert bool(got.isnan().all())
 
 
 # --- Walks that do two passes' work ----------------------------------------------------------------------------------

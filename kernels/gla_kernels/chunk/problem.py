@@ -22,7 +22,8 @@ from .states import combine_kernel
 
 COMBINED = Tile(16, 64)  # of a state, in a program that adds segments up: few bytes a step, many programs
 STEEP = Tile(64, 64)  # of what Hopper's kernels leave undone, whose features come 64 at a time
-SHARE = 16  # chunks that a program looks at for that
+SHARE = 16  # chunks that a program looks at for that: fewer where there would be fewer programs than these
+STEEP_PROGRAMS = 512
 
 LaunchBy = Callable[..., Launch]
 
@@ -231,8 +232,11 @@ class Problem:
 
     def steep_of(self, kernel: Any, args: dict[str, Any], part: Slice, stored: Tensor) -> Launch:
         """A launch of what Hopper's kernels leave undone of a slice: a program so many chunks."""
-        args = args | self.chunks_of(part, stored)
-        return self.launch_of(kernel, STEEP, cdiv(args["n_here"], SHARE), args, CHUNK=self.schedule.chunk, SHARE=SHARE)
+        args, share = args | self.chunks_of(part, stored), SHARE
+        B, _, H, _, _ = self.dims
+        while share > 1 and cdiv(args["n_here"], share) * B * H < STEEP_PROGRAMS:
+            share //= 2
+        return self.launch_of(kernel, STEEP, cdiv(args["n_here"], share), args, CHUNK=self.schedule.chunk, SHARE=share)
 
     def chunks_of(self, part: Slice, stored: Tensor) -> dict[str, Any]:
         """What a pass over the chunks of a slice goes by. ``stored``: states of all of them."""

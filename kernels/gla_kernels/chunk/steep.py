@@ -1,17 +1,18 @@
 """What kernels for mild gates alone leave undone: chunks that decay by too much for a frame of their own.
 
 Each kernel here runs after one of those, over the same chunks of one row block. A program looks at SHARE chunks of a
-head at once, and mostly finds that all are mild.
+head at once, and mostly finds that all are mild. Scores of those that are not are made by halving (halving.py).
 """
 
 # mypy: disallow-untyped-defs=False
 import triton
 import triton.language as tl
 
-from .any_gate import any_gate_grad_qk, any_gate_grad_v
 from .gates import row_block_limit
-from .output import any_gate_output
-from .products import load_half
+from .halving import any_gate_grad_qk, any_gate_grad_v, any_gate_output
+from .products import load_half, scores_gradient
+
+PART: tl.constexpr = tl.constexpr(32)  # features of a tile whose gradients are in registers at once
 
 
 @triton.jit
@@ -47,12 +48,10 @@ def output_steep_kernel(
         )
         for i_c in range(i_first, tl.minimum(i_first + SHARE, n_here)):
             if _least(p_h, i_c, n_here, K, 1) <= least:
-                for i_v in range(0, (V + BV - 1) // BV):
-                    o_v = i_v * BV + tl.arange(0, BV)
-                    any_gate_output(
-                        p_q, p_k, p_v, p_g, p_s + (i_bh * n_stored + i_c) * K * V, p_o, scale, T, H,
-                        (first_chunk + i_c) * CHUNK, 0, o_v, K, V, CHUNK, BK, BV, DOT, PRECISION,
-                    )  # fmt: skip
+                any_gate_output(
+                    p_q, p_k, p_v, p_g, p_s + (i_bh * n_stored + i_c) * K * V, p_o, scale, (first_chunk + i_c) * CHUNK,
+                    T, H, K, V, CHUNK, BK, BV, DOT, PRECISION,
+                )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["T", "n_blocks", "n_here", "first_chunk", "n_stored"])
@@ -73,21 +72,22 @@ def grad_steep_kernel(
     if _least(p_h, i_first, n_here, K, SHARE) <= least:
         i_k0, i_v0 = ((i_bh // H) * T * H + i_bh % H) * K, ((i_bh // H) * T * H + i_bh % H) * V
         for i_c in range(i_first, tl.minimum(i_first + SHARE, n_here)):
-            i_row, i_state = (first_chunk + i_c) * CHUNK, (i_bh * n_stored + i_c) * K * V
-            if p_dq is not None:
-                for i_k in range(0, (K + BK - 1) // BK):
-                    o_k = i_k * BK + tl.arange(0, BK)
-                    if tl.min(load_half(p_h, i_c, o_k, K), axis=0) <= least:
-                        any_gate_grad_qk(
-                            p_q + i_k0, p_k + i_k0, p_v + i_v0, p_g + i_k0, p_do + i_v0, p_s + i_state, p_ds + i_state,
-                            p_dq + i_k0, p_dk + i_k0, p_dg + i_k0,
-                            scale, i_row, T, H, o_k, K, V, CHUNK, BK, BV, DOT, PRECISION,
-                        )  # fmt: skip
-            if p_dv is not None:
-                if _least(p_h, i_c, n_here, K, 1) <= least:
-                    i_end = tl.minimum(T, i_row + CHUNK)
-                    for i_v in range(0, (V + BV - 1) // BV):
-                        any_gate_grad_v(
-                            p_q + i_k0, p_k + i_k0, p_g + i_k0, p_do + i_v0, p_ds + i_state, p_dv + i_v0,
-                            scale, i_row, i_end, i_end, T, H, i_v * BV + tl.arange(0, BV), K, V, BK, BV, DOT, PRECISION,
-                        )  # fmt: skip
+            if _least(p_h, i_c, n_here, K, 1) <= least:
+                i_row, i_state = (first_chunk + i_c) * CHUNK, (i_bh * n_stored + i_c) * K * V
+                if p_dq is not None:
+                    b_da = scores_gradient(
+                        p_do + i_v0, p_v + i_v0, scale, i_row, i_row, T, H * V, V, CHUNK, BV, DOT, PRECISION
+                    )
+                    for i_part in range(0, (K + PART - 1) // PART):
+                        if tl.min(load_half(p_h, i_c, tl.arange(0, BK) + i_part * PART // BK * BK, K), axis=0) <= least:
+                            any_gate_grad_qk(
+                                p_q + i_k0, p_k + i_k0, p_v + i_v0, p_g + i_k0, p_do + i_v0, p_s + i_state,
+                                p_ds + i_state, p_dq + i_k0, p_dk + i_k0, p_dg + i_k0, b_da,
+                                scale, i_row, T, H, tl.arange(0, PART) + i_part * PART,
+                                K, V, CHUNK, PART, BV, DOT, PRECISION,
+                            )  # fmt: skip
+                if p_dv is not None:
+                    any_gate_grad_v(
+                        p_q + i_k0, p_k + i_k0, p_g + i_k0, p_do + i_v0, p_ds + i_state, p_dv + i_v0,
+                        scale, i_row, T, H, K, V, CHUNK, BK, BV, DOT, PRECISION,
+                    )  # fmt: skip

@@ -1,0 +1,166 @@
+"""The scores inside a chunk at any gate strength, and sums over them, as products of whole tiles.
+
+Two rows j < i of a chunk lie in different halves of just one of its blocks of 2, 4, 8 .. BT rows. From the border in
+that block's middle, both decays are sums of the gates between and at most 1:
+
+    A_ij = sum_k (q_ik e^{gates from the border to i}) (k_jk e^{gates after j, up to the border})
+
+So A is its diagonal, which no gate touches, and a sum over log2(BT) levels. At each of them every row is scaled once,
+
+    Z_i = q_i e^{..} in a block's later half,  k_i e^{..} in its earlier one,
+
+and of Z Z^T the pairs of that level are kept. The gradients go the same way: with B = the level's pairs of dA, and
+mirrored on the diagonal, R = B Z is what the rows of either half get from those of the other, before their own decay:
+
+    dq_i += e^{..} R_i  in a later half,  dk_j += e^{..} R_j  in an earlier one,   q dq - k dk += Z R or -Z R
+
+No guard is needed, and no loop over rows. Where gates are mild one anchor does (products.py), at a sixth of the cost.
+"""
+
+# mypy: disallow-untyped-defs=False
+import triton
+import triton.language as tl
+
+from .gates import CLOSED, LOG2E, after_rows, load_gates, summed, up_to_rows, whole_decay
+from .products import crossing, dot_rows, product, sums_from, through_state
+from .tiles import cut, dot_half, fine, load_operand, load_tile, store_tile
+
+
+@triton.jit
+def _later(o_r, HALF):
+    """Whether a row lies in the later half of its block of 2 HALF rows."""
+    return (o_r // HALF) % 2 == 1
+
+
+@triton.jit
+def _pairs(HALF, BT: tl.constexpr):
+    """[BT, BT]: whether i is in the later half of a block and j in the earlier one."""
+    o_i, o_j = tl.arange(0, BT)[:, None], tl.arange(0, BT)[None, :]
+    return (o_i // (2 * HALF) == o_j // (2 * HALF)) & _later(o_i, HALF) & ~_later(o_j, HALF)
+
+
+@triton.jit
+def _decay_to_border(b_g, HALF, BT: tl.constexpr, DOT: tl.constexpr):
+    """The decay between each row and the border in its block's middle, [BT, BK], from a product of ones and gates."""
+    o_i, o_r = tl.arange(0, BT)[:, None], tl.arange(0, BT)[None, :]
+    o_border = o_i // (2 * HALF) * (2 * HALF) + HALF  # the first row behind it
+    m_later, m_earlier = (o_r >= o_border) & (o_r <= o_i), (o_r > o_i) & (o_r < o_border)
+    m_g = tl.where(_later(o_i, HALF), m_later, m_earlier)
+    if DOT == tl.bfloat16:
+        TYPE: tl.constexpr = tl.bfloat16 if b_g.dtype == tl.float32 else b_g.dtype
+        b_c = summed(m_g.to(TYPE), b_g)
+    else:
+        b_c = tl.dot(m_g.to(tl.float32), b_g.to(tl.float32), input_precision="ieee")
+    return tl.exp2(b_c * LOG2E)
+
+
+@triton.jit
+def any_gate_scores(
+    p_q, p_k, p_g, i_row, T, stride, K: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr,
+    DOT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """A without the scale, float32 [BT, BT], 0 above the diagonal."""
+    o_r = tl.arange(0, BT)
+    b_a = tl.zeros([BT, BT], dtype=tl.float32)
+    for i_k in tl.range(0, (K + BK - 1) // BK, num_stages=1):
+        o_k = i_k * BK + tl.arange(0, BK)
+        b_q = load_tile(p_q, i_row, T, stride, o_k, K, BT).to(tl.float32)
+        b_k = load_tile(p_k, i_row, T, stride, o_k, K, BT).to(tl.float32)
+        b_g = load_tile(p_g, i_row, T, stride, o_k, K, BT)
+        b_a += tl.where(o_r[:, None] == o_r[None, :], tl.sum(b_q * b_k, axis=1)[:, None], 0.0)
+        HALF = BT // 2
+        while HALF > 0:
+            b_z = tl.where(_later(o_r, HALF)[:, None], b_q, b_k) * _decay_to_border(b_g, HALF, BT, DOT)
+            b_zh, b_zl = cut(b_z, DOT, PRECISION)
+            b_new = dot_rows(b_zh, b_zl, tl.trans(b_z), tl.zeros([BT, BT], dtype=tl.float32), True, DOT, PRECISION)
+            b_a += tl.where(_pairs(HALF, BT), b_new, 0.0)
+            HALF //= 2
+    return b_a
+
+
+@triton.jit
+def any_gate_output(
+    p_q, p_k, p_v, p_g, p_s, p_o, scale, i_row, T, H, K: tl.constexpr, V: tl.constexpr,
+    BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """o of a chunk of one row block, output.py's equations. p_s [K, V]."""
+    b_a = any_gate_scores(p_q, p_k, p_g, i_row, T, H * K, K, BT, BK, DOT, PRECISION)
+    for i_v in tl.range(0, (V + BV - 1) // BV, num_stages=1):
+        o_v = i_v * BV + tl.arange(0, BV)
+        b_v = load_tile(p_v, i_row, T, H * V, o_v, V, BT)
+        b_o = dot_half(b_a, b_v, tl.zeros([BT, BV], dtype=tl.float32), DOT, PRECISION)
+        for i_k in tl.range(0, (K + BK - 1) // BK, num_stages=1):
+            o_k = i_k * BK + tl.arange(0, BK)
+            b_q = load_tile(p_q, i_row, T, H * K, o_k, K, BT).to(tl.float32)
+            b_q *= tl.exp2(up_to_rows(load_tile(p_g, i_row, T, H * K, o_k, K, BT), BT, DOT))
+            b_o = product(b_q, load_operand(p_s, o_k, o_v, K, V), b_o, DOT, PRECISION)
+        store_tile(p_o, b_o * scale, i_row, T, H * V, o_v, V, BT)
+
+
+@triton.jit
+def any_gate_grad_v(
+    p_q, p_k, p_g, p_do, p_ds, p_dv, scale, i_row, T, H, K: tl.constexpr, V: tl.constexpr,
+    BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """dv of a chunk of one row block, grad_v.py's equations. p_ds [K, V]."""
+    b_at = tl.trans(any_gate_scores(p_q, p_k, p_g, i_row, T, H * K, K, BT, BK, DOT, PRECISION)) * scale
+    for i_v in tl.range(0, (V + BV - 1) // BV, num_stages=1):
+        o_v = i_v * BV + tl.arange(0, BV)
+        b_do = load_tile(p_do, i_row, T, H * V, o_v, V, BT)
+        b_dv = dot_half(b_at, b_do, tl.zeros([BT, BV], dtype=tl.float32), DOT, PRECISION)
+        for i_k in tl.range(0, (K + BK - 1) // BK, num_stages=1):
+            o_k = i_k * BK + tl.arange(0, BK)
+            b_k = load_tile(p_k, i_row, T, H * K, o_k, K, BT).to(tl.float32)
+            b_g = load_tile(p_g, i_row, T, H * K, o_k, K, BT)
+            b_k *= tl.exp2(after_rows(b_g, p_g, i_row, T, H * K, o_k, K, BT, DOT))
+            b_dv = product(b_k, load_operand(p_ds, o_k, o_v, K, V), b_dv, DOT, PRECISION)
+        store_tile(p_dv, b_dv, i_row, T, H * V, o_v, V, BT)
+
+
+@triton.jit
+def any_gate_grad_qk(
+    p_q, p_k, p_v, p_g, p_do, p_s, p_ds, p_dq, p_dk, p_dg, b_da, scale, i_row, T, H, o_k,
+    K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    DOT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """dq, dk and dg of a chunk of one row block and of BK features, grad_qk.py's equations. p_s, p_ds [K, V]; b_da:
+    dA of all its rows."""
+    o_r = tl.arange(0, BT)
+    b_q = load_tile(p_q, i_row, T, H * K, o_k, K, BT).to(tl.float32)
+    b_k = load_tile(p_k, i_row, T, H * K, o_k, K, BT).to(tl.float32)
+    b_g = load_tile(p_g, i_row, T, H * K, o_k, K, BT)
+    # what comes through the states
+    b_x = through_state(p_do, p_s, i_row, T, H * V, o_k, K, V, BT, BK, BV, DOT, PRECISION) * scale
+    b_e = tl.exp2(up_to_rows(b_g, BT, DOT))
+    b_dq = b_x * b_e
+    b_diff = fine(b_q * b_e, DOT, PRECISION) * b_x
+    b_x = through_state(p_v, p_ds, i_row, T, H * V, o_k, K, V, BT, BK, BV, DOT, PRECISION)
+    b_e = tl.exp2(after_rows(b_g, p_g, i_row, T, H * K, o_k, K, BT, DOT))
+    b_dk = b_x * b_e
+    b_x *= fine(b_k * b_e, DOT, PRECISION)
+    b_diff -= b_x
+    b_phi = crossing(p_s, p_ds, o_k, K, V, BK, BV) * tl.exp2(whole_decay(b_g, BT, DOT)) + tl.sum(b_x, axis=0)
+    # inside the chunk; a row's own scores go through no gate
+    b_self = tl.sum(tl.where(o_r[:, None] == o_r[None, :], b_da, 0.0), axis=1)[:, None]
+    b_dq += b_self * b_k
+    b_dk += b_self * b_q
+    HALF = BT // 2
+    while HALF > 0:
+        m_later = _later(o_r, HALF)[:, None]
+        b_e = _decay_to_border(b_g, HALF, BT, DOT)
+        b_z = tl.where(m_later, b_q, b_k) * b_e
+        b_b = tl.where(_pairs(HALF, BT), b_da, 0.0)
+        b_bh, b_bl = cut(b_b + tl.trans(b_b), DOT, PRECISION)
+        b_r = dot_rows(b_bh, b_bl, b_z, tl.zeros([BT, BK], dtype=tl.float32), True, DOT, PRECISION)
+        b_z = fine(b_z, DOT, PRECISION) * b_r
+        b_diff += tl.where(m_later, b_z, -b_z)
+        b_r *= b_e
+        b_dq += tl.where(m_later, b_r, 0.0)
+        b_dk += tl.where(m_later, 0.0, b_r)
+        HALF //= 2
+    store_tile(p_dq, b_dq, i_row, T, H * K, o_k, K, BT)
+    store_tile(p_dk, b_dk, i_row, T, H * K, o_k, K, BT)
+    b_dg = sums_from(b_diff, BT, DOT, PRECISION) + b_phi[None, :]
+    # a gate that lets nothing through has no gradient; the difference would leave rounding errors there
+    b_dg = tl.where(load_gates(p_g, i_row, T, H * K, o_k, K, BT) > CLOSED, b_dg, 0.0)
+    store_tile(p_dg, b_dg, i_row, T, H * K, o_k, K, BT)
