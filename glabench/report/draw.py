@@ -118,6 +118,8 @@ def draw(axes: Axes, panel: Panel) -> None:
         roofline.draw(axes, panel)
     elif panel.scatter:
         _scatter(axes, panel)
+    elif panel.front:
+        _front(axes, panel)
     else:
         _lines(axes, panel)
 
@@ -162,6 +164,22 @@ def _scatter(axes: Axes, panel: Panel) -> None:
         )  # fmt: skip
         line.set_gid(f"series:{series.key}")
     axes.axline((1, 1), (2, 2), color=AXIS.light, linewidth=1.1, zorder=1)
+    ticks.place(axes.xaxis, *ticks.values(*axes.get_xlim(), most=6))
+    ticks.place(axes.yaxis, *ticks.values(*axes.get_ylim()))
+
+
+def _front(axes: Axes, panel: Panel) -> None:
+    ticks.log_axes(axes, panel)
+    for series in panel.series:
+        look = style.style(series.key)
+        (line,) = axes.plot(
+            [p.at for p in series.points], [p.value for p in series.points], color=look.colour.light,
+            linestyle=look.line if series.key == "front" else "none", drawstyle="steps-post",
+            marker=look.marker or "none", markerfacecolor=look.colour.light if look.filled else "white",
+        )  # fmt: skip
+        line.set_gid(f"series:{series.key}")
+    axes.margins(0.08)
+    _widen(axes)
     ticks.place(axes.xaxis, *ticks.values(*axes.get_xlim(), most=6))
     ticks.place(axes.yaxis, *ticks.values(*axes.get_ylim()))
 
@@ -227,7 +245,7 @@ def _widen(axes: Axes, least: float = 1.6) -> None:
 
 def _hits(axes: Axes, panel: Panel) -> list[Hit]:
     placed = _apart(panel.series) if panel.categories else panel.series
-    return [_hit(axes, panel, s, p) for s in placed for p in s.points]
+    return [_hit(axes, panel, s, p) for s in placed for p in s.points if p.tip]
 
 
 def _hit(axes: Axes, panel: Panel, series: Series, point: Point) -> Hit:
