@@ -46,7 +46,7 @@ OUT_OF_MEMORY = _table(*TABLE_3_OUT_OF_MEMORY)
 UNGATED = {T: Place(_k(T), 32, T, 16, 64, 64, gate="none") for T in LENGTHS}
 # One layer of the 1.3B model of the 2024 version's Figure 6: width 2048 in 4 heads, 16384 tokens a batch.
 BIG_LAYER = {T: Place(_k(T), 16384 // T, T, 4, 256, 512) for T in (2048, 4096, 8192, 16384)}
-FIG_6 = "Figure 6 and section 5.3, of one layer's operator here"
+FIG_6 = "Figure 6, of one layer here"
 
 
 def _over_fa2(*lengths: int) -> tuple[Value, ...]:
@@ -102,11 +102,13 @@ CLAIMS: tuple[Claim, ...] = (
         RunsOut("recurrent_hbm", OUT_OF_MEMORY),
     ),
     Claim(
-        "short", "With materialized states and without, it is faster than FlashAttention-2, even at 1024 tokens", V2024, "Section 1 and Figure 2",
+        "short", "With materialized states and without, it is faster than FlashAttention-2, even at 1024 tokens",
+        V2024, "Section 1 and Figure 2",
         Compare((W, WO), ("fa2",), tuple(UNGATED.values())),
     ),
     Claim(
-        "io-aware", "With them and without, it is faster than chunkwise linear attention in plain PyTorch", V2024, "Figure 2",
+        "io-aware", "With them and without, it is faster than chunkwise linear attention in plain PyTorch", V2024,
+        "Figure 2",
         Compare((W, WO), ("chunkwise_torch",), tuple(UNGATED.values())[:3]),
     ),
     Claim(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import pandas as pd
@@ -18,6 +19,7 @@ from glabench.store import Row
 Quantity = Literal["ms", "peak_mib"]
 Line = dict[Any, Any]  # a line of the table of analysis.frame
 
+SHAPE = ["B", "T", "H", "K", "V", "mode"]
 OURS = "ours"  # as a key: our chunkwise kernels, at whichever of their schedules does best
 
 
@@ -34,6 +36,7 @@ class Place:
     mode: str = "fwdbwd"
     gate: str = "1"  # as analysis.labels.gate writes it; systems without gates are found at any
     attn_dim: int = 64  # head dimension of attention
+    chunk: int | None = None  # of all schedules, those with this chunk size
 
 
 @dataclass(frozen=True)
@@ -46,34 +49,46 @@ class Evidence:
 
     def row(self, key: str, place: Place, quantity: Quantity = "ms") -> Line | None:
         """The ok row of a variant (or OURS) at a place with the least of the quantity; None where there is none."""
-        rows = self.rows(key, place)
-        known = rows[(rows["status"] == "ok") & (rows[quantity] > 0)].sort_values(quantity, kind="stable")
-        return known.iloc[0].to_dict() if len(known) else None
+        known = [line for line in self.rows(key, place) if line["status"] == "ok" and line[quantity] > 0]
+        return min(known, key=lambda line: float(line[quantity]), default=None)
 
     def by_chunk(self, key: str, place: Place) -> dict[int, Line]:
         """The fastest ok row of each chunk size, by chunk size."""
-        rows = self.rows(key, place)
-        known = rows[(rows["status"] == "ok") & (rows["ms"] > 0) & rows["chunk"].notna()].sort_values(
-            "ms", kind="stable"
-        )
-        fastest = known.drop_duplicates("chunk").sort_values("chunk").to_dict("records")
-        return {int(row["chunk"]): row for row in fastest}
+        sizes = sorted({int(line["chunk"]) for line in self.rows(key, place) if pd.notna(line["chunk"])})
+        fastest = {size: self.row(key, replace(place, chunk=size)) for size in sizes}
+        return {size: line for size, line in fastest.items() if line}
 
     def failed(self, key: str, place: Place) -> str:
         """How a variant failed at a place, in the words of a report; empty where it was not run."""
-        statuses = [s for s in self.rows(key, place)["status"] if s != "ok"]
+        statuses = [line["status"] for line in self.rows(key, place) if line["status"] != "ok"]
         return labels.STATUS_TITLES.get(statuses[0], statuses[0]) if statuses else ""
 
-    def rows(self, key: str, place: Place) -> pd.DataFrame:
-        """Every row of a variant (or OURS) at a place, whatever became of it: bf16, from no state."""
-        table = self.table
-        chosen = (table["system"] == "gla") if key == OURS else (table["variant"] == key)
-        chosen &= (table["family"] != "gla") | (table["gate"] == place.gate)
-        chosen &= (table["family"] != "attention") | (table["attn_dim"] == place.attn_dim)
-        chosen &= (table["dtype"] == "bf16") & ~table["initial_state"].astype(bool)
-        for name in ("B", "T", "H", "K", "V", "mode"):
-            chosen &= table[name] == getattr(place, name)
-        return table[chosen]
+    def rows(self, key: str, place: Place) -> list[Line]:
+        """Every line of a variant (or OURS) at a place, whatever became of it: bf16, from no state."""
+        here = self._by_shape.get(tuple(getattr(place, name) for name in SHAPE), [])
+        return [line for line in here if _is(line, key) and _asks(line, place)]
+
+    @cached_property
+    def _by_shape(self) -> dict[tuple[Any, ...], list[Line]]:
+        found: dict[tuple[Any, ...], list[Line]] = {}
+        for line in self.table.to_dict("records"):
+            found.setdefault(tuple(line[name] for name in SHAPE), []).append(line)
+        return found
+
+
+def _is(line: Line, key: str) -> bool:
+    return bool(line["system"] == "gla" if key == OURS else line["variant"] == key)
+
+
+def _asks(line: Line, place: Place) -> bool:
+    """Whether a line of the place's shape asks for what the place does."""
+    if line["dtype"] != "bf16" or line["initial_state"]:
+        return False
+    if place.chunk is not None and line["chunk"] != place.chunk:
+        return False
+    if line["family"] == "attention":
+        return bool(line["attn_dim"] == place.attn_dim)
+    return bool(line["family"] != "gla" or line["gate"] == place.gate)
 
 
 def split_by_chunk(rows: Sequence[Row], name: str, place: Place) -> dict[int, tuple[float, float]]:
@@ -82,7 +97,7 @@ def split_by_chunk(rows: Sequence[Row], name: str, place: Place) -> dict[int, tu
     found = {}
     for row in rows:
         case, parts = row.case, (row.profile or {}).get("parts")
-        same = all(case.get(key) == getattr(place, key) for key in ("B", "T", "H", "K", "V", "mode"))
+        same = all(case.get(key) == getattr(place, key) for key in SHAPE)
         if parts and same and case.get("chunk") and case.get("materialize") and device(row) == name:
             inter, intra = (estimate(parts.get(f"{part}_ms") or ()).median for part in ("inter", "intra"))
             found[int(case["chunk"])] = (inter, intra)

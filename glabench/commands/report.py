@@ -24,8 +24,8 @@ def report(
     page: Annotated[
         str | None,
         typer.Option(
-            help="rows or papers: the page that rows get. papers says which claims of the GLA papers hold here; rows of "
-            "the sweep papers get it by themselves.",
+            help="rows or papers: the page that rows get. papers says which claims of the GLA papers hold here; rows "
+            "of the sweep papers get it by themselves.",
             show_default=False,
         ),
     ] = None,

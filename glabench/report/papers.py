@@ -14,9 +14,9 @@ from glabench.analysis.evidence import Evidence, split_by_chunk
 from glabench.analysis.frame import frame
 from glabench.analysis.load import device, latest
 from glabench.analysis.papers import VERDICTS, Judged, Value, judged
-from glabench.analysis.printed import V2023, V2024
+from glabench.analysis.printed import V2023, V2024, Paper
 from glabench.errors import UserError
-from glabench.report import draw, environments, export, headline, markdown, page, papers_figures, text
+from glabench.report import draw, environments, export, markdown, page, papers_figures, text
 from glabench.report.figures import all_figures, by_device
 from glabench.report.headline import Finding
 from glabench.report.model import Section
@@ -25,7 +25,8 @@ from glabench.report.tables import Cell, Table
 from glabench.store import Row
 
 SWEEP = "papers"  # rows of the sweep of this name get this page by themselves
-COLUMNS = ("claim", "paper", "printed", "here", "verdict", "why")
+COLUMNS = ("claim", "verdict", "printed", "here", "why", "paper")
+MOST_VALUES = 4  # of a cell
 NOT_A_CASE = "the rows hold profiles alone: give those of `glabench sweep papers` beside them"
 
 
@@ -60,47 +61,65 @@ def render(pages: Pages, sections: Sequence[Section]) -> str:
     """The whole page as text: the page of any rows, with the claims and the figures of the papers."""
     values = page.values(pages.rows, pages.table, sections)
     machines = environments.environments([*pages.rows, *pages.profiled])
-    answers = [(name, [finding(found), *headline.findings(pages.table, name)]) for name, found in pages.claimed.items()]
     own = {
-        "answers": answers, "papers": (V2023, V2024),
+        "answers": [(name, findings(found)) for name, found in pages.claimed.items()],
+        "papers": (V2023, V2024),
         "claimed": [(name, claims_table(found)) for name, found in pages.claimed.items()],
         "environments": machines, "mixed": environments.mixed(machines),
     }  # fmt: skip
     return page.fill("papers.html.j2", **values | own)
 
 
-def finding(found: Sequence[Judged]) -> Finding:
-    """How many claims hold, and what became of the rest."""
+def findings(found: Sequence[Judged]) -> list[Finding]:
+    """Of each version of the paper: how many of its claims hold, and what became of the rest."""
+    papers = dict.fromkeys(one.claim.paper for one in found)
+    return [_finding(paper, [one for one in found if one.claim.paper is paper]) for paper in papers]
+
+
+def _finding(paper: Paper, found: Sequence[Judged]) -> Finding:
     counts = Counter(one.outcome.verdict for one in found)
     measured = len(found) - counts["not measured"]
     if not measured:
-        sentence = "Each of them is of a shape for a GPU. The table says what measures it."
-        return Finding(f"0 of {len(found)}", "claims of the papers were measured here", sentence)
+        sentence = "Each is of a shape for a GPU. The table says what measures it."
+        return Finding(f"0 of {len(found)}", f"claims of {paper.short} were measured here", sentence)
     rest = [f"{counts[verdict]} {verdict}" for verdict in VERDICTS[1:] if counts[verdict]]
     lost = [one.claim.says for one in found if one.outcome.verdict == "not held"]
-    sentence = f"The rest: {text.listing(rest)}." if rest else "No other is left."
+    sentence = f"The rest: {text.listing(rest)}." if rest else "Every one was measured."
     sentence += f" Not held: {'; '.join(lost)}." if lost else ""
-    return Finding(f"{counts['held']} of {measured}", "measured claims of the papers hold here", sentence)
+    return Finding(f"{counts['held']} of {measured}", f"claims of {paper.short} that were measured hold here", sentence)
 
 
 def claims_table(found: Sequence[Judged]) -> Table:
     """A line a claim. What was not measured says what gives it."""
     rows = [
         (
-            Cell(one.claim.says, flag="wrap"), Cell(f"{one.claim.paper.short}, {one.claim.where}"),
-            Cell(values(one.claim.printed) or "no number", flag="wrap"),
-            Cell(values(one.outcome.found) or "–", flag="wrap"),
+            Cell(one.claim.says, flag="wrap"),
             Cell(one.outcome.verdict, flag="bad" if one.outcome.verdict == "not held" else ""),
+            Cell(values(one.claim.printed) or "no number", flag="wrap"),
+            Cell(short(one.outcome.found) or "–", flag="wrap"),
             Cell(why(one), flag="wrap"),
+            Cell(f"{one.claim.paper.short}, {one.claim.where}", flag="wrap"),
         )
         for one in found
-    ]  # fmt: skip
+    ]
     return Table(COLUMNS, (False,) * len(COLUMNS), tuple(rows))
 
 
 def values(found: Sequence[Value]) -> str:
-    """ "T 4k: 9.41×, T 8k: 17.9×"."""
-    return "; ".join(f"{one.at}: {text.times(one.value) if one.unit == '×' else f'{one.value:g}'}" for one in found)
+    """ "T 4k: 9.41×; T 8k: 17.9×"."""
+    return "; ".join(f"{one.at}: {_number(one)}" for one in found)
+
+
+def short(found: Sequence[Value]) -> str:
+    """The same of a few; of more, the least and the most: "0.56× (T 1k) to 4.89× (T 8k)"."""
+    if len(found) <= MOST_VALUES:
+        return values(found)
+    ends = (min(found, key=lambda one: one.value), max(found, key=lambda one: one.value))
+    return " to ".join(f"{_number(one)} ({one.at})" for one in ends)
+
+
+def _number(one: Value) -> str:
+    return text.times(one.value) if one.unit == "×" else f"{one.value:g}"
 
 
 def why(one: Judged) -> str:

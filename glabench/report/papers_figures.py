@@ -12,7 +12,7 @@ from typing import Any
 from glabench.analysis import labels, printed
 from glabench.analysis.claims import BIG_LAYER, LAYER, LAYER_FORWARD, OUT_OF_MEMORY, TABLE, UNGATED
 from glabench.analysis.compare import variants
-from glabench.analysis.evidence import OURS, Evidence, Place, Quantity, ratio, speed_up
+from glabench.analysis.evidence import OURS, Evidence, Line, Place, Quantity, ratio, speed_up
 from glabench.report import papers_ours, text
 from glabench.report.model import Figure, Panel, Point, Section, Series
 from glabench.report.parts import MS, memory_tip, slug, time_tip
@@ -90,7 +90,7 @@ def chunks(name: str, evidence: Evidence) -> Figure | None:
     whole = evidence.by_chunk("gla:w", LAYER_FORWARD)
     if whole:
         points = tuple(_point(row, c, "ms", time_tip) for c, row in whole.items())
-        measured.append(Series("gla:w", f"{labels.title('gla:w')}, all of it", points))
+        measured.append(Series("whole", f"all of {labels.title('gla:w')}", points))
     papers = [as_printed(key, titles[key], printed.V2023, shown[key], "ms") for key in titles]
     own = {c: intra / inter for c, (inter, intra) in evidence.split.items()}
     words = "inside over between"
@@ -158,38 +158,38 @@ def layer(name: str, evidence: Evidence) -> Figure | None:
         "whole models in training on one H100, and prints no values: orders compare, sizes do not."
     )
     return _time_and_memory(slug("papers-layer", name), "Throughput and memory over sequence length", evidence, keys,
-                            BIG_LAYER, "tokens_per_s", "tokens per second", caption)  # fmt: skip
+                            BIG_LAYER, "tokens_per_s", "tokens per second, millions", caption, 1e6)  # fmt: skip
 
 
 def _time_and_memory(
     name: str, title: str, evidence: Evidence, keys: Sequence[str], places: Mapping[int, Place], column: str,
-    label: str, caption: str,
+    label: str, caption: str, unit: float = 1.0,
 ) -> Figure | None:  # fmt: skip
-    speed = over(evidence, keys, places, "ms", column, time_tip)
+    speed = over(evidence, keys, places, "ms", column, time_tip, unit)
     memory = over(evidence, keys, places, "peak_mib", "peak_mib", memory_tip)
-    panels = [
-        Panel(text.mode("fwdbwd"), T_LABEL, label, speed),
-        Panel("Memory", T_LABEL, PEAK, memory),
-    ]
-    drawn = tuple(panel for panel in panels if any(len(one.points) > 1 for one in panel.series))
-    return Figure(name, title, caption, drawn) if drawn else None
+    kinds = ((text.mode("fwdbwd"), label, speed), ("Memory", PEAK, memory))
+    # What was asked at one of these shapes belongs to another figure.
+    curves = [(head, axis, tuple(one for one in found if len(one.points) > 1)) for head, axis, found in kinds]
+    panels = tuple(Panel(head, T_LABEL, axis, found) for head, axis, found in curves if found)
+    return Figure(name, title, caption, panels) if panels else None
 
 
 def over(
-    evidence: Evidence, keys: Iterable[str], places: Mapping[int, Place], quantity: Quantity, column: str, tip: Tip
-) -> tuple[Series, ...]:
-    """A series a variant: ``column`` of its row with the least of ``quantity`` at each place, over the length."""
+    evidence: Evidence, keys: Iterable[str], places: Mapping[int, Place], quantity: Quantity, column: str, tip: Tip,
+    unit: float = 1.0,
+) -> tuple[Series, ...]:  # fmt: skip
+    """A series a variant: ``column``, in units of ``unit``, of its row with the least of ``quantity`` at each place."""
     found = []
     for key in keys:
         rows = [(T, row) for T, place in places.items() if (row := evidence.row(key, place, quantity))]
         if rows:
-            found.append(Series(key, labels.title(key), tuple(_point(row, T, column, tip) for T, row in rows)))
+            found.append(Series(key, labels.title(key), tuple(_point(row, T, column, tip, unit) for T, row in rows)))
     return tuple(found)
 
 
-def _point(row: dict[Any, Any], at: float, column: str, tip: Tip) -> Point:
+def _point(row: Line, at: float, column: str, tip: Tip, unit: float = 1.0) -> Point:
     low, high = (row["ms_lo"], row["ms_hi"]) if column == "ms" else (math.nan, math.nan)
-    return Point(float(at), float(row[column]), low, high, tip(row))
+    return Point(float(at), float(row[column]) / unit, low, high, tip(row))
 
 
 def _speed_ups(evidence: Evidence, keys: Iterable[str], base: str, places: Mapping[int, Place]) -> tuple[Series, ...]:
@@ -218,11 +218,11 @@ def _over(
 def as_printed(
     key: str, title: str, paper: printed.Paper, values: Mapping[int, float], unit: str, names: Sequence[str] = ()
 ) -> Series:
-    """Numbers of a paper as a series, with its GPU on hover; ``names`` are those of categories."""
+    """Numbers of a paper as a series, its GPU on hover; ``names`` are those of categories. Captions name it too."""
     said = f"{paper.short} paper: {title}"
     points = []
     for at, value in values.items():
         number = f"{value:g} ms" if unit == "ms" else text.times(value)
         where = names[at] if names else text.length(at)
         points.append(Point(float(at), value, tip="\n".join([said, where, number, paper.gpu])))
-    return Series(f"printed:{key}", f"{said} ({paper.gpu})", tuple(points))
+    return Series(f"printed:{key}", said, tuple(points))

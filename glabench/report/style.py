@@ -123,6 +123,7 @@ PAPERS: dict[str, Style] = {
     "printed:intra": Style(AXIS, "o", _DOT, False),
     "printed:inter": Style(AXIS, "s", _DOT, False),
     "printed:ratio": Style(AXIS, "X", _DOT, False),
+    "whole": Style(INK, "X"),
     "front": Style(INK, "", _DOT),
 }
 _STRANGERS = tuple(Style(colour, "*", _DASH, False) for colour in (GREY, OLIVE, SKY, INK, GREEN))

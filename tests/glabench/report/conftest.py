@@ -226,7 +226,8 @@ def papers_row(rng: random.Random, case: Case) -> Row:
     slow = {"recurrent_hbm": 9.0, "scan": 14.0, "chunkwise_torch": 7.0, "parallel_triton": case.T / 300,
             "mamba_scan": 1.8, "lightning2": 0.8, "chunkwise_direct": 2.4}.get(case.system, 1.0)  # fmt: skip
     slow *= 0.02 * case.T**0.5 if case.mode == "step" and case.attn_heads else 1.0
-    assert row.time and row.memory
+    assert row.time
+    assert row.memory
     more = {"recurrent_hbm": case.K, "scan": 2 * case.K}.get(case.system, 1)
     time = row.time | {"samples_ms": [ms * slow for ms in row.time["samples_ms"]]}
     memory = {key: value * (more if key != "inputs_bytes" else 1) for key, value in row.memory.items()}
