@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,7 @@ def test_many_numbers_are_told_by_their_ends() -> None:
 def test_rows_of_the_sweep_get_the_page_by_themselves(papers_rows: list[Row], board_rows: list[Row]) -> None:
     assert is_for(papers_rows)
     assert not is_for([*papers_rows, *board_rows[:1]])
+    assert is_for([*papers_rows, replace(board_rows[0], status="crashed")])  # it may be a profile that failed
     assert not is_for([row for row in papers_rows if row.profile])  # profiles have a page of their own
 
 
