@@ -18,8 +18,8 @@ class Paper:
     gpu: str
 
 
-V2023 = Paper("2023", "Yang et al. 2023, the first version of arXiv:2312.06635", "GPU not named")
-V2024 = Paper("2024", "Yang et al. 2024, the ICML version of arXiv:2312.06635", "one H100")
+V2023 = Paper("2023", "Yang et al. 2023, the 2023 version of arXiv:2312.06635", "GPU not named")
+V2024 = Paper("2024", "Yang et al. 2024, the 2024 version of arXiv:2312.06635", "one H100")
 
 # 2023, Figure 2, left: milliseconds of forward and backward by sequence length, batch 32, width 1024, bf16.
 # FlashAttention-2 with 16 heads, GLA with 4.

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 
 import matplotlib
@@ -20,6 +21,7 @@ from glabench.report.style import AXIS, INK, RULE
 from glabench.report.svg import Hit, hit, inline
 
 WIDTH, HEIGHT = 4.0, 2.95  # of a panel, inches; text is sized so that it still reads when that is a phone's width
+ENTRY, LETTER = 0.72, 0.067  # of a legend's entry: its line with the room around it, and a letter on average, inches
 SPREAD = 0.03  # intervals narrower than this share of the value are thinner than the marker, and are not drawn
 SETTINGS = {
     "font.family": ["DejaVu Sans"], "font.size": 9, "axes.edgecolor": AXIS.light, "axes.linewidth": 0.7,
@@ -46,7 +48,7 @@ def write(figure: Figure, folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{figure.name}.png", folder / f"{figure.name}.svg"]
     with settings():
-        canvas = _whole(figure)
+        canvas = whole(figure)
         canvas.savefig(paths[0], dpi=220, facecolor="white")
         # Without a date, the same rows give the same file.
         canvas.savefig(paths[1], facecolor="white", metadata={"Date": None, "Title": figure.title})
@@ -65,25 +67,31 @@ def panel_svg(panel: Panel, name: str) -> str:
     return inline(buffer.getvalue(), name, f"{panel.title}: {panel.value_label}", hits)
 
 
-def _whole(figure: Figure) -> Canvas:
+def whole(figure: Figure) -> Canvas:
     """All panels side by side, at most three in a row, under the title and above the legend."""
     columns = min(3, len(figure.panels))
     rows = math.ceil(len(figure.panels) / columns)
     tallest = max(_height(panel) for panel in figure.panels)
-    entries = 0.22 * math.ceil(len(figure.keys) / _legend_columns(columns))
+    entries_wide = _legend_columns([title for _, title in figure.keys], columns)
+    entries = 0.22 * math.ceil(len(figure.keys) / entries_wide)
     canvas = Canvas(figsize=(WIDTH * columns, tallest * rows + 0.45 + entries), layout="constrained")
     canvas.suptitle(figure.title, x=0.01, ha="left", fontsize=11, fontweight="bold")
     for place, panel in enumerate(figure.panels, 1):
         draw(canvas.add_subplot(rows, columns, place), panel)
     handles = [_legend_line(key, title, figure.stacked) for key, title in figure.keys]
-    canvas.legend(
-        handles=handles, loc="outside lower left", ncols=_legend_columns(columns), frameon=False, handlelength=3
-    )
+    canvas.legend(handles=handles, loc="outside lower left", ncols=entries_wide, frameon=False, handlelength=3)
     return canvas
 
 
-def _legend_columns(columns: int) -> int:
-    return 2 * columns
+def _legend_columns(titles: Sequence[str], panels: int) -> int:
+    """Two entries to a panel, or as many as fit side by side; a legend is filled column by column."""
+    for count in range(min(2 * panels, len(titles)), 1, -1):
+        least, longer = divmod(len(titles), count)
+        ends = list(accumulate(least + (i < longer) for i in range(count)))
+        groups = [titles[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+        if sum(ENTRY + LETTER * max(map(len, group)) for group in groups) <= WIDTH * panels:
+            return count
+    return 1
 
 
 def _legend_line(key: str, title: str, area: bool) -> Line2D:

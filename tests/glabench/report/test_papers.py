@@ -13,7 +13,7 @@ import pytest
 from glabench.analysis.claims import CLAIMS
 from glabench.analysis.papers import Value
 from glabench.errors import UserError
-from glabench.report import papers
+from glabench.report import draw, papers
 from glabench.report.model import Figure
 from glabench.report.papers import Pages, claims_table, findings, is_for, render, short
 from glabench.store import Row
@@ -129,3 +129,13 @@ def test_tables_have_every_claim(papers_rows: list[Row], tmp_path: Path) -> None
     text = md.read_text()
     assert "## Claims of the papers on NVIDIA H200" in text
     assert all(f"| {claim.says} |" in text for claim in CLAIMS)
+
+
+@pytest.mark.parametrize("name", ["chunks", "strength"])
+def test_a_legend_of_long_names_fits_its_figure(figures: dict[str, Figure], name: str) -> None:
+    with draw.settings():
+        canvas = draw.whole(figures[name])
+        canvas.draw_without_rendering()
+        extent = canvas.legends[0].get_window_extent()
+    assert extent.x0 >= 0
+    assert extent.x1 <= canvas.bbox.x1
