@@ -127,6 +127,21 @@ def crossovers(best: pd.DataFrame, challenger: str, baseline: str) -> list[Cross
     return found
 
 
+def crossovers_by_head_dimension(best: pd.DataFrame, challenger: str, baseline: str) -> dict[int, Crossover]:
+    """Head dimension (K = V) -> where ``challenger`` overtakes ``baseline``, forward and backward with gates of
+    strength 1, at the width H*V and the tokens B*T that have the most head dimensions, then the most lengths."""
+    pairs = speedups(best, baseline)
+    same = (pairs["variant"] == challenger) & (pairs["K"] == pairs["V"]) & (pairs["gate"] == "1")
+    pairs = pairs[same & (pairs["mode"] == "fwdbwd") & ~pairs["initial_state"]]
+    pairs = pairs.assign(width=pairs["H"] * pairs["V"], tokens=pairs["B"] * pairs["T"])
+    groups = [group for _, group in by(pairs, ["device", "dtype", "width", "tokens"])]
+    if not groups:
+        return {}
+    most = max(groups, key=lambda group: (group["K"].nunique(), len(group)))
+    found = by(most, ["K"])
+    return {int(K): crossover({}, "fwdbwd", rows) for (K,), rows in found if rows["T"].nunique() > 1}
+
+
 def crossover(setting: dict[str, Any], mode: str, pairs: pd.DataFrame) -> Crossover:
     """The crossover on one curve: ``pairs`` are rows of ``speedups`` of one variant at one setting and mode."""
     ordered = pairs.sort_values("T").drop_duplicates("T")

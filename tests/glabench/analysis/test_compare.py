@@ -7,7 +7,16 @@ from typing import Any
 
 import pytest
 
-from glabench.analysis.compare import aligned, answers, crossovers, curves, speedups, verdict, winners
+from glabench.analysis.compare import (
+    aligned,
+    answers,
+    crossovers,
+    crossovers_by_head_dimension,
+    curves,
+    speedups,
+    verdict,
+    winners,
+)
 from glabench.analysis.frame import frame
 
 
@@ -133,3 +142,19 @@ def test_curves_hold_the_batch_or_the_number_of_tokens(make_row: Any) -> None:
     tokens = [make_row("gla", [1.0], B=8192 // t, T=t) for t in (1024, 2048, 4096)]
     assert [(c.held, c.value) for c in curves(frame(tokens))] == [("tokens", 8192)]
     assert curves(frame([make_row("gla", [1.0])])) == []  # a single point is no curve
+
+
+def test_crossovers_by_head_dimension_hold_width_and_tokens(make_row: Any) -> None:
+    def both(H: int, D: int, T: int, rival: float, tokens: int = 4096) -> list[Any]:
+        at: dict[str, Any] = {"B": tokens // T, "T": T, "H": H, "K": D, "V": D, "mode": "fwdbwd"}
+        return [make_row("gla", [1.0], **at), make_row("fa2", [rival], **at)]
+
+    rows = both(16, 64, 1024, 0.5) + both(16, 64, 2048, 2.0)  # crosses in the geometric middle
+    rows += both(8, 128, 1024, 3.0) + both(8, 128, 2048, 4.0)  # faster everywhere
+    rows += both(8, 128, 1024, 0.1, tokens=8192)  # a batch of other tokens
+    rows += both(4, 64, 1024, 0.1) + both(4, 64, 2048, 0.1)  # another width
+    found = crossovers_by_head_dimension(answers(frame(rows)), "gla", "fa2")
+    assert list(found) == [64, 128]
+    assert found[64].crossing == pytest.approx(math.sqrt(1024 * 2048))
+    assert (found[128].crossing, found[128].wins_from) == (None, 1024)
+    assert crossovers_by_head_dimension(answers(frame(rows)), "gla", "cudnn") == {}
