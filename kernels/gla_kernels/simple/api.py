@@ -1,5 +1,4 @@
-"""The public functions, with autograd. Layout: q, k [B, T, H, K]; v, o [B, T, H, V]; g [B, T, H]; states [B, H, K, V].
-"""
+"""The public functions, with autograd. Layout: q, k [B, T, H, K]; v, o [B, T, H, V]; g [B, T, H]; states [B, H, K, V]."""
 
 from __future__ import annotations
 
@@ -38,9 +37,10 @@ def simple_gla(
     initial_state: [B, H, K, V], float32; zeros by default.
     output_final_state: whether to return the state after the last token.
     schedule: `Schedule(chunk=64)` by default. chunk: up to 128. materialize: True keeps the states of all chunks in
-        memory, for the backward pass too; False makes the output in one walk over time (in slices of the sequence,
-        where a row of q has more than 128 numbers of 32 bits, as float16 has inside, too) and has the backward pass
-        compute the states again, a slice at a time. sub_chunk means nothing here: scores of a chunk are one product.
+        memory, for the backward pass too; False makes the output in one walk over time, for chunks of up to 64 and K
+        of up to 128 in bfloat16 and 64 else, and beyond those by slices of the sequence, whose states share a small
+        buffer; the backward pass then computes states again, a slice at a time. sub_chunk means nothing here: the
+        scores of a chunk are one product.
 
     Returns o [B, T, H, V] in the dtype of q, and the final state [B, H, K, V] in float32 or None. Differentiable once
     in q, k, v, g and initial_state, also through the final state. Deterministic: the same inputs give the same bits.

@@ -16,8 +16,12 @@ from ..config import FEW_WALKS, HOPPER, SAFE_COLUMNS, WGMMA_ROWS, Tile, cdiv, pa
 from ..launch import Launch, described
 
 MAX_CHUNK = 128  # rows whose scores one program holds
-MAX_DIM = 256  # of a head: a walk over time has all of K on chip
-WALKED_BYTES = 512  # of a row of q or k there, padded; with more, slices of the sequence have their states in memory
+MAX_DIM = 256  # of a head
+
+# What a walk over time that makes outputs too may hold: rows a chunk, and bytes of a row of q or k, padded, as products
+# read them. Compiled for an H100, two programs share an SM then, and bf16 spills 32 bytes a thread at most.
+WALKED_ROWS = 64
+WALKED_BYTES = 256
 
 
 @dataclass(frozen=True)
@@ -53,8 +57,10 @@ class Call:
 
     @property
     def walks(self) -> bool:
-        """Whether the forward pass is one walk over time that stores no state."""
-        return not self.materialize and padded(self.dims[3]) * (4 if self.wide else 2) <= WALKED_BYTES
+        """Whether the forward pass is one walk over time that stores no state. Where states are not materialized and
+        this does not fit a program, slices of the sequence have their states in memory in turn."""
+        row = padded(self.dims[3]) * (4 if self.wide else 2)
+        return not self.materialize and row <= WALKED_BYTES and self.chunk <= WALKED_ROWS
 
     @cached_property
     def slices(self) -> list[Slice]:
@@ -88,15 +94,15 @@ class Call:
         parts.
 
         Two warps keep Triton from Hopper's own product instruction, which ptxas 12.8 gets wrong for 64 rows and fewer
-        columns (`feasible`). Eight share what is too much for four: scores of 128 rows, or a state of 256.
+        columns (`feasible`). Eight share the scores of more rows.
         """
         _, _, _, K, V = self.dims
         part = 2 if self.q.dtype == torch.float32 else 1
         block_k = padded(K) if block_k is None else min(padded(K), block_k // part)
         block_v = min(padded(V), block_v // part)
         small = min(block_k, block_v) < SAFE_COLUMNS and self.chunk >= WGMMA_ROWS and part == 1
-        large = max(self.chunk, block_k) >= 2 * SAFE_COLUMNS
-        return Tile(block_k, block_v, 2 if small else 8 if large else 4, 2, descriptors=self.capability == HOPPER)
+        warps = 2 if small else 8 if self.chunk > WGMMA_ROWS else 4
+        return Tile(block_k, block_v, warps, num_stages=2, descriptors=self.capability == HOPPER)
 
     def over_time(self) -> Tile:
         """Of the passes over time: wide, if that leaves programs enough to fill a GPU."""
@@ -107,7 +113,9 @@ class Call:
 
     # --- Launches ----------------------------------------------------------------------------------------------------
 
-    def over_slice(self, kernel: Any, tile: Tile, columns: int, args: dict[str, Any], part: Slice, **flags: Any) -> Launch:
+    def over_slice(
+        self, kernel: Any, tile: Tile, columns: int, args: dict[str, Any], part: Slice, **flags: Any
+    ) -> Launch:
         """A launch of a pass over all chunks of a slice at once: a program a chunk, and a tile of so many."""
         return self.launch_of(kernel, tile, columns * part.chunks, args | chunks_of(part, args), **flags)
 

@@ -1,6 +1,6 @@
 """States and outputs in one walk over time: what states.py and output.py compute, and no state goes to memory.
 
-    O = scale [(Q S) e^c + ((Q K^T) D) V],      S <- e^{c_C} S + K^T (V e^{c_C - c})
+O = scale [(Q S) e^c + ((Q K^T) D) V],      S <- e^{c_C} S + K^T (V e^{c_C - c})
 """
 
 # mypy: disallow-untyped-defs=False
