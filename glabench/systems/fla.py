@@ -1,4 +1,5 @@
-"""Flash-linear-attention's kernels: chunkwise GLA, chunkwise linear attention without a gate, fused recurrence."""
+"""Flash-linear-attention's kernels: chunkwise GLA, the same with one gate a head, with constant decays and without a
+gate, and the fused recurrence."""
 
 from __future__ import annotations
 
@@ -70,6 +71,57 @@ class FlaLinear(_Fla):
             output_final_state=case.initial_state,
             normalize=False,
         )
+
+
+class FlaSimple(_Fla):
+    """``fla.ops.simple_gla.chunk_simple_gla``, whose gates are [B, T, H]."""
+
+    function = "chunk_simple_gla"
+
+    def unsupported(self, case: Case, device: Device) -> str | None:
+        if case.gate_strength is None:
+            return "chunk_simple_gla is measured with gates; fla_linear is FLA without them"
+        return odd_refusal(case)
+
+    def forward(self, inputs: Inputs, case: Case) -> tuple[torch.Tensor, torch.Tensor | None]:
+        from fla.ops.simple_gla import chunk_simple_gla
+
+        assert inputs.g is not None  # refused above
+        return chunk_simple_gla(
+            inputs.q,
+            inputs.k,
+            inputs.v,
+            g=inputs.g.squeeze(-1),
+            initial_state=inputs.initial_state,
+            output_final_state=case.initial_state,
+        )
+
+
+class FlaRetention(_Fla):
+    """``fla.ops.retention.chunk_retention``, which makes RetNet's decays itself."""
+
+    function = "chunk_retention"
+
+    def unsupported(self, case: Case, device: Device) -> str | None:
+        return odd_refusal(case)
+
+    def forward(self, inputs: Inputs, case: Case) -> tuple[torch.Tensor, torch.Tensor | None]:
+        from fla.ops.retention import chunk_retention
+
+        return chunk_retention(
+            inputs.q,
+            inputs.k,
+            inputs.v,
+            initial_state=inputs.initial_state,
+            output_final_state=case.initial_state,
+        )
+
+
+def odd_refusal(case: Case) -> str | None:
+    """Why the backward pass of FLA's kernels with one decay a head cannot take the case's head dimensions, or None."""
+    if case.mode == "fwd" or case.dtype == "fp32" or not (case.K % 2 or case.V % 2):
+        return None
+    return f"K={case.K}, V={case.V}: FLA's backward pass takes even ones in 16 bits"
 
 
 class FlaRecurrent(_Fla):

@@ -177,7 +177,7 @@ def test_decays_are_of_a_number_of_heads(H):
 
 
 def test_launches_are_those_of_each_direction():
-    shape = {"B": 4, "T": 2048, "H": 16, "K": 128, "V": 128, "dtype": torch.bfloat16}
+    shape: dict[str, Any] = {"B": 4, "T": 2048, "H": 16, "K": 128, "V": 128, "dtype": torch.bfloat16}
     fwd, bwd, both = ([x.step for x in launches(**shape, mode=mode)] for mode in ("fwd", "bwd", "fwdbwd"))
     assert fwd == ["simple_decays", "simple_states", "simple_output"]
     assert bwd == ["simple_states", "simple_grad_qk", "simple_grad_v"]  # states are kept

@@ -1,4 +1,7 @@
-"""The public functions, with autograd. Layout: q, k [B, T, H, K]; v, o [B, T, H, V]; g [B, T, H]; states [B, H, K, V]."""
+"""The public functions, with autograd.
+
+Layout: q, k [B, T, H, K]; v, o [B, T, H, V]; g [B, T, H]; states [B, H, K, V] in float32.
+"""
 
 from __future__ import annotations
 

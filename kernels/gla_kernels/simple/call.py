@@ -64,7 +64,7 @@ class Call:
 
     @cached_property
     def slices(self) -> list[Slice]:
-        """The runs of chunks whose states are in memory at once, in order: all of them where states are materialized."""
+        """The runs of chunks whose states are in memory at once, in order; all are where states are materialized."""
         B, _, H, K, V = self.dims
         if self.materialize or not self.n_chunks:
             return [Slice(0, 1, 0, self.n_chunks)]

@@ -1,6 +1,6 @@
-"""The gradient of v, of all chunks at once, from the gradients of the states after them:
+"""The gradient of v, of all chunks at once, from the gradients of the states after them.
 
-dV = (K dS) e^{c_C - c} + scale ((Q K^T) D)^T dO
+dV = (K dS) e^{c_C - c} + scale ((Q K^T) D)^T dO         D: decays.between
 """
 
 # mypy: disallow-untyped-defs=False

@@ -1,6 +1,6 @@
-"""The outputs of all chunks at once, from the states before them. With D the decays between rows (decays.between),
+"""The outputs of all chunks at once, from the states before them.
 
-O = scale [(Q S) e^c + ((Q K^T) D) V]
+O = scale [(Q S) e^c + ((Q K^T) D) V]                    D: decays.between
 """
 
 # mypy: disallow-untyped-defs=False

@@ -71,8 +71,8 @@ def backward(
             _states(call, kept.sums, part, start, states, None, launch)
         d_before = call.one_state() if part.first_chunk else d_initial
         _grad_states(call, kept.sums, part, do, d_at, d_states, d_before, launch)
-        args = {"p_q": call.q, "p_k": call.k, "p_v": call.v, "p_c": kept.sums, "p_do": do, "p_s": states}
-        args |= {"p_ds": d_states, "p_dq": dq, "p_dk": dk, "p_dv": dv, "p_dg": parts}
+        args: dict[str, Tensor | None] = {"p_q": call.q, "p_k": call.k, "p_v": call.v, "p_c": kept.sums, "p_do": do}
+        args |= {"p_s": states, "p_ds": d_states, "p_dq": dq, "p_dk": dk, "p_dv": dv, "p_dg": parts}
         launch(call.over_slice(simple_grad_qk_kernel, tile, cdiv(K, tile.block_k), args, part, GRAD_G=gates))
         rows = call.tile(64, 128)
         launch(call.over_slice(simple_grad_v_kernel, rows, cdiv(V, rows.block_v), args, part))
@@ -131,7 +131,7 @@ def _output(call: Call, sums: Tensor, part: Slice, states: Tensor, o: Tensor, la
 def _walk(call: Call, sums: Tensor, o: Tensor, last: Tensor | None, launch: Launcher) -> None:
     """All of K in each program, so that a row's output is whole."""
     tile = call.tile(None, 64)
-    args = {"p_q": call.q, "p_k": call.k, "p_v": call.v, "p_c": sums, "p_o": o, "p_st": last}
-    args["p_s0"] = call.initial_state
+    args: dict[str, Tensor | None] = {"p_q": call.q, "p_k": call.k, "p_v": call.v, "p_c": sums, "p_o": o}
+    args |= {"p_s0": call.initial_state, "p_st": last}
     flags = {"HAS_S0": call.initial_state is not None, "STORE_ST": last is not None}
     launch(call.launch_of(simple_walk_kernel, tile, cdiv(call.dims[-1], tile.block_v), args, **flags))

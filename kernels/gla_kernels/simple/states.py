@@ -1,7 +1,9 @@
-"""States before the chunks, and their gradients after them: the pass that walks over time, in either direction.
+"""States before the chunks, and their gradients after them: the pass that walks over time.
 
-S_c      = e^{c_C} S_{c-1} + K^T (V e^{c_C - c})         forward in time
-dS_{c-1} = e^{c_C} dS_c + scale Q^T (dO e^c)             backward in time
+    S_c      = e^{c_C} S_{c-1} + K^T (V e^{c_C - c})         forward in time
+    dS_{c-1} = e^{c_C} dS_c + scale Q^T (dO e^c)             backward in time
+
+One kernel does both: they differ in what is added, and in the direction.
 """
 
 # mypy: disallow-untyped-defs=False

@@ -1,6 +1,8 @@
-"""States and outputs in one walk over time: what states.py and output.py compute, and no state goes to memory.
+"""States and outputs in one walk over time: what states.py and output.py compute.
 
-O = scale [(Q S) e^c + ((Q K^T) D) V],      S <- e^{c_C} S + K^T (V e^{c_C - c})
+    O = scale [(Q S) e^c + ((Q K^T) D) V],      S <- e^{c_C} S + K^T (V e^{c_C - c})
+
+No state goes to memory, and q, k and v come from there once.
 """
 
 # mypy: disallow-untyped-defs=False
