@@ -12,7 +12,7 @@ from torch import Tensor
 from ..chunk.descriptors import blocks
 from ..chunk.problem import operand_type
 from ..chunk.slices import Slice, segments_at_once, slices_of
-from ..config import FEW_WALKS, HOPPER, SAFE_COLUMNS, WGMMA_ROWS, Tile, cdiv, padded
+from ..config import FEW_WALKS, HOPPER, MIN_TILE, SAFE_COLUMNS, WGMMA_ROWS, Tile, cdiv, padded
 from ..launch import Launch, described
 
 MAX_CHUNK = 128  # rows whose scores one program holds
@@ -93,15 +93,14 @@ class Call:
         """A tile of at most so many columns, None for all; half as many in float32, whose products have operands in
         parts.
 
-        Two warps keep Triton from Hopper's own product instruction, which ptxas 12.8 gets wrong for 64 rows and fewer
-        columns (`feasible`). Eight share the scores of more rows.
+        In 16 bits it has 64 at least, padded where a head has fewer: ptxas 12.8 gets Hopper's own product instruction
+        wrong for 64 rows and fewer columns (see `feasible`). Eight warps share the scores of more than 64 rows.
         """
         _, _, _, K, V = self.dims
-        part = 2 if self.q.dtype == torch.float32 else 1
-        block_k = padded(K) if block_k is None else min(padded(K), block_k // part)
-        block_v = min(padded(V), block_v // part)
-        small = min(block_k, block_v) < SAFE_COLUMNS and self.chunk >= WGMMA_ROWS and part == 1
-        warps = 2 if small else 8 if self.chunk > WGMMA_ROWS else 4
+        part, least = (2, MIN_TILE) if self.q.dtype == torch.float32 else (1, SAFE_COLUMNS)
+        block_k = max(least, padded(K) if block_k is None else min(padded(K), block_k // part))
+        block_v = max(least, min(padded(V), block_v // part))
+        warps = 8 if self.chunk > WGMMA_ROWS else 4
         return Tile(block_k, block_v, warps, num_stages=2, descriptors=self.capability == HOPPER)
 
     def over_time(self) -> Tile:

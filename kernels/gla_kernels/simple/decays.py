@@ -4,7 +4,7 @@ With a chunk's running sums c_i = sum of g_s for s <= i, a row j reaches a later
 difference of sums, and a hard reset (g = -1e4) in between would leave a float32 sum a grid of 1e-3. So two things hold:
 
 - Sums are float64, of gates cut off at `CLOSED`, whose exponential is 0 in float32 anyway: the sums of 128 such gates
-  are right to 1e-11. A matrix of differences is made in float32 from each sum's leading part and its rest, which
+  are right to 1e-10. A matrix of differences is made in float32 from each sum's leading part and its rest, which
   subtract alike; its relative error is that of float32 at any gate strength.
 - c falls from row to row, so every exponent that counts is at most 0; those of rows before their own key are masked.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -56,9 +57,9 @@ def backward(
     slices, the last one first, in a buffer that all of them share.
     """
     B, T, H, K, V = call.dims
-    tile = call.tile(64, 64)
+    by_k, by_v = call.tile(64, 64), call.tile(64, 128)
     dq, dk, dv = torch.empty_like(call.q), torch.empty_like(call.k), torch.empty_like(call.v)
-    parts = call.q.new_empty(cdiv(K, tile.block_k), B, T, H, dtype=torch.float32) if gates else None
+    parts = call.q.new_empty(cdiv(K, by_k.block_k), B, T, H, dtype=torch.float32) if gates else None
     d_initial = None if call.initial_state is None else call.one_state()
     starts = [call.initial_state]
     for part in call.slices[:-1]:
@@ -71,11 +72,10 @@ def backward(
             _states(call, kept.sums, part, start, states, None, launch)
         d_before = call.one_state() if part.first_chunk else d_initial
         _grad_states(call, kept.sums, part, do, d_at, d_states, d_before, launch)
-        args: dict[str, Tensor | None] = {"p_q": call.q, "p_k": call.k, "p_v": call.v, "p_c": kept.sums, "p_do": do}
+        args: dict[str, Any] = {"p_q": call.q, "p_k": call.k, "p_v": call.v, "p_c": kept.sums, "p_do": do}
         args |= {"p_s": states, "p_ds": d_states, "p_dq": dq, "p_dk": dk, "p_dv": dv, "p_dg": parts}
-        launch(call.over_slice(simple_grad_qk_kernel, tile, cdiv(K, tile.block_k), args, part, GRAD_G=gates))
-        rows = call.tile(64, 128)
-        launch(call.over_slice(simple_grad_v_kernel, rows, cdiv(V, rows.block_v), args, part))
+        launch(call.over_slice(simple_grad_qk_kernel, by_k, cdiv(K, by_k.block_k), args, part, GRAD_G=gates))
+        launch(call.over_slice(simple_grad_v_kernel, by_v, cdiv(V, by_v.block_v), args, part))
         d_at = d_before
     dg = None if parts is None else parts.sum(0).to(call.g.dtype)
     return dq, dk, dv, dg, d_initial
@@ -98,7 +98,8 @@ def _states(
     launch: Launcher,
 ) -> None:  # fmt: skip
     """The states of a slice's chunks, into ``stored``; it starts from ``at`` and ends with ``after``."""
-    _over_time(call, sums, part, (call.k, call.v, 1.0), at, stored, after, False, launch)
+    args = {"p_k": call.k, "p_v": call.v, "scale": 1.0, "p_s0": at, "p_s": stored, "p_st": after}
+    _over_time(call, sums, part, args, False, launch)
 
 
 def _grad_states(
@@ -106,19 +107,18 @@ def _grad_states(
     launch: Launcher,
 ) -> None:  # fmt: skip
     """Their gradients, from the slice's end to its start."""
-    _over_time(call, sums, part, (call.q, do, call.scale), at, stored, after, True, launch)
+    args = {"p_k": call.q, "p_v": do, "scale": call.scale, "p_s0": at, "p_s": stored, "p_st": after}
+    _over_time(call, sums, part, args, True, launch)
 
 
 def _over_time(
-    call: Call, sums: Tensor, part: Slice, rows: tuple[Tensor, Tensor, float], at: Tensor | None,
-    stored: Tensor | None, after: Tensor | None, reverse: bool, launch: Launcher,
+    call: Call, sums: Tensor, part: Slice, args: dict[str, Any], reverse: bool, launch: Launcher
 ) -> None:  # fmt: skip
     _, _, _, K, V = call.dims
     tile = call.over_time()
-    args = {"p_k": rows[0], "p_v": rows[1], "scale": rows[2], "p_c": sums, "p_s0": at, "p_s": stored, "p_st": after}
-    flags = {"HAS_S0": at is not None, "STORE_S": stored is not None, "STORE_ST": after is not None}
+    flags = {flag: args[x] is not None for flag, x in (("HAS_S0", "p_s0"), ("STORE_S", "p_s"), ("STORE_ST", "p_st"))}
+    args = args | {"p_c": sums} | chunks_of(part, args)
     programs = cdiv(K, tile.block_k) * cdiv(V, tile.block_v)
-    args |= chunks_of(part, args)
     launch(call.launch_of(simple_states_kernel, tile, programs, args, REVERSE=reverse, **flags))
 
 
@@ -131,7 +131,7 @@ def _output(call: Call, sums: Tensor, part: Slice, states: Tensor, o: Tensor, la
 def _walk(call: Call, sums: Tensor, o: Tensor, last: Tensor | None, launch: Launcher) -> None:
     """All of K in each program, so that a row's output is whole."""
     tile = call.tile(None, 64)
-    args: dict[str, Tensor | None] = {"p_q": call.q, "p_k": call.k, "p_v": call.v, "p_c": sums, "p_o": o}
+    args: dict[str, Any] = {"p_q": call.q, "p_k": call.k, "p_v": call.v, "p_c": sums, "p_o": o}
     args |= {"p_s0": call.initial_state, "p_st": last}
     flags = {"HAS_S0": call.initial_state is not None, "STORE_ST": last is not None}
     launch(call.launch_of(simple_walk_kernel, tile, cdiv(call.dims[-1], tile.block_v), args, **flags))
