@@ -50,9 +50,8 @@ def test_every_gate_strength(judge, simple, gates):
     judge(form(KEPT), simple((1, 37, 1, 20, 24), torch.float32, gates))
 
 
-@pytest.mark.parametrize("gates", [0.06, "resets"], ids=name)
-def test_a_walk_that_stores_no_states(judge, simple, gates):
-    judge(form(WALKED), simple((1, 37, 1, 20, 24), torch.float32, gates))
+def test_a_walk_that_stores_no_states(judge, simple):
+    judge(form(WALKED), simple((1, 37, 1, 20, 24), torch.float32, "resets"))
 
 
 @pytest.mark.parametrize(("dtype", "schedule"), [(torch.float16, KEPT), (torch.bfloat16, WALKED)], ids=name)
@@ -65,9 +64,9 @@ def test_every_size_of_chunks(judge, simple, schedule):
     judge(form(schedule), simple((1, schedule.chunk + 5, 1, 16, 16), torch.float32, "resets"))
 
 
-@pytest.mark.parametrize(("T", "schedule"), [(1, KEPT), (32, WALKED), (33, KEPT)], ids=name)
+@pytest.mark.parametrize(("T", "schedule"), [(1, KEPT), (33, WALKED)], ids=name)
 def test_any_length_of_several_sequences_and_heads(judge, simple, schedule, T):
-    judge(form(schedule), simple((2, T, 2, 8, 8), torch.float32, 1.0))
+    judge(form(schedule), simple((2, T, 2 if T > 1 else 1, 8, 8), torch.float32, 1.0))
 
 
 @pytest.mark.parametrize(("K", "V", "schedule"), [(40, 70, KEPT), (20, 40, WALKED)], ids=name)

@@ -36,7 +36,7 @@ def case_of(name: str, **changes: Any) -> Case:
         ("simple_gla", {"dtype": "bf16", "gate_strength": 16.0}),
         ("simple_gla", {"H": 1, "materialize": False, "initial_state": True}),
         ("retention", {"H": 3, "T": 20, "initial_state": True}),
-        ("retention", {"dtype": "bf16", "materialize": False}),
+        ("retention", {"H": 1, "T": 20, "dtype": "bf16", "materialize": False}),
     ],
 )
 def test_the_gate_passes_it(name: str, changes: dict[str, Any]) -> None:
