@@ -18,6 +18,10 @@ TITLES: dict[str, str] = {
     "fla": "FLA chunk_gla",
     "fla_recurrent": "FLA recurrent",
     "fla_linear": "FLA linear, no gates",
+    "simple_gla": "One gate a head",
+    "fla_simple": "FLA, one gate a head",
+    "retention": "Retention",
+    "fla_retention": "FLA retention",
     "helion": "Helion GLA",
     "recurrent_torch": "PyTorch recurrent",
     "chunkwise_torch": "PyTorch chunkwise",
@@ -36,6 +40,9 @@ TITLES: dict[str, str] = {
 }
 
 OURS = ("gla:wo", "gla:w", "gla", "gla_recurrent")
+
+# Families that do less than gated linear attention is asked: shown beside it, never ahead of it.
+LESS = ("linear", "scalar")
 
 MODE_TITLES = {"fwd": "forward", "bwd": "backward", "fwdbwd": "forward + backward", "step": "one decoding step"}
 MODE_ORDER = tuple(MODE_TITLES)
@@ -71,7 +78,8 @@ def title(key: str) -> str:
 
 
 def family(key: str) -> str:
-    """ "gla", "linear" (no gates), "attention" or "ssm"; a system that the catalog does not know counts as "gla"."""
+    """ "gla", "linear" (no gates), "scalar" (one decay a head), "attention" or "ssm"; a system that the catalog does
+    not know counts as "gla"."""
     info = CATALOG.get(key.split(":")[0])
     return info.family if info else "gla"
 

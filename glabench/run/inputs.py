@@ -24,10 +24,10 @@ DTYPES: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16,
 class Inputs:
     """What an operator is given, and the gradients that come back to it.
 
-    GLA: q, k, g, ``[B,T,H,K]``, v, do ``[B,T,H,V]``, states ``[B,H,K,V]`` in float32. For mode "step" the T axis is
-    gone. Attention: q, k, v, do ``[B,T,heads,dim]``, the rest None; for mode "step" one token of q and do, and k and v
-    of all that came before it and of itself. Selective scan: C and B as q and k ``[B,T,1,N]``,
-    x, dt and dy as v, g and do ``[B,T,1,channels]``.
+    GLA: q, k, g, ``[B,T,H,K]``, v, do ``[B,T,H,V]``, states ``[B,H,K,V]`` in float32; with one gate a head, g is
+    ``[B,T,H,1]``. For mode "step" the T axis is gone. Attention: q, k, v, do ``[B,T,heads,dim]``, the rest None; for
+    mode "step" one token of q and do, and k and v of all that came before it and of itself. Selective scan: C and B as
+    q and k ``[B,T,1,N]``, x, dt and dy as v, g and do ``[B,T,1,channels]``.
     """
 
     q: torch.Tensor
@@ -88,7 +88,8 @@ def make_inputs(case: Case, operator: Operator, device: str, salt: int = 0) -> I
     v, do = normal(*lead, case.V), normal(*lead, case.V)
     g = None
     if case.gate_strength is not None:
-        gates = F.logsigmoid(normal(*lead, case.K, dtype=torch.float32)) * case.gate_strength
+        width = gate_width(case, operator)
+        gates = F.logsigmoid(normal(*lead, width, dtype=torch.float32)) * case.gate_strength
         g = gates.clamp_min(torch.finfo(dtype).min).to(dtype)
     state = dstate = None
     if case.initial_state or case.mode == "step":
@@ -96,6 +97,11 @@ def make_inputs(case: Case, operator: Operator, device: str, salt: int = 0) -> I
         state = normal(*shape, dtype=torch.float32)
         dstate = None if case.mode == "step" else normal(*shape, dtype=torch.float32)
     return Inputs(q, k, v, do, g, state, dstate)
+
+
+def gate_width(case: Case, operator: Operator) -> int:
+    """Gates a token and head, where there are any."""
+    return 1 if operator == "simple" else case.K
 
 
 def inputs_for(system: System, case: Case, device: str, salt: int = 0) -> Inputs:
@@ -115,9 +121,9 @@ def input_bytes(case: Case) -> int:
         channels, state = ssm_shape(case)
         return e * case.B * case.T * (3 * channels + 2 * state)
     rows = case.B * case.H * (1 if case.mode == "step" else case.T)
-    keys = 2 if case.gate_strength is None else 3
+    gates = 0 if case.gate_strength is None else gate_width(case, operator)
     states = 1 if case.mode == "step" else 2 * int(case.initial_state)
-    return e * rows * (keys * case.K + 2 * case.V) + 4 * states * case.B * case.H * case.K * case.V
+    return e * rows * (2 * case.K + gates + 2 * case.V) + 4 * states * case.B * case.H * case.K * case.V
 
 
 def set_count(nbytes: int, cache_bytes: int, free_bytes: int, most: int = 8) -> int:

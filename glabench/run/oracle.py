@@ -14,7 +14,7 @@ from functools import lru_cache, partial
 import torch
 
 from gla_kernels import reference
-from glabench.run import ssm
+from glabench.run import retention, ssm
 from glabench.run.errors import Distance, distance, sizes
 from glabench.run.inputs import Inputs, make_inputs, pick_pairs
 from glabench.spec.case import Case, Mode
@@ -43,7 +43,11 @@ class Question:
 
     @property
     def names(self) -> str:
-        names: dict[Operator, str] = {"attention": "float64 softmax attention", "ssm": "float64 selective scan"}
+        names: dict[Operator, str] = {
+            "attention": "float64 softmax attention",
+            "ssm": "float64 selective scan",
+            "retention": "float64 recurrence with RetNet's decays",
+        }
         return names.get(self.operator, "float64 recurrence")
 
 
@@ -87,7 +91,7 @@ def answer(question: Question) -> Answer:
     doubles = replace(picked, **{name: x.double() for name, x in picked.tensors()})
     right, plain = _forms(question)
     exact, rough = right(doubles), plain(picked)
-    terms = doubles.q * exact["dq"] if "dg" in exact and question.operator == "gla" else None
+    terms = _gate_terms(doubles.q * exact["dq"], question) if "dg" in exact else None
     dtype = picked.q.dtype
     against = {name: sizes(x, name, dtype, terms if name == "dg" else None) for name, x in exact.items()}
     keep = torch.float64 if dtype == torch.float32 else torch.float32
@@ -106,7 +110,18 @@ def _forms(question: Question) -> tuple[Callable[[Inputs], Outputs], Callable[[I
         return _step, _step
     if question.operator == "ssm":
         return partial(differentiate, ssm.form), partial(differentiate, ssm.form)
+    if question.operator == "retention":
+        heads = tuple(head for _, head in question.pairs)
+        return tuple(partial(differentiate, retention.form(of, heads)) for of in (reference.recurrent, _chunkwise))  # type: ignore[return-value]  # two of them
+    # the references take one gate a head, [B, T, H, 1], as a gate of every feature
     return partial(differentiate, reference.recurrent), partial(differentiate, _chunkwise)
+
+
+def _gate_terms(terms: torch.Tensor, question: Question) -> torch.Tensor | None:
+    """What dg is a difference of, from q*dq; see ``errors.sizes``. None where g is no gate."""
+    if question.operator == "ssm":
+        return None
+    return terms.sum(-1, keepdim=True) if question.operator == "simple" else terms
 
 
 def _picked(inputs: Inputs, question: Question) -> Inputs:

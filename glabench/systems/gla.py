@@ -35,6 +35,16 @@ def head_dim_refusal(case: Case) -> str | None:
     return None
 
 
+def schedule_of(case: Case) -> Schedule | None:
+    """The case's schedule, None where the case leaves all of it open. ValueError for one that does not exist."""
+    from gla_kernels import Schedule
+
+    if case.chunk is None and case.sub_chunk is None and case.materialize is None:
+        return None
+    chosen = {"chunk": case.chunk, "sub_chunk": case.sub_chunk, "materialize": case.materialize}
+    return Schedule(**{name: value for name, value in chosen.items() if value is not None})  # type: ignore[arg-type]  # values of one dict have one type
+
+
 def kernels_version() -> str:
     return f"gla_kernels {package_version('glabench') or 'of this checkout'}, triton {package_version('triton')}"
 
@@ -53,13 +63,8 @@ class Gla(System):
         return head_dim_refusal(case)
 
     def schedule(self, case: Case) -> Schedule | None:
-        """The case's schedule, None where the case leaves all of it open. ValueError for one that does not exist."""
-        from gla_kernels import Schedule
-
-        if case.chunk is None and case.sub_chunk is None and case.materialize is None:
-            return None
-        chosen = {"chunk": case.chunk, "sub_chunk": case.sub_chunk, "materialize": case.materialize}
-        return Schedule(**{name: value for name, value in chosen.items() if value is not None})  # type: ignore[arg-type]  # values of one dict have one type
+        """`schedule_of` the case."""
+        return schedule_of(case)
 
     def choices(self, case: Case, machine: Machine | None = None) -> dict[str, Choice]:
         """Which plan each direction of the case runs on a GPU, and why; by default on the one that is here."""

@@ -99,6 +99,29 @@ def test_linear_attention_without_gates_never_wins_a_gated_question(make_row: An
     assert [w.variant for w in winners(answers(frame(ungated)))] == ["fla_linear"]
 
 
+def test_one_decay_a_head_never_wins_a_question_of_gated_linear_attention(make_row: Any) -> None:
+    rows = [make_row("gla", [2.0, 2.0]), make_row("simple_gla", [1.0, 1.0]), make_row("fla", [3.0, 3.0])]
+    rows += [make_row("retention", [0.5, 0.5]), make_row("fa2", [4.0, 4.0])]
+    best = answers(frame(rows))
+    assert set(best["variant"]) == {"gla", "simple_gla", "retention", "fla", "fa2"}
+    assert set(best["gate"]) == {"1"}  # retention knows no gates, and stands beside the question
+    (first,) = winners(best)
+    assert (first.variant, first.runner_up) == ("gla", "fla")
+    assert [w.variant for w in winners(best, "scalar")] == ["retention"]
+    assert dict(speedups(best, "fa2")[["variant", "speedup"]].values)["simple_gla"] == 4.0
+
+
+def test_one_decay_a_head_never_wins_without_gates_either(make_row: Any) -> None:
+    rows = [make_row("gla", [2.0, 2.0], gate_strength=None), make_row("retention", [1.0, 1.0])]
+    assert [w.variant for w in winners(answers(frame(rows)))] == ["gla"]
+
+
+def test_a_gate_a_head_is_no_answer_to_another_strength(make_row: Any) -> None:
+    rows = [make_row("gla", [2.0, 2.0], gate_strength=8.0), make_row("simple_gla", [1.0, 1.0], gate_strength=1.0)]
+    best = answers(frame(rows))
+    assert best[["variant", "gate"]].values.tolist() == [["simple_gla", "1"], ["gla", "8"]]
+
+
 def over_t(make_row: Any, system: str, times: dict[int, float], **given: Any) -> list[Any]:
     return [make_row(system, [ms, ms], T=t, **given) for t, ms in times.items()]
 

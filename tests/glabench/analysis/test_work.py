@@ -98,6 +98,13 @@ def test_the_selective_scan_has_twice_the_width_and_sixteen_states(
     assert found["hbm_bytes"] == 200 * 2 * (channels * elements[0] + 16 * elements[1])
 
 
+def test_one_gate_a_head_is_one_element_and_a_constant_decay_none() -> None:
+    assert of("simple_gla")["hbm_bytes"] == of("fla_simple")["hbm_bytes"] == 600 * (2 * 8 + 1 + 2 * 16) * 2
+    assert of("simple_gla", mode="bwd")["hbm_bytes"] == 600 * (4 * 8 + 2 + 3 * 16) * 2
+    assert of("simple_gla")["flops"] == of("gla")["flops"]
+    assert of("retention", gate_strength=None) == of("fla_linear", gate_strength=None)
+
+
 def test_the_scan_is_counted_as_a_recurrence_and_the_direct_form_by_its_chunk() -> None:
     assert of("scan") == of("recurrent_hbm") == of("gla_recurrent")
     assert of("parallel_triton") == of("parallel_torch")

@@ -33,7 +33,7 @@ def test_an_unknown_name_is_an_error() -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("fla") is not None, reason="FLA is installed")
-@pytest.mark.parametrize("name", ["fla", "fla_linear", "fla_recurrent"])
+@pytest.mark.parametrize("name", ["fla", "fla_linear", "fla_simple", "fla_retention", "fla_recurrent"])
 def test_a_missing_package_comes_with_the_command_that_installs_it(name: str) -> None:
     assert str(load(name).unavailable("cuda")) == "the package fla is not installed; pip install fla-core einops"
 
@@ -67,6 +67,12 @@ def test_gpu_systems_say_so_on_a_cpu(name: str) -> None:
         ("mamba_scan", {"initial_state": True}, "no state"),
         ("fla", {"gate_strength": None}, "gates"),
         ("fla_linear", {"gate_strength": 1.0}, "gate"),
+        ("simple_gla", {"gate_strength": None}, "gates"),
+        ("simple_gla", {"K": 257}, "K=257"),
+        ("simple_gla", {"chunk": 256}, "not 256"),
+        ("retention", {"gate_strength": None, "V": 300}, "V=300"),
+        ("fla_simple", {"gate_strength": None}, "gates"),
+        ("fla_retention", {"gate_strength": None, "K": 33}, "even"),
     ],
 )
 def test_a_case_that_cannot_be_run_is_refused_with_a_reason(name: str, changes: dict[str, Any], word: str) -> None:
