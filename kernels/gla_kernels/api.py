@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from . import chunk, recurrent
+from . import chunk, recurrent, value_gates
 from .apply import DTYPES, all_launches, problem_of
 from .choose import machine_of
 from .config import Schedule, Workload
@@ -20,6 +20,7 @@ from .launch import Launch, execute
 from .plans import Config, check_config, check_plan, plan_of, tune
 from .table import Machine
 from .validate import check_inputs, check_scale
+from .value_gates.autograd import ValueGatedGLA, check_schedule
 
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -33,13 +34,14 @@ def gla(
     initial_state: Tensor | None = None,
     output_final_state: bool = False,
     *,
+    gv: Tensor | None = None,
     schedule: Schedule | None = None,
     config: Config = None,
     recompute: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Gated linear attention in its chunkwise form (Yang et al. 2024, arXiv 2312.06635).
 
-        S_t = Diag(exp g_t) S_{t-1} + k_t^T v_t          o_t = scale q_t S_t
+        S_t = Diag(exp g_t) S_{t-1} Diag(exp gv_t) + k_t^T v_t          o_t = scale q_t S_t
 
     q, k: [B, T, H, K], float32, float16 or bfloat16; K from 1 to 512.
     v: [B, T, H, V], dtype of q; V from 1 to 512.
@@ -47,6 +49,9 @@ def gla(
     scale: factor on the output; K^-1/2 by default.
     initial_state: [B, H, K, V], float32; zeros by default.
     output_final_state: whether to return the state after the last token.
+    gv: [B, T, H, V], gates of the value side as g are of the key side, as in the paper's first version. With them the
+        kernels are others, `value_gates`, which are not tuned: config must be None; of a schedule they take chunks of
+        16, 32 or 64 rows, in sub-chunks, materialized or not, and no segments. None: no decay, and no cost.
     schedule: chunk, sub-chunk, materialized or not, walks cut into segments or not; None picks one for each direction.
     config: how the kernels are tiled.
         None: as tuned on this GPU for a shape like this one, as shipped for it or for one of its compute capability,
@@ -61,12 +66,17 @@ def gla(
         are not materialized one state a slice is kept, if there are heads enough, and none with ``recompute``.
 
     Returns o [B, T, H, V] in the dtype of q, and the final state [B, H, K, V] in float32 or None. Differentiable once
-    in q, k, v, g and initial_state, also through the final state. Deterministic: the same inputs give the same bits.
+    in q, k, v, g, gv and initial_state, also through the final state. Deterministic: the same inputs give the same bits.
 
     Raises ValueError, naming the argument, for a wrong shape, dtype, device, schedule or config.
     """
-    check_inputs(q, k, v, g, initial_state)
+    check_inputs(q, k, v, g, initial_state, gv=gv)
     scale = check_scale(scale, q.shape[-1])
+    if not isinstance(recompute, bool):
+        raise ValueError(f"recompute: expected True or False, got {recompute!r}")
+    if gv is not None:
+        plan = check_schedule(schedule, config)
+        return ValueGatedGLA.apply(q, k, v, g, gv, scale, initial_state, output_final_state, plan, not recompute)
     check_config(schedule, config, q.device)
     B, T, H, K = q.shape
     fwd = Workload("fwd", B, T, H, K, v.shape[-1], DTYPE_NAMES[q.dtype], g is not None, schedule)
@@ -80,8 +90,6 @@ def gla(
     if config not in (None, "tune"):
         for work, plan in zip(works, plans, strict=True):
             check_plan(plan, work, machine)
-    if not isinstance(recompute, bool):
-        raise ValueError(f"recompute: expected True or False, got {recompute!r}")
     keep = len(plans) > 1 and not recompute
     return _ChunkGLA.apply(q, k, v, g, scale, initial_state, output_final_state, plans[0], plans[-1], keep)
 
