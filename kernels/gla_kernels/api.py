@@ -66,7 +66,8 @@ def gla(
         are not materialized one state a slice is kept, if there are heads enough, and none with ``recompute``.
 
     Returns o [B, T, H, V] in the dtype of q, and the final state [B, H, K, V] in float32 or None. Differentiable once
-    in q, k, v, g, gv and initial_state, also through the final state. Deterministic: the same inputs give the same bits.
+    in q, k, v, g, gv and initial_state, also through the final state. Deterministic: the same inputs give the same
+    bits.
 
     Raises ValueError, naming the argument, for a wrong shape, dtype, device, schedule or config.
     """
@@ -143,6 +144,7 @@ def launches(
     schedule: Schedule | None = None,
     config: Config = None,
     gated: bool = True,
+    value_gated: bool = False,
     initial_state: bool = False,
     capability: int = 90,
 ) -> list[Launch]:
@@ -161,8 +163,9 @@ def launches(
     q = torch.empty(*lead, K, dtype=dtype, device="meta")
     v = torch.empty(*lead, V, dtype=dtype, device="meta")
     g = torch.empty_like(q) if gated else None
+    gv = torch.empty_like(v) if value_gated else None
     state = torch.empty(B, H, K, V, device="meta") if initial_state or op == "gla_step" else None
-    check_inputs(q, q, v, g, state, rows=op != "gla_step")
+    check_inputs(q, q, v, g, state, rows=op != "gla_step", gv=gv)
     scale = float(K**-0.5)
     fwd: list[Launch] = []
     bwd: list[Launch] = []
@@ -172,6 +175,9 @@ def launches(
     elif op == "gla_recurrent":
         recurrent.forward(q, q, v, g, scale, state, False, fwd.append)
         recurrent.backward(q, q, v, g, scale, state, v, None, None, bwd.append)
+    elif gv is not None:
+        problem = value_gates.Problem(q, q, v, g, gv, scale, state, check_schedule(schedule, config))
+        value_gates.backward(problem, v, None, bwd.append, value_gates.forward(problem, fwd.append)[-1])
     else:
         check_config(schedule, config, q.device)
         work, machine = Workload("fwd", B, T, H, K, V, DTYPE_NAMES[dtype], gated, schedule), Machine(capability)

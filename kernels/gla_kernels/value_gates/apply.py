@@ -19,76 +19,62 @@ e^{sum of g} sum_e S e^{sum of gu} dS.
 import triton
 import triton.language as tl
 
-from ..chunk.gates import whole_decay
 from ..chunk.products import product
 from ..chunk.tiles import dot_half, load_operand, load_tile, operand, store_tile
 from .halving import (
-    after_row,
+    around_sums,
     frame_pairs,
     frame_sums,
-    frames,
     gate_gradient,
     level_pairs,
     level_sums,
+    levels,
     log_decay,
-    up_to_row,
 )
-from .walk import decayed_rows
+from .walk import decayed_rows, total_decay
 
 
 @triton.jit
 def _inside(
-    b_a, b_x, b_y, b_g, C: tl.constexpr, SUB: tl.constexpr, X: tl.constexpr, Y: tl.constexpr,
+    p_a, b_own, b_partner, b_g, b_dg, C: tl.constexpr, SUB: tl.constexpr, Y: tl.constexpr, GRAD: tl.constexpr,
     DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The chunk's own share of X and Y and of the gradient of g, float32 [C, BD], at any gate strength."""
-    o_r = tl.arange(0, C)
-    b_self = tl.sum(tl.where(o_r[:, None] == o_r[None, :], b_a, 0.0), axis=1)[:, None]  # no gate between
-    b_dx, b_dy = b_self * b_y, b_self * b_x
-    b_zero = tl.zeros_like(b_y)
-    b_dg = b_zero
-    n_levels, b_c = frames(b_g, C, SUB, DOT, PRECISION)
+    """The chunk's own share of X, or of Y, float32 [C, BD], at any gate strength; with GRAD its share of the gradient
+    of g is added to b_dg. X's own rows are x and their partners y, of Y's it is the other way round.
+
+    Of the scores p_a [C, C], or for Y of their transpose, each level loads what it takes.
+    """
+    o_r, o_i, o_j = tl.arange(0, C), tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
+    o_a = o_j * C + o_i if Y else o_i * C + o_j
+    b_self = tl.load(p_a + o_r * C + o_r)  # no gate between
+    b_sum = b_self[:, None] * b_partner.to(tl.float32)
+    b_zero = tl.zeros_like(b_sum)
+    n_levels = levels(b_g, C, SUB, DOT, PRECISION)
     for i_level in tl.range(0, n_levels, num_stages=1):
         half = C >> (i_level + 1)
-        b_m = level_sums(half, C)
-        b_e = tl.exp2(log_decay(b_m, b_g, DOT))
-        b_al = tl.where(level_pairs(half, C), b_a, 0.0)
-        b_p = b_zero
-        if X:
-            b_new = product(b_al, b_y * b_e, b_zero, tl.float32, PRECISION) * b_e
-            b_dx += b_new
-            b_p += b_x * b_new
-        if Y:
-            b_new = product(tl.trans(b_al), b_x * b_e, b_zero, tl.float32, PRECISION) * b_e
-            b_dy += b_new
-            b_p += b_y * b_new
-        if X and Y:
-            b_dg = gate_gradient(b_m, b_p, b_dg, DOT, PRECISION)
-    b_af = tl.where(frame_pairs(C >> n_levels, C), b_a, 0.0)
-    b_xc = operand(b_x * tl.exp2(b_c), tl.float32, PRECISION)
-    b_yc = operand(b_y * tl.exp2(-b_c), tl.float32, PRECISION)
-    b_p = b_zero
-    if X:
-        b_new = product(b_af, b_yc, b_zero, tl.float32, PRECISION)
-        b_dx += b_new * tl.exp2(b_c)
-        b_p += b_xc * b_new
-    if Y:
-        b_new = product(tl.trans(b_af), b_xc, b_zero, tl.float32, PRECISION)
-        b_dy += b_new * tl.exp2(-b_c)
-        b_p -= b_yc * b_new
-    if X and Y:
-        b_dg = gate_gradient(frame_sums(C >> n_levels, C), b_p, b_dg, DOT, PRECISION)
-    return b_dx, b_dy, b_dg
+        b_e = tl.exp2(log_decay(level_sums(half, o_i, o_j), b_g, DOT))
+        m_a = level_pairs(half, o_j, o_i) if Y else level_pairs(half, o_i, o_j)
+        b_a = tl.load(p_a + o_a, mask=m_a, other=0.0)
+        b_new = product(b_a, b_partner * b_e, b_zero, tl.float32, PRECISION) * b_e
+        b_sum += b_new
+        if GRAD:
+            b_dg = gate_gradient(level_sums(half, o_j, o_i), b_own * b_new, b_dg, DOT, PRECISION)
+    rows = C >> n_levels
+    b_c = log_decay(frame_sums(rows, o_i, o_j), b_g, DOT) * (-1.0 if Y else 1.0)
+    m_a = frame_pairs(rows, o_j, o_i) if Y else frame_pairs(rows, o_i, o_j)
+    b_a = tl.load(p_a + o_a, mask=m_a, other=0.0)
+    b_new = product(b_a, b_partner * tl.exp2(-b_c), b_zero, tl.float32, PRECISION)
+    b_sum += b_new * tl.exp2(b_c)
+    if GRAD:
+        b_p = operand(b_own * tl.exp2(b_c), tl.float32, PRECISION) * b_new * (-1.0 if Y else 1.0)
+        b_dg = gate_gradient(frame_sums(rows, o_j, o_i), b_p, b_dg, DOT, PRECISION)
+    return b_sum, b_dg
 
 
 @triton.jit
 def _state_tile(p_s, o_e, o_d, E: tl.constexpr, D: tl.constexpr, TRANSPOSED: tl.constexpr):
     """A tile [BE, BD] of a state [E, D], or of one that is kept as [D, E]."""
-    if TRANSPOSED:
-        b_s = tl.trans(load_operand(p_s, o_d, o_e, D, E))
-    else:
-        b_s = load_operand(p_s, o_e, o_d, E, D)
-    return b_s
+    return tl.trans(load_operand(p_s, o_d, o_e, D, E)) if TRANSPOSED else load_operand(p_s, o_e, o_d, E, D)
 
 
 @triton.jit
@@ -108,7 +94,7 @@ def _through_state(
 @triton.jit
 def _crossing(
     p_gu, p_s, p_ds, i_row, T, stride, o_d, D: tl.constexpr, E: tl.constexpr, C: tl.constexpr, BE: tl.constexpr,
-    TRANSPOSED: tl.constexpr, GATED_U: tl.constexpr, DOT: tl.constexpr,
+    TRANSPOSED: tl.constexpr, GATED_U: tl.constexpr,
 ):  # fmt: skip
     """sum_e S e^{sum of gu} dS, float32 [BD]."""
     b_sum = tl.zeros([o_d.shape[0]], dtype=tl.float32)
@@ -117,9 +103,39 @@ def _crossing(
         b_s = _state_tile(p_s, o_e, o_d, E, D, TRANSPOSED).to(tl.float32)
         b_s *= _state_tile(p_ds, o_e, o_d, E, D, TRANSPOSED).to(tl.float32)
         if GATED_U:
-            b_s *= tl.exp2(whole_decay(load_tile(p_gu, i_row, T, stride, o_e, E, C), C, DOT))[:, None]
+            b_s *= tl.exp2(total_decay(load_tile(p_gu, i_row, T, stride, o_e, E, C)))[:, None]
         b_sum += tl.sum(b_s, axis=0)
     return b_sum
+
+
+@triton.jit
+def _rows(
+    p_own, p_partner, p_g, p_a, p_u, p_gu, p_s, p_out, b_dg, scale, i_row, T, stride, stride_u, o_d,
+    D: tl.constexpr, E: tl.constexpr, C: tl.constexpr, SUB: tl.constexpr, BE: tl.constexpr,
+    Y: tl.constexpr, GRAD: tl.constexpr, STORE: tl.constexpr, TRANSPOSED: tl.constexpr,
+    GATED: tl.constexpr, GATED_U: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """X, or Y, of one chunk, stored with STORE; with GRAD, answers b_dg and what of the gradient of g goes with it."""
+    o_i, o_j = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
+    b_partner = load_tile(p_partner, i_row, T, stride, o_d, D, C)
+    b_state = scale * _through_state(
+        p_u, p_gu, p_s, i_row, T, stride_u, o_d, D, E, C, BE, not Y, TRANSPOSED, GATED_U, DOT, PRECISION
+    )
+    if GATED:
+        b_own = b_partner
+        if GRAD:
+            b_own = load_tile(p_own, i_row, T, stride, o_d, D, C)
+        b_g = load_tile(p_g, i_row, T, stride, o_d, D, C)
+        b_state *= tl.exp2(log_decay(around_sums(o_i, o_j, Y), b_g, DOT))
+        if GRAD:
+            b_dg = gate_gradient(around_sums(o_j, o_i, Y), b_own * b_state, b_dg, DOT, PRECISION)
+        b_sum, b_dg = _inside(p_a, b_own, b_partner, b_g, b_dg, C, SUB, Y, GRAD, DOT, PRECISION)
+    else:
+        b_a = tl.load(p_a + (o_j * C + o_i if Y else o_i * C + o_j))
+        b_sum = dot_half(b_a, b_partner, tl.zeros_like(b_state), DOT, PRECISION)
+    if STORE:
+        store_tile(p_out, b_sum + b_state, i_row, T, stride, o_d, D, C)
+    return b_dg
 
 
 @triton.jit(do_not_specialize=["T", "n_here", "first_chunk"])
@@ -132,58 +148,39 @@ def apply_kernel(
     """X and Y and the gradient of g for n_here chunks from first_chunk on: a program a chunk and tile of D.
 
     p_x, p_y, p_g, and the results p_dx, p_dy, p_dg: [B, T, H, D]; p_u, p_w, p_gu: [B, T, H, E]. p_a [B*H, n_here, C, C]
-    and p_s, p_ds [B*H, n_here, E, D], or [.., D, E] where TRANSPOSED. X, Y: which of the two are made; with both of
-    them and GATED the gradient of g. Arguments that only what is not made would need are None.
+    and p_s, p_ds [B*H, n_here, E, D], or [.., D, E] where TRANSPOSED. X, Y: which of the two are made, one after the
+    other, so that few tiles are in registers at once; with both of them and GATED the gradient of g, and X itself is
+    only stored if STORE_X. Arguments that only what is not made would need are None.
     """
+    GRAD: tl.constexpr = GATED and X and Y
     ND: tl.constexpr = (D + BD - 1) // BD
     i_p = tl.program_id(0)
     i_d, i_c, i_bh = i_p % ND, (i_p // ND) % n_here, (i_p // (ND * n_here)).to(tl.int64)
     i_row, i_head = (first_chunk + i_c) * C, (i_bh // H) * T * H + i_bh % H
     i_here = i_bh * n_here + i_c
-    i_own, i_other, stride, stride_u = i_head * D, i_head * E, H * D, H * E
-    o_d, o_r = i_d * BD + tl.arange(0, BD), tl.arange(0, C)
-    b_a = tl.load(p_a + i_here * C * C + o_r[:, None] * C + o_r[None, :])
-    b_y = load_tile(p_y + i_own, i_row, T, stride, o_d, D, C)
-    b_x = b_y
-    if Y:
-        b_x = load_tile(p_x + i_own, i_row, T, stride, o_d, D, C)
-    if GATED_U:
-        p_gu += i_other
-    if GATED:
-        b_g = load_tile(p_g + i_own, i_row, T, stride, o_d, D, C)
-        b_x, b_y = b_x.to(tl.float32), b_y.to(tl.float32)
-        b_dx, b_dy, b_dg = _inside(b_a, b_x, b_y, b_g, C, SUB, X, Y, DOT, PRECISION)
-    else:
-        b_zero = tl.zeros([C, BD], dtype=tl.float32)
-        b_dx, b_dy = b_zero, b_zero
-        if X:
-            b_dx = dot_half(b_a, b_y, b_zero, DOT, PRECISION)
-        if Y:
-            b_dy = dot_half(tl.trans(b_a), b_x, b_zero, DOT, PRECISION)
+    i_own, i_other, i_state, stride, stride_u = i_head * D, i_head * E, i_here * D * E, H * D, H * E
+    o_d = i_d * BD + tl.arange(0, BD)
+    p_a, p_y = p_a + i_here * C * C, p_y + i_own
+    p_x = p_x + i_own if Y else p_y
+    p_g = p_g + i_own if GATED else p_y
+    p_gu = p_gu + i_other if GATED_U else p_y
+    b_dg = tl.zeros([C, BD], dtype=tl.float32)
+    if GRAD:
+        b_cross = _crossing(
+            p_gu, p_s + i_state, p_ds + i_state, i_row, T, stride_u, o_d, D, E, C, BE, TRANSPOSED, GATED_U
+        )
+        b_dg += (b_cross * tl.exp2(total_decay(load_tile(p_g, i_row, T, stride, o_d, D, C))))[None, :]
     if X:
-        b_new = scale * _through_state(
-            p_u + i_other, p_gu, p_s + i_here * D * E, i_row, T, stride_u, o_d,
-            D, E, C, BE, True, TRANSPOSED, GATED_U, DOT, PRECISION,
+        b_dg = _rows(
+            p_x, p_y, p_g, p_a, p_u + i_other, p_gu, p_s + i_state, p_dx + i_own if STORE_X else p_y, b_dg, scale,
+            i_row, T, stride, stride_u, o_d, D, E, C, SUB, BE,
+            False, GRAD, STORE_X, TRANSPOSED, GATED, GATED_U, DOT, PRECISION,
         )  # fmt: skip
-        if GATED:
-            b_new *= tl.exp2(log_decay(up_to_row(C), b_g, DOT))
-            if Y:
-                b_dg = gate_gradient(up_to_row(C), b_x * b_new, b_dg, DOT, PRECISION)
-        if STORE_X:
-            store_tile(p_dx + i_own, b_dx + b_new, i_row, T, stride, o_d, D, C)
     if Y:
-        b_new = _through_state(
-            p_w + i_other, p_gu, p_ds + i_here * D * E, i_row, T, stride_u, o_d,
-            D, E, C, BE, False, TRANSPOSED, GATED_U, DOT, PRECISION,
+        b_dg = _rows(
+            p_y, p_x, p_g, p_a, p_w + i_other, p_gu, p_ds + i_state, p_dy + i_own, b_dg, 1.0,
+            i_row, T, stride, stride_u, o_d, D, E, C, SUB, BE,
+            True, GRAD, True, TRANSPOSED, GATED, GATED_U, DOT, PRECISION,
         )  # fmt: skip
-        if GATED:
-            b_new *= tl.exp2(log_decay(after_row(C), b_g, DOT))
-            if X:
-                b_dg = gate_gradient(after_row(C), b_y * b_new, b_dg, DOT, PRECISION)
-                b_cross = _crossing(
-                    p_gu, p_s + i_here * D * E, p_ds + i_here * D * E, i_row, T, stride_u, o_d,
-                    D, E, C, BE, TRANSPOSED, GATED_U, DOT,
-                )  # fmt: skip
-                b_dg += (b_cross * tl.exp2(whole_decay(b_g, C, DOT)))[None, :]
-                store_tile(p_dg + i_own, b_dg, i_row, T, stride, o_d, D, C)
-        store_tile(p_dy + i_own, b_dy + b_new, i_row, T, stride, o_d, D, C)
+    if GRAD:
+        store_tile(p_dg + i_own, b_dg, i_row, T, stride, o_d, D, C)

@@ -11,13 +11,16 @@ from ..launch import execute
 from . import Kept, backward, forward
 from .problem import MAX_CHUNK, Problem
 
+# Sub-chunks as small as tensor cores take: gates are seldom so strong that one of them is not mild (halving.py).
+DEFAULT = Schedule(chunk=64, sub_chunk=16)
+
 
 def check_schedule(schedule: Schedule | None, config: object) -> Schedule:
     """The schedule to run. Raises ValueError, naming the argument, for what there is only without value-side gates."""
     if config is not None:
         raise ValueError(f"config: with gv there is one config a schedule, so expected None, got {config!r:.60}")
     if schedule is None:
-        return Schedule()
+        return DEFAULT
     if not isinstance(schedule, Schedule):
         raise ValueError(f"schedule: expected a Schedule or None, got {type(schedule).__name__}")
     if schedule.chunk > MAX_CHUNK:
@@ -57,5 +60,7 @@ class ValueGatedGLA(torch.autograd.Function):
 
 def _problem(given: tuple[Tensor | None, ...], scale: float, schedule: Schedule) -> Problem:
     q, k, v, g, gv, initial_state = given
-    assert q is not None and k is not None and v is not None
+    assert q is not None
+    assert k is not None
+    assert v is not None
     return Problem(q, k, v, g, gv, scale, initial_state, schedule)

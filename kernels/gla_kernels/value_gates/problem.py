@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..chunk.problem import operand_type
 from ..chunk.slices import Slice, segments_at_once, slices_of
-from ..config import Schedule, cdiv, padded
+from ..config import SAFE_COLUMNS, WGMMA_ROWS, Schedule, cdiv, padded
 from ..launch import Launch
 from .apply import apply_kernel
 from .scores import scores_kernel
@@ -20,17 +20,19 @@ from .walk import walk_kernel
 
 MAX_CHUNK = 64  # scores of a chunk are one tile of registers
 
-# Columns of a program's tiles: of the state, of what is summed over, of results that need no gradient of a gate, of
-# those that do, which have the most in registers.
-WALK_COLUMNS = 64
-INNER_COLUMNS = 64
-OUTPUT_COLUMNS = 64
-GRAD_COLUMNS = 32
+COLUMNS = 64  # of a program's tiles, in both head dimensions
+
+
+def columns(dim: int, schedule: Schedule, dtype: torch.dtype) -> int:
+    """Columns of a tile. As many as the head dimension fills, but where products of 64 rows go to an H100's own product
+    instruction: with fewer columns than rows that is miscompiled (see `feasible`), so the rest is masked."""
+    filled = min(COLUMNS, padded(dim))
+    return filled if schedule.chunk < WGMMA_ROWS or dtype == torch.float32 else max(filled, SAFE_COLUMNS)
 
 
 @dataclass(frozen=True)
 class Side:
-    """One side of the state, [B, T, H, D]: (q, k, g) or (do, v, gv), do None in the forward pass. ``of_keys``: which."""
+    """One side of the state, [B, T, H, D]: (q, k, g), ``of_keys``, or (do, v, gv), do None in the forward pass."""
 
     queries: Tensor | None
     keys: Tensor
@@ -106,7 +108,7 @@ class Problem:
     ) -> Launch:  # fmt: skip
         """A walk over a slice from ``start`` to ``end`` [B, H, K, V]: forward with rows (k, v), else with (q, do)."""
         _, _, _, K, V = self.dims
-        block_k, block_v = (min(WALK_COLUMNS, padded(dim)) for dim in (K, V))
+        block_k, block_v = self._columns(K), self._columns(V)
         args = {
             "p_x": rows[0], "p_y": rows[1], "p_gx": self.g, "p_gy": self.gv, "p_start": start, "p_s": stored,
             "p_end": end, "scale": self.scale if reverse else 1.0,
@@ -121,7 +123,7 @@ class Problem:
     def scores(self, part: Slice, side: Side, into: Tensor) -> Launch:
         """Scores of a side's queries and keys, of the chunks of a slice."""
         args = {"p_x": side.queries, "p_y": side.keys, "p_g": side.gates, "p_a": into, "scale": self.scale}
-        constexprs = {"D": side.dim, "BD": min(INNER_COLUMNS, padded(side.dim)), "GATED": side.gates is not None}
+        constexprs = {"D": side.dim, "BD": self._columns(side.dim), "GATED": side.gates is not None}
         return self._launch(scores_kernel, part, self.chunks_of(part), args, constexprs)
 
     def apply(
@@ -132,18 +134,21 @@ class Problem:
         chunk and their gradients after it. X alone where there is no Y."""
         dx, dy, dg = out
         x, y = dx is not None or dg is not None, dy is not None
-        columns = min(GRAD_COLUMNS if y else OUTPUT_COLUMNS, padded(side.dim))
+        block = self._columns(side.dim)
         args = {
             "p_x": side.queries, "p_y": side.keys, "p_g": side.gates, "p_a": scores,
             "p_u": other.queries, "p_w": other.keys, "p_gu": other.gates, "p_s": states[0], "p_ds": states[1],
             "p_dx": dx, "p_dy": dy, "p_dg": dg, "scale": self.scale,
         }  # fmt: skip
         constexprs = {
-            "D": side.dim, "E": other.dim, "BD": columns, "BE": min(INNER_COLUMNS, padded(other.dim)),
+            "D": side.dim, "E": other.dim, "BD": block, "BE": self._columns(other.dim),
             "X": x, "Y": y, "STORE_X": dx is not None, "TRANSPOSED": side.of_keys,
             "GATED": side.gates is not None, "GATED_U": other.gates is not None,
         }  # fmt: skip
-        return self._launch(apply_kernel, part, cdiv(side.dim, columns) * self.chunks_of(part), args, constexprs)
+        return self._launch(apply_kernel, part, cdiv(side.dim, block) * self.chunks_of(part), args, constexprs)
+
+    def _columns(self, dim: int) -> int:
+        return columns(dim, self.schedule, self.q.dtype)
 
     def _launch(
         self, kernel: Any, part: Slice, programs: int, args: dict[str, Any], constexprs: dict[str, Any]

@@ -12,7 +12,7 @@ import triton.language as tl
 
 from ..chunk.products import product
 from ..chunk.tiles import load_tile
-from .halving import frame_pairs, frames, is_upper, level_pairs, level_sums, log_decay
+from .halving import frame_pairs, frame_sums, level_pairs, level_sums, levels, log_decay
 
 
 @triton.jit(do_not_specialize=["T", "n_here", "first_chunk"])
@@ -34,7 +34,7 @@ def scores_kernel(
         b_y = load_tile(p_y + i_first, i_row, T, stride, o_d, D, C)
         if GATED:
             b_g = load_tile(p_g + i_first, i_row, T, stride, o_d, D, C)
-            b_a += _decayed_scores(b_x.to(tl.float32), b_y.to(tl.float32), b_g, C, SUB, DOT, PRECISION)
+            b_a += _decayed_scores(b_x, b_y, b_g, C, SUB, DOT, PRECISION)
         else:
             b_a = product(b_x, tl.trans(b_y), b_a, DOT, PRECISION)
     b_a = tl.where(o_r[:, None] >= o_r[None, :], b_a * scale, 0.0)
@@ -46,18 +46,17 @@ def scores_kernel(
 def _decayed_scores(b_x, b_y, b_g, C: tl.constexpr, SUB: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr):
     """A tile of D's share of the scores without the scale, float32 [C, C]. Operands are float32, or tf32: decayed ones
     in bfloat16 would cost the scores bits that count."""
-    o_r = tl.arange(0, C)
-    b_self = tl.sum(b_x * b_y, axis=1)  # no gate between
-    b_a = tl.where(o_r[:, None] == o_r[None, :], b_self[:, None], 0.0)
-    n_levels, b_c = frames(b_g, C, SUB, DOT, PRECISION)
+    o_i, o_j = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
+    b_zero = tl.zeros([C, C], dtype=tl.float32)
+    b_self = tl.sum(b_x.to(tl.float32) * b_y.to(tl.float32), axis=1)  # no gate between
+    b_a = tl.where(o_i == o_j, b_self[:, None], 0.0)
+    n_levels = levels(b_g, C, SUB, DOT, PRECISION)
     for i_level in tl.range(0, n_levels, num_stages=1):
         half = C >> (i_level + 1)
-        b_e = tl.exp2(log_decay(level_sums(half, C), b_g, DOT))
-        m_upper = is_upper(half, C)[:, None]
-        b_xe, b_ye = tl.where(m_upper, b_x * b_e, 0.0), tl.where(m_upper, 0.0, b_y * b_e)
-        b_new = product(b_xe, tl.trans(b_ye), tl.zeros([C, C], dtype=tl.float32), tl.float32, PRECISION)
-        b_a += tl.where(level_pairs(half, C), b_new, 0.0)
-    b_yc = b_y * tl.exp2(-b_c)
-    b_new = product(b_x * tl.exp2(b_c), tl.trans(b_yc), tl.zeros([C, C], dtype=tl.float32), tl.float32, PRECISION)
+        b_e = tl.exp2(log_decay(level_sums(half, o_i, o_j), b_g, DOT))
+        b_new = product(b_x * b_e, tl.trans(b_y * b_e), b_zero, tl.float32, PRECISION)
+        b_a += tl.where(level_pairs(half, o_i, o_j), b_new, 0.0)
+    b_c = log_decay(frame_sums(C >> n_levels, o_i, o_j), b_g, DOT)
+    b_new = product(b_x * tl.exp2(b_c), tl.trans(b_y * tl.exp2(-b_c)), b_zero, tl.float32, PRECISION)
     # outside the frames and above the diagonal the product may overflow, and is thrown away here
-    return b_a + tl.where(frame_pairs(C >> n_levels, C), b_new, 0.0)
+    return b_a + tl.where(frame_pairs(C >> n_levels, o_i, o_j), b_new, 0.0)

@@ -10,9 +10,16 @@ sums over the rows of a chunk; "after" and "until" a row, its own gate counted i
 import triton
 import triton.language as tl
 
-from ..chunk.gates import after_rows, up_to_rows, whole_decay
+from ..chunk.gates import LOG2E, after_rows, up_to_rows
 from ..chunk.products import product
 from ..chunk.tiles import load_state, load_tile, store_state
+
+
+@triton.jit
+def total_decay(b_g):
+    """Log2 of the decay over all rows of a chunk's gates, float32 [BD]. Not `gates.whole_decay`, a product of few
+    columns, for what is told in `problem.columns`."""
+    return tl.sum(b_g.to(tl.float32), axis=0) * LOG2E
 
 
 @triton.jit
@@ -26,7 +33,7 @@ def decayed_rows(
     b_total = tl.zeros([o_d.shape[0]], dtype=tl.float32)
     if GATED:
         b_g = load_tile(p_g, i_row, T, stride, o_d, D, C)
-        b_total += whole_decay(b_g, C, DOT)
+        b_total += total_decay(b_g)
         if UNTIL:
             b_x = b_x.to(tl.float32) * tl.exp2(up_to_rows(b_g, C, DOT))
         else:
