@@ -76,8 +76,8 @@ def gla(
     if not isinstance(recompute, bool):
         raise ValueError(f"recompute: expected True or False, got {recompute!r}")
     if gv is not None:
-        plan = check_schedule(schedule, config)
-        return ValueGatedGLA.apply(q, k, v, g, gv, scale, initial_state, output_final_state, plan, not recompute)
+        schedule = check_schedule(schedule, config)
+        return ValueGatedGLA.apply(q, k, v, g, gv, scale, initial_state, output_final_state, schedule, not recompute)
     check_config(schedule, config, q.device)
     B, T, H, K = q.shape
     fwd = Workload("fwd", B, T, H, K, v.shape[-1], DTYPE_NAMES[q.dtype], g is not None, schedule)

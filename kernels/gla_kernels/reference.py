@@ -176,8 +176,8 @@ def chunkwise(
     gv = None if gv is None else gv.transpose(1, 2).to(_wide(v))
     for t in range(0, T, chunk):
         rows = slice(t, min(t + chunk, T))
-        gates = (None if x is None else x[:, :, rows] for x in (g, gv))
-        o, state = _one_chunk(q[:, :, rows], k[:, :, rows], v[:, :, rows], *gates, state, sub_chunk)
+        g_c, gv_c = (None if x is None else x[:, :, rows] for x in (g, gv))
+        o, state = _one_chunk(q[:, :, rows], k[:, :, rows], v[:, :, rows], g_c, gv_c, state, sub_chunk)
         outputs.append(o)
     o = torch.cat(outputs, dim=2) if outputs else torch.empty_like(v)
     return (o * scale).transpose(1, 2), state

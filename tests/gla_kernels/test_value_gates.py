@@ -84,7 +84,8 @@ def test_the_same_tensor_as_keys_and_values(judge, inputs):
     x = inputs((1, 20, 1, 16, 16), torch.float32, 1.0, value_gates=1.0)
     one = x.k.clone()
     o, _ = gla(x.q, one, one, x.g, gv=x.gv)
-    expected, _ = reference.recurrent(*(t.double() for t in (x.q, one, one, x.g)), gv=x.gv.double())
+    q, k, g, gv = (t.double() for t in (x.q, one, x.g, x.gv))
+    expected, _ = reference.recurrent(q, k, k, g, gv=gv)
     torch.testing.assert_close(o.double(), expected, rtol=1e-5, atol=1e-5)
 
 
@@ -113,9 +114,17 @@ def test_what_there_is_only_without_them(inputs):
 
 
 def test_launches_of_a_call():
-    shape = {"B": 1, "T": 100, "H": 2, "K": 32, "V": 64, "dtype": torch.bfloat16}
-    found = [launch.step for launch in launches("gla", **shape, value_gated=True)]
-    assert found == ["walk", "scores", "apply", "walk", "scores", "apply", "scores", "apply"]
+    found = launches("gla", B=1, T=100, H=2, K=32, V=64, dtype=torch.bfloat16, value_gated=True)
+    assert [launch.step for launch in found] == [
+        "walk",
+        "scores",
+        "apply",
+        "walk",
+        "scores",
+        "apply",
+        "scores",
+        "apply",
+    ]
 
 
 @pytest.mark.gpu

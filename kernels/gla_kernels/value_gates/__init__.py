@@ -31,12 +31,15 @@ def forward(p: Problem, launch: Launcher) -> tuple[Tensor, Tensor, Kept]:
     use of."""
     o = torch.empty_like(p.v)
     keys, values = Side(p.q, p.k, p.g, True), Side(None, p.v, p.gv, False)
-    handed, states, scores = p.boundaries(p.initial_state), p.state_buffer(), p.scores_buffer()
-    for i, part in enumerate(p.slices):
-        launch(p.walk(part, (p.k, p.v), handed[i], states, handed[i + 1]))
+    state, handed = p.first(p.initial_state), []
+    states, scores = p.state_buffer(), p.scores_buffer()
+    for part in p.slices:
+        handed.append(state)
+        state = p.boundary()
+        launch(p.walk(part, (p.k, p.v), handed[-1], states, state))
         launch(p.scores(part, keys, scores))
         launch(p.apply(part, values, keys, scores, (states, None), (o, None, None)))
-    return o, handed[-1], (states if p.schedule.materialize else None, handed[:-1])
+    return o, state, (states if p.schedule.materialize else None, handed)
 
 
 def backward(
@@ -52,12 +55,12 @@ def backward(
     stored, handed = kept if kept is not None else (None, _handed(p, launch))
     states = p.state_buffer() if stored is None else stored
     grads, scores = p.state_buffer(), p.scores_buffer()
-    d_state, *d_handed = p.boundaries(d_final)
-    for i, part in reversed(list(enumerate(p.slices))):
+    d_state = p.first(d_final)
+    for part, state in zip(reversed(p.slices), reversed(handed), strict=True):
         if stored is None:
-            launch(p.walk(part, (p.k, p.v), handed[i], states, None))
-        launch(p.walk(part, (p.q, do), d_state, grads, d_handed[i], reverse=True))
-        d_state = d_handed[i]
+            launch(p.walk(part, (p.k, p.v), state, states, None))
+        d_after, d_state = d_state, p.boundary()
+        launch(p.walk(part, (p.q, do), d_after, grads, d_state, reverse=True))
         launch(p.scores(part, keys, scores))
         launch(p.apply(part, values, keys, scores, (states, grads), (None, dv, dgv)))
         launch(p.scores(part, values, scores))
@@ -67,10 +70,11 @@ def backward(
 
 def _handed(p: Problem, launch: Launcher) -> list[Tensor]:
     """The state before each slice, as the forward pass leaves them."""
-    handed = p.boundaries(p.initial_state)
-    for i, part in enumerate(p.slices[:-1]):
-        launch(p.walk(part, (p.k, p.v), handed[i], None, handed[i + 1]))
-    return handed[:-1]
+    handed = [p.first(p.initial_state)]
+    for part in p.slices[:-1]:
+        handed.append(p.boundary())
+        launch(p.walk(part, (p.k, p.v), handed[-2], None, handed[-1]))
+    return handed
 
 
 __all__ = ["MAX_CHUNK", "Kept", "Problem", "backward", "forward"]

@@ -95,12 +95,14 @@ class Problem:
         chunk = self.schedule.chunk
         return self.q.new_empty(B * H, self.slices[0].chunks, chunk, chunk, dtype=torch.float32)
 
-    def boundaries(self, given: Tensor | None) -> list[Tensor]:
-        """One state, or gradient of one, float32 [B, H, K, V], for the start of a walk over all slices and the end of
-        each of them: ``given``, or zero, and room for the others."""
+    def boundary(self) -> Tensor:
+        """Room for one state between slices, or the gradient of one, float32 [B, H, K, V]."""
         B, _, H, K, V = self.dims
-        room = [self.q.new_empty(B, H, K, V, dtype=torch.float32) for _ in self.slices]
-        return [torch.zeros_like(room[0]) if given is None else given, *room]
+        return self.q.new_empty(B, H, K, V, dtype=torch.float32)
+
+    def first(self, given: Tensor | None) -> Tensor:
+        """The state, or gradient, that a walk over all slices starts from: zero where none is given."""
+        return self.boundary().zero_() if given is None else given
 
     def walk(
         self, part: Slice, rows: tuple[Tensor, Tensor], start: Tensor, stored: Tensor | None, end: Tensor | None,
