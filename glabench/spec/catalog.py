@@ -73,7 +73,7 @@ _SYSTEMS = (
          axes=SCHEDULE, triton=True, value_gates=True),
     _gla("gla_recurrent", "GLA, fused recurrent (ours)", "gla_recurrent:GlaRecurrent",
          "one Triton program walks the whole sequence with the state on chip; mode step decodes one token", GLA_PAPER,
-         modes=WITH_STEP, triton=True),
+         modes=WITH_STEP, triton=True, value_gates=True),
     _gla("recurrent_torch", "Recurrence, PyTorch loop", "recurrent_torch:RecurrentTorch",
          "the recurrence as a Python loop over time", "Katharopoulos et al. 2020, arXiv:2006.16236", modes=WITH_STEP,
          value_gates=True),

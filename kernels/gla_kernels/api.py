@@ -103,32 +103,43 @@ def gla_recurrent(
     scale: float | None = None,
     initial_state: Tensor | None = None,
     output_final_state: bool = False,
+    *,
+    gv: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Gated linear attention token by token, the state on chip: arguments, returns and errors are those of `gla`.
 
     Work that a GPU cannot spread over time; for short sequences and as a baseline.
     """
-    check_inputs(q, k, v, g, initial_state)
+    check_inputs(q, k, v, g, initial_state, gv=gv)
     scale = check_scale(scale, q.shape[-1])
-    return _RecurrentGLA.apply(q, k, v, g, scale, initial_state, output_final_state)
+    return _RecurrentGLA.apply(q, k, v, g, gv, scale, initial_state, output_final_state)
 
 
-def gla_step(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, state: Tensor, scale: float | None = None) -> Tensor:
+def gla_step(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None,
+    state: Tensor,
+    scale: float | None = None,
+    *,
+    gv: Tensor | None = None,
+) -> Tensor:
     """One token of decoding: ``state`` is updated in place, o is returned.
 
-    q, k, g: [B, H, K]; v: [B, H, V]; state: [B, H, K, V], float32, contiguous. Returns o [B, H, V] in the dtype of q.
-    Not differentiable. Raises ValueError, naming the argument, for a wrong shape, dtype or device.
+    q, k, g: [B, H, K]; v, gv: [B, H, V]; state: [B, H, K, V], float32, contiguous. Returns o [B, H, V] in the dtype of
+    q. Not differentiable. Raises ValueError, naming the argument, for a wrong shape, dtype or device.
     """
     if state is None:
         raise ValueError("state: expected a tensor [B, H, K, V], got None")
-    check_inputs(q, k, v, g, state, rows=False)
+    check_inputs(q, k, v, g, state, rows=False, gv=gv)
     if not state.is_contiguous():
         raise ValueError(f"state: expected a contiguous tensor to update in place, got strides {list(state.stride())}")
-    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, g, state)):
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, g, gv, state)):
         raise ValueError("gla_step: expected inputs without gradients (torch.no_grad()), got one that requires them")
     scale = check_scale(scale, q.shape[-1])
-    q, k, v, g = _contiguous(q, k, v, g)
-    return recurrent.step(q, k, v, g, state, scale, execute)
+    q, k, v, g, gv = _contiguous(q, k, v, g, gv)
+    return recurrent.step(q, k, v, g, state, scale, execute, gv)
 
 
 def launches(
@@ -171,10 +182,10 @@ def launches(
     bwd: list[Launch] = []
     if op == "gla_step":
         assert state is not None
-        recurrent.step(q, q, v, g, state, scale, fwd.append)
+        recurrent.step(q, q, v, g, state, scale, fwd.append, gv)
     elif op == "gla_recurrent":
-        recurrent.forward(q, q, v, g, scale, state, False, fwd.append)
-        recurrent.backward(q, q, v, g, scale, state, v, None, None, bwd.append)
+        recurrent.forward(q, q, v, g, scale, state, False, fwd.append, gv)
+        recurrent.backward(q, q, v, g, scale, state, v, None, None, bwd.append, gv)
     elif gv is not None:
         problem = value_gates.Problem(q, q, v, g, gv, scale, state, check_schedule(schedule, config))
         value_gates.backward(problem, v, None, bwd.append, value_gates.forward(problem, fwd.append)[-1])
@@ -231,10 +242,10 @@ class _ChunkGLA(torch.autograd.Function):
 
 class _RecurrentGLA(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q, k, v, g, scale, initial_state, output_final_state):  # type: ignore[no-untyped-def]
-        q, k, v, g, initial_state = _contiguous(q, k, v, g, initial_state)
-        o, final_state = recurrent.forward(q, k, v, g, scale, initial_state, output_final_state, execute)
-        ctx.save_for_backward(q, k, v, g, initial_state, final_state)
+    def forward(ctx, q, k, v, g, gv, scale, initial_state, output_final_state):  # type: ignore[no-untyped-def]
+        q, k, v, g, gv, initial_state = _contiguous(q, k, v, g, gv, initial_state)
+        o, final_state = recurrent.forward(q, k, v, g, scale, initial_state, output_final_state, execute, gv)
+        ctx.save_for_backward(q, k, v, g, gv, initial_state, final_state)
         ctx.set_materialize_grads(False)
         ctx.scale = scale
         return o, final_state
@@ -242,13 +253,13 @@ class _RecurrentGLA(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, do, d_final):  # type: ignore[no-untyped-def]
-        q, k, v, g, initial_state, final_state = ctx.saved_tensors
+        q, k, v, g, gv, initial_state, final_state = ctx.saved_tensors
         do = torch.zeros_like(v) if do is None else do.contiguous()
         final_state, d_final = _both_or_neither(d_final, final_state)
-        dq, dk, dv, dg, d_initial = recurrent.backward(
-            q, k, v, g, ctx.scale, initial_state, do, final_state, d_final, execute
+        dq, dk, dv, dg, dgv, d_initial = recurrent.backward(
+            q, k, v, g, ctx.scale, initial_state, do, final_state, d_final, execute, gv
         )
-        return dq, dk, dv, dg, None, d_initial, None
+        return dq, dk, dv, dg, dgv, None, d_initial, None
 
 
 __all__ = ["gla", "gla_recurrent", "gla_step", "launches"]

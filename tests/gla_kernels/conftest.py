@@ -107,6 +107,8 @@ def compare(form: Form, x: Inputs) -> None:
         size = norm(right[name])
         if name == "dg":  # a difference of running sums of q*dq and k*dk: it cannot be nearer than these are rounded
             size += norm(x.q.double() * right["dq"])
+        if name == "dgv":  # the same of o*do and v*dv
+            size += norm(x.do.double() * right["o"])
         allowed = FACTOR * norm(plain[name] - right[name]) + FLOOR * size
         error = norm(out.double() - right[name])
         assert error <= allowed, f"{name}: off by {error:.3e}, allowed {allowed:.3e}, norm {norm(right[name]):.3e}"
