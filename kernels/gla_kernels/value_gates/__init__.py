@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from ..launch import Launcher, settle_keys
-from .apply import apply_kernel
+from .apply import gv_apply_kernel
 from .problem import MAX_CHUNK, Problem, Side
-from .scores import scores_kernel
-from .walk import walk_kernel
+from .scores import gv_scores_kernel
+from .walk import gv_walk_kernel
 
-settle_keys(walk_kernel, scores_kernel, apply_kernel)
+settle_keys(gv_walk_kernel, gv_scores_kernel, gv_apply_kernel)
 
 # The chunks' states where they are materialized, and the state before each slice.
 Kept = tuple[Tensor | None, list[Tensor]]

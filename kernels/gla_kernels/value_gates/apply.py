@@ -139,7 +139,7 @@ def _rows(
 
 
 @triton.jit(do_not_specialize=["T", "n_here", "first_chunk"])
-def apply_kernel(
+def gv_apply_kernel(
     p_x, p_y, p_g, p_a, p_u, p_w, p_gu, p_s, p_ds, p_dx, p_dy, p_dg, scale, T, H, n_here, first_chunk,
     D: tl.constexpr, E: tl.constexpr, C: tl.constexpr, SUB: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
     X: tl.constexpr, Y: tl.constexpr, STORE_X: tl.constexpr, TRANSPOSED: tl.constexpr,

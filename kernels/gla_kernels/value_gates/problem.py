@@ -14,9 +14,9 @@ from ..chunk.problem import operand_type
 from ..chunk.slices import Slice, segments_at_once, slices_of
 from ..config import SAFE_COLUMNS, WGMMA_ROWS, Schedule, cdiv, padded
 from ..launch import Launch
-from .apply import apply_kernel
-from .scores import scores_kernel
-from .walk import walk_kernel
+from .apply import gv_apply_kernel
+from .scores import gv_scores_kernel
+from .walk import gv_walk_kernel
 
 MAX_CHUNK = 64  # scores of a chunk are one tile of registers
 
@@ -120,13 +120,13 @@ class Problem:
             "STORE_END": end is not None,
             "GATED_K": self.g is not None, "GATED_V": self.gv is not None,
         }  # fmt: skip
-        return self._launch(walk_kernel, part, cdiv(K, block_k) * cdiv(V, block_v), args, constexprs)
+        return self._launch(gv_walk_kernel, part, cdiv(K, block_k) * cdiv(V, block_v), args, constexprs)
 
     def scores(self, part: Slice, side: Side, into: Tensor) -> Launch:
         """Scores of a side's queries and keys, of the chunks of a slice."""
         args = {"p_x": side.queries, "p_y": side.keys, "p_g": side.gates, "p_a": into, "scale": self.scale}
         constexprs = {"D": side.dim, "BD": self._columns(side.dim), "GATED": side.gates is not None}
-        return self._launch(scores_kernel, part, self.chunks_of(part), args, constexprs)
+        return self._launch(gv_scores_kernel, part, self.chunks_of(part), args, constexprs)
 
     def apply(
         self, part: Slice, side: Side, other: Side, scores: Tensor, states: tuple[Tensor | None, Tensor | None],
@@ -147,7 +147,7 @@ class Problem:
             "X": x, "Y": y, "STORE_X": dx is not None, "TRANSPOSED": side.of_keys,
             "GATED": side.gates is not None, "GATED_U": other.gates is not None,
         }  # fmt: skip
-        return self._launch(apply_kernel, part, cdiv(side.dim, block) * self.chunks_of(part), args, constexprs)
+        return self._launch(gv_apply_kernel, part, cdiv(side.dim, block) * self.chunks_of(part), args, constexprs)
 
     def _columns(self, dim: int) -> int:
         return columns(dim, self.schedule, self.q.dtype)

@@ -16,7 +16,7 @@ from .halving import frame_pairs, frame_sums, level_pairs, level_sums, levels, l
 
 
 @triton.jit(do_not_specialize=["T", "n_here", "first_chunk"])
-def scores_kernel(
+def gv_scores_kernel(
     p_x, p_y, p_g, p_a, scale, T, H, n_here, first_chunk,
     D: tl.constexpr, C: tl.constexpr, SUB: tl.constexpr, BD: tl.constexpr,
     GATED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,

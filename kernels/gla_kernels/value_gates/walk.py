@@ -42,7 +42,7 @@ def decayed_rows(
 
 
 @triton.jit(do_not_specialize=["T", "n_here", "first_chunk"])
-def walk_kernel(
+def gv_walk_kernel(
     p_x, p_y, p_gx, p_gy, p_start, p_s, p_end, scale, T, H, n_here, first_chunk,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     REVERSE: tl.constexpr, STORE: tl.constexpr, STORE_END: tl.constexpr, GATED_K: tl.constexpr, GATED_V: tl.constexpr,
