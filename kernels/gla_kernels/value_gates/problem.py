@@ -23,13 +23,6 @@ MAX_CHUNK = 64  # scores of a chunk are one tile of registers
 COLUMNS = 64  # of a program's tiles, in both head dimensions
 
 
-def columns(dim: int, schedule: Schedule, dtype: torch.dtype) -> int:
-    """Columns of a tile. As many as the head dimension fills, but where products of 64 rows go to an H100's own product
-    instruction: with fewer columns than rows that is miscompiled (see `feasible`), so the rest is masked."""
-    filled = min(COLUMNS, padded(dim))
-    return filled if schedule.chunk < WGMMA_ROWS or dtype == torch.float32 else max(filled, SAFE_COLUMNS)
-
-
 @dataclass(frozen=True)
 class Side:
     """One side of the state, [B, T, H, D]: (q, k, g), ``of_keys``, or (do, v, gv), do None in the forward pass."""
@@ -150,7 +143,11 @@ class Problem:
         return self._launch(gv_apply_kernel, part, cdiv(side.dim, block) * self.chunks_of(part), args, constexprs)
 
     def _columns(self, dim: int) -> int:
-        return columns(dim, self.schedule, self.q.dtype)
+        """Columns of a tile: as many as the head dimension fills, but where products of 64 rows go to an H100's own
+        product instruction. That is miscompiled with fewer than 64 (`feasible`), so they are there, and masked."""
+        filled = min(COLUMNS, padded(dim))
+        safe = self.schedule.chunk < WGMMA_ROWS or self.q.dtype == torch.float32
+        return filled if safe else max(filled, SAFE_COLUMNS)
 
     def _launch(
         self, kernel: Any, part: Slice, programs: int, args: dict[str, Any], constexprs: dict[str, Any]

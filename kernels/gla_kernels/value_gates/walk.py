@@ -18,7 +18,7 @@ from ..chunk.tiles import load_state, load_tile, store_state
 @triton.jit
 def total_decay(b_g):
     """Log2 of the decay over all rows of a chunk's gates, float32 [BD]. Not `gates.whole_decay`, a product of few
-    columns, for what is told in `problem.columns`."""
+    columns: see `Problem._columns`."""
     return tl.sum(b_g.to(tl.float32), axis=0) * LOG2E
 
 
