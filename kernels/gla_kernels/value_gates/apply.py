@@ -37,7 +37,7 @@ from .walk import decayed_rows, total_decay
 @triton.jit
 def _inside(
     p_a, b_own, b_partner, b_g, b_dg, C: tl.constexpr, SUB: tl.constexpr, Y: tl.constexpr, GRAD: tl.constexpr,
-    DOT: tl.constexpr, PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The chunk's own share of X, or of Y, float32 [C, BD], at any gate strength; with GRAD its share of the gradient
     of g is added to b_dg. X's own rows are x and their partners y, of Y's it is the other way round.
@@ -49,25 +49,25 @@ def _inside(
     b_self = tl.load(p_a + o_r * C + o_r)  # no gate between
     b_sum = b_self[:, None] * b_partner.to(tl.float32)
     b_zero = tl.zeros_like(b_sum)
-    n_levels = levels(b_g, C, SUB, DOT, PRECISION)
+    n_levels = levels(b_g, C, SUB, PRECISION)
     for i_level in tl.range(0, n_levels, num_stages=1):
         half = C >> (i_level + 1)
-        b_e = tl.exp2(log_decay(level_sums(half, o_i, o_j), b_g, DOT))
+        b_e = tl.exp2(log_decay(level_sums(half, o_i, o_j), b_g))
         m_a = level_pairs(half, o_j, o_i) if Y else level_pairs(half, o_i, o_j)
         b_a = tl.load(p_a + o_a, mask=m_a, other=0.0)
         b_new = product(b_a, b_partner * b_e, b_zero, tl.float32, PRECISION) * b_e
         b_sum += b_new
         if GRAD:
-            b_dg = gate_gradient(level_sums(half, o_j, o_i), b_own * b_new, b_dg, DOT, PRECISION)
+            b_dg = gate_gradient(level_sums(half, o_j, o_i), b_own * b_new, b_dg, PRECISION)
     rows = C >> n_levels
-    b_c = log_decay(frame_sums(rows, o_i, o_j), b_g, DOT) * (-1.0 if Y else 1.0)
+    b_c = log_decay(frame_sums(rows, o_i, o_j), b_g) * (-1.0 if Y else 1.0)
     m_a = frame_pairs(rows, o_j, o_i) if Y else frame_pairs(rows, o_i, o_j)
     b_a = tl.load(p_a + o_a, mask=m_a, other=0.0)
     b_new = product(b_a, b_partner * tl.exp2(-b_c), b_zero, tl.float32, PRECISION)
     b_sum += b_new * tl.exp2(b_c)
     if GRAD:
         b_p = operand(b_own * tl.exp2(b_c), tl.float32, PRECISION) * b_new * (-1.0 if Y else 1.0)
-        b_dg = gate_gradient(frame_sums(rows, o_j, o_i), b_p, b_dg, DOT, PRECISION)
+        b_dg = gate_gradient(frame_sums(rows, o_j, o_i), b_p, b_dg, PRECISION)
     return b_sum, b_dg
 
 
@@ -126,10 +126,10 @@ def _rows(
         if GRAD:
             b_own = load_tile(p_own, i_row, T, stride, o_d, D, C)
         b_g = load_tile(p_g, i_row, T, stride, o_d, D, C)
-        b_state *= tl.exp2(log_decay(around_sums(o_i, o_j, Y), b_g, DOT))
+        b_state *= tl.exp2(log_decay(around_sums(o_i, o_j, Y), b_g))
         if GRAD:
-            b_dg = gate_gradient(around_sums(o_j, o_i, Y), b_own * b_state, b_dg, DOT, PRECISION)
-        b_sum, b_dg = _inside(p_a, b_own, b_partner, b_g, b_dg, C, SUB, Y, GRAD, DOT, PRECISION)
+            b_dg = gate_gradient(around_sums(o_j, o_i, Y), b_own * b_state, b_dg, PRECISION)
+        b_sum, b_dg = _inside(p_a, b_own, b_partner, b_g, b_dg, C, SUB, Y, GRAD, PRECISION)
     else:
         b_a = tl.load(p_a + (o_j * C + o_i if Y else o_i * C + o_j))
         b_sum = dot_half(b_a, b_partner, tl.zeros_like(b_state), DOT, PRECISION)

@@ -22,7 +22,11 @@ import triton
 import triton.language as tl
 
 from ..chunk.gates import LOG2E, row_block_limit, summed
-from ..chunk.tiles import leading, operand
+from ..chunk.tiles import split
+from ..launch import interpreting
+
+# Where products of bfloat16 are wrong (`chunk.problem.operand_type`), and no tensor core asks for them.
+INTERPRETED: tl.constexpr = tl.constexpr(interpreting())
 
 # The matrices below are of rows o_i and o_s, or o_j: [C, 1] and [1, C], or [1, C] and [C, 1] for the transposed one.
 
@@ -65,35 +69,32 @@ def around_sums(o_i, o_s, AFTER: tl.constexpr):
 
 
 @triton.jit
-def log_decay(b_m, b_g, DOT: tl.constexpr):
-    """Log2 of a decay, (m @ g) log2(e), for gates [C, BD] as they were loaded: exact products, summed in float32. On
-    the tensor cores where those read the gates as they are."""
-    if b_g.dtype == tl.float16 or DOT == tl.bfloat16:
+def log_decay(b_m, b_g):
+    """Log2 of a decay, (m @ g) log2(e), for gates [C, BD] as they were loaded: exact products, summed in float32."""
+    if INTERPRETED and b_g.dtype != tl.float16:
+        b_e = tl.dot(b_m, b_g.to(tl.float32), input_precision="ieee")
+    else:
         TYPE: tl.constexpr = tl.bfloat16 if b_g.dtype == tl.float32 else b_g.dtype
         b_e = summed(b_m.to(TYPE), b_g)
-    else:
-        b_e = tl.dot(b_m, b_g.to(tl.float32), input_precision="ieee")
     return b_e * LOG2E
 
 
 @triton.jit
-def gate_gradient(b_mt, b_p, b_acc, DOT: tl.constexpr, PRECISION: tl.constexpr):
-    """acc + m^T @ p, float32 [C, BD], from m transposed: p in two halves where one operand would lose bits that
-    count."""
-    if DOT == tl.bfloat16:
-        b_high = leading(b_p)
-        b_acc = tl.dot(b_mt.to(DOT), (b_p - b_high).to(DOT), b_acc)
-        b_acc = tl.dot(b_mt.to(DOT), b_high.to(DOT), b_acc)
+def gate_gradient(b_mt, b_p, b_acc, PRECISION: tl.constexpr):
+    """acc + m^T @ p, float32 [C, BD], from m transposed: p exactly, or for 16-bit inputs in two parts of 8 bits."""
+    if INTERPRETED:
+        b_acc = tl.dot(b_mt, b_p, b_acc, input_precision="ieee")
+    elif PRECISION == "tf32":
+        b_high, b_low = split(b_p, tl.bfloat16)
+        b_acc = tl.dot(b_mt.to(tl.bfloat16), b_low, b_acc)
+        b_acc = tl.dot(b_mt.to(tl.bfloat16), b_high, b_acc)
     else:
-        b_high = operand(b_p, tl.float32, PRECISION)
-        b_acc = tl.dot(b_mt, b_high, b_acc, input_precision=PRECISION)
-        if PRECISION == "tf32":
-            b_acc = tl.dot(b_mt, b_p - b_high, b_acc, input_precision=PRECISION)
+        b_acc += summed(b_mt.to(tl.bfloat16), b_p)
     return b_acc
 
 
 @triton.jit
-def levels(b_g, C: tl.constexpr, SUB: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr):
+def levels(b_g, C: tl.constexpr, SUB: tl.constexpr, PRECISION: tl.constexpr):
     """How many levels come before the frames, whose rows are C >> levels: the fewest after which all frames are mild.
     Frames of one row have no pairs, and always are."""
     SUB_LEVELS: tl.constexpr = (C // SUB).bit_length() - 1
@@ -101,8 +102,8 @@ def levels(b_g, C: tl.constexpr, SUB: tl.constexpr, DOT: tl.constexpr, PRECISION
     o_i, o_s = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
     least = -0.5 * row_block_limit(True, PRECISION)  # a frame's first row has half of its decay before the middle
     n_levels = tl.full([], 0, tl.int32)
-    if tl.min(log_decay(frame_sums(C, o_i, o_s), b_g, DOT)) <= least:
+    if tl.min(log_decay(frame_sums(C, o_i, o_s), b_g)) <= least:
         n_levels += SUB_LEVELS
-        if tl.min(log_decay(frame_sums(SUB, o_i, o_s), b_g, DOT)) <= least:
+        if tl.min(log_decay(frame_sums(SUB, o_i, o_s), b_g)) <= least:
             n_levels += ALL_LEVELS - SUB_LEVELS
     return n_levels

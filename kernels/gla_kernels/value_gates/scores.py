@@ -34,7 +34,7 @@ def gv_scores_kernel(
         b_y = load_tile(p_y + i_first, i_row, T, stride, o_d, D, C)
         if GATED:
             b_g = load_tile(p_g + i_first, i_row, T, stride, o_d, D, C)
-            b_a += _decayed_scores(b_x, b_y, b_g, C, SUB, DOT, PRECISION)
+            b_a += _decayed_scores(b_x, b_y, b_g, C, SUB, PRECISION)
         else:
             b_a = product(b_x, tl.trans(b_y), b_a, DOT, PRECISION)
     b_a = tl.where(o_r[:, None] >= o_r[None, :], b_a * scale, 0.0)
@@ -43,20 +43,20 @@ def gv_scores_kernel(
 
 
 @triton.jit
-def _decayed_scores(b_x, b_y, b_g, C: tl.constexpr, SUB: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr):
+def _decayed_scores(b_x, b_y, b_g, C: tl.constexpr, SUB: tl.constexpr, PRECISION: tl.constexpr):
     """A tile of D's share of the scores without the scale, float32 [C, C]. Operands are float32, or tf32: decayed ones
     in bfloat16 would cost the scores bits that count."""
     o_i, o_j = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
     b_zero = tl.zeros([C, C], dtype=tl.float32)
     b_self = tl.sum(b_x.to(tl.float32) * b_y.to(tl.float32), axis=1)  # no gate between
     b_a = tl.where(o_i == o_j, b_self[:, None], 0.0)
-    n_levels = levels(b_g, C, SUB, DOT, PRECISION)
+    n_levels = levels(b_g, C, SUB, PRECISION)
     for i_level in tl.range(0, n_levels, num_stages=1):
         half = C >> (i_level + 1)
-        b_e = tl.exp2(log_decay(level_sums(half, o_i, o_j), b_g, DOT))
+        b_e = tl.exp2(log_decay(level_sums(half, o_i, o_j), b_g))
         b_new = product(b_x * b_e, tl.trans(b_y * b_e), b_zero, tl.float32, PRECISION)
         b_a += tl.where(level_pairs(half, o_i, o_j), b_new, 0.0)
-    b_c = log_decay(frame_sums(C >> n_levels, o_i, o_j), b_g, DOT)
+    b_c = log_decay(frame_sums(C >> n_levels, o_i, o_j), b_g)
     b_new = product(b_x * tl.exp2(b_c), tl.trans(b_y * tl.exp2(-b_c)), b_zero, tl.float32, PRECISION)
     # outside the frames and above the diagonal the product may overflow, and is thrown away here
     return b_a + tl.where(frame_pairs(C >> n_levels, o_i, o_j), b_new, 0.0)
