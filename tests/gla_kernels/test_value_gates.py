@@ -5,8 +5,6 @@ Without a GPU all but what is marked gpu runs in Triton's interpreter, on small 
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -30,36 +28,37 @@ def form(schedule: Schedule | None = None, final: bool = True, recompute: bool =
 
 @pytest.mark.parametrize(("gates", "value_gates"), GATES, ids=name)
 def test_every_gate_strength(judge, inputs, gates, value_gates):
-    x = inputs((1, 40, 1, 16, 12), torch.float32, gates, value_gates=value_gates)
-    judge(form(Schedule(32, 16)), x)
+    x = inputs((1, 20, 1, 16, 12), torch.float32, gates, value_gates=value_gates)
+    judge(form(Schedule(16, 16)), x)
 
 
-@pytest.mark.parametrize("schedule", [Schedule(64, 64), Schedule(64, 16, False)], ids=name)
+@pytest.mark.parametrize("schedule", [Schedule(32, 16), Schedule(64, 64), Schedule(64, 16, False)], ids=name)
 def test_every_schedule(judge, inputs, schedule):
-    x = inputs((1, 69, 1, 8, 8), torch.float32, 0.5, value_gates="resets")
+    # chunks of 32 are not mild, and sub-chunks of 16 are
+    x = inputs((1, schedule.chunk - 3, 1, 8, 8), torch.float32, 1.5, value_gates="resets")
     judge(form(schedule), x)
 
 
 @pytest.mark.parametrize("dtype", DTYPES[1:], ids=name)
 def test_16_bits(judge, inputs, dtype):
-    x = inputs((1, 40, 1, 20, 12), dtype, 4.0, value_gates=1.0)
-    judge(form(Schedule(32, 16)), x)
+    x = inputs((1, 20, 1, 20, 12), dtype, 4.0, value_gates=1.0)
+    judge(form(Schedule(16, 16)), x)
 
 
-@pytest.mark.parametrize("T", [1, 16, 17])
+@pytest.mark.parametrize("T", [1, 17])
 def test_any_length(judge, inputs, T):
     judge(form(Schedule(16, 16)), inputs((1, T, 1, 12, 20), torch.float32, 1.0, value_gates=1.0))
 
 
 def test_head_dimensions_of_several_tiles(judge, inputs, monkeypatch):
     monkeypatch.setattr(gla_kernels.value_gates.problem, "COLUMNS", 16)
-    judge(form(Schedule(16, 16)), inputs((1, 10, 1, 40, 24), torch.float32, 1.0, value_gates=8.0))
+    judge(form(Schedule(16, 16)), inputs((1, 10, 1, 20, 18), torch.float32, 1.0, value_gates=8.0))
 
 
 @pytest.mark.parametrize("recompute", [True, False])
 def test_slices_that_hand_a_state_on(judge, inputs, monkeypatch, recompute):
     monkeypatch.setattr(gla_kernels.value_gates.problem, "segments_at_once", lambda *_: 2)
-    x = inputs((1, 42, 1, 8, 8), torch.float32, 0.5, value_gates=0.5)  # 3 chunks, in slices of 2 and 1
+    x = inputs((1, 33, 1, 8, 8), torch.float32, 0.5, value_gates=0.5)  # 3 chunks, in slices of 2 and 1
     judge(form(Schedule(16, 16, False), recompute=recompute), x)
 
 
@@ -70,14 +69,6 @@ def test_without_states(judge, inputs):
 def test_gates_in_float32_with_16_bit_inputs(judge, inputs):
     x = inputs((1, 12, 1, 16, 16), torch.bfloat16, 1.0, gate_dtype=torch.float32, value_gates=1.0)
     judge(form(Schedule(16, 16)), x)
-
-
-def test_open_gates_are_those_of_the_key_side_alone(inputs, outputs_of):
-    x = inputs((1, 20, 1, 8, 8), torch.float32, 1.0, value_gates=0.0)
-    found = outputs_of(form(Schedule(16, 16)), x)
-    expected = outputs_of(lambda q, k, v, g, s: gla(q, k, v, g, None, s, True), replace(x, gv=None))
-    for n in expected:
-        torch.testing.assert_close(found[n], expected[n], rtol=1e-4, atol=1e-4)
 
 
 def test_the_same_tensor_as_keys_and_values(judge, inputs):
@@ -115,16 +106,8 @@ def test_what_there_is_only_without_them(inputs):
 
 def test_launches_of_a_call():
     found = launches("gla", B=1, T=100, H=2, K=32, V=64, dtype=torch.bfloat16, value_gated=True)
-    assert [launch.step for launch in found] == [
-        "walk",
-        "scores",
-        "apply",
-        "walk",
-        "scores",
-        "apply",
-        "scores",
-        "apply",
-    ]
+    half = ["gv_walk", "gv_scores", "gv_apply"]
+    assert [launch.step for launch in found] == [*half, *half, "gv_scores", "gv_apply"]
 
 
 @pytest.mark.gpu
