@@ -100,7 +100,7 @@ def levels(b_g, C: tl.constexpr, SUB: tl.constexpr, PRECISION: tl.constexpr):
     SUB_LEVELS: tl.constexpr = (C // SUB).bit_length() - 1
     ALL_LEVELS: tl.constexpr = C.bit_length() - 1
     o_i, o_s = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
-    least = -0.5 * row_block_limit(True, PRECISION)  # a frame's first row has half of its decay before the middle
+    least = -0.5 * row_block_limit(True, PRECISION)  # where a frame's last row is: half of its decay
     n_levels = tl.full([], 0, tl.int32)
     if tl.min(log_decay(frame_sums(C, o_i, o_s), b_g)) <= least:
         n_levels += SUB_LEVELS
