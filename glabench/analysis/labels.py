@@ -103,6 +103,7 @@ def schedule(case: Mapping[str, Any]) -> str:
     return f"C{chunk}" if sub_chunk is None else f"C{chunk}/{sub_chunk}"
 
 
-def gate(strength: float | None) -> str:
-    """The gate strength as a key: "1", "0.5", or "none" for no gate at all."""
-    return "none" if strength is None or math.isnan(strength) else f"{strength:g}"
+def gate(strength: float | None, value_gate: bool = False) -> str:
+    """The gate strength as a key: "1", "0.5", or "none" for no gate at all; "1 + value side" with gates there too."""
+    key = "none" if strength is None or math.isnan(strength) else f"{strength:g}"
+    return f"{key} + value side" if value_gate else key

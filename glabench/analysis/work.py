@@ -6,6 +6,7 @@ bytes per element and chunks of C rows:
 
     gated linear attention, forward    4KV + C(K+V) FLOP      e(3K + 2V) bytes     q, k, g, v read; o written
     and backward                      10KV + C(3K+2V) FLOP    e(6K + 3V) bytes     q, k, g, v, do read; dq, dk, dg, dv
+    with gates gv on the value side                           eV, 2eV bytes more   gv read; and backward dgv written
     attention, causal, forward         2TD FLOP               4eD bytes            q, k, v read; o written
     and backward                       5TD FLOP               8eD bytes            q, k, v, o, do read; dq, dk, dv
 
@@ -62,7 +63,8 @@ def _gla(case: dict[str, Any]) -> dict[str, int]:
     flops = fwd * (4 * through_state * k * v + rows * (k + v)) + bwd * (
         10 * through_state * k * v + rows * (3 * k + 2 * v)
     )
-    elements = fwd * (2 * k + gates + 2 * v) + bwd * (4 * k + 2 * gates + 3 * v)
+    of_values = int(case.get("value_gate", False))
+    elements = fwd * (2 * k + gates + (2 + of_values) * v) + bwd * (4 * k + 2 * gates + (3 + 2 * of_values) * v)
     # forward: initial state read, final state written; backward: both states' gradients and the initial state
     states = (2 * fwd + 3 * bwd) if case["initial_state"] else 0
     nbytes = heads * (t * elements * DTYPE_BYTES[case["dtype"]] + states * k * v * STATE_BYTES)
@@ -92,7 +94,7 @@ def _step(case: dict[str, Any]) -> dict[str, int]:
     k, v = case["K"], case["V"]
     heads = case["B"] * case["H"]
     gates = int(case["gate_strength"] is not None)
-    elements = (2 + gates) * k + 2 * v
+    elements = (2 + gates) * k + (2 + int(case.get("value_gate", False))) * v
     return {
         "flops": heads * 4 * k * v,
         "hbm_bytes": heads * (2 * STATE_BYTES * k * v + elements * DTYPE_BYTES[case["dtype"]]),

@@ -49,6 +49,7 @@ class SystemInfo:
     module: str  # "package.module:Class"
     summary: str
     source: str
+    value_gates: bool = False  # whether it can gate the value side, too
 
     @property
     def gated(self) -> bool:
@@ -57,8 +58,9 @@ class SystemInfo:
 
 
 def _gla(name: str, title: str, module: str, summary: str, source: str, *, axes: frozenset[str] = frozenset(),
-         modes: tuple[str, ...] = TRAINING, triton: bool = False) -> SystemInfo:  # fmt: skip
-    return SystemInfo(name, title, "gla", "gla", axes, modes, triton, f"glabench.systems.{module}", summary, source)
+         modes: tuple[str, ...] = TRAINING, triton: bool = False, value_gates: bool = False) -> SystemInfo:  # fmt: skip
+    path = f"glabench.systems.{module}"
+    return SystemInfo(name, title, "gla", "gla", axes, modes, triton, path, summary, source, value_gates)
 
 
 def _attention(name: str, title: str, module: str, summary: str, source: str,
@@ -76,17 +78,18 @@ def _scalar(name: str, title: str, operator: Operator, module: str, summary: str
 _SYSTEMS = (
     _gla("gla", "GLA, chunkwise (ours)", "gla:Gla",
          "chunkwise Triton kernels, two-level chunking, states materialized or not", GLA_PAPER,
-         axes=SCHEDULE, triton=True),
+         axes=SCHEDULE, triton=True, value_gates=True),
     _gla("gla_recurrent", "GLA, fused recurrent (ours)", "gla_recurrent:GlaRecurrent",
          "one Triton program walks the whole sequence with the state on chip; mode step decodes one token", GLA_PAPER,
-         modes=WITH_STEP, triton=True),
+         modes=WITH_STEP, triton=True, value_gates=True),
     _gla("recurrent_torch", "Recurrence, PyTorch loop", "recurrent_torch:RecurrentTorch",
-         "the recurrence as a Python loop over time", "Katharopoulos et al. 2020, arXiv:2006.16236", modes=WITH_STEP),
+         "the recurrence as a Python loop over time", "Katharopoulos et al. 2020, arXiv:2006.16236", modes=WITH_STEP,
+         value_gates=True),
     _gla("chunkwise_torch", "Chunkwise, PyTorch (not I/O-aware)", "chunkwise_torch:ChunkwiseTorch",
          "the chunkwise form in plain PyTorch: every intermediate goes through memory", GLA_PAPER,
-         axes=frozenset({"chunk"})),
+         axes=frozenset({"chunk"}), value_gates=True),
     _gla("parallel_torch", "Parallel form, PyTorch", "parallel_torch:ParallelTorch",
-         "the quadratic form, in log space so that strong gates do not overflow", GLA_PAPER),
+         "the quadratic form, in log space so that strong gates do not overflow", GLA_PAPER, value_gates=True),
     _gla("recurrent_hbm", "Recurrence, states in HBM (Triton)", "recurrent_hbm:RecurrentHbm",
          "the recurrence that writes every state to memory, and reads it back for the gradients", MAO_PAPER,
          triton=True),

@@ -45,6 +45,11 @@ def test_no_gate_is_not_read() -> None:
     assert of("fla_linear", gate_strength=None) == of(gate_strength=None)
 
 
+def test_gates_on_the_value_side_are_read_and_have_a_gradient() -> None:
+    assert of(value_gate=True)["hbm_bytes"] - of()["hbm_bytes"] == 600 * 16 * 2
+    assert of(value_gate=True, mode="bwd")["hbm_bytes"] - of(mode="bwd")["hbm_bytes"] == 600 * 2 * 16 * 2
+
+
 def test_states_are_float32() -> None:
     states = 6 * 8 * 16 * 4
     assert of(initial_state=True)["hbm_bytes"] - of()["hbm_bytes"] == 2 * states
