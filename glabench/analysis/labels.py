@@ -107,3 +107,9 @@ def gate(strength: float | None, value_gate: bool = False) -> str:
     """The gate strength as a key: "1", "0.5", or "none" for no gate at all; "1 + value side" with gates there too."""
     key = "none" if strength is None or math.isnan(strength) else f"{strength:g}"
     return f"{key} + value side" if value_gate else key
+
+
+def strength(gate: str) -> float:
+    """The number in a key of `gate`, to sort by; -1 for no gate."""
+    number = gate.removesuffix(" + value side")
+    return -1.0 if number == "none" else float(number)
