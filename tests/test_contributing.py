@@ -104,3 +104,12 @@ def test_figure(load: Load) -> None:
     values = [point.value for panel in figure.panels for series in panel.series for point in series.points]
     assert sorted(values) == pytest.approx([0.25, 0.5, 0.75])
     assert figures.error_share(table.iloc[:0]) == ()
+
+
+def test_claim() -> None:
+    """It is one of the claims as it stands there."""
+    from glabench.analysis import claims
+
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"^```python\n(Claim\(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    assert eval(example, vars(claims)) in claims.CLAIMS

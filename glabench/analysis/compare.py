@@ -1,8 +1,8 @@
 """Who is faster, by how much, and whether the samples bear it out.
 
 Two rows are compared only where they answer the same question on the same device: QUESTION below. Attention and linear
-attention know no gates, so a row of theirs stands beside every gate strength of its shape; linear attention without
-gates does less than was asked, so there it is shown and never wins.
+attention know no gates, so a row of theirs stands beside every gate strength of its shape. Linear attention without
+gates does less than was asked, and so does one with a single decay a head: there they are shown and never win.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def answers(table: pd.DataFrame) -> pd.DataFrame:
 
 def aligned(table: pd.DataFrame) -> pd.DataFrame:
     """``table`` with rows of systems without gates repeated for every (gate, initial_state) asked at their shape."""
-    gated = table["family"] == "gla"
+    gated = (table["family"] == "gla") | ((table["family"] == "scalar") & (table["gate"] != "none"))
     asked = table.loc[gated, QUESTION].drop_duplicates()
     repeated = table[~gated].merge(asked, on=SHAPE, how="left", suffixes=("_own", ""))
     for column in ("gate", "initial_state"):
@@ -81,15 +81,21 @@ class Winner:
 
 
 def winners(best: pd.DataFrame, family: str | None = None) -> list[Winner]:
-    """The fastest system of every question, each at its best schedule, among all or one family ("gla", "attention").
+    """The fastest system of every question, each at its best schedule: among all that do as much as was asked, or in
+    one family ("gla", "attention").
 
     Schedules of one system do not compete: the default is one of the others, and would only ever tie with it.
     """
-    chosen = best[(best["family"] != "linear") | (best["gate"] == "none")]
-    if family is not None:
-        chosen = chosen[chosen["family"] == family]
+    chosen = best[competes(best)] if family is None else best[best["family"] == family]
     chosen = chosen.sort_values("ms", kind="stable").drop_duplicates([*QUESTION, "system"])
     return [_winner(dict(zip(QUESTION, key, strict=True)), group) for key, group in by(chosen, QUESTION)]
+
+
+def competes(table: pd.DataFrame) -> pd.Series[bool]:
+    """Which rows do as much as their question asks: `labels.LESS` do not, but that nothing more than linear attention
+    is asked where there are no gates."""
+    ungated = (table["family"] == "linear") & (table["gate"] == "none")
+    return ~table["family"].isin(labels.LESS) | ungated
 
 
 def _winner(question: dict[str, Any], group: pd.DataFrame) -> Winner:
@@ -125,6 +131,21 @@ def crossovers(best: pd.DataFrame, challenger: str, baseline: str) -> list[Cross
         setting = {name: curve.table.iloc[0][name] for name in SETTING}
         found += [crossover(setting, mode, group) for (mode,), group in by(curve.table, ["mode"])]
     return found
+
+
+def crossovers_by_head_dimension(best: pd.DataFrame, challenger: str, baseline: str) -> dict[int, Crossover]:
+    """Head dimension (K = V) -> where ``challenger`` overtakes ``baseline``, forward and backward with gates of
+    strength 1, at the width H*V and the tokens B*T that have the most head dimensions, then the most lengths."""
+    pairs = speedups(best, baseline)
+    same = (pairs["variant"] == challenger) & (pairs["K"] == pairs["V"]) & (pairs["gate"] == "1")
+    pairs = pairs[same & (pairs["mode"] == "fwdbwd") & ~pairs["initial_state"]]
+    pairs = pairs.assign(width=pairs["H"] * pairs["V"], tokens=pairs["B"] * pairs["T"])
+    groups = [group for _, group in by(pairs, ["device", "dtype", "width", "tokens"])]
+    if not groups:
+        return {}
+    most = max(groups, key=lambda group: (group["K"].nunique(), len(group)))
+    found = by(most, ["K"])
+    return {int(K): crossover({}, "fwdbwd", rows) for (K,), rows in found if rows["T"].nunique() > 1}
 
 
 def crossover(setting: dict[str, Any], mode: str, pairs: pd.DataFrame) -> Crossover:

@@ -73,7 +73,7 @@ def _line(row: Row) -> dict[str, Any]:
         "case_id": row.case_id, "sweep": row.sweep, "device": device(row), "kind": environment.get("kind"),
         "status": row.status, "reason": row.reason, "implementation": row.implementation,
         "variant": key, "label": label(case), "family": labels.family(key),
-        "gate": labels.gate(case.get("gate_strength")),
+        "gate": labels.gate(case.get("gate_strength"), case.get("value_gate", False)),
         **_time(row), **_memory(row), **_accuracy(row), **_clocks(row),
         "commit": environment.get("commit"), "dirty": environment.get("dirty"),
         "fingerprint": environment.get("fingerprint"), "started": row.started, "wall_s": row.wall_s,

@@ -18,6 +18,10 @@ TITLES: dict[str, str] = {
     "fla": "FLA chunk_gla",
     "fla_recurrent": "FLA recurrent",
     "fla_linear": "FLA linear, no gates",
+    "simple_gla": "One gate a head",
+    "fla_simple": "FLA, one gate a head",
+    "retention": "Retention",
+    "fla_retention": "FLA retention",
     "helion": "Helion GLA",
     "recurrent_torch": "PyTorch recurrent",
     "chunkwise_torch": "PyTorch chunkwise",
@@ -36,6 +40,9 @@ TITLES: dict[str, str] = {
 }
 
 OURS = ("gla:wo", "gla:w", "gla", "gla_recurrent")
+
+# Families that do less than gated linear attention is asked: shown beside it, never ahead of it.
+LESS = ("linear", "scalar")
 
 MODE_TITLES = {"fwd": "forward", "bwd": "backward", "fwdbwd": "forward + backward", "step": "one decoding step"}
 MODE_ORDER = tuple(MODE_TITLES)
@@ -71,7 +78,8 @@ def title(key: str) -> str:
 
 
 def family(key: str) -> str:
-    """ "gla", "linear" (no gates), "attention" or "ssm"; a system that the catalog does not know counts as "gla"."""
+    """ "gla", "linear" (no gates), "scalar" (one decay a head), "attention" or "ssm"; a system that the catalog does
+    not know counts as "gla"."""
     info = CATALOG.get(key.split(":")[0])
     return info.family if info else "gla"
 
@@ -95,6 +103,13 @@ def schedule(case: Mapping[str, Any]) -> str:
     return f"C{chunk}" if sub_chunk is None else f"C{chunk}/{sub_chunk}"
 
 
-def gate(strength: float | None) -> str:
-    """The gate strength as a key: "1", "0.5", or "none" for no gate at all."""
-    return "none" if strength is None or math.isnan(strength) else f"{strength:g}"
+def gate(strength: float | None, value_gate: bool = False) -> str:
+    """The gate strength as a key: "1", "0.5", or "none" for no gate at all; "1 + value side" with gates there too."""
+    key = "none" if strength is None or math.isnan(strength) else f"{strength:g}"
+    return f"{key} + value side" if value_gate else key
+
+
+def strength(gate: str) -> float:
+    """The number in a key of `gate`, to sort by; -1 for no gate."""
+    number = gate.removesuffix(" + value side")
+    return -1.0 if number == "none" else float(number)

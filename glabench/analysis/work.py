@@ -6,10 +6,12 @@ bytes per element and chunks of C rows:
 
     gated linear attention, forward    4KV + C(K+V) FLOP      e(3K + 2V) bytes     q, k, g, v read; o written
     and backward                      10KV + C(3K+2V) FLOP    e(6K + 3V) bytes     q, k, g, v, do read; dq, dk, dg, dv
+    with gates gv on the value side                           eV, 2eV bytes more   gv read; and backward dgv written
     attention, causal, forward         2TD FLOP               4eD bytes            q, k, v read; o written
     and backward                       5TD FLOP               8eD bytes            q, k, v, o, do read; dq, dk, dv
 
-and per token of a selective scan with D channels of N states, whose exponentials are not FLOP:
+where one gate a head makes g a single element, not K of them, and a constant decay none. Per token of a selective scan
+with D channels of N states, whose exponentials are not FLOP:
 
     selective scan, forward            7DN FLOP               e(3D + 2N) bytes     x, dt, B, C read; y written
     and backward                      19DN FLOP               e(5D + 4N) bytes     x, dt, B, C, dy read; dx, ddt, dB, dC
@@ -55,17 +57,26 @@ def _gla(case: dict[str, Any]) -> dict[str, int]:
     k, v, t = case["K"], case["V"], case["T"]
     heads = case["B"] * case["H"]
     fwd, bwd = _directions(case["mode"])
-    gates = int(case["gate_strength"] is not None and CATALOG[case["system"]].gated)
+    gates = _gate_elements(case)
 
     through_state, rows = _form(case)
     flops = fwd * (4 * through_state * k * v + rows * (k + v)) + bwd * (
         10 * through_state * k * v + rows * (3 * k + 2 * v)
     )
-    elements = fwd * ((2 + gates) * k + 2 * v) + bwd * ((4 + 2 * gates) * k + 3 * v)
+    of_values = int(case.get("value_gate", False))
+    elements = fwd * (2 * k + gates + (2 + of_values) * v) + bwd * (4 * k + 2 * gates + (3 + 2 * of_values) * v)
     # forward: initial state read, final state written; backward: both states' gradients and the initial state
     states = (2 * fwd + 3 * bwd) if case["initial_state"] else 0
     nbytes = heads * (t * elements * DTYPE_BYTES[case["dtype"]] + states * k * v * STATE_BYTES)
     return {"flops": heads * t * flops, "hbm_bytes": nbytes}
+
+
+def _gate_elements(case: dict[str, Any]) -> int:
+    """Of g, a token and head."""
+    info = CATALOG[case["system"]]
+    if case["gate_strength"] is None or not info.gated:
+        return 0
+    return 1 if info.operator == "simple" else int(case["K"])
 
 
 def _form(case: dict[str, Any]) -> tuple[int, int]:
@@ -83,7 +94,7 @@ def _step(case: dict[str, Any]) -> dict[str, int]:
     k, v = case["K"], case["V"]
     heads = case["B"] * case["H"]
     gates = int(case["gate_strength"] is not None)
-    elements = (2 + gates) * k + 2 * v
+    elements = (2 + gates) * k + (2 + int(case.get("value_gate", False))) * v
     return {
         "flops": heads * 4 * k * v,
         "hbm_bytes": heads * (2 * STATE_BYTES * k * v + elements * DTYPE_BYTES[case["dtype"]]),

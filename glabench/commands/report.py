@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from glabench.errors import UserError, did_you_mean
+
+if TYPE_CHECKING:
+    from glabench.store import Row
+
+PAGES = ("rows", "papers")
 
 
 def report(
@@ -14,34 +21,60 @@ def report(
         Path | None, typer.Option(help="File or folder to write; by default reports/local/NAME/.", show_default=False)
     ] = None,
     format: Annotated[str, typer.Option("--format", help="html, png (and SVG), csv or md.")] = "html",
+    page: Annotated[
+        str | None,
+        typer.Option(
+            help="rows or papers: the page that rows get. papers says which claims of the GLA papers hold here; rows "
+            "of the sweep papers get it by themselves.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Render results as one offline HTML page (with its figures beside it), as figures, CSV or Markdown.
 
     Rows of `glabench sweep`, profiles of `glabench profile` and tunings of `glabench tune` give different pages, so one
-    call takes one kind.
+    call takes one kind; the papers page takes profiles beside rows.
     """
-    from glabench.analysis.load import files, latest, load_tunings, located, profiles, tuning_files
+    from glabench.analysis.load import files, load_tunings, located, tuning_files
     from glabench.report import export
 
     export.check(format)
+    check_page(page)
     where = out or default_out(results)
     found = files(results)
     if tuning_files(found):
+        if page is not None:
+            raise UserError(f"--page {page} is for rows of `glabench sweep`; {found[0]} holds tunings")
         from glabench.report import tuning
 
         paths = export.write(load_tunings(found), format, where, tuning.FORMATS)
-    elif profiled := profiles(rows := located(found)):
-        from glabench.report import profile
-
-        paths = export.write(profiled, format, where, profile.FORMATS)
     else:
-        paths = export.write(latest(row for _, row in rows), format, where, export.FORMATS)
+        paths = rows_page(located(found), page, format, where)
     if format == "png":
         typer.echo(f"{paths[0].parent}: {len(paths)} files")
         return
     typer.echo(paths[0])
     if len(paths) > 1:
         typer.echo(f"{paths[-1].parent}: the same {len(paths) // 2} figures as PNG and SVG")
+
+
+def check_page(page: str | None) -> None:
+    """UserError unless ``page`` is a page that can be asked for, or none."""
+    if page is not None and page not in PAGES:
+        raise UserError(f"unknown page {page!r}{did_you_mean(page, PAGES)}; expected {' or '.join(PAGES)}")
+
+
+def rows_page(found: list[tuple[Path, Row]], page: str | None, format: str, where: Path) -> list[Path]:
+    """Writes the page of rows and their files: the papers page, that of profiles, or the one of what was measured."""
+    from glabench.analysis.load import latest, profiles
+    from glabench.report import export, papers, profile
+
+    rows = [row for _, row in found]
+    if page == "papers" or (page is None and papers.is_for(rows)):
+        return export.write(rows, format, where, papers.FORMATS)
+    if profiled := profiles(found):
+        return export.write(profiled, format, where, profile.FORMATS)
+    return export.write(latest(rows), format, where, export.FORMATS)
 
 
 def default_out(results: list[Path]) -> Path:

@@ -71,6 +71,7 @@ def _print_plan(chosen: Sweep, cases: list[Case], path: Path, device: Device, fr
         schedule += "" if case.sub_chunk is None else f"/{case.sub_chunk}"
         schedule += "" if case.materialize is None else " w/m" if case.materialize else " w/o m"
         gate = "" if case.gate_strength is None else f"{case.gate_strength:g}"
+        gate += " + value" if case.value_gate else ""
         cells = (
             case.id,
             case.system,

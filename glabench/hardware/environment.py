@@ -29,7 +29,18 @@ RESULT_SOURCES = (
     "analysis/work.py",
     *(
         f"run/{name}.py"
-        for name in ("settings", "pipeline", "inputs", "errors", "oracle", "ssm", "gate", "measure", "memory")
+        for name in (
+            "settings",
+            "pipeline",
+            "inputs",
+            "errors",
+            "oracle",
+            "retention",
+            "ssm",
+            "gate",
+            "measure",
+            "memory",
+        )
     ),
 )
 # Where Nsight Compute is when it is not on the PATH.

@@ -49,6 +49,9 @@ def run_case(case: Case, sweep: str, settings: Settings, system: System | None =
 def _run(draft: Draft, case: Case, settings: Settings, system: System) -> None:
     if not can_run(draft, case, settings, system):
         return
+    if case.value_gate:
+        draft.fail("unsupported", "the model of a profile knows no gates on the value side")
+        return
     if settings.device == "cpu":
         _predict(draft, case, settings, system)
     elif settings.part == "compile":

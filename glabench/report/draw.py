@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 
 import matplotlib
@@ -20,6 +21,7 @@ from glabench.report.style import AXIS, INK, RULE
 from glabench.report.svg import Hit, hit, inline
 
 WIDTH, HEIGHT = 4.0, 2.95  # of a panel, inches; text is sized so that it still reads when that is a phone's width
+ENTRY, LETTER = 0.72, 0.067  # of a legend's entry: its line with the room around it, and a letter on average, inches
 SPREAD = 0.03  # intervals narrower than this share of the value are thinner than the marker, and are not drawn
 SETTINGS = {
     "font.family": ["DejaVu Sans"], "font.size": 9, "axes.edgecolor": AXIS.light, "axes.linewidth": 0.7,
@@ -46,7 +48,7 @@ def write(figure: Figure, folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{figure.name}.png", folder / f"{figure.name}.svg"]
     with settings():
-        canvas = _whole(figure)
+        canvas = whole(figure)
         canvas.savefig(paths[0], dpi=220, facecolor="white")
         # Without a date, the same rows give the same file.
         canvas.savefig(paths[1], facecolor="white", metadata={"Date": None, "Title": figure.title})
@@ -65,25 +67,31 @@ def panel_svg(panel: Panel, name: str) -> str:
     return inline(buffer.getvalue(), name, f"{panel.title}: {panel.value_label}", hits)
 
 
-def _whole(figure: Figure) -> Canvas:
+def whole(figure: Figure) -> Canvas:
     """All panels side by side, at most three in a row, under the title and above the legend."""
     columns = min(3, len(figure.panels))
     rows = math.ceil(len(figure.panels) / columns)
     tallest = max(_height(panel) for panel in figure.panels)
-    entries = 0.22 * math.ceil(len(figure.keys) / _legend_columns(columns))
+    entries_wide = _legend_columns([title for _, title in figure.keys], columns)
+    entries = 0.22 * math.ceil(len(figure.keys) / entries_wide)
     canvas = Canvas(figsize=(WIDTH * columns, tallest * rows + 0.45 + entries), layout="constrained")
     canvas.suptitle(figure.title, x=0.01, ha="left", fontsize=11, fontweight="bold")
     for place, panel in enumerate(figure.panels, 1):
         draw(canvas.add_subplot(rows, columns, place), panel)
     handles = [_legend_line(key, title, figure.stacked) for key, title in figure.keys]
-    canvas.legend(
-        handles=handles, loc="outside lower left", ncols=_legend_columns(columns), frameon=False, handlelength=3
-    )
+    canvas.legend(handles=handles, loc="outside lower left", ncols=entries_wide, frameon=False, handlelength=3)
     return canvas
 
 
-def _legend_columns(columns: int) -> int:
-    return 2 * columns
+def _legend_columns(titles: Sequence[str], panels: int) -> int:
+    """Two entries to a panel, or as many as fit side by side; a legend is filled column by column."""
+    for count in range(min(2 * panels, len(titles)), 1, -1):
+        least, longer = divmod(len(titles), count)
+        ends = list(accumulate(least + (i < longer) for i in range(count)))
+        groups = [titles[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+        if sum(ENTRY + LETTER * max(map(len, group)) for group in groups) <= WIDTH * panels:
+            return count
+    return 1
 
 
 def _legend_line(key: str, title: str, area: bool) -> Line2D:
@@ -118,6 +126,8 @@ def draw(axes: Axes, panel: Panel) -> None:
         roofline.draw(axes, panel)
     elif panel.scatter:
         _scatter(axes, panel)
+    elif panel.front:
+        _front(axes, panel)
     else:
         _lines(axes, panel)
 
@@ -162,6 +172,22 @@ def _scatter(axes: Axes, panel: Panel) -> None:
         )  # fmt: skip
         line.set_gid(f"series:{series.key}")
     axes.axline((1, 1), (2, 2), color=AXIS.light, linewidth=1.1, zorder=1)
+    ticks.place(axes.xaxis, *ticks.values(*axes.get_xlim(), most=6))
+    ticks.place(axes.yaxis, *ticks.values(*axes.get_ylim()))
+
+
+def _front(axes: Axes, panel: Panel) -> None:
+    ticks.log_axes(axes, panel)
+    for series in panel.series:
+        look = style.style(series.key)
+        (line,) = axes.plot(
+            [p.at for p in series.points], [p.value for p in series.points], color=look.colour.light,
+            linestyle=look.line if series.key == "front" else "none", drawstyle="steps-post",
+            marker=look.marker or "none", markerfacecolor=look.colour.light if look.filled else "white",
+        )  # fmt: skip
+        line.set_gid(f"series:{series.key}")
+    axes.margins(0.08)
+    _widen(axes)
     ticks.place(axes.xaxis, *ticks.values(*axes.get_xlim(), most=6))
     ticks.place(axes.yaxis, *ticks.values(*axes.get_ylim()))
 
@@ -227,7 +253,7 @@ def _widen(axes: Axes, least: float = 1.6) -> None:
 
 def _hits(axes: Axes, panel: Panel) -> list[Hit]:
     placed = _apart(panel.series) if panel.categories else panel.series
-    return [_hit(axes, panel, s, p) for s in placed for p in s.points]
+    return [_hit(axes, panel, s, p) for s in placed for p in s.points if p.tip]
 
 
 def _hit(axes: Axes, panel: Panel, series: Series, point: Point) -> Hit:

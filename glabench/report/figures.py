@@ -17,9 +17,13 @@ def sections(table: pd.DataFrame) -> list[Section]:
 
     Devices are never mixed in one figure; where there are several, titles say which.
     """
-    several = [(name, _sections(table[table["device"] == name])) for name in devices(table)]
+    return by_device([(name, _sections(table[table["device"] == name])) for name in devices(table)]) or _sections(table)
+
+
+def by_device(several: list[tuple[str, list[Section]]]) -> list[Section]:
+    """The same sections of several devices as one list; none of no device."""
     if len(several) < 2:
-        return several[0][1] if several else _sections(table)
+        return several[0][1] if several else []
     return [_joined(name_and_section) for name_and_section in _by_section(several)]
 
 

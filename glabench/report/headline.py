@@ -9,7 +9,18 @@ from dataclasses import dataclass
 import pandas as pd
 
 from glabench.analysis import labels
-from glabench.analysis.compare import QUESTION, Curve, answers, by, crossover, curves, speedups, variants, winners
+from glabench.analysis.compare import (
+    QUESTION,
+    Curve,
+    answers,
+    by,
+    competes,
+    crossover,
+    curves,
+    speedups,
+    variants,
+    winners,
+)
 from glabench.analysis.statistics import geometric_mean
 from glabench.report import text
 from glabench.report.lengths import held, lean
@@ -47,7 +58,8 @@ def _winners(best: pd.DataFrame) -> list[Finding]:
         lead = "questions with one system clearly ahead"
         return [Finding(f"0 of {len(everyone)}", lead, f"The intervals of the two fastest meet at each of {total}.")]
     (first, wins), *rest = ahead.most_common()
-    lead = f"questions where {first} is the fastest of {text.count(best['system'].nunique(), 'system')}"
+    rivals = text.count(best.loc[competes(best), "system"].nunique(), "system")
+    lead = f"questions where {first} is the fastest of {rivals}"
     others = [f"{name} is the fastest at {n}" for name, n in rest] or ["No other is ahead anywhere"]
     others += [f"{close} {'is' if close == 1 else 'are'} too close to call"] if close else []
     found = [Finding(f"{wins} of {len(everyone)}", lead, text.sentence("; ".join(others)))]

@@ -72,7 +72,7 @@ def _speed_caption(curve: Curve) -> str:
 
 def _ahead(mode: str, rows: pd.DataFrame) -> str:
     """ "forward at T = 8k: GLA w/ m. first, 1.10× as fast as FLA chunk_gla"; nothing where only one system ran."""
-    ranked = rows[rows["family"] != "linear"].sort_values("ms")
+    ranked = rows[~rows["family"].isin(labels.LESS)].sort_values("ms")
     if len(ranked) < 2:
         return ""
     first, second = ranked.iloc[0], ranked.iloc[1]
@@ -143,12 +143,12 @@ def baselines(best: pd.DataFrame) -> list[str]:
 
 
 def challengers(best: pd.DataFrame, baseline: str) -> pd.DataFrame:
-    """The speed-ups worth drawing: not of linear attention, which does less, nor of a loop that is no baseline itself,
-    being a thousand times slower than the rest."""
+    """The speed-ups worth drawing: not of what does less than gated linear attention, nor of a loop that is no baseline
+    itself, being a thousand times slower than the rest."""
     pairs = speedups(best, baseline)
     known = baselines(best)
     loop = (pairs["variant"] == "recurrent_torch") & ("recurrent_torch" not in known)
-    return pairs[(pairs["family"] != "linear") & ~loop]
+    return pairs[~pairs["family"].isin(labels.LESS) & ~loop]
 
 
 def _overtakes(pairs: pd.DataFrame) -> str:

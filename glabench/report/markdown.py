@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pandas as pd
 
 from glabench.analysis import labels
-from glabench.analysis.compare import QUESTION, answers, by, variants
+from glabench.analysis.compare import QUESTION, answers, by, competes, variants
 from glabench.report import tables, text
 from glabench.report.environments import environments, mixed
 from glabench.report.headline import findings
@@ -41,10 +41,7 @@ def _by_shape(part: pd.DataFrame, value: str) -> str:
     for _, group in by(part, QUESTION):
         row = group.iloc[0]
         values = dict(zip(group["variant"], group[value], strict=True))
-        # Linear attention without gates does less than was asked, so it is never the best there.
-        best = min(
-            (v for key, v in values.items() if row["gate"] == "none" or labels.family(key) != "linear"), default=None
-        )
+        best = group.loc[competes(group), value].min()  # NaN, and so no cell's, where none does
         cells = [_cell(values.get(key), best) for key in columns]
         lines.append([text.shape(row), conditions(row), *cells])
     head = ["shape", "dtype, gates", *(labels.title(key) for key in columns)]

@@ -40,6 +40,7 @@ class Panel:
     """One pair of axes, values on a log scale; with ``categories`` a dot plot, a line a category, values along x.
 
     scatter: marks without lines, both axes values of one unit, with the line on which they are equal.
+    front: marks without lines, each axis with a unit of its own; the series called "front" is a line.
     stacked: with categories, bars that add up instead of dots, from zero on a linear scale.
     roofs: marks without lines under these ceilings: a roofline plot.
     """
@@ -52,6 +53,7 @@ class Panel:
     reference: tuple[float, str] | None = None  # a line across, and what it stands for
     value_range: tuple[float, float] | None = None  # shared by panels that are to be compared with each other
     scatter: bool = False
+    front: bool = False
     stacked: bool = False
     roofs: tuple[Roof, ...] = ()
 

@@ -38,28 +38,32 @@ def render(rows: Sequence[Row], table: pd.DataFrame, sections: Sequence[Section]
 
     Everything that comes out of a row is escaped by the template; only our own SVG, CSS and script pass as markup.
     """
+    return fill("page.html.j2", **values(rows, table, sections))
+
+
+def values(rows: Sequence[Row], table: pd.DataFrame, sections: Sequence[Section]) -> dict[str, Any]:
+    """What page.html.j2, and a template that extends it, is filled with."""
     devices = parts.devices(table)
     found = environments.environments(rows)
-    return fill(
-        "page.html.j2",
-        title=text.listing(devices),
-        sweeps=sorted(set(table["sweep"])),
-        started=dates(rows),
-        total=len(rows),
-        timed=int(table["ms"].notna().sum()),
-        answers=[(device, headline.findings(table, device)) for device in devices],
-        systems=tables.systems(table),
-        sections=[(s, [drawn(s, i, figure) for i, figure in enumerate(s.figures)]) for s in sections if s.figures],
-        missing=[(s.title, s.missing) for s in sections if not s.figures],
-        kernels=tables.kernels(rows),
-        floors=tables.floors(rows),
-        archs=tables.archs(rows),
-        accuracy=tables.accuracy(rows),
-        measurements=tables.measurements(table),
-        failures=tables.failures(rows, table),
-        environments=found,
-        mixed=environments.mixed(found),
-    )
+    return {
+        "title": text.listing(devices),
+        "sweeps": sorted(set(table["sweep"])),
+        "started": dates(rows),
+        "total": len(rows),
+        "timed": int(table["ms"].notna().sum()),
+        "answers": [(device, headline.findings(table, device)) for device in devices],
+        "systems": tables.systems(table),
+        "sections": [(s, [drawn(s, i, figure) for i, figure in enumerate(s.figures)]) for s in sections if s.figures],
+        "missing": [(s.title, s.missing) for s in sections if not s.figures],
+        "kernels": tables.kernels(rows),
+        "floors": tables.floors(rows),
+        "archs": tables.archs(rows),
+        "accuracy": tables.accuracy(rows),
+        "measurements": tables.measurements(table),
+        "failures": tables.failures(rows, table),
+        "environments": found,
+        "mixed": environments.mixed(found),
+    }
 
 
 def fill(template: str, **values: Any) -> str:

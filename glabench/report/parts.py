@@ -125,7 +125,8 @@ def dots(
 ) -> Panel | None:  # fmt: skip
     """A dot plot with a line for each shape of the table (its first MOST_CATEGORIES); None without a value."""
     keys = ["T", "B", "H", "K", "V", "dtype", "gate", "initial_state"]
-    shapes = [rows.iloc[0] for _, rows in by(table[table[value] > 0], keys)][:MOST_CATEGORIES]
+    found_shapes = [rows.iloc[0] for _, rows in by(table[table[value] > 0], keys)]
+    shapes = sorted(found_shapes, key=lambda row: [*row[keys[:6]], labels.strength(row["gate"])])[:MOST_CATEGORIES]
     mixed = len({conditions(row) for row in shapes}) > 1
     names = [text.shape(row) + (f" {conditions(row)}" if mixed else "") for row in shapes]
     place = {tuple(row[key] for key in keys): i for i, row in enumerate(shapes)}

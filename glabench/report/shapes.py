@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from glabench.analysis import labels
-from glabench.analysis.compare import by, curves
+from glabench.analysis.compare import by, competes, curves
 from glabench.analysis.statistics import geometric_mean
 from glabench.report import text
 from glabench.report.lengths import baselines, challengers, speedup_tip
@@ -108,8 +108,9 @@ def floor(best: pd.DataFrame) -> tuple[Figure, ...]:
 
 
 def _floor_caption(rows: pd.DataFrame) -> str:
+    asked = rows[competes(rows)]  # what does less has less to move, and is named only where it is alone
     means = []
-    for mode, group in modes(rows):
+    for mode, group in modes(asked if len(asked) else rows):
         ranked = sorted((geometric_mean(list(g["over_floor"])), key) for (key,), g in by(group, ["variant"]))
         means.append(f"{text.mode(mode)} {labels.title(ranked[0][1])} {text.times(ranked[0][0])}")
     return (

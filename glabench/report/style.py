@@ -61,6 +61,10 @@ STYLES: dict[str, Style] = {
     "fla": Style(ORANGE, "v", _DASH),
     "fla_recurrent": Style(ORANGE, "<", _DASH_DOT, False),
     "fla_linear": Style(ORANGE, ">", _DOT, False),
+    "simple_gla": Style(SKY, "o"),
+    "fla_simple": Style(SKY, "v", _DASH),
+    "retention": Style(SKY, "s", (), False),
+    "fla_retention": Style(SKY, ">", _DASH_DOT, False),
     "helion": Style(OLIVE, "d", _DASH),
     "recurrent_torch": Style(PURPLE, "^", _DOT, False),
     "chunkwise_torch": Style(GREEN, "D", _DOT, False),
@@ -116,12 +120,28 @@ PROFILE: dict[str, Style] = {
     "memory:saved": Style(GREEN, "s"),
     "memory:workspace": Style(PURPLE, "s"),
 }
+# What the papers print, beside what was measured; and the schedules that nothing beats.
+PAPERS: dict[str, Style] = {
+    "printed:gla": Style(AXIS, "D", _DOT, False),
+    "printed:fa2": Style(AXIS, "P", _DOT, False),
+    "printed:intra": Style(AXIS, "o", _DOT, False),
+    "printed:inter": Style(AXIS, "s", _DOT, False),
+    "printed:ratio": Style(AXIS, "X", _DOT, False),
+    "whole": Style(INK, "X"),
+    "front": Style(INK, "", _DOT),
+}
 _STRANGERS = tuple(Style(colour, "*", _DASH, False) for colour in (GREY, OLIVE, SKY, INK, GREEN))
 
 
 def style(key: str) -> Style:
     """The look of a variant; one that is not known gets a star, in the same colour wherever it appears."""
-    return STYLES.get(key) or TUNING.get(key) or PROFILE.get(key) or _STRANGERS[sum(key.encode()) % len(_STRANGERS)]
+    return (
+        STYLES.get(key)
+        or TUNING.get(key)
+        or PROFILE.get(key)
+        or PAPERS.get(key)
+        or _STRANGERS[sum(key.encode()) % len(_STRANGERS)]
+    )
 
 
 def css_variables(dark: bool) -> str:

@@ -85,7 +85,12 @@ def accuracy(rows: Sequence[Row]) -> Table:
     for row in rows:
         if row.accuracy and row.accuracy.get("outputs"):
             where = str(row.accuracy.get("where") or "")
-            key = (label(row.case), row.case["dtype"], labels.gate(row.case.get("gate_strength")), where)
+            key = (
+                label(row.case),
+                row.case["dtype"],
+                labels.gate(row.case.get("gate_strength"), row.case.get("value_gate", False)),
+                where,
+            )
             groups.setdefault(key, []).append(row)
     names = sorted({name for group in groups.values() for row in group for name in _outputs(row)}, key=_output_order)
     columns = ("system", "dtype", "gate", "where", "passed", *names)

@@ -35,8 +35,8 @@ def sizes(ref: torch.Tensor, name: str, dtype: torch.dtype, terms: torch.Tensor 
     """What the errors of an output are measured against: the squared norms of its blocks, with two exceptions.
 
     dg is a sum of differences of q*dq and k*dk, which cancel under strong gates: it is measured against half the norm
-    of ``terms``, q*dq, at least. And nothing is measured against less than the dtype's smallest normal number, which
-    is as good as zero.
+    of ``terms``, q*dq, at least, and so is dgv, of do*o. And nothing is measured against less than the dtype's smallest
+    normal number, which is as good as zero.
     """
     found = block_norms(ref, name)
     if terms is not None:

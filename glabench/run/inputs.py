@@ -24,10 +24,10 @@ DTYPES: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16,
 class Inputs:
     """What an operator is given, and the gradients that come back to it.
 
-    GLA: q, k, g, ``[B,T,H,K]``, v, do ``[B,T,H,V]``, states ``[B,H,K,V]`` in float32. For mode "step" the T axis is
-    gone. Attention: q, k, v, do ``[B,T,heads,dim]``, the rest None; for mode "step" one token of q and do, and k and v
-    of all that came before it and of itself. Selective scan: C and B as q and k ``[B,T,1,N]``,
-    x, dt and dy as v, g and do ``[B,T,1,channels]``.
+    GLA: q, k, g, ``[B,T,H,K]``, v, do, gv ``[B,T,H,V]``, states ``[B,H,K,V]`` in float32; with one gate a head, g is
+    ``[B,T,H,1]``. For mode "step" the T axis is gone. Attention: q, k, v, do ``[B,T,heads,dim]``, the rest None; for
+    mode "step" one token of q and do, and k and v of all that came before it and of itself. Selective scan: C and B as
+    q and k ``[B,T,1,N]``, x, dt and dy as v, g and do ``[B,T,1,channels]``.
     """
 
     q: torch.Tensor
@@ -37,6 +37,7 @@ class Inputs:
     g: torch.Tensor | None = None
     initial_state: torch.Tensor | None = None
     dstate: torch.Tensor | None = None  # the gradient of the final state; where there is an initial state
+    gv: torch.Tensor | None = None
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Every tensor that is there, with its name."""
@@ -59,7 +60,7 @@ class Inputs:
 
 
 def make_inputs(case: Case, operator: Operator, device: str, salt: int = 0) -> Inputs:
-    """Draw q, k, v, do from N(0, 1) and g = gate_strength * logsigmoid(N(0, 1)), rounded to the case's dtype.
+    """Draw q, k, v, do from N(0, 1) and g, gv = gate_strength * logsigmoid(N(0, 1)), rounded to the case's dtype.
 
     A selective scan's steps, in the place of g, are softplus(N(-4, 1)): of the size that Mamba begins with.
 
@@ -86,16 +87,25 @@ def make_inputs(case: Case, operator: Operator, device: str, salt: int = 0) -> I
     lead = (case.B, case.H) if case.mode == "step" else (case.B, case.T, case.H)
     q, k = normal(*lead, case.K), normal(*lead, case.K)
     v, do = normal(*lead, case.V), normal(*lead, case.V)
-    g = None
-    if case.gate_strength is not None:
-        gates = F.logsigmoid(normal(*lead, case.K, dtype=torch.float32)) * case.gate_strength
-        g = gates.clamp_min(torch.finfo(dtype).min).to(dtype)
+
+    def gates(dim: int, strength: float) -> torch.Tensor:
+        drawn = F.logsigmoid(normal(*lead, dim, dtype=torch.float32)) * strength
+        return drawn.clamp_min(torch.finfo(dtype).min).to(dtype)
+
+    g = None if case.gate_strength is None else gates(gate_width(case, operator), case.gate_strength)
     state = dstate = None
     if case.initial_state or case.mode == "step":
         shape = (case.B, case.H, case.K, case.V)
         state = normal(*shape, dtype=torch.float32)
         dstate = None if case.mode == "step" else normal(*shape, dtype=torch.float32)
-    return Inputs(q, k, v, do, g, state, dstate)
+    # drawn last, so that the other numbers are those of the case without them
+    gv = gates(case.V, 1.0 if case.gate_strength is None else case.gate_strength) if case.value_gate else None
+    return Inputs(q, k, v, do, g, state, dstate, gv)
+
+
+def gate_width(case: Case, operator: Operator) -> int:
+    """Gates a token and head, where there are any."""
+    return 1 if operator == "simple" else case.K
 
 
 def inputs_for(system: System, case: Case, device: str, salt: int = 0) -> Inputs:
@@ -115,9 +125,10 @@ def input_bytes(case: Case) -> int:
         channels, state = ssm_shape(case)
         return e * case.B * case.T * (3 * channels + 2 * state)
     rows = case.B * case.H * (1 if case.mode == "step" else case.T)
-    keys = 2 if case.gate_strength is None else 3
+    gates = 0 if case.gate_strength is None else gate_width(case, operator)
     states = 1 if case.mode == "step" else 2 * int(case.initial_state)
-    return e * rows * (keys * case.K + 2 * case.V) + 4 * states * case.B * case.H * case.K * case.V
+    values = 3 if case.value_gate else 2
+    return e * rows * (2 * case.K + gates + values * case.V) + 4 * states * case.B * case.H * case.K * case.V
 
 
 def set_count(nbytes: int, cache_bytes: int, free_bytes: int, most: int = 8) -> int:

@@ -14,7 +14,7 @@ from functools import lru_cache, partial
 import torch
 
 from gla_kernels import reference
-from glabench.run import ssm
+from glabench.run import retention, ssm
 from glabench.run.errors import Distance, distance, sizes
 from glabench.run.inputs import Inputs, make_inputs, pick_pairs
 from glabench.spec.case import Case, Mode
@@ -43,7 +43,11 @@ class Question:
 
     @property
     def names(self) -> str:
-        names: dict[Operator, str] = {"attention": "float64 softmax attention", "ssm": "float64 selective scan"}
+        names: dict[Operator, str] = {
+            "attention": "float64 softmax attention",
+            "ssm": "float64 selective scan",
+            "retention": "float64 recurrence with RetNet's decays",
+        }
         return names.get(self.operator, "float64 recurrence")
 
 
@@ -51,7 +55,7 @@ class Question:
 class Answer:
     """What is right for the sampled pairs, and how far the plain same-dtype form is from it.
 
-    Keys: o, final_state, dq, dk, dv, dg, dinitial_state; o and final_state alone for a step. ``reference`` is
+    Keys: o, final_state, dq, dk, dv, dg, dinitial_state, dgv; o and final_state alone for a step. ``reference`` is
     ``[1,T,P,D]``, states ``[1,P,K,V]``, on the CPU: float64 for cases in fp32, else rounded to float32, a thousandth
     of what 16 bits tell apart. ``sizes`` are what errors are measured against; see ``errors.sizes``.
     """
@@ -87,9 +91,9 @@ def answer(question: Question) -> Answer:
     doubles = replace(picked, **{name: x.double() for name, x in picked.tensors()})
     right, plain = _forms(question)
     exact, rough = right(doubles), plain(picked)
-    terms = doubles.q * exact["dq"] if "dg" in exact and question.operator == "gla" else None
+    terms = {} if question.operator == "ssm" else _gate_terms(doubles, exact, question)
     dtype = picked.q.dtype
-    against = {name: sizes(x, name, dtype, terms if name == "dg" else None) for name, x in exact.items()}
+    against = {name: sizes(x, name, dtype, terms.get(name)) for name, x in exact.items()}
     keep = torch.float64 if dtype == torch.float32 else torch.float32
     return Answer(
         reference={name: x.to("cpu", keep) for name, x in exact.items()},
@@ -106,7 +110,22 @@ def _forms(question: Question) -> tuple[Callable[[Inputs], Outputs], Callable[[I
         return _step, _step
     if question.operator == "ssm":
         return partial(differentiate, ssm.form), partial(differentiate, ssm.form)
+    if question.operator == "retention":
+        heads = tuple(head for _, head in question.pairs)
+        return tuple(partial(differentiate, retention.form(of, heads)) for of in (reference.recurrent, _chunkwise))  # type: ignore[return-value]  # two of them
+    # the references take one gate a head, [B, T, H, 1], as a gate of every feature
     return partial(differentiate, reference.recurrent), partial(differentiate, _chunkwise)
+
+
+def _gate_terms(inputs: Inputs, exact: Outputs, question: Question) -> Outputs:
+    """What cancels in the gates' gradients, where there are any: see ``errors.sizes``."""
+    found = {}
+    if "dg" in exact:
+        terms = inputs.q * exact["dq"]
+        found["dg"] = terms.sum(-1, keepdim=True) if question.operator == "simple" else terms
+    if "dgv" in exact:
+        found["dgv"] = inputs.do * exact["o"]
+    return found
 
 
 def _picked(inputs: Inputs, question: Question) -> Inputs:
@@ -123,16 +142,18 @@ Form = Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
 
 
 def _chunkwise(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor | None, *, initial_state: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor]:
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor | None, *,
+    initial_state: torch.Tensor | None, gv: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """The plain form whose error sets the tolerance: two-level chunks of 64 and 16 in the inputs' dtype."""
-    return reference.chunkwise(q, k, v, g, initial_state=initial_state, chunk=64, sub_chunk=16)
+    return reference.chunkwise(q, k, v, g, initial_state=initial_state, chunk=64, sub_chunk=16, gv=gv)
 
 
 def differentiate(form: Form, inputs: Inputs) -> Outputs:
     """Outputs of a form and the gradients of its inputs by autograd."""
     given = inputs.with_grad()
-    o, state = form(given.q, given.k, given.v, given.g, initial_state=given.initial_state)
+    gates = {} if given.gv is None else {"gv": given.gv}
+    o, state = form(given.q, given.k, given.v, given.g, initial_state=given.initial_state, **gates)
     return collect(given, o, state, gradients=True)
 
 
@@ -154,12 +175,14 @@ def collect(given: Inputs, o: torch.Tensor, state: torch.Tensor | None, gradient
 def _step(inputs: Inputs) -> Outputs:
     """One token of the recurrence in the dtype of q; the state in its own.
 
-    S = Diag(exp g) S + k^T v,  o = K^-1/2 q S.  Shapes as ``Inputs`` gives them for mode "step".
+    S = Diag(exp g) S Diag(exp gv) + k^T v,  o = K^-1/2 q S.  Shapes as ``Inputs`` gives them for mode "step".
     """
     state = inputs.initial_state
     assert state is not None  # mode "step" always has one
     wide = state.dtype
     decay = torch.ones_like(inputs.k) if inputs.g is None else inputs.g.to(wide).exp()
+    if inputs.gv is not None:
+        state = state * inputs.gv.to(wide).exp()[..., None, :]
     new = decay.to(wide)[..., None] * state + inputs.k.to(wide)[..., None] * inputs.v.to(wide)[..., None, :]
     o = torch.einsum("...k,...kv->...v", inputs.q.to(wide), new) * inputs.q.shape[-1] ** -0.5
     return {"o": o.to(inputs.q.dtype), "final_state": new}

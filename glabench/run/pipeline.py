@@ -94,7 +94,11 @@ def _run(draft: Draft, case: Case, settings: Settings, system: System) -> None:
 
 def can_run(draft: Draft, case: Case, settings: Settings, system: System) -> bool:
     """Whether the system runs here, and runs the case; the row says why not, or what it is that runs."""
-    refusal = system.unavailable(settings.device) or system.unsupported(case, settings.device)
+    refusal = (
+        system.unavailable(settings.device)
+        or system.refusal_of_gates(case)
+        or system.unsupported(case, settings.device)
+    )
     if refusal is not None:
         draft.fail("unsupported", str(refusal))
         return False

@@ -34,6 +34,8 @@ def describe(case: Case) -> str:
     parts += [case.dtype, case.mode]
     if case.gate_strength not in (None, 1.0):
         parts.append(f"gate {case.gate_strength:g}")
+    if case.value_gate:
+        parts.append("value gate")
     if case.initial_state:
         parts.append("state")
     return " ".join(parts)

@@ -37,6 +37,8 @@ class Case:
     # g = gate_strength * logsigmoid(N(0,1)); 0 is a gate that never closes; None is no gate at all (g=None)
     gate_strength: float | None = 1.0
     initial_state: bool = False
+    # gates on the value side besides, gv = gate_strength * logsigmoid(N(0,1)), of strength 1 where there is no g
+    value_gate: bool = False
     attn_heads: int | None = None
     attn_dim: int | None = None
     seed: int = 0
@@ -44,7 +46,10 @@ class Case:
     @property
     def id(self) -> str:
         """Twelve hex digits that name this case in every file, the same on every machine."""
-        text = json.dumps(asdict(self), sort_keys=True)
+        named = asdict(self)
+        if not self.value_gate:
+            del named["value_gate"]  # older than this field: cases without it keep their ids
+        text = json.dumps(named, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def to_dict(self) -> dict[str, Any]:

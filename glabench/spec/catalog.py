@@ -9,12 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Family = Literal["gla", "linear", "attention", "ssm"]
-Operator = Literal["gla", "attention", "ssm"]
+Family = Literal["gla", "linear", "scalar", "attention", "ssm"]
+Operator = Literal["gla", "simple", "retention", "attention", "ssm"]
 
 TRAINING = ("fwd", "bwd", "fwdbwd")
 WITH_STEP = (*TRAINING, "step")
 SCHEDULE = frozenset({"chunk", "sub_chunk", "materialize"})
+ONE_LEVEL = frozenset({"chunk", "materialize"})  # without sub-chunks
 
 # The selective scan that is measured beside a layer is Mamba's: twice the layer's width in channels of 16 states.
 SSM_EXPAND = 2
@@ -26,6 +27,7 @@ MAO_PAPER = "Mao 2022, Fine-Tuning Pre-trained Transformers into Decaying Fast W
 GATELOOP_PAPER = "Katsch 2023, GateLoop: Fully Data-Controlled Linear Recurrence, arXiv:2311.01927"
 LIGHTNING_PAPER = "Qin et al. 2024, Lightning Attention-2, arXiv:2401.04658"
 MAMBA_PAPER = "Gu and Dao 2023, Mamba: Linear-Time Sequence Modeling with Selective State Spaces, arXiv:2312.00752"
+RETNET_PAPER = "Sun et al. 2023, Retentive Network: A Successor to Transformer, arXiv:2307.08621"
 FA3_PAPER = "Shah et al. 2024, FlashAttention-3, arXiv:2407.08608"
 FLEX_DOCS = "https://docs.pytorch.org/docs/stable/nn.attention.flex_attention.html"
 FLA_REPO = "https://github.com/fla-org/flash-linear-attention"
@@ -39,7 +41,7 @@ class SystemInfo:
 
     name: str
     title: str
-    family: Family  # "linear" is linear attention without a gate
+    family: Family  # "linear" is linear attention without a gate, "scalar" with one decay a head
     operator: Operator  # what the accuracy gate compares it with
     axes: frozenset[str]  # the fields of Case beyond the common ones that it uses: a subset of SCHEDULE
     modes: tuple[str, ...]
@@ -47,16 +49,18 @@ class SystemInfo:
     module: str  # "package.module:Class"
     summary: str
     source: str
+    value_gates: bool = False  # whether it can gate the value side, too
 
     @property
     def gated(self) -> bool:
         """Whether the system reads the gates g, so that the gate strength is part of its cases."""
-        return self.family == "gla"
+        return self.family == "gla" or self.operator == "simple"
 
 
 def _gla(name: str, title: str, module: str, summary: str, source: str, *, axes: frozenset[str] = frozenset(),
-         modes: tuple[str, ...] = TRAINING, triton: bool = False) -> SystemInfo:  # fmt: skip
-    return SystemInfo(name, title, "gla", "gla", axes, modes, triton, f"glabench.systems.{module}", summary, source)
+         modes: tuple[str, ...] = TRAINING, triton: bool = False, value_gates: bool = False) -> SystemInfo:  # fmt: skip
+    path = f"glabench.systems.{module}"
+    return SystemInfo(name, title, "gla", "gla", axes, modes, triton, path, summary, source, value_gates)
 
 
 def _attention(name: str, title: str, module: str, summary: str, source: str,
@@ -65,20 +69,27 @@ def _attention(name: str, title: str, module: str, summary: str, source: str,
     return SystemInfo(name, title, "attention", "attention", frozenset(), modes, False, path, summary, source)
 
 
+def _scalar(name: str, title: str, operator: Operator, module: str, summary: str, source: str, *,
+            axes: frozenset[str] = frozenset(), triton: bool = False) -> SystemInfo:  # fmt: skip
+    path = f"glabench.systems.{module}"
+    return SystemInfo(name, title, "scalar", operator, axes, TRAINING, triton, path, summary, source)
+
+
 _SYSTEMS = (
     _gla("gla", "GLA, chunkwise (ours)", "gla:Gla",
          "chunkwise Triton kernels, two-level chunking, states materialized or not", GLA_PAPER,
-         axes=SCHEDULE, triton=True),
+         axes=SCHEDULE, triton=True, value_gates=True),
     _gla("gla_recurrent", "GLA, fused recurrent (ours)", "gla_recurrent:GlaRecurrent",
          "one Triton program walks the whole sequence with the state on chip; mode step decodes one token", GLA_PAPER,
-         modes=WITH_STEP, triton=True),
+         modes=WITH_STEP, triton=True, value_gates=True),
     _gla("recurrent_torch", "Recurrence, PyTorch loop", "recurrent_torch:RecurrentTorch",
-         "the recurrence as a Python loop over time", "Katharopoulos et al. 2020, arXiv:2006.16236", modes=WITH_STEP),
+         "the recurrence as a Python loop over time", "Katharopoulos et al. 2020, arXiv:2006.16236", modes=WITH_STEP,
+         value_gates=True),
     _gla("chunkwise_torch", "Chunkwise, PyTorch (not I/O-aware)", "chunkwise_torch:ChunkwiseTorch",
          "the chunkwise form in plain PyTorch: every intermediate goes through memory", GLA_PAPER,
-         axes=frozenset({"chunk"})),
+         axes=frozenset({"chunk"}), value_gates=True),
     _gla("parallel_torch", "Parallel form, PyTorch", "parallel_torch:ParallelTorch",
-         "the quadratic form, in log space so that strong gates do not overflow", GLA_PAPER),
+         "the quadratic form, in log space so that strong gates do not overflow", GLA_PAPER, value_gates=True),
     _gla("recurrent_hbm", "Recurrence, states in HBM (Triton)", "recurrent_hbm:RecurrentHbm",
          "the recurrence that writes every state to memory, and reads it back for the gradients", MAO_PAPER,
          triton=True),
@@ -99,6 +110,11 @@ _SYSTEMS = (
                "glabench.systems.mamba_scan:MambaScan",
                "mamba_ssm's selective_scan_fn where it is installed, else a Triton kernel; the row says which",
                MAMBA_PAPER),
+    _scalar("simple_gla", "GLA with one gate a head (ours)", "simple", "simple_gla:SimpleGla",
+            "chunkwise Triton kernels of their own: scores are one product, states materialized or not", GLA_PAPER,
+            axes=ONE_LEVEL, triton=True),
+    _scalar("retention", "Retention (ours)", "retention", "retention:Retention",
+            "the kernels of simple_gla with RetNet's constant decays", RETNET_PAPER, axes=ONE_LEVEL, triton=True),
     _attention("sdpa", "Attention, torch SDPA", "sdpa:Sdpa",
                "softmax attention with the backend that PyTorch picks: the attention baseline of a CPU", SDPA_DOCS,
                WITH_STEP),
@@ -115,6 +131,10 @@ _SYSTEMS = (
          "fla-core's chunkwise GLA, autotuned by itself", FLA_REPO),
     SystemInfo("fla_linear", "FLA chunk_linear_attn (no gate)", "linear", "gla", frozenset(), TRAINING, False,
                "glabench.systems.fla:FlaLinear", "fla-core's chunkwise linear attention without a gate", FLA_REPO),
+    _scalar("fla_simple", "FLA chunk_simple_gla (one gate a head)", "simple", "fla:FlaSimple",
+            "fla-core's chunkwise linear attention with one gate a head, autotuned by itself", FLA_REPO),
+    _scalar("fla_retention", "FLA chunk_retention", "retention", "fla:FlaRetention",
+            "fla-core's chunkwise retention, autotuned by itself", FLA_REPO),
     _gla("fla_recurrent", "FLA fused_recurrent_gla", "fla:FlaRecurrent",
          "fla-core's fused recurrence; mode step decodes one token", FLA_REPO, modes=WITH_STEP),
     _gla("helion", "Helion full GLA", "helion:HelionGla",

@@ -185,7 +185,7 @@ def _case(source: Source, block: _Block, values: dict[str, Any]) -> Case:
     if info.operator == "ssm":
         values["initial_state"] = False
     if not info.gated:
-        values["gate_strength"] = None
+        values.update(gate_strength=None, value_gate=False)
     return Case(**values)
 
 

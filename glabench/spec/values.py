@@ -46,6 +46,7 @@ class CaseValues(BaseModel):
         description="a number >= 0, or null for no gate at all"
     )
     initial_state: bool = Field(description="true or false")
+    value_gate: bool = Field(description="true or false")
     seed: Annotated[int, Field(ge=0)] = Field(description="an integer >= 0")
 
 

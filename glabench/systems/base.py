@@ -48,6 +48,12 @@ class System(ABC):
         """One line: why it cannot run this case (a head dimension, a dtype ...), or None."""
         return None
 
+    def refusal_of_gates(self, case: Case) -> str | None:
+        """One line: why it cannot run the case's gates, as far as the catalog says, or None."""
+        if case.value_gate and not self.info.value_gates:
+            return f"{self.name} has no gates on the value side"
+        return None
+
     @abstractmethod
     def implementation(self, case: Case) -> str:
         """What really runs, with its version: "fla-core 0.6.0 chunk_gla"."""

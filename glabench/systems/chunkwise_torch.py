@@ -40,4 +40,5 @@ class ChunkwiseTorch(System):
             initial_state=inputs.initial_state,
             chunk=chunk,
             sub_chunk=min(SUB_CHUNK, chunk),
+            gv=inputs.gv,
         )

@@ -1,7 +1,10 @@
-"""Flash-linear-attention's kernels: chunkwise GLA, chunkwise linear attention without a gate, fused recurrence."""
+"""Flash-linear-attention's kernels: chunkwise GLA, the same with one gate a head, with constant decays and without a
+gate, and the fused recurrence."""
 
 from __future__ import annotations
 
+import importlib.util
+import re
 from typing import TYPE_CHECKING
 
 from glabench.hardware.environment import package_version
@@ -15,6 +18,7 @@ if TYPE_CHECKING:
     from glabench.run.inputs import Inputs
 
 INSTALL = "pip install fla-core einops"
+HOPPER_MAJOR = 9  # of the compute capability
 
 
 class _Fla(System):
@@ -70,6 +74,72 @@ class FlaLinear(_Fla):
             output_final_state=case.initial_state,
             normalize=False,
         )
+
+
+class FlaSimple(_Fla):
+    """``fla.ops.simple_gla.chunk_simple_gla``, whose gates are [B, T, H]."""
+
+    function = "chunk_simple_gla"
+
+    def unsupported(self, case: Case, device: Device) -> str | None:
+        if case.gate_strength is None:
+            return "chunk_simple_gla is measured with gates; fla_linear is FLA without them"
+        return odd_refusal(case) or hopper_refusal(case, device)
+
+    def forward(self, inputs: Inputs, case: Case) -> tuple[torch.Tensor, torch.Tensor | None]:
+        from fla.ops.simple_gla import chunk_simple_gla
+
+        assert inputs.g is not None  # refused above
+        return chunk_simple_gla(
+            inputs.q,
+            inputs.k,
+            inputs.v,
+            g=inputs.g.squeeze(-1),
+            initial_state=inputs.initial_state,
+            output_final_state=case.initial_state,
+        )
+
+
+class FlaRetention(_Fla):
+    """``fla.ops.retention.chunk_retention``, which makes RetNet's decays itself."""
+
+    function = "chunk_retention"
+
+    def unsupported(self, case: Case, device: Device) -> str | None:
+        return odd_refusal(case)
+
+    def forward(self, inputs: Inputs, case: Case) -> tuple[torch.Tensor, torch.Tensor | None]:
+        from fla.ops.retention import chunk_retention
+
+        return chunk_retention(
+            inputs.q,
+            inputs.k,
+            inputs.v,
+            initial_state=inputs.initial_state,
+            output_final_state=case.initial_state,
+        )
+
+
+def odd_refusal(case: Case) -> str | None:
+    """Why the backward pass of FLA's kernels with one decay a head cannot take the case's head dimensions, or None."""
+    if case.mode == "fwd" or case.dtype == "fp32" or not (case.K % 2 or case.V % 2):
+        return None
+    return f"K={case.K}, V={case.V}: FLA's backward pass takes even ones in 16 bits"
+
+
+def hopper_refusal(case: Case, device: Device) -> str | None:
+    """Why FLA's backward pass with a gate a head raises an error on this GPU, or None: its own check, which without
+    tilelang finds Triton's kernel wrong on Hopper."""
+    triton = tuple(int(part) for part in re.findall(r"\d+", package_version("triton") or "")[:3])
+    if case.mode == "fwd" or device != "cuda" or not (3, 4) <= triton < (3, 7, 1):
+        return None
+    import torch
+
+    if importlib.util.find_spec("tilelang") or not torch.cuda.is_available():
+        return None
+    if torch.cuda.get_device_capability()[0] != HOPPER_MAJOR:
+        return None
+    return "FLA's backward pass with a gate a head needs triton >= 3.7.1 or tilelang on Hopper"
 
 
 class FlaRecurrent(_Fla):

@@ -35,6 +35,16 @@ def head_dim_refusal(case: Case) -> str | None:
     return None
 
 
+def schedule_of(case: Case) -> Schedule | None:
+    """The case's schedule, None where the case leaves all of it open. ValueError for one that does not exist."""
+    from gla_kernels import Schedule
+
+    if case.chunk is None and case.sub_chunk is None and case.materialize is None:
+        return None
+    chosen = {"chunk": case.chunk, "sub_chunk": case.sub_chunk, "materialize": case.materialize}
+    return Schedule(**{name: value for name, value in chosen.items() if value is not None})  # type: ignore[arg-type]  # values of one dict have one type
+
+
 def kernels_version() -> str:
     return f"gla_kernels {package_version('glabench') or 'of this checkout'}, triton {package_version('triton')}"
 
@@ -47,19 +57,16 @@ class Gla(System):
 
     def unsupported(self, case: Case, device: Device) -> str | None:
         try:
-            self.schedule(case)
+            schedule = self.schedule(case)
+            if case.value_gate:
+                value_gated_schedule(schedule)
         except ValueError as error:
             return str(error)
         return head_dim_refusal(case)
 
     def schedule(self, case: Case) -> Schedule | None:
-        """The case's schedule, None where the case leaves all of it open. ValueError for one that does not exist."""
-        from gla_kernels import Schedule
-
-        if case.chunk is None and case.sub_chunk is None and case.materialize is None:
-            return None
-        chosen = {"chunk": case.chunk, "sub_chunk": case.sub_chunk, "materialize": case.materialize}
-        return Schedule(**{name: value for name, value in chosen.items() if value is not None})  # type: ignore[arg-type]  # values of one dict have one type
+        """`schedule_of` the case."""
+        return schedule_of(case)
 
     def choices(self, case: Case, machine: Machine | None = None) -> dict[str, Choice]:
         """Which plan each direction of the case runs on a GPU, and why; by default on the one that is here."""
@@ -77,6 +84,8 @@ class Gla(System):
         return Workload("fwd", case.B, case.T, case.H, case.K, case.V, case.dtype, gated, self.schedule(case))
 
     def implementation(self, case: Case) -> str:
+        if case.value_gate:
+            return f"{kernels_version()}; {schedule_name(value_gated_schedule(self.schedule(case)))} not tuned"
         found: dict[str, list[str]] = {}
         for direction, choice in self.choices(case).items():
             found.setdefault(f"{schedule_name(choice.plan.schedule)} {choice.origin}", []).append(direction)
@@ -96,11 +105,14 @@ class Gla(System):
             inputs.g,
             initial_state=inputs.initial_state,
             output_final_state=case.initial_state,
+            gv=inputs.gv,
             schedule=self.schedule(case),
             config=self.config(case),
         )
 
     def launches(self, case: Case, arch: str) -> list[Launch]:
+        if case.value_gate:
+            return kernel_launches("gla", case, arch, self.schedule(case))
         from gla_kernels import Machine, machine_of
 
         here, capability = machine_of(), int(arch.removeprefix("sm_"))
@@ -130,6 +142,13 @@ class PlannedGla(Gla):
         return found
 
 
+def value_gated_schedule(schedule: Schedule | None) -> Schedule:
+    """What runs with gates on the value side where this is asked for; ValueError where nothing does."""
+    from gla_kernels.value_gates.autograd import check_schedule
+
+    return check_schedule(schedule, None)
+
+
 def schedule_name(schedule: Schedule) -> str:
     """A schedule in a few words: "64/16 w/ m., seg 32" is chunks of 64, sub-chunks of 16, materialized, segments of 32
     chunks."""
@@ -156,6 +175,7 @@ def kernel_launches(
         schedule=schedule,
         config=config,
         gated=case.gate_strength is not None,
+        value_gated=case.value_gate,
         initial_state=case.initial_state or case.mode == "step",
         capability=int(arch.removeprefix("sm_")),
     )

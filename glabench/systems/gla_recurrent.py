@@ -38,13 +38,14 @@ class GlaRecurrent(System):
             inputs.g,
             initial_state=inputs.initial_state,
             output_final_state=case.initial_state,
+            gv=inputs.gv,
         )
 
     def step(self, inputs: Inputs, case: Case) -> tuple[torch.Tensor, torch.Tensor]:
         from gla_kernels import gla_step
 
         assert inputs.initial_state is not None  # mode "step" always has one
-        o = gla_step(inputs.q, inputs.k, inputs.v, inputs.g, inputs.initial_state)
+        o = gla_step(inputs.q, inputs.k, inputs.v, inputs.g, inputs.initial_state, gv=inputs.gv)
         return o, inputs.initial_state
 
     def launches(self, case: Case, arch: str) -> list[Launch]:

@@ -38,4 +38,5 @@ class ParallelTorch(System):
             initial_state=inputs.initial_state,
             chunk=max(case.T, 1),
             sub_chunk=SUB_CHUNK,
+            gv=inputs.gv,
         )

@@ -26,13 +26,15 @@ class RecurrentTorch(System):
     def forward(self, inputs: Inputs, case: Case) -> tuple[torch.Tensor, torch.Tensor | None]:
         from gla_kernels import reference
 
-        return reference.recurrent(inputs.q, inputs.k, inputs.v, inputs.g, initial_state=inputs.initial_state)
+        return reference.recurrent(inputs.q, inputs.k, inputs.v, inputs.g, None, inputs.initial_state, inputs.gv)
 
     def step(self, inputs: Inputs, case: Case) -> tuple[torch.Tensor, torch.Tensor]:
         state = inputs.initial_state
         assert state is not None  # mode "step" always has one
         if inputs.g is not None:
             state.mul_(inputs.g.to(state.dtype).exp()[..., None])
+        if inputs.gv is not None:
+            state.mul_(inputs.gv.to(state.dtype).exp()[..., None, :])
         state.add_(inputs.k.to(state.dtype)[..., None] * inputs.v.to(state.dtype)[..., None, :])
         o = (inputs.q.to(state.dtype)[..., None, :] @ state)[..., 0, :] * inputs.q.shape[-1] ** -0.5
         return o.to(inputs.v.dtype), state

@@ -69,7 +69,8 @@ def asked_of(cases: Iterable[Case]) -> tuple[list[Asked], int]:
     schedules and sizes that the kernels do not take."""
     system, found, skipped = Gla(CATALOG["gla"]), dict[Asked, None](), 0
     for case in cases:
-        if case.system != "gla" or case.mode not in DIRECTIONS or system.unsupported(case, "cuda") is not None:
+        tuned = case.system == "gla" and case.mode in DIRECTIONS and not case.value_gate
+        if not tuned or system.unsupported(case, "cuda") is not None:
             skipped += 1
             continue
         work = system.workload(case)

@@ -41,7 +41,8 @@ def of_cases(cases: Iterable[Case]) -> list[list[Workload]]:
     system = Gla(CATALOG["gla"])
     groups: dict[Workload, dict[Direction, Workload]] = {}
     for case in cases:
-        if case.system != "gla" or case.mode not in DIRECTIONS or system.unsupported(case, "cuda") is not None:
+        tuned = case.system == "gla" and case.mode in DIRECTIONS and not case.value_gate
+        if not tuned or system.unsupported(case, "cuda") is not None:
             continue
         work = system.workload(case)
         directions = groups.setdefault(work, {})

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from . import chunk, recurrent
+from . import chunk, recurrent, value_gates
 from .apply import DTYPES, all_launches, problem_of
 from .choose import machine_of
 from .config import Schedule, Workload
@@ -20,6 +20,7 @@ from .launch import Launch, execute
 from .plans import Config, check_config, check_plan, plan_of, tune
 from .table import Machine
 from .validate import check_inputs, check_scale
+from .value_gates.autograd import ValueGatedGLA, check_schedule
 
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -33,13 +34,14 @@ def gla(
     initial_state: Tensor | None = None,
     output_final_state: bool = False,
     *,
+    gv: Tensor | None = None,
     schedule: Schedule | None = None,
     config: Config = None,
     recompute: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Gated linear attention in its chunkwise form (Yang et al. 2024, arXiv 2312.06635).
 
-        S_t = Diag(exp g_t) S_{t-1} + k_t^T v_t          o_t = scale q_t S_t
+        S_t = Diag(exp g_t) S_{t-1} Diag(exp gv_t) + k_t^T v_t          o_t = scale q_t S_t
 
     q, k: [B, T, H, K], float32, float16 or bfloat16; K from 1 to 512.
     v: [B, T, H, V], dtype of q; V from 1 to 512.
@@ -47,6 +49,9 @@ def gla(
     scale: factor on the output; K^-1/2 by default.
     initial_state: [B, H, K, V], float32; zeros by default.
     output_final_state: whether to return the state after the last token.
+    gv: [B, T, H, V], gates of the value side as g are of the key side, as in the paper's first version. With them the
+        kernels are others, `value_gates`, which are not tuned: config must be None; of a schedule they take chunks of
+        16, 32 or 64 rows, in sub-chunks, materialized or not, and no segments. None: no decay, and no cost.
     schedule: chunk, sub-chunk, materialized or not, walks cut into segments or not; None picks one for each direction.
     config: how the kernels are tiled.
         None: as tuned on this GPU for a shape like this one, as shipped for it or for one of its compute capability,
@@ -61,12 +66,18 @@ def gla(
         are not materialized one state a slice is kept, if there are heads enough, and none with ``recompute``.
 
     Returns o [B, T, H, V] in the dtype of q, and the final state [B, H, K, V] in float32 or None. Differentiable once
-    in q, k, v, g and initial_state, also through the final state. Deterministic: the same inputs give the same bits.
+    in q, k, v, g, gv and initial_state, also through the final state. Deterministic: the same inputs give the same
+    bits.
 
     Raises ValueError, naming the argument, for a wrong shape, dtype, device, schedule or config.
     """
-    check_inputs(q, k, v, g, initial_state)
+    check_inputs(q, k, v, g, initial_state, gv=gv)
     scale = check_scale(scale, q.shape[-1])
+    if not isinstance(recompute, bool):
+        raise ValueError(f"recompute: expected True or False, got {recompute!r}")
+    if gv is not None:
+        schedule = check_schedule(schedule, config)
+        return ValueGatedGLA.apply(q, k, v, g, gv, scale, initial_state, output_final_state, schedule, not recompute)
     check_config(schedule, config, q.device)
     B, T, H, K = q.shape
     fwd = Workload("fwd", B, T, H, K, v.shape[-1], DTYPE_NAMES[q.dtype], g is not None, schedule)
@@ -80,8 +91,6 @@ def gla(
     if config not in (None, "tune"):
         for work, plan in zip(works, plans, strict=True):
             check_plan(plan, work, machine)
-    if not isinstance(recompute, bool):
-        raise ValueError(f"recompute: expected True or False, got {recompute!r}")
     keep = len(plans) > 1 and not recompute
     return _ChunkGLA.apply(q, k, v, g, scale, initial_state, output_final_state, plans[0], plans[-1], keep)
 
@@ -94,32 +103,43 @@ def gla_recurrent(
     scale: float | None = None,
     initial_state: Tensor | None = None,
     output_final_state: bool = False,
+    *,
+    gv: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Gated linear attention token by token, the state on chip: arguments, returns and errors are those of `gla`.
 
     Work that a GPU cannot spread over time; for short sequences and as a baseline.
     """
-    check_inputs(q, k, v, g, initial_state)
+    check_inputs(q, k, v, g, initial_state, gv=gv)
     scale = check_scale(scale, q.shape[-1])
-    return _RecurrentGLA.apply(q, k, v, g, scale, initial_state, output_final_state)
+    return _RecurrentGLA.apply(q, k, v, g, gv, scale, initial_state, output_final_state)
 
 
-def gla_step(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, state: Tensor, scale: float | None = None) -> Tensor:
+def gla_step(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None,
+    state: Tensor,
+    scale: float | None = None,
+    *,
+    gv: Tensor | None = None,
+) -> Tensor:
     """One token of decoding: ``state`` is updated in place, o is returned.
 
-    q, k, g: [B, H, K]; v: [B, H, V]; state: [B, H, K, V], float32, contiguous. Returns o [B, H, V] in the dtype of q.
-    Not differentiable. Raises ValueError, naming the argument, for a wrong shape, dtype or device.
+    q, k, g: [B, H, K]; v, gv: [B, H, V]; state: [B, H, K, V], float32, contiguous. Returns o [B, H, V] in the dtype of
+    q. Not differentiable. Raises ValueError, naming the argument, for a wrong shape, dtype or device.
     """
     if state is None:
         raise ValueError("state: expected a tensor [B, H, K, V], got None")
-    check_inputs(q, k, v, g, state, rows=False)
+    check_inputs(q, k, v, g, state, rows=False, gv=gv)
     if not state.is_contiguous():
         raise ValueError(f"state: expected a contiguous tensor to update in place, got strides {list(state.stride())}")
-    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, g, state)):
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, g, gv, state)):
         raise ValueError("gla_step: expected inputs without gradients (torch.no_grad()), got one that requires them")
     scale = check_scale(scale, q.shape[-1])
-    q, k, v, g = _contiguous(q, k, v, g)
-    return recurrent.step(q, k, v, g, state, scale, execute)
+    q, k, v, g, gv = _contiguous(q, k, v, g, gv)
+    return recurrent.step(q, k, v, g, state, scale, execute, gv)
 
 
 def launches(
@@ -135,6 +155,7 @@ def launches(
     schedule: Schedule | None = None,
     config: Config = None,
     gated: bool = True,
+    value_gated: bool = False,
     initial_state: bool = False,
     capability: int = 90,
 ) -> list[Launch]:
@@ -153,17 +174,21 @@ def launches(
     q = torch.empty(*lead, K, dtype=dtype, device="meta")
     v = torch.empty(*lead, V, dtype=dtype, device="meta")
     g = torch.empty_like(q) if gated else None
+    gv = torch.empty_like(v) if value_gated else None
     state = torch.empty(B, H, K, V, device="meta") if initial_state or op == "gla_step" else None
-    check_inputs(q, q, v, g, state, rows=op != "gla_step")
+    check_inputs(q, q, v, g, state, rows=op != "gla_step", gv=gv)
     scale = float(K**-0.5)
     fwd: list[Launch] = []
     bwd: list[Launch] = []
     if op == "gla_step":
         assert state is not None
-        recurrent.step(q, q, v, g, state, scale, fwd.append)
+        recurrent.step(q, q, v, g, state, scale, fwd.append, gv)
     elif op == "gla_recurrent":
-        recurrent.forward(q, q, v, g, scale, state, False, fwd.append)
-        recurrent.backward(q, q, v, g, scale, state, v, None, None, bwd.append)
+        recurrent.forward(q, q, v, g, scale, state, False, fwd.append, gv)
+        recurrent.backward(q, q, v, g, scale, state, v, None, None, bwd.append, gv)
+    elif gv is not None:
+        problem = value_gates.Problem(q, q, v, g, gv, scale, state, check_schedule(schedule, config))
+        value_gates.backward(problem, v, None, bwd.append, value_gates.forward(problem, fwd.append)[-1])
     else:
         check_config(schedule, config, q.device)
         work, machine = Workload("fwd", B, T, H, K, V, DTYPE_NAMES[dtype], gated, schedule), Machine(capability)
@@ -217,10 +242,10 @@ class _ChunkGLA(torch.autograd.Function):
 
 class _RecurrentGLA(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q, k, v, g, scale, initial_state, output_final_state):  # type: ignore[no-untyped-def]
-        q, k, v, g, initial_state = _contiguous(q, k, v, g, initial_state)
-        o, final_state = recurrent.forward(q, k, v, g, scale, initial_state, output_final_state, execute)
-        ctx.save_for_backward(q, k, v, g, initial_state, final_state)
+    def forward(ctx, q, k, v, g, gv, scale, initial_state, output_final_state):  # type: ignore[no-untyped-def]
+        q, k, v, g, gv, initial_state = _contiguous(q, k, v, g, gv, initial_state)
+        o, final_state = recurrent.forward(q, k, v, g, scale, initial_state, output_final_state, execute, gv)
+        ctx.save_for_backward(q, k, v, g, gv, initial_state, final_state)
         ctx.set_materialize_grads(False)
         ctx.scale = scale
         return o, final_state
@@ -228,13 +253,13 @@ class _RecurrentGLA(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, do, d_final):  # type: ignore[no-untyped-def]
-        q, k, v, g, initial_state, final_state = ctx.saved_tensors
+        q, k, v, g, gv, initial_state, final_state = ctx.saved_tensors
         do = torch.zeros_like(v) if do is None else do.contiguous()
         final_state, d_final = _both_or_neither(d_final, final_state)
-        dq, dk, dv, dg, d_initial = recurrent.backward(
-            q, k, v, g, ctx.scale, initial_state, do, final_state, d_final, execute
+        dq, dk, dv, dg, dgv, d_initial = recurrent.backward(
+            q, k, v, g, ctx.scale, initial_state, do, final_state, d_final, execute, gv
         )
-        return dq, dk, dv, dg, None, d_initial, None
+        return dq, dk, dv, dg, dgv, None, d_initial, None
 
 
 __all__ = ["gla", "gla_recurrent", "gla_step", "launches"]

@@ -1,9 +1,10 @@
 """The fused recurrent form: one program walks over time, token by token, with its tile of the state in registers.
 
-    S_t = Diag(e^g_t) S_{t-1} + k_t^T v_t          o_t = scale q_t S_t
+    S_t = Diag(e^g_t) S_{t-1} Diag(e^gv_t) + k_t^T v_t          o_t = scale q_t S_t
 
 Products are float32 on CUDA cores; HBM sees inputs and outputs only. A sum over K needs all of K in one program (o and
-dv), a sum over V all of V (dq and dk): hence one kernel each. `step_kernel` is one token, with the state in HBM.
+dv), a sum over V all of V (dq and dk): hence one kernel each. `step_kernel` is one token, with the state in HBM. GATED
+and GATED_V: whether there are gates g and gv.
 """
 
 from __future__ import annotations
@@ -31,11 +32,14 @@ def _load(p_x, o_x, D: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton'
 
 @triton.jit(do_not_specialize=["T"])
 def recurrent_output_kernel(  # type: ignore[no-untyped-def]
-    p_q, p_k, p_v, p_g, p_s0, p_o, p_st, scale, T, H,
+    p_q, p_k, p_v, p_g, p_gv, p_s0, p_do, p_o, p_st, scale, T, H,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    GATED: tl.constexpr, HAS_S0: tl.constexpr, STORE_ST: tl.constexpr,
+    GATED: tl.constexpr, GATED_V: tl.constexpr, HAS_S0: tl.constexpr, STORE_ST: tl.constexpr, TIMES_DO: tl.constexpr,
 ):  # fmt: skip
-    """o [B, T, H, V] of one tile of V, and the final state [B*H, K, V]; BK covers all of K."""
+    """o [B, T, H, V] of one tile of V, and the final state [B*H, K, V]; BK covers all of K.
+
+    TIMES_DO: p_o is float32 and gets o * do without a token's own k v^T, which has passed through no gate.
+    """
     NV: tl.constexpr = (V + BV - 1) // BV
     i_p = tl.program_id(0)
     i_v, i_bh = i_p % NV, (i_p // NV).to(tl.int64)
@@ -49,9 +53,15 @@ def recurrent_output_kernel(  # type: ignore[no-untyped-def]
         b_v = _load(p_v + i_row * V, o_v, V)
         if GATED:
             b_s *= tl.exp(_load(p_g + i_row * K, o_k, K))[:, None]
+        if GATED_V:
+            b_s *= tl.exp(_load(p_gv + i_row * V, o_v, V))[None, :]
+        if TIMES_DO:
+            b_odo = tl.sum(b_s * b_q[:, None], axis=0) * scale * _load(p_do + i_row * V, o_v, V)
+            tl.store(p_o + i_row * V + o_v, b_odo, mask=o_v < V)
         b_s += b_k[:, None] * b_v[None, :]
-        b_o = tl.sum(b_s * b_q[:, None], axis=0) * scale
-        tl.store(p_o + i_row * V + o_v, b_o.to(p_o.dtype.element_ty), mask=o_v < V)
+        if not TIMES_DO:
+            b_o = tl.sum(b_s * b_q[:, None], axis=0) * scale
+            tl.store(p_o + i_row * V + o_v, b_o.to(p_o.dtype.element_ty), mask=o_v < V)
         i_row += H
     if STORE_ST:
         store_state(p_st + i_bh * K * V, b_s, o_k, o_v, K, V)
@@ -59,8 +69,9 @@ def recurrent_output_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=["T"])
 def recurrent_grad_q_kernel(  # type: ignore[no-untyped-def]
-    p_q, p_k, p_v, p_g, p_s0, p_do, p_dq, p_qdq, scale, T, H,
-    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, GATED: tl.constexpr, HAS_S0: tl.constexpr,
+    p_q, p_k, p_v, p_g, p_gv, p_s0, p_do, p_dq, p_qdq, scale, T, H,
+    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    GATED: tl.constexpr, GATED_V: tl.constexpr, HAS_S0: tl.constexpr,
 ):  # fmt: skip
     """dq_t = scale S_t do_t for one tile of K; BV covers all of V.
 
@@ -79,6 +90,8 @@ def recurrent_grad_q_kernel(  # type: ignore[no-untyped-def]
         b_do = _load(p_do + i_row * V, o_v, V) * scale
         if GATED:
             b_s *= tl.exp(_load(p_g + i_row * K, o_k, K))[:, None]
+        if GATED_V:
+            b_s *= tl.exp(_load(p_gv + i_row * V, o_v, V))[None, :]
         b_dq = tl.sum(b_s * b_do[None, :], axis=1)
         if GATED:
             tl.store(p_qdq + i_row * K + o_k, _load(p_q + i_row * K, o_k, K) * b_dq, mask=o_k < K)
@@ -90,9 +103,9 @@ def recurrent_grad_q_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=["T"])
 def recurrent_grad_k_kernel(  # type: ignore[no-untyped-def]
-    p_q, p_k, p_v, p_g, p_st, p_dst, p_do, p_qdq, p_dk, p_dg, p_ds0, scale, T, H,
+    p_q, p_k, p_v, p_g, p_gv, p_st, p_dst, p_do, p_qdq, p_dk, p_dg, p_ds0, scale, T, H,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    GATED: tl.constexpr, HAS_DST: tl.constexpr, STORE_DS0: tl.constexpr,
+    GATED: tl.constexpr, GATED_V: tl.constexpr, HAS_DST: tl.constexpr, STORE_DS0: tl.constexpr,
 ):  # fmt: skip
     """dk_t = dS_t v_t, dg_t = sum_{i>=t} (q dq - k dk)_i + sum_V S_T dS_T, and dS_0, for one tile of K."""
     NK: tl.constexpr = (K + BK - 1) // BK
@@ -120,6 +133,8 @@ def recurrent_grad_k_kernel(  # type: ignore[no-untyped-def]
         b_ds += b_q[:, None] * b_do[None, :]
         if GATED:
             b_ds *= tl.exp(_load(p_g + i_row * K, o_k, K))[:, None]
+        if GATED_V:
+            b_ds *= tl.exp(_load(p_gv + i_row * V, o_v, V))[None, :]
         i_row -= H
     if STORE_DS0:
         store_state(p_ds0 + i_bh * K * V, b_ds, o_k, o_v, K, V)
@@ -127,33 +142,45 @@ def recurrent_grad_k_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=["T"])
 def recurrent_grad_v_kernel(  # type: ignore[no-untyped-def]
-    p_q, p_k, p_g, p_dst, p_do, p_dv, scale, T, H,
-    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, GATED: tl.constexpr, HAS_DST: tl.constexpr,
+    p_q, p_k, p_v, p_g, p_gv, p_st, p_dst, p_do, p_odo, p_dv, p_dgv, scale, T, H,
+    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    GATED: tl.constexpr, GATED_V: tl.constexpr, HAS_DST: tl.constexpr,
 ):  # fmt: skip
-    """dv_t = k_t dS_t for one tile of V; BK covers all of K."""
+    """dv_t = k_t dS_t and dgv_t = sum_{i>=t} (o do - v dv)_i + sum_K S_T dS_T for one tile of V; BK covers all of K."""
     NV: tl.constexpr = (V + BV - 1) // BV
     i_p = tl.program_id(0)
     i_v, i_bh = i_p % NV, (i_p // NV).to(tl.int64)
     o_k, o_v = tl.arange(0, BK), i_v * BV + tl.arange(0, BV)
     i_row = (i_bh // H) * T * H + i_bh % H + (T - 1).to(tl.int64) * H
     b_ds = tl.zeros([BK, BV], dtype=tl.float32)
+    b_dgv = tl.zeros([BV], dtype=tl.float32)
     if HAS_DST:
         b_ds += load_state(p_dst + i_bh * K * V, o_k, o_v, K, V)
+        if GATED_V:
+            b_dgv += tl.sum(b_ds * load_state(p_st + i_bh * K * V, o_k, o_v, K, V), axis=0)
     for _ in range(0, T):
         b_q, b_k = _load(p_q + i_row * K, o_k, K), _load(p_k + i_row * K, o_k, K)
         b_do = _load(p_do + i_row * V, o_v, V) * scale
+        if GATED_V:
+            b_vdv = _load(p_v + i_row * V, o_v, V) * tl.sum(b_ds * b_k[:, None], axis=0)
+            b_dgv += _load(p_odo + i_row * V, o_v, V) - b_vdv
+            b_gate = tl.exp(_load(p_gv + i_row * V, o_v, V))
+            b_dgv = tl.where(b_gate > 0.0, b_dgv, 0.0)  # as in recurrent_grad_k_kernel
+            tl.store(p_dgv + i_row * V + o_v, b_dgv.to(p_dgv.dtype.element_ty), mask=o_v < V)
         b_ds += b_q[:, None] * b_do[None, :]
         b_dv = tl.sum(b_ds * b_k[:, None], axis=0)
         tl.store(p_dv + i_row * V + o_v, b_dv.to(p_dv.dtype.element_ty), mask=o_v < V)
         if GATED:
             b_ds *= tl.exp(_load(p_g + i_row * K, o_k, K))[:, None]
+        if GATED_V:
+            b_ds *= b_gate[None, :]
         i_row -= H
 
 
 @triton.jit
 def step_kernel(  # type: ignore[no-untyped-def]
-    p_q, p_k, p_v, p_g, p_s, p_o, scale,
-    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, GATED: tl.constexpr,
+    p_q, p_k, p_v, p_g, p_gv, p_s, p_o, scale,
+    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, GATED: tl.constexpr, GATED_V: tl.constexpr,
 ):  # fmt: skip
     """One token: the state [B*H, K, V] is updated in place, o [B*H, V]."""
     NV: tl.constexpr = (V + BV - 1) // BV
@@ -163,6 +190,8 @@ def step_kernel(  # type: ignore[no-untyped-def]
     b_s = load_state(p_s + i_bh * K * V, o_k, o_v, K, V)
     if GATED:
         b_s *= tl.exp(_load(p_g + i_bh * K, o_k, K))[:, None]
+    if GATED_V:
+        b_s *= tl.exp(_load(p_gv + i_bh * V, o_v, V))[None, :]
     b_s += _load(p_k + i_bh * K, o_k, K)[:, None] * _load(p_v + i_bh * V, o_v, V)[None, :]
     b_o = tl.sum(b_s * _load(p_q + i_bh * K, o_k, K)[:, None], axis=0) * scale
     tl.store(p_o + i_bh * V + o_v, b_o.to(p_o.dtype.element_ty), mask=o_v < V)
@@ -187,58 +216,74 @@ def _launch(kernel: Any, split: str, args: dict[str, Any], shape: tuple[int, int
 
 def forward(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, scale: float, initial_state: Tensor | None,
-    output_final_state: bool, launch: Launcher,
+    output_final_state: bool, launch: Launcher, gv: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """o [B, T, H, V], and the final state [B, H, K, V] in float32 if asked for."""
-    B, T, H, K = q.shape
-    shape = (B, H, K, v.shape[-1])
+    B, _, H, K = q.shape
     o = torch.empty_like(v)
-    final_state = q.new_empty(shape, dtype=torch.float32) if output_final_state else None
-    args = {"p_q": q, "p_k": k, "p_v": v, "p_g": g, "p_s0": initial_state, "p_o": o, "p_st": final_state}
-    launch(
-        _launch(
-            recurrent_output_kernel,
-            "V",
-            args | {"scale": scale, "T": T, "H": H},
-            shape,
-            GATED=g is not None,
-            HAS_S0=initial_state is not None,
-            STORE_ST=final_state is not None,
-        )
-    )
+    final_state = q.new_empty(B, H, K, v.shape[-1], dtype=torch.float32) if output_final_state else None
+    launch(_output(q, k, v, g, gv, scale, initial_state, None, o, final_state))
     return o, final_state
+
+
+def _output(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gv: Tensor | None, scale: float, initial_state: Tensor | None,
+    do: Tensor | None, into: Tensor, final_state: Tensor | None,
+) -> Launch:  # fmt: skip
+    """A launch for o, or with do for what the gradient of gv takes from o."""
+    B, T, H, K = q.shape
+    args = {
+        "p_q": q, "p_k": k, "p_v": v, "p_g": g, "p_gv": gv, "p_s0": initial_state, "p_do": do, "p_o": into,
+        "p_st": final_state, "scale": scale, "T": T, "H": H,
+    }  # fmt: skip
+    return _launch(
+        recurrent_output_kernel,
+        "V",
+        args,
+        (B, H, K, v.shape[-1]),
+        GATED=g is not None,
+        GATED_V=gv is not None,
+        HAS_S0=initial_state is not None,
+        STORE_ST=final_state is not None,
+        TIMES_DO=do is not None,
+    )
 
 
 def backward(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, scale: float, initial_state: Tensor | None,
-    do: Tensor, final_state: Tensor | None, d_final: Tensor | None, launch: Launcher,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:  # fmt: skip
-    """dq, dk, dv, dg and the initial state's gradient; final_state and d_final both given or both None."""
+    do: Tensor, final_state: Tensor | None, d_final: Tensor | None, launch: Launcher, gv: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+    """dq, dk, dv, dg, dgv and the initial state's gradient; final_state and d_final both given or both None."""
     B, T, H, K = q.shape
     shape = (B, H, K, v.shape[-1])
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-    dg = None if g is None else torch.empty_like(g)
-    qdq = None if g is None else torch.empty_like(g, dtype=torch.float32)
+    dg, dgv = (None if gates is None else torch.empty_like(gates) for gates in (g, gv))
+    qdq, odo = (None if gates is None else torch.empty_like(gates, dtype=torch.float32) for gates in (g, gv))
     d_initial = None if initial_state is None else torch.empty_like(initial_state)
-    common = {"p_q": q, "p_k": k, "p_g": g, "p_do": do, "scale": scale, "T": T, "H": H}
-    gated, has_final = g is not None, d_final is not None
+    common = {"p_q": q, "p_k": k, "p_g": g, "p_gv": gv, "p_do": do, "scale": scale, "T": T, "H": H}
+    gated = {"GATED": g is not None, "GATED_V": gv is not None}
     args = common | {"p_v": v, "p_s0": initial_state, "p_dq": dq, "p_qdq": qdq}
-    launch(_launch(recurrent_grad_q_kernel, "K", args, shape, GATED=gated, HAS_S0=initial_state is not None))
+    launch(_launch(recurrent_grad_q_kernel, "K", args, shape, **gated, HAS_S0=initial_state is not None))
     args = common | {"p_v": v, "p_st": final_state, "p_dst": d_final, "p_qdq": qdq}
     args |= {"p_dk": dk, "p_dg": dg, "p_ds0": d_initial}
-    flags = {"GATED": gated, "HAS_DST": has_final, "STORE_DS0": d_initial is not None}
-    launch(_launch(recurrent_grad_k_kernel, "K", args, shape, **flags))
-    args = common | {"p_dst": d_final, "p_dv": dv}
-    launch(_launch(recurrent_grad_v_kernel, "V", args, shape, GATED=gated, HAS_DST=has_final))
-    return dq, dk, dv, dg, d_initial
+    flags = {"HAS_DST": d_final is not None, "STORE_DS0": d_initial is not None}
+    launch(_launch(recurrent_grad_k_kernel, "K", args, shape, **gated, **flags))
+    args = common | {"p_v": None, "p_st": None, "p_dst": d_final, "p_odo": odo, "p_dv": dv, "p_dgv": dgv}
+    if odo is not None:
+        launch(_output(q, k, v, g, gv, scale, initial_state, do, odo, None))
+        args |= {"p_v": v, "p_st": final_state}
+    launch(_launch(recurrent_grad_v_kernel, "V", args, shape, **gated, HAS_DST=d_final is not None))
+    return dq, dk, dv, dg, dgv, d_initial
 
 
 def step(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, state: Tensor, scale: float, launch: Launcher
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, state: Tensor, scale: float, launch: Launcher,
+    gv: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """o [B, H, V]; ``state`` [B, H, K, V] float32 is updated in place."""
     B, H, K = q.shape
     o = torch.empty_like(v)
-    args = {"p_q": q, "p_k": k, "p_v": v, "p_g": g, "p_s": state, "p_o": o, "scale": scale}
-    launch(_launch(step_kernel, "V", args, (B, H, K, v.shape[-1]), GATED=g is not None))
+    args = {"p_q": q, "p_k": k, "p_v": v, "p_g": g, "p_gv": gv, "p_s": state, "p_o": o, "scale": scale}
+    flags = {"GATED": g is not None, "GATED_V": gv is not None}
+    launch(_launch(step_kernel, "V", args, (B, H, K, v.shape[-1]), **flags))
     return o

@@ -1,12 +1,13 @@
 """The operator in plain PyTorch: what every kernel is judged by.
 
-    S_t = Diag(exp g_t) S_{t-1} + k_t^T v_t          o_t = scale q_t S_t
+    S_t = Diag(exp g_t) S_{t-1} Diag(exp gv_t) + k_t^T v_t          o_t = scale q_t S_t
 
-Layout: q, k, g [B, T, H, K]; v, o [B, T, H, V]; states [B, H, K, V]. ``g`` is the natural log of the decay, <= 0;
-None means no decay. ``scale`` defaults to K^-1/2. All forms compute in the dtype of their inputs (call them on doubles
-for the judge), take an initial state, return ``(o, final_state)`` and are differentiable by autograd. With 16-bit
-inputs the products have 16-bit operands and results, while states and sums of gates are float32: what a careful PyTorch
-program would do, and so the yardstick of a kernel's error.
+Layout: q, k, g [B, T, H, K]; v, o, gv [B, T, H, V]; states [B, H, K, V]. ``g`` is the natural log of the decay, <= 0,
+and ``gv`` that of the value side, which the paper's first version has (arXiv 2312.06635v1); None means no decay.
+``scale`` defaults to K^-1/2. All forms compute in the dtype of their inputs (call them on doubles for the judge), take
+an initial state, return ``(o, final_state)`` and are differentiable by autograd. With 16-bit inputs the products have
+16-bit operands and results, while states and sums of gates are float32: what a careful PyTorch program would do, and so
+the yardstick of a kernel's error. The quadratic form has no gates of the value side.
 """
 
 from __future__ import annotations
@@ -39,13 +40,23 @@ def _heads_first(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None) -> tuple[Ten
     return q, k, v, None if g is None else g.transpose(1, 2).to(_wide(q))
 
 
-def _walk(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, state: Tensor) -> tuple[Tensor, Tensor]:
+def _decays(g: Tensor | None, gv: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """The factor of the state at each token, [B, T, H, K or 1, V or 1]; None where there is none."""
+    of_keys = None if g is None else g.to(dtype).exp().unsqueeze(-1)
+    if gv is None:
+        return of_keys
+    of_values = gv.to(dtype).exp().unsqueeze(-2)
+    return of_values if of_keys is None else of_keys * of_values
+
+
+def _walk(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gv: Tensor | None, state: Tensor) -> tuple[Tensor, Tensor]:
     # What does not depend on the state before is done for all tokens at once: a loop of small operations takes the time
     # of launching them.
     added = (k.unsqueeze(-1) * v.unsqueeze(-2)).to(state.dtype)
-    decays = [None] * q.shape[1] if g is None else g.to(state.dtype).exp().unsqueeze(-1).unbind(1)
+    decays = _decays(g, gv, state.dtype)
+    each = [None] * q.shape[1] if decays is None else decays.unbind(1)
     states = []
-    for update, decay in zip(added.unbind(1), decays, strict=True):
+    for update, decay in zip(added.unbind(1), each, strict=True):
         state = state + update if decay is None else torch.addcmul(update, state, decay)
         states.append(state)
     o = q.unsqueeze(-2).to(state.dtype) @ torch.stack(states, dim=1)
@@ -59,6 +70,7 @@ def recurrent(
     g: Tensor | None,
     scale: float | None = None,
     initial_state: Tensor | None = None,
+    gv: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The definition, one token after another. In float64 this is the judge of every other form.
 
@@ -68,8 +80,8 @@ def recurrent(
     parts = []
     for t in range(0, q.shape[1], SEGMENT):
         rows = slice(t, t + SEGMENT)
-        g_rows = None if g is None else g[:, rows]
-        o, state = checkpoint(_walk, q[:, rows], k[:, rows], v[:, rows], g_rows, state, use_reentrant=False)
+        gates = (None if x is None else x[:, rows] for x in (g, gv))
+        o, state = checkpoint(_walk, q[:, rows], k[:, rows], v[:, rows], *gates, state, use_reentrant=False)
         parts.append(o)
     o = torch.cat(parts, dim=1) if parts else torch.empty_like(v)
     return o * scale, state
@@ -81,12 +93,17 @@ def _block_scores(q: Tensor, k: Tensor, g: Tensor | None) -> Tensor:
     lower = torch.ones(C, C, dtype=torch.bool, device=q.device).tril()
     if g is None:
         return (q @ k.mT).masked_fill(~lower, 0.0)
-    # decay[i, j] = sum of g over (j, i]: cumulative over i of g_i where i > j. A sum, not a difference of running sums,
-    # because a hard reset (g = -1e4) would swallow the digits of every later difference.
-    strictly = lower.tril(-1)[:, :, None]
-    decay = torch.where(strictly, g[..., :, None, :], torch.zeros((), dtype=g.dtype, device=g.device)).cumsum(-3)
-    scores = torch.einsum("...ik,...jk,...ijk->...ij", q.to(g.dtype), k.to(g.dtype), decay.exp())
+    scores = torch.einsum("...ik,...jk,...ijk->...ij", q.to(g.dtype), k.to(g.dtype), _block_decay(g).exp())
     return scores.masked_fill(~lower, 0.0).to(q.dtype)
+
+
+def _block_decay(g: Tensor) -> Tensor:
+    """decay[i, j] = sum of g over (j, i], 0 for i <= j: [..., C, D] -> [..., C, C, D]."""
+    # Cumulative over i of g_i where i > j. A sum, not a difference of running sums, because a hard reset (g = -1e4)
+    # would swallow the digits of every later difference.
+    C = g.shape[-2]
+    strictly = torch.ones(C, C, dtype=torch.bool, device=g.device).tril(-1)[:, :, None]
+    return torch.where(strictly, g[..., :, None, :], torch.zeros((), dtype=g.dtype, device=g.device)).cumsum(-3)
 
 
 def parallel(
@@ -101,18 +118,33 @@ def parallel(
     scale, state = _start(q, v, scale, initial_state)
     q, k, v, g = _heads_first(q, k, v, g)
     o = _block_scores(q, k, g) @ v
-    inter, state = _through_state(q, k, v, g, state)
+    inter, state = _through_state(q, k, v, g, None, state)
     return ((o + inter) * scale).transpose(1, 2), state
 
 
-def _through_state(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, state: Tensor) -> tuple[Tensor, Tensor]:
-    """(Q e^G) S_0 and the state after the last row, all heads first."""
-    if g is None:
-        return q @ state.to(q.dtype), state + k.mT @ v
-    prefix = g.cumsum(-2)
-    inter = (q * prefix.exp()).to(q.dtype) @ state.to(q.dtype)
-    update = (k * _sum_after(g).exp()).to(k.dtype).mT @ v
-    return inter, state * prefix[..., -1, :, None].exp() + update
+def _through_state(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gv: Tensor | None, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """(Q e^G) S_0 e^Gv and the state after the last row, all heads first."""
+    inter = _from_start(q, g) @ state.to(q.dtype)
+    if gv is not None:
+        inter = (inter * gv.cumsum(-2).exp()).to(q.dtype)
+    update = _to_end(k, g).mT @ _to_end(v, gv)
+    if g is not None:
+        state = state * g.cumsum(-2)[..., -1, :, None].exp()
+    if gv is not None:
+        state = state * gv.cumsum(-2)[..., -1:, :].exp()
+    return inter, state + update
+
+
+def _from_start(x: Tensor, g: Tensor | None) -> Tensor:
+    """Rows decayed by the gates up to their own, [..., C, D]."""
+    return x if g is None else (x * g.cumsum(-2).exp()).to(x.dtype)
+
+
+def _to_end(x: Tensor, g: Tensor | None) -> Tensor:
+    """Rows decayed by the gates after their own, [..., C, D]."""
+    return x if g is None else (x * _sum_after(g).exp()).to(x.dtype)
 
 
 def _sum_after(g: Tensor) -> Tensor:
@@ -130,6 +162,7 @@ def chunkwise(
     initial_state: Tensor | None = None,
     chunk: int = 64,
     sub_chunk: int = 16,
+    gv: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Two-level chunking, every intermediate in memory: the chunkwise form without a thought for input and output.
 
@@ -140,29 +173,41 @@ def chunkwise(
     T = q.shape[1]
     outputs = []
     q, k, v, g = _heads_first(q, k, v, g)
+    gv = None if gv is None else gv.transpose(1, 2).to(_wide(v))
     for t in range(0, T, chunk):
         rows = slice(t, min(t + chunk, T))
-        g_c = None if g is None else g[:, :, rows]
-        o, state = _one_chunk(q[:, :, rows], k[:, :, rows], v[:, :, rows], g_c, state, sub_chunk)
+        g_c, gv_c = (None if x is None else x[:, :, rows] for x in (g, gv))
+        o, state = _one_chunk(q[:, :, rows], k[:, :, rows], v[:, :, rows], g_c, gv_c, state, sub_chunk)
         outputs.append(o)
     o = torch.cat(outputs, dim=2) if outputs else torch.empty_like(v)
     return (o * scale).transpose(1, 2), state
 
 
 def _one_chunk(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, state: Tensor, sub_chunk: int
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gv: Tensor | None, state: Tensor, sub_chunk: int
 ) -> tuple[Tensor, Tensor]:
-    """Output and next state of one chunk; q, k, g [B, H, C, K], v [B, H, C, V]."""
-    o, state = _through_state(q, k, v, g, state)
-    if g is None:
+    """Output and next state of one chunk; q, k, g [B, H, C, K], v, gv [B, H, C, V]."""
+    o, state = _through_state(q, k, v, g, gv, state)
+    if g is None and gv is None:
         return o + _block_scores(q, k, None) @ v, state
     rows = []
     for a in range(0, q.shape[-2], sub_chunk):
         here = slice(a, min(a + sub_chunk, q.shape[-2]))
-        block = _block_scores(q[..., here, :], k[..., here, :], g[..., here, :]) @ v[..., here, :]
+        g_a, gv_a, g_before, gv_before = (
+            None if x is None else x[..., part, :] for part in (here, slice(a)) for x in (g, gv)
+        )
+        block = _by_scores(_block_scores(q[..., here, :], k[..., here, :], g_a), v[..., here, :], gv_a)
         if a:
-            decayed_q = (q[..., here, :] * g[..., here, :].cumsum(-2).exp()).to(q.dtype)
-            decayed_k = (k[..., :a, :] * _sum_after(g[..., :a, :]).exp()).to(k.dtype)
-            block = block + (decayed_q @ decayed_k.mT) @ v[..., :a, :]
+            decayed_q, decayed_k = _from_start(q[..., here, :], g_a), _to_end(k[..., :a, :], g_before)
+            entering = (decayed_q @ decayed_k.mT) @ _to_end(v[..., :a, :], gv_before)
+            block = block + _from_start(entering, gv_a)
         rows.append(block)
     return o + torch.cat(rows, dim=-2), state
+
+
+def _by_scores(scores: Tensor, v: Tensor, gv: Tensor | None) -> Tensor:
+    """sum_j A_ij v_jv exp(sum of gv over (j, i]), element by element where there are gates: [..., C, V]."""
+    if gv is None:
+        return scores @ v
+    o = torch.einsum("...ij,...jv,...ijv->...iv", scores.to(gv.dtype), v.to(gv.dtype), _block_decay(gv).exp())
+    return o.to(v.dtype)

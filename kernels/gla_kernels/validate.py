@@ -43,9 +43,16 @@ def check_device(q: Tensor) -> None:
 
 
 def check_inputs(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, initial_state: Tensor | None, rows: bool = True
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None,
+    initial_state: Tensor | None,
+    rows: bool = True,
+    gv: Tensor | None = None,
 ) -> None:
-    """q, k, g [B, T, H, K] and v [B, T, H, V] of one dtype and device, g perhaps float32; state [B, H, K, V] float32.
+    """q, k, g [B, T, H, K] and v, gv [B, T, H, V] of one dtype and device, g and gv perhaps float32; state
+    [B, H, K, V] float32.
 
     rows=False: one token, without the axis T. Raises ValueError.
     """
@@ -67,10 +74,13 @@ def check_inputs(
         if x.dtype != q.dtype:
             raise ValueError(f"{name}: expected dtype {q.dtype} as of q, got {x.dtype}")
         _same_device(name, x, q)
-    if g is not None:
-        if g.dtype not in (q.dtype, torch.float32):
-            raise ValueError(f"g: expected dtype {q.dtype} (as of q) or float32, got {g.dtype}")
-        _same_device("g", g, q)
+    if gv is not None:
+        _shape("gv", _tensor("gv", gv), tuple(v.shape), f"{layout[:-1]}V, as v")
+    for name, gates in (("g", g), ("gv", gv)):
+        if gates is not None:
+            if gates.dtype not in (q.dtype, torch.float32):
+                raise ValueError(f"{name}: expected dtype {q.dtype} (as of q) or float32, got {gates.dtype}")
+            _same_device(name, gates, q)
     if initial_state is not None:
         name = "initial_state" if rows else "state"
         B, H, K, V = q.shape[0], q.shape[-2], q.shape[-1], v.shape[-1]

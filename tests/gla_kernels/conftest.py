@@ -19,12 +19,12 @@ FACTOR = 4.0  # a kernel may be this many times as far from float64 as the same-
 # What rounding alone allows, relative to the output's norm, in the type that everything is summed in (float32): the
 # exponents are sums of up to a few hundred gates, each with its rounding error.
 FLOOR = 128 * torch.finfo(torch.float32).eps
-NAMES = ("o", "final_state", "dq", "dk", "dv", "dg", "d_initial")
+NAMES = ("o", "final_state", "dq", "dk", "dv", "dg", "d_initial", "dgv")
 
 
 @dataclass
 class Inputs:
-    """q, k, g [B, T, H, K]; v, do [B, T, H, V]; states [B, H, K, V] float32 or None."""
+    """q, k, g [B, T, H, K]; v, do, gv [B, T, H, V]; states [B, H, K, V] float32 or None."""
 
     q: torch.Tensor
     k: torch.Tensor
@@ -33,6 +33,7 @@ class Inputs:
     initial_state: torch.Tensor | None
     do: torch.Tensor
     d_final: torch.Tensor | None
+    gv: torch.Tensor | None = None
 
     def cast(self, dtype: torch.dtype) -> Inputs:
         return Inputs(*(None if x is None else x.to(dtype) for x in vars(self).values()))  # type: ignore[arg-type]
@@ -48,39 +49,47 @@ def device() -> str:
 
 def make_inputs(
     shape: tuple[int, int, int, int, int], dtype: torch.dtype, gates: str | float | None, states: bool = True,
-    seed: int = 0, gate_dtype: torch.dtype | None = None,
+    seed: int = 0, gate_dtype: torch.dtype | None = None, value_gates: str | float | None = None,
 ) -> Inputs:  # fmt: skip
     """Random inputs. gates: a strength m for m*logsigmoid(N(0, 1)), "resets" for weak gates with one in eight -1e4,
-    "closed" for -1e4 everywhere, None for no gates."""
+    "closed" for -1e4 everywhere, None for no gates; value_gates: the same of the value side."""
     B, T, H, K, V = shape
     torch.manual_seed(seed)
     q, k, v, do = (torch.randn(B, T, H, d, device=device()).to(dtype) for d in (K, K, V, V))
-    g = None
-    if gates is not None:
-        g = torch.nn.functional.logsigmoid(torch.randn(B, T, H, K, device=device()))
-        if gates == "resets":
-            g = torch.where(torch.rand_like(g) < 0.125, torch.full_like(g, -1e4), g / 16)
-        elif gates == "closed":
-            g = torch.full_like(g, -1e4)
-        else:
-            g = g * float(gates)
-        g = g.to(gate_dtype or dtype)
+    g = make_gates((B, T, H, K), gates, gate_dtype or dtype)
     s, ds = (torch.randn(B, H, K, V, device=device()) if states else None for _ in range(2))
-    return Inputs(q, k, v, g, s, do, ds)
+    return Inputs(q, k, v, g, s, do, ds, make_gates((B, T, H, V), value_gates, gate_dtype or dtype))
+
+
+def make_gates(shape: tuple[int, int, int, int], gates: str | float | None, dtype: torch.dtype) -> torch.Tensor | None:
+    """Gates of one side: see `make_inputs`."""
+    if gates is None:
+        return None
+    g = torch.nn.functional.logsigmoid(torch.randn(shape, device=device()))
+    if gates == "resets":
+        g = torch.where(torch.rand_like(g) < 0.125, torch.full_like(g, -1e4), g / 16)
+    elif gates == "closed":
+        g = torch.full_like(g, -1e4)
+    else:
+        g = g * float(gates)
+    return g.to(dtype)
 
 
 def run(form: Form, x: Inputs) -> Outputs:
-    """Outputs and all gradients of ``form(q, k, v, g, initial_state)``."""
-    given = [None if t is None else t.detach().requires_grad_() for t in (x.q, x.k, x.v, x.g, x.initial_state)]
-    o, final = form(*given)
+    """Outputs and all gradients of ``form(q, k, v, g, initial_state)``, or with gv as a sixth if there is one."""
+    given = [None if t is None else t.detach().requires_grad_() for t in (x.q, x.k, x.v, x.g, x.initial_state, x.gv)]
+    o, final = form(*given[: 5 if x.gv is None else 6])
     ends, ups = [o], [x.do.to(o.dtype)]
     if x.d_final is not None:
         assert final is not None
         ends, ups = [o, final], [ups[0], x.d_final.to(final.dtype)]
     leaves = [t for t in given if t is not None]
     grads = iter(torch.autograd.grad(ends, leaves, ups))
-    dq, dk, dv, dg, d_initial = (None if t is None else next(grads) for t in given)
-    found = (o.detach(), None if final is None else final.detach(), dq, dk, dv, dg, d_initial)
+    found = (
+        o.detach(),
+        None if final is None else final.detach(),
+        *(None if t is None else next(grads) for t in given),
+    )
     return {name: t for name, t in zip(NAMES, found, strict=True) if t is not None}
 
 
@@ -90,14 +99,16 @@ def norm(x: torch.Tensor) -> float:
 
 def compare(form: Form, x: Inputs) -> None:
     """Assert that every output and gradient is finite and as near to float64 as the same-dtype form, times FACTOR."""
-    right = run(lambda q, k, v, g, s: reference.recurrent(q, k, v, g, initial_state=s), x.cast(torch.float64))
-    plain = run(lambda q, k, v, g, s: reference.chunkwise(q, k, v, g, initial_state=s), x)
+    right = run(lambda q, k, v, g, s, gv=None: reference.recurrent(q, k, v, g, None, s, gv), x.cast(torch.float64))
+    plain = run(lambda q, k, v, g, s, gv=None: reference.chunkwise(q, k, v, g, None, s, gv=gv), x)
     found = run(form, x)
     for name, out in found.items():
         assert torch.isfinite(out).all(), f"{name} has values that are not finite"
         size = norm(right[name])
         if name == "dg":  # a difference of running sums of q*dq and k*dk: it cannot be nearer than these are rounded
             size += norm(x.q.double() * right["dq"])
+        if name == "dgv":  # the same of o*do and v*dv
+            size += norm(x.do.double() * right["o"])
         allowed = FACTOR * norm(plain[name] - right[name]) + FLOOR * size
         error = norm(out.double() - right[name])
         assert error <= allowed, f"{name}: off by {error:.3e}, allowed {allowed:.3e}, norm {norm(right[name]):.3e}"

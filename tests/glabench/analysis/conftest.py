@@ -13,7 +13,7 @@ from glabench.store import Row
 
 MakeRow = Callable[..., Row]
 GPU = {"device": "NVIDIA H200", "kind": "cuda", "copy_bytes_per_s": 4e12, "commit": "abc", "dirty": False}
-UNGATED = ("fa2", "cudnn", "sdpa", "fla_linear")
+UNGATED = ("fa2", "cudnn", "sdpa", "fla_linear", "retention")
 
 
 @pytest.fixture(scope="session")

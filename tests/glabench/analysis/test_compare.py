@@ -7,7 +7,16 @@ from typing import Any
 
 import pytest
 
-from glabench.analysis.compare import aligned, answers, crossovers, curves, speedups, verdict, winners
+from glabench.analysis.compare import (
+    aligned,
+    answers,
+    crossovers,
+    crossovers_by_head_dimension,
+    curves,
+    speedups,
+    verdict,
+    winners,
+)
 from glabench.analysis.frame import frame
 
 
@@ -90,6 +99,29 @@ def test_linear_attention_without_gates_never_wins_a_gated_question(make_row: An
     assert [w.variant for w in winners(answers(frame(ungated)))] == ["fla_linear"]
 
 
+def test_one_decay_a_head_never_wins_a_question_of_gated_linear_attention(make_row: Any) -> None:
+    rows = [make_row("gla", [2.0, 2.0]), make_row("simple_gla", [1.0, 1.0]), make_row("fla", [3.0, 3.0])]
+    rows += [make_row("retention", [0.5, 0.5]), make_row("fa2", [4.0, 4.0])]
+    best = answers(frame(rows))
+    assert set(best["variant"]) == {"gla", "simple_gla", "retention", "fla", "fa2"}
+    assert set(best["gate"]) == {"1"}  # retention knows no gates, and stands beside the question
+    (first,) = winners(best)
+    assert (first.variant, first.runner_up) == ("gla", "fla")
+    assert [w.variant for w in winners(best, "scalar")] == ["retention"]
+    assert dict(speedups(best, "fa2")[["variant", "speedup"]].values)["simple_gla"] == 4.0
+
+
+def test_one_decay_a_head_never_wins_without_gates_either(make_row: Any) -> None:
+    rows = [make_row("gla", [2.0, 2.0], gate_strength=None), make_row("retention", [1.0, 1.0])]
+    assert [w.variant for w in winners(answers(frame(rows)))] == ["gla"]
+
+
+def test_a_gate_a_head_is_no_answer_to_another_strength(make_row: Any) -> None:
+    rows = [make_row("gla", [2.0, 2.0], gate_strength=8.0), make_row("simple_gla", [1.0, 1.0], gate_strength=1.0)]
+    best = answers(frame(rows))
+    assert best[["variant", "gate"]].values.tolist() == [["simple_gla", "1"], ["gla", "8"]]
+
+
 def over_t(make_row: Any, system: str, times: dict[int, float], **given: Any) -> list[Any]:
     return [make_row(system, [ms, ms], T=t, **given) for t, ms in times.items()]
 
@@ -133,3 +165,19 @@ def test_curves_hold_the_batch_or_the_number_of_tokens(make_row: Any) -> None:
     tokens = [make_row("gla", [1.0], B=8192 // t, T=t) for t in (1024, 2048, 4096)]
     assert [(c.held, c.value) for c in curves(frame(tokens))] == [("tokens", 8192)]
     assert curves(frame([make_row("gla", [1.0])])) == []  # a single point is no curve
+
+
+def test_crossovers_by_head_dimension_hold_width_and_tokens(make_row: Any) -> None:
+    def both(H: int, D: int, T: int, rival: float, tokens: int = 4096) -> list[Any]:
+        at: dict[str, Any] = {"B": tokens // T, "T": T, "H": H, "K": D, "V": D, "mode": "fwdbwd"}
+        return [make_row("gla", [1.0], **at), make_row("fa2", [rival], **at)]
+
+    rows = both(16, 64, 1024, 0.5) + both(16, 64, 2048, 2.0)  # crosses in the geometric middle
+    rows += both(8, 128, 1024, 3.0) + both(8, 128, 2048, 4.0)  # faster everywhere
+    rows += both(8, 128, 1024, 0.1, tokens=8192)  # a batch of other tokens
+    rows += both(4, 64, 1024, 0.1) + both(4, 64, 2048, 0.1)  # another width
+    found = crossovers_by_head_dimension(answers(frame(rows)), "gla", "fa2")
+    assert list(found) == [64, 128]
+    assert found[64].crossing == pytest.approx(math.sqrt(1024 * 2048))
+    assert (found[128].crossing, found[128].wins_from) == (None, 1024)
+    assert crossovers_by_head_dimension(answers(frame(rows)), "gla", "cudnn") == {}

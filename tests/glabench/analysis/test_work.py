@@ -45,6 +45,11 @@ def test_no_gate_is_not_read() -> None:
     assert of("fla_linear", gate_strength=None) == of(gate_strength=None)
 
 
+def test_gates_on_the_value_side_are_read_and_have_a_gradient() -> None:
+    assert of(value_gate=True)["hbm_bytes"] - of()["hbm_bytes"] == 600 * 16 * 2
+    assert of(value_gate=True, mode="bwd")["hbm_bytes"] - of(mode="bwd")["hbm_bytes"] == 600 * 2 * 16 * 2
+
+
 def test_states_are_float32() -> None:
     states = 6 * 8 * 16 * 4
     assert of(initial_state=True)["hbm_bytes"] - of()["hbm_bytes"] == 2 * states
@@ -96,6 +101,13 @@ def test_the_selective_scan_has_twice_the_width_and_sixteen_states(
     found = of("mamba_scan", mode=mode, gate_strength=None)
     assert found["flops"] == 200 * channels * 16 * flops
     assert found["hbm_bytes"] == 200 * 2 * (channels * elements[0] + 16 * elements[1])
+
+
+def test_one_gate_a_head_is_one_element_and_a_constant_decay_none() -> None:
+    assert of("simple_gla")["hbm_bytes"] == of("fla_simple")["hbm_bytes"] == 600 * (2 * 8 + 1 + 2 * 16) * 2
+    assert of("simple_gla", mode="bwd")["hbm_bytes"] == 600 * (4 * 8 + 2 + 3 * 16) * 2
+    assert of("simple_gla")["flops"] == of("gla")["flops"]
+    assert of("retention", gate_strength=None) == of("fla_linear", gate_strength=None)
 
 
 def test_the_scan_is_counted_as_a_recurrence_and_the_direct_form_by_its_chunk() -> None:

@@ -6,7 +6,7 @@ import csv
 import os
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -93,6 +93,19 @@ def test_several_files_make_one_report(results: Path, tmp_path: Path) -> None:
     assert {line["system"] for line in lines} == {"gla", "fa2", "fla"}
 
 
+def test_rows_of_the_sweep_papers_get_its_page(results: Path) -> None:
+    rows = [replace(row(system, 4096, samples), sweep="papers") for system, samples in (("gla", [1.0]), ("fa2", [2.0]))]
+    Path("papers.jsonl").write_text("".join(f"{to_json(r)}\n" for r in rows))
+    profiled = replace(rows[0], sweep="profile", time=None, profile={})
+    Path("profile.jsonl").write_text(to_json(profiled) + "\n")
+    assert run("papers.jsonl", "profile.jsonl", "--format", "csv", "--out", "claims.csv") == 0
+    assert Path("claims.csv").read_text().startswith("device,claim,")
+    assert run("papers.jsonl", "--page", "rows", "--format", "csv", "--out", "rows.csv") == 0
+    assert Path("rows.csv").read_text().startswith("case_id,")
+    assert run(results, "--page", "papers", "--format", "csv", "--out", "asked.csv") == 0
+    assert Path("asked.csv").read_text().startswith("device,claim,")
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -103,6 +116,7 @@ def test_several_files_make_one_report(results: Path, tmp_path: Path) -> None:
         (["folder"], "no *.jsonl file in this folder"),
         (["results", "--format", "htm"], "did you mean 'html'"),
         (["results", "--format", "pdf"], "unknown format 'pdf'"),
+        (["results", "--page", "paper"], "unknown page 'paper' (did you mean 'papers'?); expected rows or papers"),
         (["results", "--out", "notes.jsonl/x"], "cannot be written"),
         ([], "missing argument"),
         (["results", "--outt", "x"], "--out"),

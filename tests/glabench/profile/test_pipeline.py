@@ -82,6 +82,11 @@ def test_what_has_no_model_needs_a_gpu() -> None:
     assert row.profile is None
 
 
+def test_gates_on_the_value_side_have_no_profile() -> None:
+    row = pipeline.run_case(replace(CASE, value_gate=True), "tests", Settings.for_device("cpu"))
+    assert (row.status, row.reason) == ("unsupported", "the model of a profile knows no gates on the value side")
+
+
 def test_what_cannot_run_says_why() -> None:
     row = pipeline.run_case(replace(CASE, K=1024), "tests", Settings.for_device("cpu"))
     assert row.status == "unsupported"

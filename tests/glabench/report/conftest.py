@@ -7,11 +7,14 @@ import random
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from glabench.spec.case import DTYPE_BYTES, Case, Mode
+from glabench.spec.expand import expand
+from glabench.spec.sweep import load
 from glabench.store import Row
 
 H200 = {
@@ -69,7 +72,7 @@ def gpu_row(rng: random.Random, case: Case, sweep: str = "board", environment: d
     floor = hbm_bytes(case) / 4.28e12 * 1e3
     width = case.B * case.T * case.H * case.V
     key = case.system if case.materialize is None else f"gla:{'w' if case.materialize else 'wo'}"
-    if case.system in ("fa2", "cudnn"):
+    if case.attn_heads:
         ms = case.B * case.H * case.V * case.T**2 * 7.0e-12 * MODE_SHARE[case.mode] * (0.65 if key == "cudnn" else 1)
     elif case.system == "recurrent_torch":
         ms = case.T * 0.055 * MODE_SHARE[case.mode]
@@ -194,9 +197,51 @@ def quick_cpu() -> list[Row]:
     return rows
 
 
+def papers() -> list[Row]:
+    """The sweep `papers` on a GPU, and profiles of the forward pass by chunk size."""
+    rng = random.Random(3)
+    sweep = load(Path(__file__).parents[3] / "sweeps" / "papers.yaml")
+    rows = [papers_row(rng, case) for case in expand(sweep, "cuda").cases]
+    for chunk in (16, 32, 64, 128, 256):
+        case = Case("gla", 32, 2048, 4, 128, 256, mode="fwd", chunk=chunk, sub_chunk=min(chunk, 64), materialize=True)
+        parts = {"inter_ms": [8 / chunk + 0.4] * 3, "intra_ms": [0.3 + chunk / 500] * 3}
+        row = replace(gpu_row(rng, case, "profile"), time=None, memory=None, profile={"parts": parts})
+        rows.append(row)
+    return rows
+
+
+def papers_row(rng: random.Random, case: Case) -> Row:
+    """Like ``gpu_row``, with what the papers' rivals are known for."""
+    if case.system == "fa3":
+        return failed(case, "unsupported", "the package flash_attn_interface is not installed", sweep="papers")
+    if (case.system, case.T, case.K) == ("recurrent_hbm", 2048, 128):
+        return failed(case, "oom", "CUDA out of memory: asked for 69.00 GiB", sweep="papers")
+    if case.system == "helion" and (case.gate_strength or 0) > 8:
+        return replace(
+            failed(case, "wrong", "dg has 9 values that are NaN or infinite", sweep="papers"),
+            accuracy=accuracy(rng, case, "cuda", passed=False)
+            | {"outputs": {"o": {"error": 2e-3}, "dg": {"error": None}}},
+        )
+    row = gpu_row(rng, case, "papers")
+    slow = {"recurrent_hbm": 9.0, "scan": 14.0, "chunkwise_torch": 7.0, "parallel_triton": case.T / 300,
+            "mamba_scan": 1.8, "lightning2": 0.8, "chunkwise_direct": 2.4}.get(case.system, 1.0)  # fmt: skip
+    slow *= 0.02 * case.T**0.5 if case.mode == "step" and case.attn_heads else 1.0
+    assert row.time
+    assert row.memory
+    more = {"recurrent_hbm": case.K, "scan": 2 * case.K}.get(case.system, 1)
+    time = row.time | {"samples_ms": [ms * slow for ms in row.time["samples_ms"]]}
+    memory = {key: value * (more if key != "inputs_bytes" else 1) for key, value in row.memory.items()}
+    return replace(row, time=time, memory=memory)
+
+
 @pytest.fixture(scope="session")
 def board_rows() -> list[Row]:
     return board()
+
+
+@pytest.fixture(scope="session")
+def papers_rows() -> list[Row]:
+    return papers()
 
 
 @pytest.fixture(scope="session")

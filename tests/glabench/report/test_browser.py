@@ -12,7 +12,7 @@ import pytest
 from glabench.analysis.frame import frame
 from glabench.analysis.load import Profiled
 from glabench.analysis.profile import calls
-from glabench.report import profile, profile_figures
+from glabench.report import papers, profile, profile_figures
 from glabench.report.figures import sections
 from glabench.report.page import render
 from glabench.store import Row
@@ -58,6 +58,15 @@ def profiles(profile_rows: list[Row], tmp_path_factory: pytest.TempPathFactory) 
     found = calls(profiled)
     path: Path = tmp_path_factory.mktemp("profiles") / "index.html"
     path.write_text(profile.render(profiled, found, profile_figures.sections(found)), encoding="utf-8")
+    return path.as_uri()
+
+
+@pytest.fixture(scope="module")
+def claims(papers_rows: list[Row], tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The address of a papers page."""
+    pages = papers.Pages(papers_rows)
+    path: Path = tmp_path_factory.mktemp("papers") / "index.html"
+    path.write_text(papers.render(pages, pages.sections()), encoding="utf-8")
     return path.as_uri()
 
 
@@ -234,6 +243,25 @@ def test_profiles_fit_every_width_and_load_nothing(browser: Any, profiles: str, 
     assert browser.get_log("browser") == []
     assert browser.execute_script("return performance.getEntriesByType('resource').length") == 0
     assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.parametrize("width", [360, 1400])
+def test_claims_fit_every_width_and_load_nothing(browser: Any, claims: str, width: int) -> None:
+    open_at(browser, claims, width)
+    assert browser.get_log("browser") == []
+    assert browser.execute_script("return performance.getEntriesByType('resource').length") == 0
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+
+
+def test_a_printed_number_says_which_paper_and_gpu(browser: Any, claims: str) -> None:
+    from selenium.webdriver import ActionChains
+
+    open_at(browser, claims, 1400)
+    panel = browser.find_element("css selector", "#lengths .panel svg")
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", panel)
+    hit = panel.find_elements("css selector", ".hit[data-s='printed:fa2']")[-1]
+    ActionChains(browser).move_to_element(hit).perform()
+    assert browser.find_element("id", "tip").text == "2023 paper: FlashAttention-2\n8k\n1037.1 ms\nGPU not named"
 
 
 def test_a_piece_of_a_bar_answers_all_along(browser: Any, profiles: str) -> None:

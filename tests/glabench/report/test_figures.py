@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import statistics
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,18 @@ def test_floor_is_the_ratio_to_compulsory_bytes(board_rows: list[Row]) -> None:
     floor = 4 * 2048 * 16 * 2 * (3 * 128 + 2 * 128) / 4.28e12 * 1e3
     assert points(forward, "fla")[place] == pytest.approx(median(board_rows, "fla", **shape) / floor)
     assert "fa2" not in {s.key for s in forward.series}
+
+
+def test_gate_strengths_are_in_the_order_of_numbers(board_rows: list[Row]) -> None:
+    some = [row for row in board_rows if row.case["system"] == "gla" and row.case["T"] == 2048 and row.time][:1]
+    rows = [
+        replace(row, case_id=str(m), case=row.case | {"gate_strength": m})
+        for row in some
+        for m in (16.0, 1e4, 4.0, 0.06, None)
+    ]
+    (figure,) = figures(rows)["floor"]
+    ends = [name.split("bf16, ")[1] for name in figure.panels[0].categories]
+    assert ends == ["no gates", *(f"gate strength {m}" for m in ("0.06", "4", "16", "10000"))]
 
 
 def test_a_panel_on_the_page_has_a_hit_with_values_for_every_point(board_rows: list[Row]) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from glabench.analysis.compare import answers
 from glabench.analysis.frame import frame
+from glabench.report import shapes
 from glabench.report.headline import findings
 from glabench.spec.case import Case
 from glabench.store import Row
@@ -50,3 +52,12 @@ def test_the_floor_compares_only_what_ran_at_the_same_shapes() -> None:
 def test_the_floor_leaves_ungated_questions_out() -> None:
     figure, _ = floor([row("gla", 1024, 4.0), row("gla", 1024, 2.0, gate=None)])
     assert figure == "4.00×"
+
+
+def test_what_does_less_is_no_system_that_another_is_ahead_of() -> None:
+    """Nor is it named as the nearest to a floor, for it has fewer bytes to move."""
+    rows = [row("gla", 1024, 4.0), row("fla", 1024, 8.0), row("simple_gla", 1024, 2.0), row("retention", 1024, 1.0)]
+    first = next(f for f in findings(frame(rows), "GPU") if "fastest of" in f.lead)
+    assert (first.figure, first.lead) == ("1 of 1", "questions where GLA (ours) is the fastest of 2 systems")
+    (figure,) = shapes.floor(answers(frame(rows)))
+    assert figure.caption.endswith("Nearest on the geometric mean: forward GLA, default schedule 4.00×.")

@@ -32,6 +32,19 @@ def test_two_systems_get_the_same_numbers() -> None:
     assert all(torch.equal(a, b) for (_, a), (_, b) in zip(one.tensors(), two.tensors(), strict=True))
 
 
+def test_gates_on_the_value_side_leave_the_other_numbers_alone() -> None:
+    case = replace(CASE, value_gate=True)
+    plain, both = make_inputs(CASE, "gla", "cpu"), make_inputs(case, "gla", "cpu")
+    assert all(torch.equal(x, getattr(both, name)) for name, x in plain.tensors())
+    assert both.gv is not None
+    assert both.gv.shape == both.v.shape
+    assert both.gv.max() <= 0
+    assert input_bytes(case) == both.nbytes
+    alone = make_inputs(replace(case, gate_strength=None), "gla", "cpu")
+    assert alone.g is None
+    assert alone.gv is not None
+
+
 @pytest.mark.parametrize("change", [{"seed": 1}, {"salt": 1}])
 def test_another_seed_or_set_gives_others(change: dict[str, int]) -> None:
     salt = change.pop("salt", 0)

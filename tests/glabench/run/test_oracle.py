@@ -44,8 +44,16 @@ def test_pairs_alone_have_the_outputs_they_have_among_all() -> None:
         assert torch.allclose(found["dinitial_state"][0, i], whole["dinitial_state"][b, h])
 
 
-def test_a_step_is_the_recurrence_of_one_token() -> None:
-    case = replace(CASE, mode="step")
+def test_gates_on_the_value_side_are_judged() -> None:
+    found = oracle.answer(oracle.ask(replace(CASE, value_gate=True), "cpu", 2))
+    assert found.reference["dgv"].shape == found.reference["dv"].shape
+    assert 0 < found.baseline["dgv"].whole < 1e-5
+    assert not torch.allclose(found.reference["o"], oracle.answer(oracle.ask(CASE, "cpu", 2)).reference["o"])
+
+
+@pytest.mark.parametrize("value_gate", [False, True])
+def test_a_step_is_the_recurrence_of_one_token(value_gate: bool) -> None:
+    case = replace(CASE, mode="step", value_gate=value_gate)
     question = oracle.ask(case, "cpu", 100)
     inputs = make_inputs(case, "gla", "cpu")
     from gla_kernels import reference
@@ -53,7 +61,8 @@ def test_a_step_is_the_recurrence_of_one_token() -> None:
     q, k, v = (x[:, None].double() for x in (inputs.q, inputs.k, inputs.v))
     assert inputs.g is not None
     assert inputs.initial_state is not None
-    o, state = reference.recurrent(q, k, v, inputs.g[:, None].double(), initial_state=inputs.initial_state.double())
+    gv = None if inputs.gv is None else inputs.gv[:, None].double()
+    o, state = reference.recurrent(q, k, v, inputs.g[:, None].double(), None, inputs.initial_state.double(), gv)
     found = oracle.answer(question).reference
     assert torch.allclose(found["o"][0], o[:, 0].flatten(0, 1))
     assert torch.allclose(found["final_state"][0], state.flatten(0, 1))

@@ -98,6 +98,13 @@ def test_attention_has_the_same_width(sweep_of: Write, attention: str, heads: tu
     assert (case.H, case.K, case.V) == (4, 32, 64)  # what the question was
 
 
+def test_a_value_gate_is_another_case_and_none_leaves_old_ids_as_they_are(sweep_of: Write) -> None:
+    assert Case("gla", 1, 64, 2, 16, 16).id == "a5747f8116a3"  # of before there was the field
+    found = cases(sweep_of("title: x\nPOINT\naxes: {system: [gla, fa2], value_gate: [true, false]}\n"))
+    assert [(c.system, c.value_gate) for c in found] == [("gla", True), ("gla", False), ("fa2", False)]
+    assert len({c.id for c in found}) == 3
+
+
 def test_usual_heads_of_a_width_that_64_does_not_divide_are_the_same_heads(sweep_of: Write) -> None:
     (case,) = cases(sweep_of("title: x\ndefaults: {B: 1, T: 8, H: 3, K: 8, V: 20}\naxes: {system: fa2}\n"))
     assert (case.attn_heads, case.attn_dim) == (3, 20)

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from glabench.run.gate import check
 from glabench.run.inputs import make_inputs
+from glabench.run.settings import Settings
 from glabench.spec.case import Case
 from glabench.spec.catalog import CATALOG
 from glabench.systems import load
@@ -33,7 +35,7 @@ def test_an_unknown_name_is_an_error() -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("fla") is not None, reason="FLA is installed")
-@pytest.mark.parametrize("name", ["fla", "fla_linear", "fla_recurrent"])
+@pytest.mark.parametrize("name", ["fla", "fla_linear", "fla_simple", "fla_retention", "fla_recurrent"])
 def test_a_missing_package_comes_with_the_command_that_installs_it(name: str) -> None:
     assert str(load(name).unavailable("cuda")) == "the package fla is not installed; pip install fla-core einops"
 
@@ -67,6 +69,12 @@ def test_gpu_systems_say_so_on_a_cpu(name: str) -> None:
         ("mamba_scan", {"initial_state": True}, "no state"),
         ("fla", {"gate_strength": None}, "gates"),
         ("fla_linear", {"gate_strength": 1.0}, "gate"),
+        ("simple_gla", {"gate_strength": None}, "gates"),
+        ("simple_gla", {"K": 257}, "K=257"),
+        ("simple_gla", {"chunk": 256}, "not 256"),
+        ("retention", {"gate_strength": None, "V": 300}, "V=300"),
+        ("fla_simple", {"gate_strength": None}, "gates"),
+        ("fla_retention", {"gate_strength": None, "K": 33}, "even"),
     ],
 )
 def test_a_case_that_cannot_be_run_is_refused_with_a_reason(name: str, changes: dict[str, Any], word: str) -> None:
@@ -74,6 +82,27 @@ def test_a_case_that_cannot_be_run_is_refused_with_a_reason(name: str, changes: 
     assert reason is not None
     assert word in reason
     assert "\n" not in reason
+
+
+def test_systems_without_gates_on_the_value_side_say_so() -> None:
+    case = replace(CASE, value_gate=True)
+    can = {name for name, info in CATALOG.items() if load(name).refusal_of_gates(replace(case, system=name)) is None}
+    assert can == {"gla", "gla_recurrent", "recurrent_torch", "chunkwise_torch", "parallel_torch"}
+    assert load("fla").refusal_of_gates(case) == "fla has no gates on the value side"
+    assert load("fla").refusal_of_gates(CASE) is None
+    refused = load("gla").unsupported(replace(case, chunk=128), "cuda")
+    assert refused == "schedule: with gv expected a chunk of at most 64, got 128"
+
+
+@pytest.mark.parametrize("name", ["recurrent_torch", "chunkwise_torch", "parallel_torch"])
+def test_plain_forms_gate_both_sides(name: str) -> None:
+    case = Case(name, 1, 40, 1, 8, 8, "fp32", value_gate=True, chunk=16 if name == "chunkwise_torch" else None)
+    assert check(load(name), case, Settings.for_device("cpu"), "cpu").passed
+
+
+def test_a_step_of_the_plain_recurrence_gates_both_sides() -> None:
+    case = Case("recurrent_torch", 1, 40, 1, 8, 8, "fp32", "step", value_gate=True)
+    assert check(load("recurrent_torch"), case, Settings.for_device("cpu"), "cpu").passed
 
 
 def test_a_schedule_is_the_case_s_or_left_to_the_kernels() -> None:

@@ -43,6 +43,7 @@ def test_cases_of_one_shape_are_one_group_with_each_direction_once() -> None:
         Case("gla", **SHAPE, mode="fwd", gate_strength=8.0),
         Case("gla", **SHAPE, mode="fwd", chunk=64, sub_chunk=16, materialize=False),
         Case("gla_recurrent", **SHAPE, mode="step"),
+        Case("gla", **SHAPE, mode="bwd", value_gate=True, chunk=16),  # kernels that are not tuned
     ]
     fwd = Workload("fwd", 1, 64, 2, 32, 32)
     ungated = [Workload(name, 1, 64, 2, 32, 32, gated=False) for name in ("fwd", "bwd")]

@@ -1,0 +1,136 @@
+"""What one device measured, as claims of the papers ask for it: rows by variant and shape, ratios with intervals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal
+
+import pandas as pd
+
+from glabench.analysis import labels
+from glabench.analysis.accuracy import Error
+from glabench.analysis.load import device
+from glabench.analysis.statistics import estimate
+from glabench.store import Row
+
+Quantity = Literal["ms", "peak_mib"]
+Line = dict[Any, Any]  # a line of the table of analysis.frame
+
+SHAPE = ["B", "T", "H", "K", "V", "mode"]
+OURS = "ours"  # as a key: our chunkwise kernels, at whichever of their schedules does best
+
+
+@dataclass(frozen=True)
+class Place:
+    """A shape at which claims are judged, and what it is called in a sentence."""
+
+    at: str
+    B: int
+    T: int
+    H: int
+    K: int
+    V: int
+    mode: str = "fwdbwd"
+    gate: str = "1"  # as analysis.labels.gate writes it; systems without gates are found at any
+    attn_dim: int = 64  # head dimension of attention
+    chunk: int | None = None  # of all schedules, those with this chunk size
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Of one device: the table of ``analysis.frame``, what profiles say of chunk sizes, errors by gate strength."""
+
+    table: pd.DataFrame
+    split: Mapping[int, tuple[float, float]] = field(default_factory=dict)  # see ``split_by_chunk``
+    errors: Sequence[Error] = ()  # see ``accuracy.by_strength``
+
+    def row(self, key: str, place: Place, quantity: Quantity = "ms") -> Line | None:
+        """The ok row of a variant (or OURS) at a place with the least of the quantity; None where there is none."""
+        known = [line for line in self.rows(key, place) if line["status"] == "ok" and line[quantity] > 0]
+        return min(known, key=lambda line: float(line[quantity]), default=None)
+
+    def by_chunk(self, key: str, place: Place) -> dict[int, Line]:
+        """The fastest ok row of each chunk size, by chunk size."""
+        sizes = sorted({int(line["chunk"]) for line in self.rows(key, place) if pd.notna(line["chunk"])})
+        fastest = {size: self.row(key, replace(place, chunk=size)) for size in sizes}
+        return {size: line for size, line in fastest.items() if line}
+
+    def failed(self, key: str, place: Place) -> str:
+        """How a variant failed at a place, in the words of a report; empty where it was not run."""
+        statuses = [line["status"] for line in self.rows(key, place) if line["status"] != "ok"]
+        return labels.STATUS_TITLES.get(statuses[0], statuses[0]) if statuses else ""
+
+    def rows(self, key: str, place: Place) -> list[Line]:
+        """Every line of a variant (or OURS) at a place, whatever became of it: bf16, from no state."""
+        here = self._by_shape.get(tuple(getattr(place, name) for name in SHAPE), [])
+        return [line for line in here if _is(line, key) and _asks(line, place)]
+
+    @cached_property
+    def _by_shape(self) -> dict[tuple[Any, ...], list[Line]]:
+        found: dict[tuple[Any, ...], list[Line]] = {}
+        for line in self.table.to_dict("records"):
+            found.setdefault(tuple(line[name] for name in SHAPE), []).append(line)
+        return found
+
+
+def _is(line: Line, key: str) -> bool:
+    return bool(line["system"] == "gla" if key == OURS else line["variant"] == key)
+
+
+def _asks(line: Line, place: Place) -> bool:
+    """Whether a line of the place's shape asks for what the place does."""
+    if line["dtype"] != "bf16" or line["initial_state"]:
+        return False
+    if place.chunk is not None and line["chunk"] != place.chunk:
+        return False
+    if line["family"] == "attention":
+        return bool(line["attn_dim"] == place.attn_dim)
+    return bool(line["family"] != "gla" or line["gate"] == place.gate)
+
+
+def split_by_chunk(rows: Sequence[Row], name: str, place: Place) -> dict[int, tuple[float, float]]:
+    """chunk -> median ms (between chunks, inside chunks) of the forward pass w/ m. at a place, on the device ``name``,
+    from rows of `glabench profile`; by chunk size."""
+    found = {}
+    for row in rows:
+        case, parts = row.case, (row.profile or {}).get("parts")
+        same = all(case.get(key) == getattr(place, key) for key in SHAPE)
+        if parts and same and case.get("chunk") and case.get("materialize") and device(row) == name:
+            inter, intra = (estimate(parts.get(f"{part}_ms") or ()).median for part in ("inter", "intra"))
+            found[int(case["chunk"])] = (inter, intra)
+    return dict(sorted(found.items()))
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A ratio of two rows' medians, with the worst and the best case of their intervals; NaN where there is none."""
+
+    at: str
+    value: float
+    low: float
+    high: float
+
+
+def ratio(top: Line, bottom: Line, quantity: Quantity, at: str) -> Ratio:
+    """``top`` over ``bottom``. Memory is the same at every call, so its interval is a point."""
+    value = top[quantity] / bottom[quantity]
+    if quantity != "ms":
+        return Ratio(at, value, value, value)
+    return Ratio(at, value, top["ms_lo"] / bottom["ms_hi"], top["ms_hi"] / bottom["ms_lo"])
+
+
+def speed_up(own: Line, other: Line, at: str) -> Ratio:
+    """How many times as fast ``own`` is."""
+    return ratio(other, own, "ms", at)
+
+
+def within(found: Ratio, least: float, most: float) -> bool | None:
+    """Whether a ratio is within both limits; None where its interval does not say, or there is none."""
+    if math.isnan(found.low) or math.isnan(found.high):
+        return None
+    if found.low >= least and found.high <= most:
+        return True
+    return False if found.high < least or found.low > most else None

@@ -1,0 +1,53 @@
+"""What the two versions of the GLA paper print of speed and memory, as data, each with where it stands.
+
+Both are arXiv:2312.06635. Only numbers that are printed are here: the 2024 version's Figures 2 and 6 are drawn curves
+without values. The 2023 version does not say which GPU its times are of.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Paper:
+    """A version of the paper, and what it was measured on."""
+
+    short: str
+    title: str
+    gpu: str
+
+
+V2023 = Paper("2023", "Yang et al. 2023, the 2023 version of arXiv:2312.06635", "GPU not named")
+V2024 = Paper("2024", "Yang et al. 2024, the 2024 version of arXiv:2312.06635", "one H100")
+
+# 2023, Figure 2, left: milliseconds of forward and backward by sequence length, batch 32, width 1024, bf16.
+# FlashAttention-2 with 16 heads, GLA with 4.
+LENGTHS = (1024, 2048, 4096, 8192)
+FA2_MS = dict(zip(LENGTHS, (27.1, 82.9, 281.7, 1037.1), strict=True))
+GLA_MS = dict(zip(LENGTHS, (51.2, 108.7, 210.3, 415.8), strict=True))
+
+# 2023, Figure 2, right: milliseconds of the forward pass by chunk size. The figure's values are known here without its
+# curves' names. Those that fall are taken for the work between chunks: there is one state a chunk to keep, and the
+# paper says that large chunks relieve that.
+CHUNKS = (16, 32, 64, 128, 256)
+INTER_MS = dict(zip(CHUNKS, (5.0, 2.9, 2.1, 1.4, 1.3), strict=True))
+INTRA_MS = dict(zip(CHUNKS, (1.8, 1.8, 2.1, 2.5, 3.4), strict=True))
+BEST_CHUNK = 128  # in the words of section 4, speed analysis
+
+
+@dataclass(frozen=True)
+class OverRecurrent:
+    """A line of the 2023 version's Table 3: GLA over the recurrent form that keeps its states in HBM."""
+
+    T: int
+    head_dim: int
+    speed_up: float
+    memory: float  # GLA's as a share of the recurrent form's
+
+
+# Batch 32, width 1024; GLA with both of its gates. In the fourth line the recurrent form ran out of memory.
+TABLE_3 = (OverRecurrent(1024, 64, 3.8, 0.26), OverRecurrent(1024, 128, 2.8, 0.13), OverRecurrent(2048, 64, 2.3, 0.26))
+TABLE_3_OUT_OF_MEMORY = (2048, 128)  # T and head dimension
+
+LARGEST_THEN_BYTES = 80e9  # of the largest A100, by the 2023 version's appendix on GPUs

@@ -1,0 +1,25 @@
+"""Our retention: linear attention with RetNet's constant decays, by the kernels of `simple_gla`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from glabench.spec.case import Case
+from glabench.systems.simple_gla import SimpleGla
+
+if TYPE_CHECKING:
+    import torch
+
+    from glabench.run.inputs import Inputs
+
+
+class Retention(SimpleGla):
+    """``gla_kernels.simple_gla`` with ``gla_kernels.retnet_decays``, whose gradient is not asked for."""
+
+    def refusal(self, case: Case) -> str | None:
+        return None
+
+    def gates(self, inputs: Inputs, case: Case) -> torch.Tensor:
+        from gla_kernels import retnet_decays
+
+        return retnet_decays(case.H, inputs.q.device).expand(inputs.q.shape[:-1])

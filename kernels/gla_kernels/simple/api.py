@@ -1,0 +1,157 @@
+"""The public functions, with autograd.
+
+Layout: q, k [B, T, H, K]; v, o [B, T, H, V]; g [B, T, H]; states [B, H, K, V] in float32.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from ..choose import machine_of
+from ..config import CHUNKS, Schedule
+from ..launch import Launch, execute
+from ..validate import check_inputs, check_scale
+from .call import MAX_CHUNK, MAX_DIM, Call
+from .passes import Kept, backward, forward
+
+
+def simple_gla(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    *,
+    schedule: Schedule | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Linear attention with one gate a head and token, in its chunkwise form: gated linear attention whose gate is the
+    same for all features, and with `retnet_decays` the retention of RetNet.
+
+        S_t = e^{g_t} S_{t-1} + k_t^T v_t          o_t = scale q_t S_t
+
+    q, k: [B, T, H, K], float32, float16 or bfloat16; K from 1 to 256.
+    v: [B, T, H, V], dtype of q; V from 1 to 256.
+    g: [B, T, H], natural log of the decay, <= 0 and as strong as wanted, dtype of q or float32. It may be expanded.
+    scale: factor on the output; K^-1/2 by default.
+    initial_state: [B, H, K, V], float32; zeros by default.
+    output_final_state: whether to return the state after the last token.
+    schedule: `Schedule(chunk=64)` by default. chunk: up to 128. materialize: True keeps the states of all chunks in
+        memory, for the backward pass too; False makes the output in one walk over time, for chunks of up to 64 and K
+        of up to 128 in bfloat16 and 64 else, and beyond those by slices of the sequence, whose states share a small
+        buffer; the backward pass then computes states again, a slice at a time. sub_chunk means nothing here: the
+        scores of a chunk are one product.
+
+    Returns o [B, T, H, V] in the dtype of q, and the final state [B, H, K, V] in float32 or None. Differentiable once
+    in q, k, v, g and initial_state, also through the final state. Deterministic: the same inputs give the same bits.
+
+    Raises ValueError, naming the argument, for a wrong shape, dtype, device or schedule.
+    """
+    check_inputs(q, k, v, None, initial_state)
+    check_gates(g, q)
+    for name, dim in (("q", q.shape[-1]), ("v", v.shape[-1])):
+        if dim > MAX_DIM:
+            raise ValueError(f"{name}: expected a head dimension (last axis) from 1 to {MAX_DIM}, got {dim}")
+    scale = check_scale(scale, q.shape[-1])
+    schedule = check_schedule(schedule)
+    capability = machine_of(q.device).capability
+    return _SimpleGLA.apply(q, k, v, g, scale, initial_state, output_final_state, schedule, capability)
+
+
+def retnet_decays(H: int, device: torch.device | str | None = None) -> Tensor:
+    """RetNet's constant gates, log(1 - 2^(-5-h)) for the heads h = 0 .. H-1, float32 [H] (Sun et al. 2023,
+    arXiv 2307.08621, section 2.4). For `simple_gla`: ``g=retnet_decays(H, q.device).expand(B, T, H)``.
+
+    Raises ValueError for H < 1.
+    """
+    if not isinstance(H, int) or isinstance(H, bool) or H < 1:
+        raise ValueError(f"H: expected a number of heads > 0, got {H!r}")
+    powers = torch.exp2(-5.0 - torch.arange(H, dtype=torch.float64))
+    return torch.log1p(-powers).to(device, torch.float32)
+
+
+def launches(
+    *,
+    B: int,
+    T: int,
+    H: int,
+    K: int,
+    V: int,
+    dtype: torch.dtype,
+    mode: str = "fwdbwd",
+    schedule: Schedule | None = None,
+    initial_state: bool = False,
+    gradient_of_g: bool = True,
+    capability: int = 90,
+) -> list[Launch]:
+    """The kernels that a call would launch, in order, without running one, on tensors of the meta device.
+
+    mode: "fwd", "bwd" or "fwdbwd"; initial_state: whether it is given a state and gives back the final one;
+    capability: compute capability of the GPU, 80 for an A100, 90 for an H100. Raises ValueError as the call would.
+    """
+    q = torch.empty(B, T, H, K, dtype=dtype, device="meta")
+    v = torch.empty(B, T, H, V, dtype=dtype, device="meta")
+    state = torch.empty(B, H, K, V, device="meta") if initial_state else None
+    schedule = check_schedule(schedule)
+    call = Call(q, q, v, q[..., 0], float(K**-0.5), state, schedule.chunk, schedule.materialize, capability)
+    fwd: list[Launch] = []
+    bwd: list[Launch] = []
+    _, final, kept = forward(call, initial_state, fwd.append)
+    backward(call, kept, v, final, gradient_of_g, bwd.append)
+    return {"fwd": fwd, "bwd": bwd, "fwdbwd": fwd + bwd}[mode]
+
+
+def check_gates(g: Tensor, q: Tensor) -> None:
+    """One gate a head and token of q. Raises ValueError."""
+    if not isinstance(g, Tensor):
+        raise ValueError(f"g: expected a tensor [B, T, H], got {type(g).__name__}")
+    if g.shape != q.shape[:-1]:
+        hint = "; for a gate of each feature there is gla" if g.shape == q.shape else ""
+        raise ValueError(f"g: expected shape {list(q.shape[:-1])} (B, T, H, as q), got {list(g.shape)}{hint}")
+    if g.dtype not in (q.dtype, torch.float32):
+        raise ValueError(f"g: expected dtype {q.dtype} (as of q) or float32, got {g.dtype}")
+    if g.device != q.device:
+        raise ValueError(f"g: expected device {q.device} as of q, got {g.device}")
+
+
+def check_schedule(schedule: Schedule | None) -> Schedule:
+    """The schedule, or the one by default. Raises ValueError for one that these kernels do not have."""
+    if schedule is None:
+        return Schedule()
+    if not isinstance(schedule, Schedule):
+        raise ValueError(f"schedule: expected a Schedule or None, got {type(schedule).__name__}")
+    if schedule.chunk > MAX_CHUNK:
+        known = ", ".join(str(chunk) for chunk in CHUNKS if chunk <= MAX_CHUNK)
+        raise ValueError(f"schedule: simple_gla has chunks of {known}, not {schedule.chunk}")
+    if schedule.states_every is not None:
+        raise ValueError(f"schedule: simple_gla cuts no walk into segments, got states_every={schedule.states_every}")
+    return schedule
+
+
+class _SimpleGLA(torch.autograd.Function):
+    @staticmethod
+    def forward(  # type: ignore[no-untyped-def]  # autograd's calling convention
+        ctx, q, k, v, g, scale, initial_state, output_final_state, schedule, capability
+    ):
+        q, k, v = (x.contiguous() for x in (q, k, v))
+        initial_state = None if initial_state is None else initial_state.contiguous()
+        call = Call(q, k, v, g, scale, initial_state, schedule.chunk, schedule.materialize, capability)
+        o, final_state, kept = forward(call, output_final_state, execute)
+        ctx.save_for_backward(q, k, v, g, initial_state, kept.sums, kept.states)
+        ctx.set_materialize_grads(False)
+        ctx.scale, ctx.schedule, ctx.capability = scale, schedule, capability
+        return o, final_state
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, do, d_final):  # type: ignore[no-untyped-def]
+        q, k, v, g, initial_state, *kept = ctx.saved_tensors
+        schedule = ctx.schedule
+        call = Call(q, k, v, g, ctx.scale, initial_state, schedule.chunk, schedule.materialize, ctx.capability)
+        do = torch.zeros_like(v) if do is None else do.contiguous()
+        d_final = None if d_final is None else d_final.contiguous()
+        dq, dk, dv, dg, d_initial = backward(call, Kept(*kept), do, d_final, ctx.needs_input_grad[3], execute)
+        return dq, dk, dv, dg, None, d_initial, None, None, None

@@ -1,0 +1,145 @@
+"""One call as the host code sees it: sizes, buffers, and how its kernels are tiled. Nothing here touches a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..chunk.descriptors import blocks
+from ..chunk.problem import operand_type
+from ..chunk.slices import Slice, segments_at_once, slices_of
+from ..config import FEW_WALKS, HOPPER, MIN_TILE, SAFE_COLUMNS, WGMMA_ROWS, Tile, cdiv, padded
+from ..launch import Launch, described
+
+MAX_CHUNK = 128  # rows whose scores one program holds
+MAX_DIM = 256  # of a head
+
+# What a walk over time that makes outputs too may hold: rows a chunk, and bytes of a row of q or k, padded, as products
+# read them. Compiled for an H100, two programs share an SM then, and bf16 spills 32 bytes a thread at most.
+WALKED_ROWS = 64
+WALKED_BYTES = 256
+
+
+@dataclass(frozen=True)
+class Call:
+    """The inputs of one call. q, k [B, T, H, K]; v [B, T, H, V]; g [B, T, H], of any strides; initial_state
+    [B, H, K, V] float32 or None. chunk: rows a chunk; capability: compute capability of the GPU."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    g: Tensor
+    scale: float
+    initial_state: Tensor | None
+    chunk: int
+    materialize: bool
+    capability: int
+
+    @cached_property
+    def dims(self) -> tuple[int, int, int, int, int]:
+        """B, T, H, K, V."""
+        B, T, H, K = self.q.shape
+        return B, T, H, K, self.v.shape[-1]
+
+    @cached_property
+    def n_chunks(self) -> int:
+        """Chunks a sequence."""
+        return cdiv(self.q.shape[1], self.chunk)
+
+    @property
+    def wide(self) -> bool:
+        """Whether an operand of a product takes four bytes: all but bfloat16 do (`operand_type`)."""
+        return self.q.dtype != torch.bfloat16
+
+    @property
+    def walks(self) -> bool:
+        """Whether the forward pass is one walk over time that stores no state. Where states are not materialized and
+        this does not fit a program, slices of the sequence have their states in memory in turn."""
+        row = padded(self.dims[3]) * (4 if self.wide else 2)
+        return not self.materialize and row <= WALKED_BYTES and self.chunk <= WALKED_ROWS
+
+    @cached_property
+    def slices(self) -> list[Slice]:
+        """The runs of chunks whose states are in memory at once, in order; all are where states are materialized."""
+        B, _, H, K, V = self.dims
+        if self.materialize or not self.n_chunks:
+            return [Slice(0, 1, 0, self.n_chunks)]
+        inputs = sum(x.nbytes for x in (self.q, self.k, self.v))
+        at_once = segments_at_once(B * H * K * V * self.state_dtype.itemsize, inputs)
+        return list(slices_of(self.n_chunks, self.n_chunks, 1, at_once))
+
+    @property
+    def state_dtype(self) -> torch.dtype:
+        """Of the states of chunks: as they enter a bf16 product, or float32, because float16 lacks the range."""
+        return torch.float32 if self.wide else torch.bfloat16
+
+    def chunk_states(self) -> Tensor:
+        """Room for the states of one slice's chunks, [B*H, chunks, K, V]: every slice in turn has it."""
+        B, _, H, K, V = self.dims
+        return self.q.new_empty(B * H, self.slices[0].chunks, K, V, dtype=self.state_dtype)
+
+    def one_state(self) -> Tensor:
+        """Room for one state of every head, float32 [B, H, K, V]."""
+        B, _, H, K, V = self.dims
+        return self.q.new_empty(B, H, K, V, dtype=torch.float32)
+
+    # --- Tiles, by size: nothing here is tuned -----------------------------------------------------------------------
+
+    def tile(self, block_k: int | None, block_v: int) -> Tile:
+        """A tile of at most so many columns, None for all; half as many in float32, whose products have operands in
+        parts.
+
+        In 16 bits it has 64 at least, padded where a head has fewer: ptxas 12.8 gets Hopper's own product instruction
+        wrong for 64 rows and fewer columns (see `feasible`). Eight warps share the scores of more than 64 rows.
+        """
+        _, _, _, K, V = self.dims
+        part, least = (2, MIN_TILE) if self.q.dtype == torch.float32 else (1, SAFE_COLUMNS)
+        block_k = max(least, padded(K) if block_k is None else min(padded(K), block_k // part))
+        block_v = max(least, min(padded(V), block_v // part))
+        warps = 8 if self.chunk > WGMMA_ROWS else 4
+        return Tile(block_k, block_v, warps, num_stages=2, descriptors=self.capability == HOPPER)
+
+    def over_time(self) -> Tile:
+        """Of the passes over time: wide, if that leaves programs enough to fill a GPU."""
+        B, _, H, K, V = self.dims
+        wide = self.tile(64, 128)
+        few = B * H * cdiv(K, wide.block_k) * cdiv(V, wide.block_v) < FEW_WALKS
+        return self.tile(64, 64) if few else wide
+
+    # --- Launches ----------------------------------------------------------------------------------------------------
+
+    def over_slice(
+        self, kernel: Any, tile: Tile, columns: int, args: dict[str, Any], part: Slice, **flags: Any
+    ) -> Launch:
+        """A launch of a pass over all chunks of a slice at once: a program a chunk, and a tile of so many."""
+        return self.launch_of(kernel, tile, columns * part.chunks, args | chunks_of(part, args), **flags)
+
+    def launch_of(self, kernel: Any, tile: Tile, programs: int, args: dict[str, Any], **flags: Any) -> Launch:
+        """A launch of so many programs a head."""
+        B, T, H, K, V = self.dims
+        names = described(kernel) if tile.descriptors else ()
+        dot, precision = operand_type(self.q.dtype, K)
+        sizes = {"K": K, "V": V, "BT": self.chunk, "BK": tile.block_k, "BV": tile.block_v}
+        return Launch(
+            kernel,
+            (programs * B * H,),
+            {"scale": self.scale, "B": B, "T": T, "H": H, "n_chunks": self.n_chunks} | args,
+            sizes | {"DOT": dot, "PRECISION": precision} | flags,
+            num_warps=tile.num_warps,
+            num_stages=tile.num_stages,
+            blocks=blocks(args, names, self.chunk, tile.block_k, tile.block_v),
+        )
+
+
+def chunks_of(part: Slice, args: dict[str, Any]) -> dict[str, int]:
+    """What a kernel goes by in a slice, and in the buffer of its chunks' states, if it is given one."""
+    stored = next((args[name] for name in ("p_s", "p_ds") if args.get(name) is not None), None)
+    return {
+        "first_chunk": part.first_chunk,
+        "n_here": part.chunks,
+        "n_stored": 0 if stored is None else stored.shape[1],
+    }

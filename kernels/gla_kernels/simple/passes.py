@@ -1,0 +1,137 @@
+"""The order of the passes, forward and backward. Every function hands its launches to ``launch``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..chunk.slices import Slice
+from ..config import cdiv, padded
+from ..launch import Launch, Launcher
+from .call import Call, chunks_of
+from .decays import simple_decays_kernel
+from .grad_qk import simple_grad_qk_kernel
+from .grad_v import simple_grad_v_kernel
+from .output import simple_output_kernel
+from .states import simple_states_kernel
+from .walk import simple_walk_kernel
+
+MOST_HEADS = 16  # whose gates lie in one sector of 32 bytes, in bfloat16
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a forward pass leaves for the backward one. sums: of `decay_sums`; states: of the chunks, where they are
+    materialized."""
+
+    sums: Tensor
+    states: Tensor | None
+
+
+def forward(call: Call, final: bool, launch: Launcher) -> tuple[Tensor, Tensor | None, Kept]:
+    """o [B, T, H, V], the final state [B, H, K, V] in float32 if asked for, and what the backward pass needs."""
+    o, sums = torch.empty_like(call.v), decay_sums(call, launch)
+    if call.walks:
+        last = call.one_state() if final else None
+        _walk(call, sums, o, last, launch)
+        return o, last, Kept(sums, None)
+    states, at = call.chunk_states(), call.initial_state
+    for part in call.slices:
+        ends = part == call.slices[-1]
+        after = call.one_state() if final or not ends else None
+        _states(call, sums, part, at, states, after, launch)
+        _output(call, sums, part, states, o, launch)
+        at = after
+    return o, at, Kept(sums, states if call.materialize else None)
+
+
+def backward(
+    call: Call, kept: Kept, do: Tensor, d_final: Tensor | None, gates: bool, launch: Launcher
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:  # fmt: skip
+    """dq, dk, dv, dg [B, T, H] if ``gates``, and the initial state's gradient if there is one.
+
+    Where states are not materialized they are computed again: once for the states that slices start from, and then by
+    slices, the last one first, in a buffer that all of them share.
+    """
+    B, T, H, K, V = call.dims
+    by_k, by_v = call.tile(64, 64), call.tile(64, 128)
+    dq, dk, dv = torch.empty_like(call.q), torch.empty_like(call.k), torch.empty_like(call.v)
+    parts = call.q.new_empty(cdiv(K, by_k.block_k), B, T, H, dtype=torch.float32) if gates else None
+    d_initial = None if call.initial_state is None else call.one_state()
+    starts = [call.initial_state]
+    for part in call.slices[:-1]:
+        starts.append(call.one_state())
+        _states(call, kept.sums, part, starts[-2], None, starts[-1], launch)
+    states = call.chunk_states() if kept.states is None else kept.states
+    d_states, d_at = call.chunk_states(), d_final
+    for part, start in zip(reversed(call.slices), reversed(starts), strict=True):
+        if kept.states is None:
+            _states(call, kept.sums, part, start, states, None, launch)
+        d_before = call.one_state() if part.first_chunk else d_initial
+        _grad_states(call, kept.sums, part, do, d_at, d_states, d_before, launch)
+        args: dict[str, Any] = {"p_q": call.q, "p_k": call.k, "p_v": call.v, "p_c": kept.sums, "p_do": do}
+        args |= {"p_s": states, "p_ds": d_states, "p_dq": dq, "p_dk": dk, "p_dv": dv, "p_dg": parts}
+        launch(call.over_slice(simple_grad_qk_kernel, by_k, cdiv(K, by_k.block_k), args, part, GRAD_G=gates))
+        launch(call.over_slice(simple_grad_v_kernel, by_v, cdiv(V, by_v.block_v), args, part))
+        d_at = d_before
+    dg = None if parts is None else parts.sum(0).to(call.g.dtype)
+    return dq, dk, dv, dg, d_initial
+
+
+def decay_sums(call: Call, launch: Launcher) -> Tensor:
+    """Log2 of the decay from the start of each row's chunk, float64 [B, H, n_chunks * chunk]."""
+    B, T, H, _, _ = call.dims
+    sums = call.q.new_empty(B, H, call.n_chunks * call.chunk, dtype=torch.float64)
+    heads = min(MOST_HEADS, padded(H))
+    strides = dict(zip(("stride_b", "stride_t", "stride_h"), call.g.stride(), strict=True))
+    args = {"p_g": call.g, "p_c": sums, "T": T, "H": H, "n_chunks": call.n_chunks} | strides
+    grid = (B * call.n_chunks * cdiv(H, heads),)
+    launch(Launch(simple_decays_kernel, grid, args, {"C": call.chunk, "BH": heads}))
+    return sums
+
+
+def _states(
+    call: Call, sums: Tensor, part: Slice, at: Tensor | None, stored: Tensor | None, after: Tensor | None,
+    launch: Launcher,
+) -> None:  # fmt: skip
+    """The states of a slice's chunks, into ``stored``; it starts from ``at`` and ends with ``after``."""
+    args = {"p_k": call.k, "p_v": call.v, "scale": 1.0, "p_s0": at, "p_s": stored, "p_st": after}
+    _over_time(call, sums, part, args, False, launch)
+
+
+def _grad_states(
+    call: Call, sums: Tensor, part: Slice, do: Tensor, at: Tensor | None, stored: Tensor, after: Tensor | None,
+    launch: Launcher,
+) -> None:  # fmt: skip
+    """Their gradients, from the slice's end to its start."""
+    args = {"p_k": call.q, "p_v": do, "scale": call.scale, "p_s0": at, "p_s": stored, "p_st": after}
+    _over_time(call, sums, part, args, True, launch)
+
+
+def _over_time(
+    call: Call, sums: Tensor, part: Slice, args: dict[str, Any], reverse: bool, launch: Launcher
+) -> None:  # fmt: skip
+    _, _, _, K, V = call.dims
+    tile = call.over_time()
+    flags = {flag: args[x] is not None for flag, x in (("HAS_S0", "p_s0"), ("STORE_S", "p_s"), ("STORE_ST", "p_st"))}
+    args = args | {"p_c": sums} | chunks_of(part, args)
+    programs = cdiv(K, tile.block_k) * cdiv(V, tile.block_v)
+    launch(call.launch_of(simple_states_kernel, tile, programs, args, REVERSE=reverse, **flags))
+
+
+def _output(call: Call, sums: Tensor, part: Slice, states: Tensor, o: Tensor, launch: Launcher) -> None:
+    tile = call.tile(64, 128)
+    args = {"p_q": call.q, "p_k": call.k, "p_v": call.v, "p_c": sums, "p_s": states, "p_o": o}
+    launch(call.over_slice(simple_output_kernel, tile, cdiv(call.dims[-1], tile.block_v), args, part))
+
+
+def _walk(call: Call, sums: Tensor, o: Tensor, last: Tensor | None, launch: Launcher) -> None:
+    """All of K in each program, so that a row's output is whole."""
+    tile = call.tile(None, 64)
+    args: dict[str, Any] = {"p_q": call.q, "p_k": call.k, "p_v": call.v, "p_c": sums, "p_o": o}
+    args |= {"p_s0": call.initial_state, "p_st": last}
+    flags = {"HAS_S0": call.initial_state is not None, "STORE_ST": last is not None}
+    launch(call.launch_of(simple_walk_kernel, tile, cdiv(call.dims[-1], tile.block_v), args, **flags))

@@ -1,0 +1,50 @@
+"""States and outputs in one walk over time: what states.py and output.py compute.
+
+    O = scale [(Q S) e^c + ((Q K^T) D) V],      S <- e^{c_C} S + K^T (V e^{c_C - c})
+
+No state goes to memory, and q, k and v come from there once.
+"""
+
+# mypy: disallow-untyped-defs=False
+import triton
+import triton.language as tl
+
+from ..chunk.descriptors import load_rows, store_rows
+from ..chunk.products import product
+from ..chunk.tiles import load_state, store_state
+from .decays import between, from_start, load_sums, to_end
+
+
+@triton.jit(do_not_specialize=["T", "n_chunks"])
+def simple_walk_kernel(
+    p_q, p_k, p_v, p_c, p_s0, p_o, p_st, d_q, d_k, d_v, d_o, scale, T, H, n_chunks,
+    K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    HAS_S0: tl.constexpr, STORE_ST: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """o [B, T, H, V] and the last state; a program has a head's BV columns of V and all of K, which BK covers. p_s0,
+    p_st, p_c: as `simple_states_kernel` has them."""
+    NV: tl.constexpr = (V + BV - 1) // BV
+    i_p = tl.program_id(0)
+    i_v, i_bh = i_p % NV, (i_p // NV).to(tl.int64)
+    o_k, o_v = tl.arange(0, BK), i_v * BV + tl.arange(0, BV)
+    i_batch, i_h = (i_bh // H).to(tl.int32), (i_bh % H).to(tl.int32)
+    i_row0 = (i_bh // H) * T * H + i_bh % H
+    p_q, p_k, p_v, p_o = p_q + i_row0 * K, p_k + i_row0 * K, p_v + i_row0 * V, p_o + i_row0 * V
+    p_c += i_bh * n_chunks * BT
+    b_s = tl.zeros([BK, BV], dtype=tl.float32)
+    if HAS_S0:
+        b_s += load_state(p_s0 + i_bh * K * V, o_k, o_v, K, V)
+    for i_row in range(0, T, BT):
+        b_q = load_rows(d_q, p_q, i_batch, i_h, i_row, T, H, 0, K, BT, BK)
+        b_k = load_rows(d_k, p_k, i_batch, i_h, i_row, T, H, 0, K, BT, BK)
+        b_v = load_rows(d_v, p_v, i_batch, i_h, i_row, T, H, i_v * BV, V, BT, BV)
+        b_c, b_all = load_sums(p_c, i_row, BT)
+        # scores first: until they are there S is not looked at, and the product that adds to it may still run
+        b_a = product(b_q, tl.trans(b_k), tl.zeros([BT, BT], dtype=tl.float32), DOT, PRECISION) * between(b_c, BT)
+        b_o = product(b_q, b_s, tl.zeros([BT, BV], dtype=tl.float32), DOT, PRECISION) * from_start(b_c)[:, None]
+        b_o = product(b_a, b_v, b_o, DOT, PRECISION)
+        b_decayed = b_v.to(tl.float32) * to_end(b_c, b_all)[:, None]
+        b_s = product(tl.trans(b_k), b_decayed, b_s * from_start(b_all), DOT, PRECISION)
+        store_rows(d_o, p_o, b_o * scale, i_batch, i_h, i_row, T, H, i_v * BV, V, BT, BV)
+    if STORE_ST:
+        store_state(p_st + i_bh * K * V, b_s, o_k, o_v, K, V)

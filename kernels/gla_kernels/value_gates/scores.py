@@ -1,0 +1,62 @@
+"""The scores of each chunk: products of its rows, decayed by the gates in between.
+
+    A_ij = scale sum_d x_id y_jd e^{c_id - c_jd}   for i >= j, else 0
+
+With (q, k, g) these are the scores of queries and keys, with (do, v, gv) their gradient: the same sum over the value
+side. How the exponents are kept in range is told in halving.py.
+"""
+
+# mypy: disallow-untyped-defs=False
+import triton
+import triton.language as tl
+
+from ..chunk.products import product
+from ..chunk.tiles import load_tile
+from .halving import frame_pairs, frame_sums, level_pairs, level_sums, levels, log_decay
+
+
+@triton.jit(do_not_specialize=["T", "n_here", "first_chunk"])
+def gv_scores_kernel(
+    p_x, p_y, p_g, p_a, scale, T, H, n_here, first_chunk,
+    D: tl.constexpr, C: tl.constexpr, SUB: tl.constexpr, BD: tl.constexpr,
+    GATED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """p_a [B*H, n_here, C, C], float32, of n_here chunks from first_chunk on; p_x, p_y, p_g [B, T, H, D]."""
+    i_p = tl.program_id(0)
+    i_c, i_bh = i_p % n_here, (i_p // n_here).to(tl.int64)
+    i_row, stride = (first_chunk + i_c) * C, H * D
+    i_first = ((i_bh // H) * T * H + i_bh % H) * D
+    o_r = tl.arange(0, C)
+    b_a = tl.zeros([C, C], dtype=tl.float32)
+    for i_d in tl.range(0, (D + BD - 1) // BD, num_stages=1):
+        o_d = i_d * BD + tl.arange(0, BD)
+        b_x = load_tile(p_x + i_first, i_row, T, stride, o_d, D, C)
+        b_y = load_tile(p_y + i_first, i_row, T, stride, o_d, D, C)
+        if GATED:
+            b_g = load_tile(p_g + i_first, i_row, T, stride, o_d, D, C)
+            b_a += _decayed_scores(b_x, b_y, b_g, C, SUB, PRECISION)
+        else:
+            b_a = product(b_x, tl.trans(b_y), b_a, DOT, PRECISION)
+    b_a = tl.where(o_r[:, None] >= o_r[None, :], b_a * scale, 0.0)
+    p_a += (i_bh * n_here + i_c) * C * C
+    tl.store(p_a + o_r[:, None] * C + o_r[None, :], b_a)
+
+
+@triton.jit
+def _decayed_scores(b_x, b_y, b_g, C: tl.constexpr, SUB: tl.constexpr, PRECISION: tl.constexpr):
+    """A tile of D's share of the scores without the scale, float32 [C, C]. Operands are float32, or tf32: decayed ones
+    in bfloat16 would cost the scores bits that count."""
+    o_i, o_j = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
+    b_zero = tl.zeros([C, C], dtype=tl.float32)
+    b_self = tl.sum(b_x.to(tl.float32) * b_y.to(tl.float32), axis=1)  # no gate between
+    b_a = tl.where(o_i == o_j, b_self[:, None], 0.0)
+    n_levels = levels(b_g, C, SUB, PRECISION)
+    for i_level in tl.range(0, n_levels, num_stages=1):
+        half = C >> (i_level + 1)
+        b_e = tl.exp2(log_decay(level_sums(half, o_i, o_j), b_g))
+        b_new = product(b_x * b_e, tl.trans(b_y * b_e), b_zero, tl.float32, PRECISION)
+        b_a += tl.where(level_pairs(half, o_i, o_j), b_new, 0.0)
+    b_c = log_decay(frame_sums(C >> n_levels, o_i, o_j), b_g)
+    b_new = product(b_x * tl.exp2(b_c), tl.trans(b_y * tl.exp2(-b_c)), b_zero, tl.float32, PRECISION)
+    # outside the frames and above the diagonal the product may overflow, and is thrown away here
+    return b_a + tl.where(frame_pairs(C >> n_levels, o_i, o_j), b_new, 0.0)
