@@ -1,7 +1,7 @@
 """Chunks whose scores are made by halving, at gates that no anchor serves, against float64.
 
-Hopper's kernels leave such chunks to `chunk.steep`. Here the portable passes make the states, what they make of the
-chunks is thrown away, and the steep kernels fill it in.
+Hopper's kernels leave such chunks to `chunk.steep`. Here the portable passes make the states alone, and the steep kernels
+all the rest.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from gla_kernels.chunk.steep import grad_steep_kernel, output_steep_kernel
 from gla_kernels.launch import Launch, execute
 
 SCHEDULE = Schedule(64)
+LEFT = ("output", "grad_qk", "grad_v")
 GRADS = ("p_dq", "p_dk", "p_dg", "p_dv")
 
 
@@ -36,13 +37,16 @@ class Steep(torch.autograd.Function):
         found: dict[str, Launch] = {}
         x, d_final = ctx.problem, d_final.contiguous()
         dq, dk, dv, dg, ds = chunk.backward(x, do.contiguous(), d_final, lambda launch: run(launch, found), ctx.kept)
+        assert dg is not None
         grads = {name: one.fill_(torch.nan) for name, one in zip(GRADS, (dq, dk, dg, dv), strict=True)}
         fill(x, grad_steep_kernel, found["grad_v"].args | found["grad_qk"].args | grads)
         return dq, dk, dv, dg, ds
 
 
 def run(launch: Launch, found: dict[str, Launch]) -> None:
-    execute(launch)
+    """Run it, but for what is left to the steep kernels."""
+    if launch.step not in LEFT:
+        execute(launch)
     found[launch.step] = launch
 
 

@@ -21,37 +21,43 @@ No guard is needed, and no loop over rows. Where gates are mild one anchor does 
 import triton
 import triton.language as tl
 
+from ..launch import interpreting
 from .gates import CLOSED, LOG2E, after_rows, load_gates, summed, up_to_rows, whole_decay
 from .products import crossing, dot_rows, product, sums_from, through_state
 from .tiles import cut, dot_half, fine, load_operand, load_tile, store_tile
 
+# Where products of bfloat16 are wrong (`problem.operand_type`), and no tensor core asks for them.
+INTERPRETED: tl.constexpr = tl.constexpr(interpreting())
 
-@triton.jit
-def _later(o_r, HALF):
-    """Whether a row lies in the later half of its block of 2 HALF rows."""
-    return (o_r // HALF) % 2 == 1
-
-
-@triton.jit
-def _pairs(HALF, BT: tl.constexpr):
-    """[BT, BT]: whether i is in the later half of a block and j in the earlier one."""
-    o_i, o_j = tl.arange(0, BT)[:, None], tl.arange(0, BT)[None, :]
-    return (o_i // (2 * HALF) == o_j // (2 * HALF)) & _later(o_i, HALF) & ~_later(o_j, HALF)
+# The matrices below are of rows o_i and o_s, or o_j: [BT, 1] and [1, BT], or [1, BT] and [BT, 1] for a transposed one.
+# half: rows of half a block, a power of two.
 
 
 @triton.jit
-def _decay_to_border(b_g, HALF, BT: tl.constexpr, DOT: tl.constexpr):
-    """The decay between each row and the border in its block's middle, [BT, BK], from a product of ones and gates."""
-    o_i, o_r = tl.arange(0, BT)[:, None], tl.arange(0, BT)[None, :]
-    o_border = o_i // (2 * HALF) * (2 * HALF) + HALF  # the first row behind it
-    m_later, m_earlier = (o_r >= o_border) & (o_r <= o_i), (o_r > o_i) & (o_r < o_border)
-    m_g = tl.where(_later(o_i, HALF), m_later, m_earlier)
-    if DOT == tl.bfloat16:
-        TYPE: tl.constexpr = tl.bfloat16 if b_g.dtype == tl.float32 else b_g.dtype
-        b_c = summed(m_g.to(TYPE), b_g)
+def level_sums(half, o_i, o_s):
+    """m, 0 or 1: m @ g are the gates between each row and the border in its block's middle. A later row counts its own
+    gate, an earlier one those after its own."""
+    i_start = o_i & -half  # of the row's half
+    m_later = (o_s >= i_start) & (o_s <= o_i)
+    m_earlier = (o_s > o_i) & (o_s < i_start + half)
+    return tl.where(tl.where((o_i & half) != 0, m_later, m_earlier), 1.0, 0.0)
+
+
+@triton.jit
+def level_pairs(half, o_i, o_j):
+    """Whether row i is in the later half of a block and row j in its earlier half."""
+    return ((o_i & (-2 * half)) == (o_j & (-2 * half))) & ((o_i & half) != 0) & ((o_j & half) == 0)
+
+
+@triton.jit
+def log_decay(b_m, b_g):
+    """Log2 of a decay, (m @ g) log2(e), for gates [BT, BK] as they were loaded: exact products, summed in float32."""
+    if INTERPRETED and b_g.dtype != tl.float16:
+        b_e = tl.dot(b_m, b_g.to(tl.float32), input_precision="ieee")
     else:
-        b_c = tl.dot(m_g.to(tl.float32), b_g.to(tl.float32), input_precision="ieee")
-    return tl.exp2(b_c * LOG2E)
+        TYPE: tl.constexpr = tl.bfloat16 if b_g.dtype == tl.float32 else b_g.dtype
+        b_e = summed(b_m.to(TYPE), b_g)
+    return b_e * LOG2E
 
 
 @triton.jit
@@ -60,6 +66,7 @@ def any_gate_scores(
     DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """A without the scale, float32 [BT, BT], 0 above the diagonal."""
+    LEVELS: tl.constexpr = BT.bit_length() - 1
     o_r = tl.arange(0, BT)
     b_a = tl.zeros([BT, BT], dtype=tl.float32)
     for i_k in tl.range(0, (K + BK - 1) // BK, num_stages=1):
@@ -68,13 +75,13 @@ def any_gate_scores(
         b_k = load_tile(p_k, i_row, T, stride, o_k, K, BT).to(tl.float32)
         b_g = load_tile(p_g, i_row, T, stride, o_k, K, BT)
         b_a += tl.where(o_r[:, None] == o_r[None, :], tl.sum(b_q * b_k, axis=1)[:, None], 0.0)
-        HALF = BT // 2
-        while HALF > 0:
-            b_z = tl.where(_later(o_r, HALF)[:, None], b_q, b_k) * _decay_to_border(b_g, HALF, BT, DOT)
+        for i_level in tl.range(0, LEVELS, num_stages=1):
+            half = BT >> (i_level + 1)
+            b_e = tl.exp2(log_decay(level_sums(half, o_r[:, None], o_r[None, :]), b_g))
+            b_z = tl.where((o_r & half != 0)[:, None], b_q, b_k) * b_e
             b_zh, b_zl = cut(b_z, DOT, PRECISION)
             b_new = dot_rows(b_zh, b_zl, tl.trans(b_z), tl.zeros([BT, BT], dtype=tl.float32), True, DOT, PRECISION)
-            b_a += tl.where(_pairs(HALF, BT), b_new, 0.0)
-            HALF //= 2
+            b_a += tl.where(level_pairs(half, o_r[:, None], o_r[None, :]), b_new, 0.0)
     return b_a
 
 
@@ -125,6 +132,7 @@ def any_gate_grad_qk(
 ):  # fmt: skip
     """dq, dk and dg of a chunk of one row block and of BK features, grad_qk.py's equations. p_s, p_ds [K, V]; b_da:
     dA of all its rows."""
+    LEVELS: tl.constexpr = BT.bit_length() - 1
     o_r = tl.arange(0, BT)
     b_q = load_tile(p_q, i_row, T, H * K, o_k, K, BT).to(tl.float32)
     b_k = load_tile(p_k, i_row, T, H * K, o_k, K, BT).to(tl.float32)
@@ -144,12 +152,12 @@ def any_gate_grad_qk(
     b_self = tl.sum(tl.where(o_r[:, None] == o_r[None, :], b_da, 0.0), axis=1)[:, None]
     b_dq += b_self * b_k
     b_dk += b_self * b_q
-    HALF = BT // 2
-    while HALF > 0:
-        m_later = _later(o_r, HALF)[:, None]
-        b_e = _decay_to_border(b_g, HALF, BT, DOT)
+    for i_level in tl.range(0, LEVELS, num_stages=1):
+        half = BT >> (i_level + 1)
+        m_later = (o_r & half != 0)[:, None]
+        b_e = tl.exp2(log_decay(level_sums(half, o_r[:, None], o_r[None, :]), b_g))
         b_z = tl.where(m_later, b_q, b_k) * b_e
-        b_b = tl.where(_pairs(HALF, BT), b_da, 0.0)
+        b_b = tl.where(level_pairs(half, o_r[:, None], o_r[None, :]), b_da, 0.0)
         b_bh, b_bl = cut(b_b + tl.trans(b_b), DOT, PRECISION)
         b_r = dot_rows(b_bh, b_bl, b_z, tl.zeros([BT, BK], dtype=tl.float32), True, DOT, PRECISION)
         b_z = fine(b_z, DOT, PRECISION) * b_r
@@ -157,7 +165,6 @@ def any_gate_grad_qk(
         b_r *= b_e
         b_dq += tl.where(m_later, b_r, 0.0)
         b_dk += tl.where(m_later, 0.0, b_r)
-        HALF //= 2
     store_tile(p_dq, b_dq, i_row, T, H * K, o_k, K, BT)
     store_tile(p_dk, b_dk, i_row, T, H * K, o_k, K, BT)
     b_dg = sums_from(b_diff, BT, DOT, PRECISION) + b_phi[None, :]
