@@ -22,6 +22,7 @@ TITLES: dict[str, str] = {
     "fla_simple": "FLA, one gate a head",
     "retention": "Retention",
     "fla_retention": "FLA retention",
+    "mlstm_tfla": "mLSTM, TFLA",
     "helion": "Helion GLA",
     "recurrent_torch": "PyTorch recurrent",
     "chunkwise_torch": "PyTorch chunkwise",

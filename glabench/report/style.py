@@ -65,6 +65,7 @@ STYLES: dict[str, Style] = {
     "fla_simple": Style(SKY, "v", _DASH),
     "retention": Style(SKY, "s", (), False),
     "fla_retention": Style(SKY, ">", _DASH_DOT, False),
+    "mlstm_tfla": Style(SKY, "*", _DOT),
     "helion": Style(OLIVE, "d", _DASH),
     "recurrent_torch": Style(PURPLE, "^", _DOT, False),
     "chunkwise_torch": Style(GREEN, "D", _DOT, False),

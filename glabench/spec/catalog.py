@@ -28,6 +28,7 @@ GATELOOP_PAPER = "Katsch 2023, GateLoop: Fully Data-Controlled Linear Recurrence
 LIGHTNING_PAPER = "Qin et al. 2024, Lightning Attention-2, arXiv:2401.04658"
 MAMBA_PAPER = "Gu and Dao 2023, Mamba: Linear-Time Sequence Modeling with Selective State Spaces, arXiv:2312.00752"
 RETNET_PAPER = "Sun et al. 2023, Retentive Network: A Successor to Transformer, arXiv:2307.08621"
+TFLA_PAPER = "Beck et al. 2025, Tiled Flash Linear Attention, arXiv:2503.14376"
 FA3_PAPER = "Shah et al. 2024, FlashAttention-3, arXiv:2407.08608"
 FLEX_DOCS = "https://docs.pytorch.org/docs/stable/nn.attention.flex_attention.html"
 FLA_REPO = "https://github.com/fla-org/flash-linear-attention"
@@ -135,6 +136,8 @@ _SYSTEMS = (
             "fla-core's chunkwise linear attention with one gate a head, autotuned by itself", FLA_REPO),
     _scalar("fla_retention", "FLA chunk_retention", "retention", "fla:FlaRetention",
             "fla-core's chunkwise retention, autotuned by itself", FLA_REPO),
+    _scalar("mlstm_tfla", "mLSTM, TFLA (one gate a head)", "simple", "mlstm_tfla:MlstmTfla",
+            "mlstm_kernels' chunkwise mLSTM with sigmoid gates, its input gates open", TFLA_PAPER),
     _gla("fla_recurrent", "FLA fused_recurrent_gla", "fla:FlaRecurrent",
          "fla-core's fused recurrence; mode step decodes one token", FLA_REPO, modes=WITH_STEP),
     _gla("helion", "Helion full GLA", "helion:HelionGla",

@@ -25,7 +25,7 @@ WHERE = "cuda" if CUDA else "interpreter"
 
 def case_of(name: str, **changes: Any) -> Case:
     """A small ragged case; of retention, without gates."""
-    strength = 1.0 if "simple" in name else None
+    strength = None if "retention" in name else 1.0
     plain = Case(name, 1, 37, 2, 16, 24, "fp32", chunk=32, materialize=True, gate_strength=strength)
     return replace(plain, **changes)
 
@@ -120,6 +120,31 @@ def test_fla_says_where_its_kernels_are_wrong(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(fla, "package_version", lambda name: "3.6.0")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
     assert system.unsupported(case, "cuda") is None
+
+
+def test_the_mlstm_is_asked_with_forget_gates_before_their_sigmoid(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in with the package's signature: [B, H, T, D], gates [B, H, T]."""
+
+    def mlstm(q: Any, k: Any, v: Any, i: Any, f: Any, **options: Any) -> torch.Tensor:
+        assert options == {"normalize": False, "chunk_size": 128, "autocast_kernel_dtype": q.dtype}
+        gates = torch.nn.functional.logsigmoid(f)[..., None].transpose(1, 2)
+        keys = k * torch.sigmoid(i)[..., None]
+        o, _ = reference.chunkwise(q.transpose(1, 2), keys.transpose(1, 2), v.transpose(1, 2), gates)
+        return o.transpose(1, 2)
+
+    package = ModuleType("mlstm_kernels.torch.chunkwise")
+    package.mlstm_siging_chunkwise__xl_chunk = mlstm  # type: ignore[attr-defined]
+    for parent in ("mlstm_kernels", "mlstm_kernels.torch"):
+        monkeypatch.setitem(sys.modules, parent, ModuleType(parent))
+    monkeypatch.setitem(sys.modules, package.__name__, package)
+    system = load("mlstm_tfla")
+    for strength in (0.06, 16.0):
+        case = case_of("mlstm_tfla", chunk=None, materialize=None, T=128, gate_strength=strength)
+        found = gate.check(system, case, SETTINGS, "cuda" if CUDA else "cpu")
+        assert found.passed, found.reason
+    assert "multiples of its chunks of 128" in str(system.unsupported(replace(case, T=100), "cuda"))
+    assert "forget gates" in str(system.unsupported(replace(case, gate_strength=None), "cuda"))
+    assert "initial state" in str(system.unsupported(replace(case, initial_state=True), "cuda"))
 
 
 def test_retention_makes_no_gradient_of_its_gates() -> None:

@@ -1,0 +1,65 @@
+"""The mLSTM of xLSTM by Tiled Flash Linear Attention (Beck et al. 2025), with its input gates open.
+
+With sigmoid gates and no normaliser the mLSTM is linear attention with one decay a head and token, its keys scaled by
+the input gate. With that at 1 it answers the question of ``simple_gla``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from glabench.hardware.environment import package_version
+from glabench.run.settings import Device
+from glabench.spec.case import Case
+from glabench.systems.base import System, Unavailable, missing_package, needs_gpu
+from glabench.systems.helion import heads_first
+
+if TYPE_CHECKING:
+    import torch
+
+    from glabench.run.inputs import Inputs
+
+CHUNK = 128  # the package's own default
+OPEN = 40.0  # an input gate before its sigmoid, which is 1 in float32 then
+HEADED = ("q", "k", "v", "do")
+
+
+class MlstmTfla(System):
+    """``mlstm_kernels``' ``mlstm_siging_chunkwise__xl_chunk``; its forget gates are sigmoids of what it is given."""
+
+    def unavailable(self, device: Device) -> Unavailable | None:
+        return missing_package("mlstm_kernels", "pip install mlstm_kernels") or needs_gpu(device)
+
+    def unsupported(self, case: Case, device: Device) -> str | None:
+        if case.gate_strength is None:
+            return "the mLSTM needs forget gates"
+        if case.T % CHUNK:
+            return f"T={case.T}: TFLA takes lengths that are multiples of its chunks of {CHUNK}"
+        return "the mLSTM is measured without an initial state" if case.initial_state else None
+
+    def implementation(self, case: Case) -> str:
+        return f"mlstm_kernels {package_version('mlstm_kernels')} mLSTM with sigmoid input gates, chunks of {CHUNK}"
+
+    def lay_out(self, inputs: Inputs) -> Inputs:
+        return replace(inputs, **{name: heads_first(x) for name, x in inputs.tensors() if name in HEADED})
+
+    def forward(self, inputs: Inputs, case: Case) -> tuple[torch.Tensor, torch.Tensor | None]:
+        from mlstm_kernels.torch.chunkwise import mlstm_siging_chunkwise__xl_chunk
+
+        assert inputs.g is not None  # refused above
+        q, k, v = (x.transpose(1, 2) for x in (inputs.q, inputs.k, inputs.v))
+        forget = before_sigmoid(inputs.g.squeeze(-1).transpose(1, 2))
+        o = mlstm_siging_chunkwise__xl_chunk(
+            q, k, v, forget.new_full(forget.shape, OPEN), forget,
+            normalize=False, chunk_size=CHUNK, autocast_kernel_dtype=q.dtype,
+        )  # fmt: skip
+        return o.transpose(1, 2), None
+
+
+def before_sigmoid(g: torch.Tensor) -> torch.Tensor:
+    """f with logsigmoid(f) = g, float32: g - log(1 - e^g), for g < 0."""
+    import torch
+
+    g = g.float()
+    return g - torch.log(-torch.expm1(g))
