@@ -1,4 +1,4 @@
-"""The verdicts on what is not time: memory, spilled registers and accuracy. They do not jitter: one run a side will do."""
+"""The verdicts on what is not time: memory, spilled registers and accuracy. They do not jitter: one run will do."""
 
 from __future__ import annotations
 

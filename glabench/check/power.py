@@ -15,7 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
+from glabench.check.comparable import throttled
 from glabench.check.noise import noise
+from glabench.check.pairs import pairs
 from glabench.check.timing import BLOCKS
 from glabench.check.verdict import check
 from glabench.store import Row
@@ -34,8 +36,14 @@ class Calls:
 
 
 def simulate(
-    rows: Sequence[Row], factor: float, spread: float, runs: int = 3, rounds: int = 20, threshold: float = 0.03, seed: int = 0
-) -> Calls:  # fmt: skip
+    rows: Sequence[Row],
+    factor: float,
+    spread: float,
+    runs: int = 3,
+    rounds: int = 20,
+    threshold: float = 0.03,
+    seed: int = 0,
+) -> Calls:
     """Checks of ``runs`` runs a side of every row, with times after multiplied by ``factor``.
 
     spread: standard deviation of log(run median) from run to run.
@@ -60,8 +68,8 @@ def drawn(row: Row, factor: float, spread: float, random: np.random.Generator) -
 
 
 def timed(rows: Sequence[Row]) -> list[Row]:
-    """The last timed row of each case."""
-    return list({row.case_id: row for row in rows if row.status == "ok" and row.time}.values())
+    """The last row of each case whose time the gate would compare."""
+    return list({row.case_id: row for row in rows if row.time and throttled(row) is None}.values())
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -76,12 +84,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=20, help="checks for each line (20)")
     options = parser.parse_args(arguments)
     rows = [row for _, row in located(options.rows)]
-    groups: dict[str, list[Row]] = {}
-    for row in rows:
-        if row.status == "ok" and row.time:
-            groups.setdefault(row.case_id, []).append(row)
-    measured = noise(groups.items()).pooled
-    print(f"{len(groups)} cases, {options.runs} runs a side, {options.rounds} checks a line")
+    cases = [pair for pair in pairs((), rows) if timed(pair.after)]
+    measured = noise((pair.case_id, pair.after) for pair in cases).pooled
+    print(f"{len(cases)} cases, {options.runs} runs a side, {options.rounds} checks a line")
     print(f"{'spread of runs':>16} {'planted':>8} {'slower':>8} {'faster':>8} {'ambiguous':>10}")
     for spread in SPREADS if measured is None else (measured,):
         for factor in PLANTED:

@@ -5,8 +5,8 @@ samples within the runs, by a bootstrap over blocks of consecutive samples, beca
 warms up. s is the spread from run to run (``glabench.check.noise``), and sqrt(1/before + 1/after) of it is in d. With m
 cases compared, z is the normal quantile at which ERROR_RATE of such checks call any case by chance (Bonferroni: one
 false call fails a build, so the chance of any is what must be small; and unlike step-wise corrections it leaves each
-case an interval that can be shown). The interval is d ± z e; the floor is z s, times that root. With the threshold t, as
-a logarithm:
+case an interval that can be shown). The interval is d ± z e; the floor is z s, times that root. With the threshold t,
+as a logarithm:
 
     slower     the interval is above the floor, and d is at least t less the floor
     faster     the mirror image

@@ -12,7 +12,11 @@ from glabench.errors import UserError, did_you_mean
 
 if TYPE_CHECKING:
     from glabench.check.verdict import Check
+    from glabench.run.settings import Device
     from glabench.store import Row
+
+# What --out writes, by the file's suffix.
+SUFFIXES = {".txt": "text", ".md": "github", ".json": "json", ".xml": "junit", ".html": "page"}
 
 
 def check(
@@ -30,9 +34,11 @@ def check(
     only: Annotated[
         list[str] | None, typer.Option(metavar="SYSTEM", help="Check this system's cases only; may be given again.")
     ] = None,
-    format: Annotated[str, typer.Option("--format", help="text, github, junit or json.")] = "text",
-    out: Annotated[Path | None, typer.Option(help="Write that to a file; the text is printed besides.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Write a page with the times before and after as well.")] = None,
+    format: Annotated[str, typer.Option("--format", help="What is printed: text, github, junit or json.")] = "text",
+    out: Annotated[
+        list[Path] | None,
+        typer.Option(help="Write a file too: .txt, .md, .json, .xml (JUnit) or a page, .html; may be given again."),
+    ] = None,
     trend: Annotated[Path | None, typer.Option(help="Append one line of JSON to this file.")] = None,
     accept: Annotated[
         str | None, typer.Option(metavar="WHY", help="Make these rows the GPU's baseline, for this reason.")
@@ -47,12 +53,16 @@ def check(
     share = parse_threshold(threshold)
     if format not in formats.FORMATS:
         raise UserError(f"unknown format {format!r}{did_you_mean(format, formats.FORMATS)}")
+    check_suffixes(out or [])
     rows = load(results, only or [])
     if accept is not None:
         _accept(rows, accept)
         return
     found = _check(rows, baseline, share, against, remeasure, only or [])
-    _write(found, format, out, html, trend)
+    _write(found, out or [], trend)
+    typer.echo(formats.FORMATS[format](found))
+    if format == "github":
+        _summarise(found)
     raise typer.Exit(found.exit_code)
 
 
@@ -119,8 +129,8 @@ def _settled(found: Check, rows: list[Row], against: str | None) -> Check:
     from glabench.hardware.environment import device_slug, fingerprint
 
     now = rows[-1].environment
-    kind = now.get("kind")
-    here = kind in ("cpu", "cuda") and device_slug(kind) == now.get("device_slug")
+    kind: Device = "cuda" if now.get("kind") == "cuda" else "cpu"
+    here = device_slug(kind) == now.get("device_slug")
     if not here and against is not None:
         raise UserError(f"--against {against}: the rows are of {now.get('device')}, which is not this machine")
     if not here or (against is None and fingerprint() != now.get("fingerprint")):
@@ -130,24 +140,44 @@ def _settled(found: Check, rows: list[Row], against: str | None) -> Check:
         return settle(found, turns, tree)
 
 
-def _write(found: Check, format: str, out: Path | None, html: Path | None, trend: Path | None) -> None:
+def check_suffixes(paths: list[Path]) -> None:
+    """UserError unless each file's suffix says what to write into it."""
+    for path in paths:
+        if path.suffix not in SUFFIXES:
+            raise UserError(f"--out {path}: expected a file that ends in {', '.join(SUFFIXES)}")
+
+
+def _write(found: Check, out: list[Path], trend: Path | None) -> None:
     from glabench.check import formats
     from glabench.report.export import write_text
 
     try:
-        if out is not None:
-            write_text(out, formats.FORMATS[format](found) + "\n")
-        if html is not None:
-            from glabench.report import check as page
-
-            write_text(html, page.render(found))
+        for path in out:
+            write_text(path, _rendered(found, path.suffix))
         if trend is not None:
             trend.parent.mkdir(parents=True, exist_ok=True)
             with trend.open("a", encoding="utf-8") as file:
                 file.write(formats.trend_line(found) + "\n")
-        if format == "github" and (summary := os.environ.get("GITHUB_STEP_SUMMARY")):
-            with Path(summary).open("a", encoding="utf-8") as file:
-                file.write(formats.step_summary(found))
     except OSError as error:
         raise UserError(f"{error.filename}: cannot be written ({error.strerror})") from None
-    typer.echo(formats.FORMATS["text" if out is not None else format](found))
+
+
+def _rendered(found: Check, suffix: str) -> str:
+    from glabench.check import formats
+
+    if suffix == ".html":
+        from glabench.report import check as page  # brings matplotlib, which the rest does without
+
+        return page.render(found)
+    if suffix == ".md":
+        return formats.step_summary(found)
+    return formats.FORMATS[SUFFIXES[suffix]](found) + "\n"
+
+
+def _summarise(found: Check) -> None:
+    """Onto the page of the run, inside GitHub Actions."""
+    from glabench.check import formats
+
+    if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
+        with Path(summary).open("a", encoding="utf-8") as file:
+            file.write(formats.step_summary(found))
