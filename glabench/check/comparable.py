@@ -81,14 +81,19 @@ def throttled(row: Row) -> str | None:
 
 
 def difference(one: Row, other: Row) -> str | None:
-    """The first condition in which two runs differ: "driver 570.1 before, 580.2 now". None when there is none."""
+    """The first condition in which two runs differ: "driver 570.1 before, 580.2 now". None when there is none.
+
+    What one of them does not know is no difference: a process that died tells little of its machine.
+    """
     conditions = CPU_CONDITIONS if other.environment.get("kind") == "cpu" else CONDITIONS
     for key, (title, parts) in conditions.items():
-        a, b = one.environment.get(key), other.environment.get(key)
-        if _counts(a, parts) != _counts(b, parts):
-            return f"{title} {a} before, {b} now"
-    clock, now = ((row.time or {}).get("clock") for row in (one, other))
-    return None if clock == now else f"timed by {clock} before, {now} now"
+        if key in one.environment and key in other.environment:
+            a, b = one.environment[key], other.environment[key]
+            if _counts(a, parts) != _counts(b, parts):
+                return f"{title} {a} before, {b} now"
+    if one.time and other.time and one.time["clock"] != other.time["clock"]:
+        return f"timed by {one.time['clock']} before, {other.time['clock']} now"
+    return None
 
 
 def _counts(value: object, parts: int | None) -> object:

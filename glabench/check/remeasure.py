@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import glabench
-from glabench.check.comparable import throttled
+from glabench.check.comparable import difference, throttled
 from glabench.check.noise import noise
 from glabench.check.timing import judge_time
 from glabench.check.verdict import CaseVerdict, Check, retimed
@@ -90,25 +90,33 @@ def settle(check: Check, turns: Turns, against: Tree | None) -> Check:
     cases = [case_of(suspect) for suspect in suspects.values()]
     if against is None:
         before, after = [run for case in suspects.values() for run in case.pair.before], turns.alone(cases)
-        how = f"({turns.turns} more runs; --against REV runs the commit before in turns with this one)"
+        how = f"{turns.turns} times more"
     else:
         before, after = turns.interleaved(cases, against, Tree())
         how = f"in {turns.turns} turns with the commit before"
     rows = {case_id: (_of(case_id, before), _of(case_id, after)) for case_id in suspects}
-    commit = against.commit if against is not None else None
+    return _judged(check, rows, against.commit if against is not None else None, how)
+
+
+def _judged(check: Check, rows: dict[str, tuple[list[Row], list[Row]]], commit: str | None, how: str) -> Check:
+    """The check with the verdicts that ``rows``, by case before and after, give on the cases that they are of."""
     why = {case_id: _unusable(*sides, commit) for case_id, sides in rows.items()}
     floor = noise((case_id, runs) for case_id, sides in rows.items() if why[case_id] is None for runs in sides)
+    count = max(check.compared, len(rows))
 
-    def settled(case: CaseVerdict) -> CaseVerdict:
+    def judged(case: CaseVerdict) -> CaseVerdict:
         case_id = case.pair.case_id
-        if case_id not in suspects:
+        if case_id not in rows:
             return case
         if why[case_id] is not None:
             return replace(case, remeasured=f"could not be re-measured: {why[case_id]}")
-        time = judge_time(case_id, *rows[case_id], floor, check.threshold, max(1, check.compared))
-        return case if time is None else retimed(case, time, how)
+        old, new = rows[case_id]
+        time = judge_time(case_id, old, new, floor, check.threshold, count)
+        runs = replace(case.pair, before=tuple(old), after=tuple(new))
+        return case if time is None else retimed(case, runs, time, how)
 
-    return replace(check, cases=tuple(settled(case) for case in check.cases))
+    cases = tuple(judged(case) for case in check.cases)
+    return replace(check, cases=cases, compared=count, noise=check.noise if check.compared else floor)
 
 
 def case_of(verdict: CaseVerdict) -> Case:
@@ -135,7 +143,7 @@ def _unusable(before: Sequence[Row], after: Sequence[Row], commit: str | None) -
                 return f"{which} {reason}"
     if commit is not None and any(row.environment.get("commit") != commit for row in before):
         return f"the process for {commit[:12]} imported other sources"
-    return None
+    return next((other for row in before if (other := difference(row, after[-1])) is not None), None)
 
 
 def code_here() -> Path:

@@ -68,12 +68,24 @@ def check(before: Sequence[Row], after: Sequence[Row], threshold: float) -> Chec
     return Check(cases, floor, threshold, device(after[-1]), len(usable))
 
 
-def retimed(case: CaseVerdict, time: TimeVerdict, how: str) -> CaseVerdict:
-    """The case as its re-measurement says, which decides: only a slow-down that holds is one."""
-    held = "held" if time.verdict == "slower" else "did not hold"
-    verdict = time.verdict if time.verdict in ("slower", "same") else "ambiguous"
-    said = f"{held} on re-measurement {how}: {time.ratio:.3f}x, {time.verdict}"
-    return replace(case, verdict=_worst(verdict, case.measures), remeasured=said)
+def retimed(case: CaseVerdict, runs: Pair, time: TimeVerdict, how: str) -> CaseVerdict:
+    """The case as its re-measurement says, which decides: only a slow-down that holds is one.
+
+    runs: those of the re-measurement, which are kept where the case had no times to compare before.
+    """
+    said = f"measured {how}: {wording_of(time)}"
+    if case.time is None:
+        return replace(case, pair=runs, time=time, verdict=_worst(time.verdict, case.measures), remeasured=said)
+    if case.time.verdict == "slower":
+        said = f"{'held' if time.verdict == 'slower' else 'did not hold'} when {said}"
+    contradicted = case.time.verdict == "slower" and time.verdict == "faster"
+    verdict = _worst("ambiguous" if contradicted else time.verdict, case.measures)
+    return replace(case, verdict=verdict, remeasured=said)
+
+
+def wording_of(time: TimeVerdict) -> str:
+    """A time in few words: "+3.4 %, slower"."""
+    return f"{100 * (time.ratio - 1):+.1f} %, {time.verdict}"
 
 
 def _case(pair: Pair, compared: Compared | None, floor: Noise, threshold: float, count: int) -> CaseVerdict:
