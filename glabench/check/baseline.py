@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from glabench.check.pairs import pairs
 from glabench.check.verdict import BROKEN
 from glabench.errors import UserError
 from glabench.hardware.environment import slug
@@ -50,6 +51,8 @@ def accept(rows: Sequence[Row], why: str, folder: Path = FOLDER) -> tuple[Path, 
     """
     if not why.strip():
         raise UserError("--accept: expected why, in words, such as --accept 'new kernels for gates on the value side'")
+    # A file that a sweep resumed after a change still has rows of the code before.
+    rows = [run for pair in pairs((), rows) for run in pair.after]
     bad = next((row for row in rows if row.status in BROKEN), None)
     if bad is not None:
         raise UserError(

@@ -36,7 +36,7 @@ def test_what_is_accepted_is_found_again_with_who_when_and_why(
 def test_what_must_not_be_a_baseline_is_refused(make_run: MakeRun, tmp_path: Path) -> None:
     good = make_run()
     wrong = make_run(status="wrong", reason="o is off", time=None)
-    other = make_run(environment={"commit": "bad0"})
+    other = make_run(T=64, environment={"commit": "bad0"})
     elsewhere = make_run(environment={"device_slug": "nvidia-a100"})
     for rows, why, said in [
         ([good], " ", "expected why"),

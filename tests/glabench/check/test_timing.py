@@ -53,13 +53,13 @@ def test_without_a_time_there_is_no_verdict(make_run: MakeRun) -> None:
 def test_the_bootstrap_knows_the_error_of_a_median() -> None:
     """Of n normal samples it is sqrt(pi / 2n) times their standard deviation."""
     spread = 0.01
-    samples = np.exp(np.random.default_rng(0).normal(0, spread, 2000))
+    samples = np.exp(np.random.default_rng(0).normal(0, spread, 2000)).tolist()
     assert bootstrap_error(samples) == pytest.approx(spread * math.sqrt(math.pi / 2 / 2000), rel=0.25)
 
 
 def test_the_bootstrap_sees_that_neighbours_are_alike() -> None:
-    drifting = np.exp(np.repeat(np.random.default_rng(0).normal(0, 0.01, 20), 50))
-    shuffled = np.random.default_rng(1).permutation(drifting)
+    drifting = np.exp(np.repeat(np.random.default_rng(0).normal(0, 0.01, 20), 50)).tolist()
+    shuffled = np.random.default_rng(1).permutation(drifting).tolist()
     assert bootstrap_error(drifting) > 2 * bootstrap_error(shuffled)
 
 
