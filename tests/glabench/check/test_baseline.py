@@ -18,7 +18,7 @@ def test_what_is_accepted_is_found_again_with_who_when_and_why(
     make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GITHUB_ACTOR", "somebody")
-    rows = [make_run(seed=1), make_run(seed=2), make_run(T=64)]
+    rows = [make_run(seed=1), make_run(seed=2), make_run(T=64, seed=3)]
     assert baseline.find("auto", rows, tmp_path) is None
     path, _ = baseline.accept(rows, "first baseline", tmp_path)
     assert baseline.find("auto", rows, tmp_path) == path == tmp_path / "nvidia-h200.jsonl"
