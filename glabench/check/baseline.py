@@ -1,7 +1,7 @@
 """Baselines: rows that were accepted as what a GPU gives, one file a GPU under results/baselines/, and by whom.
 
-<gpu>.jsonl holds the rows as the sweep wrote them, several runs of each case if there are; <gpu>.log.jsonl a line for
-each time that rows were accepted.
+<gpu>.jsonl holds the rows as the sweep wrote them, several runs of each case if there are; <gpu>.log a line of JSON
+for each time that rows were accepted.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def accept(rows: Sequence[Row], why: str, folder: Path = FOLDER) -> tuple[Path, 
         part = path.with_name(f".{path.name}.part")
         part.write_text("".join(to_json(row) + "\n" for row in rows), encoding="utf-8")
         os.replace(part, path)
-        with path.with_suffix(".log.jsonl").open("a", encoding="utf-8") as log:
+        with path.with_suffix(".log").open("a", encoding="utf-8") as log:
             log.write(json.dumps(entry, ensure_ascii=False) + "\n")
     except OSError as error:
         raise UserError(f"{error.filename or path}: cannot be written: {error.strerror}") from None

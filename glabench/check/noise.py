@@ -14,6 +14,8 @@ from glabench.store import Row
 DEFAULT_SPREAD = {"cuda_events_cold_l2": 0.003, "cpu_wall": 0.05}
 # No case is taken to be quieter than this: the events' clock has steps, and a handful of runs may agree by chance.
 LEAST_SPREAD = 0.001
+# With fewer repeats over all cases the default stands in for those that lack: a handful may agree by chance.
+ENOUGH_REPEATS = 10
 # How many degrees of freedom the other cases' spread counts for against the case's own.
 POOL_WEIGHT = 4.0
 
@@ -31,9 +33,16 @@ class Noise:
 
         Its own runs and those of all cases, weighted by degrees of freedom: a case with few runs leans on the others.
         """
-        pooled = DEFAULT_SPREAD.get(clock, max(DEFAULT_SPREAD.values())) if self.pooled is None else self.pooled
         squares, freedom = self.cases.get(case_id, (0.0, 0))
-        return max(LEAST_SPREAD, math.sqrt((POOL_WEIGHT * pooled**2 + squares) / (POOL_WEIGHT + freedom)))
+        return max(LEAST_SPREAD, math.sqrt((POOL_WEIGHT * self._common(clock) + squares) / (POOL_WEIGHT + freedom)))
+
+    def _common(self, clock: str) -> float:
+        """The variance over all cases, or the default's, or both by how many repeats there are."""
+        default = DEFAULT_SPREAD.get(clock, max(DEFAULT_SPREAD.values())) ** 2
+        if self.pooled is None:
+            return default
+        lacking = max(0, ENOUGH_REPEATS - self.repeats)
+        return (self.repeats * self.pooled**2 + lacking * default) / (self.repeats + lacking)
 
 
 def run_medians(runs: Iterable[Row]) -> list[float]:
@@ -42,18 +51,33 @@ def run_medians(runs: Iterable[Row]) -> list[float]:
 
 
 def noise(groups: Iterable[tuple[str, Sequence[Row]]]) -> Noise:
-    """The spread within groups of runs of the same code: (case id, runs), two groups a case for before and after.
+    """The spread within groups of runs of the same code: (case id, runs), two groups a case for before and after."""
+    return _pooled((case_id, run_medians(runs), 1.0) for case_id, runs in groups)
 
-    The pooled spread is the mean square over cases, each at most three times the median case's: a few restless cases
-    must not hide what the quiet ones show.
+
+def noise_of_turns(cases: Iterable[tuple[str, Sequence[Row], Sequence[Row]]]) -> Noise:
+    """The spread of runs that were taken in turns: (case id, runs before, runs after), one of each a turn.
+
+    From the differences within turns, whose variance is twice that of a run: what drifts from turn to turn cancels.
+    """
+    return _pooled(
+        (case_id, [b - a for a, b in zip(run_medians(before), run_medians(after), strict=True)], 0.5)
+        for case_id, before, after in cases
+    )
+
+
+def _pooled(groups: Iterable[tuple[str, Sequence[float], float]]) -> Noise:
+    """The spread of the values within groups, (case id, values, the share of their variance that counts).
+
+    Over all it is the mean square over cases, each at most three times the median case's: a few restless cases must not
+    hide what the quiet ones show.
     """
     found: dict[str, tuple[float, int]] = {}
-    for case_id, runs in groups:
-        logs = run_medians(runs)
+    for case_id, logs, share in groups:
         if len(logs) > 1:
             middle = fmean(logs)
             squares, freedom = found.get(case_id, (0.0, 0))
-            found[case_id] = (squares + sum((x - middle) ** 2 for x in logs), freedom + len(logs) - 1)
+            found[case_id] = (squares + share * sum((x - middle) ** 2 for x in logs), freedom + len(logs) - 1)
     if not found:
         return Noise(None, 0)
     variances = {case_id: squares / freedom for case_id, (squares, freedom) in found.items()}

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import glabench
 from glabench.check.comparable import difference, throttled
-from glabench.check.noise import noise
+from glabench.check.noise import noise, noise_of_turns
 from glabench.check.timing import judge_time
 from glabench.check.verdict import CaseVerdict, Check, retimed
 from glabench.errors import UserError
@@ -101,7 +101,11 @@ def settle(check: Check, turns: Turns, against: Tree | None) -> Check:
 def _judged(check: Check, rows: dict[str, tuple[list[Row], list[Row]]], commit: str | None, how: str) -> Check:
     """The check with the verdicts that ``rows``, by case before and after, give on the cases that they are of."""
     why = {case_id: _unusable(*sides, commit) for case_id, sides in rows.items()}
-    floor = noise((case_id, runs) for case_id, sides in rows.items() if why[case_id] is None for runs in sides)
+    usable = [(case_id, *sides) for case_id, sides in rows.items() if why[case_id] is None]
+    if commit is not None:
+        floor = noise_of_turns(usable)
+    else:
+        floor = noise((case_id, runs) for case_id, *sides in usable for runs in sides)
     count = max(check.compared, len(rows))
 
     def judged(case: CaseVerdict) -> CaseVerdict:

@@ -25,7 +25,7 @@ def test_what_is_accepted_is_found_again_with_who_when_and_why(
     assert list(read(path)) == rows
     baseline.accept(rows[:1], "fewer cases", tmp_path)
     assert list(read(path)) == rows[:1]
-    log = [json.loads(line) for line in (tmp_path / "nvidia-h200.log.jsonl").read_text().splitlines()]
+    log = [json.loads(line) for line in (tmp_path / "nvidia-h200.log").read_text().splitlines()]
     assert [(e["who"], e["why"], e["commit"], e["cases"]) for e in log] == [
         ("somebody", "first baseline", "c0ffee", 2),
         ("somebody", "fewer cases", "c0ffee", 1),

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from glabench.check.noise import DEFAULT_SPREAD, LEAST_SPREAD, Noise, noise
+from glabench.check.noise import DEFAULT_SPREAD, LEAST_SPREAD, Noise, noise, noise_of_turns
 from glabench.check.power import simulate
 from glabench.check.timing import bootstrap_error, judge_time
 
@@ -65,11 +65,26 @@ def test_the_bootstrap_sees_that_neighbours_are_alike() -> None:
 
 def test_the_spread_of_runs_is_found(make_run: MakeRun) -> None:
     offsets = (0.98, 1.0, 1.02)
-    groups = [(str(i), [make_run(ms=x, seed=7) for x in offsets]) for i in range(4)]
+    groups = [(str(i), [make_run(ms=x, seed=7) for x in offsets]) for i in range(6)]
     found = noise(groups)
     assert found.pooled == pytest.approx(0.02, rel=0.02)
-    assert found.repeats == 8
+    assert found.repeats == 12
     assert found.spread("0", "cuda_events_cold_l2") == pytest.approx(0.02, rel=0.02)
+
+
+def test_few_repeats_that_agree_by_chance_do_not_make_a_quiet_machine() -> None:
+    few, many = (Noise(0.0, repeats).spread("x", "cuda_events_cold_l2") for repeats in (2, 50))
+    assert few > 0.8 * DEFAULT_SPREAD["cuda_events_cold_l2"] > many
+
+
+def test_what_drifts_from_turn_to_turn_cancels(make_run: MakeRun) -> None:
+    drift = (1.0, 1.1, 1.2, 1.3)
+    before, after = ([make_run(ms=ms * x, seed=7) for x in drift] for ms in (1.0, 1.05))
+    assert noise_of_turns([("x", before, after)]).pooled == pytest.approx(0, abs=1e-9)
+    assert noise([("x", before), ("x", after)]).pooled == pytest.approx(0.11, rel=0.1)
+    # two values that differ by s sqrt(2) each are of runs that spread by s
+    apart = [make_run(ms=x, seed=7) for x in (1.0, 1.0, 1.04)], [make_run(ms=x, seed=7) for x in (1.04, 1.0, 1.0)]
+    assert noise_of_turns([("x", *apart)]).pooled == pytest.approx(math.log(1.04) / math.sqrt(2), rel=1e-6)
 
 
 def test_a_restless_case_has_its_own_spread_and_does_not_hide_the_others(make_run: MakeRun) -> None:
@@ -85,7 +100,7 @@ def test_without_repeats_the_default_of_the_clock_holds(make_run: MakeRun) -> No
     assert found.pooled is None
     for clock, spread in DEFAULT_SPREAD.items():
         assert found.spread("x", clock) == pytest.approx(spread)
-    assert Noise(0.0, 5).spread("x", "cuda_events_cold_l2") == LEAST_SPREAD
+    assert Noise(0.0, 50).spread("x", "cuda_events_cold_l2") == LEAST_SPREAD
 
 
 # Spread of 0.3 % from run to run, three runs a side: the rates that the gate must keep.
