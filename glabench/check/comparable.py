@@ -20,8 +20,12 @@ CONDITIONS: dict[str, tuple[str, int | None]] = {
     "triton": ("triton", 2),
 }
 CPU_CONDITIONS = {**CONDITIONS, "device": ("CPU", None), "threads": ("threads", None)}
-# The mean SM clock, as a share of its maximum, under which a run counts as throttled.
+# The mean SM clock, as a share of its maximum, under which a run was held back.
 FULL_CLOCK = 0.99
+# A power cap holds the clock back by what a kernel draws: that is part of what it can do, and much the same in every
+# run. It counts where the clocks of two runs lie further apart than this; mean clocks read twice differ by up to 2.7 %.
+POWER_CAP = "power cap"
+CLOCKS_APART = 0.03
 
 
 @dataclass(frozen=True)
@@ -36,8 +40,8 @@ class Compared:
 def comparable(pair: Pair) -> Compared:
     """The runs of the pair whose times can be compared.
 
-    Throttled runs are left out; so are runs made under other conditions than the last of those that remain after the
-    change. Where that leaves a side empty, ``reason`` says why.
+    Throttled runs are left out; so are runs made under other conditions, or at another clock, than the last of those
+    that remain after the change. Where that leaves a side empty, ``reason`` says why.
     """
     notes: list[str] = []
     after = _unthrottled(pair.after, notes)
@@ -47,10 +51,14 @@ def comparable(pair: Pair) -> Compared:
     if not before:
         return Compared(pair, notes[-1])
     here = after[-1]
-    kept = {side: [run for run in runs if difference(run, here) is None] for side, runs in _sides(before, after)}
-    for run in (*before, *after):
-        if (other := difference(run, here)) is not None:
-            notes.append(other)
+    kept: dict[str, list[Row]] = {"before": [], "after": []}
+    for side, runs in _sides(before, after):
+        for run in runs:
+            other = difference(run, here) or clocks_apart(run, here)
+            if other is None:
+                kept[side].append(run)
+            else:
+                notes.append(other)
     if not kept["before"]:
         return Compared(pair, notes[-1])
     chosen = replace(pair, before=tuple(kept["before"]), after=tuple(kept["after"]))
@@ -69,15 +77,30 @@ def _unthrottled(runs: Sequence[Row], notes: list[str]) -> list[Row]:
 
 
 def throttled(row: Row) -> str | None:
-    """Why the run's clocks were held back, in words, or None. A cap that cost under 1 % of the clock is none."""
+    """Why the run's clocks were held back, in words, or None. A cap that cost under 1 % of the clock is none, and a
+    power cap is for `clocks_apart` to judge."""
+    share = _clock(row)
+    if share is None or share >= FULL_CLOCK:
+        return None
+    why = (row.clocks or {}).get("throttle") or []
+    if why == [POWER_CAP]:
+        return None
+    return f"SM clock at {share:.1%} of its maximum ({', '.join(why) or 'no reason given'})"
+
+
+def clocks_apart(one: Row, other: Row) -> str | None:
+    """How the clocks of two runs differ, where that alone could look like a change: "SM clock at 85.9% of its maximum
+    before, 100.0% now"."""
+    before, now = _clock(one), _clock(other)
+    if before is None or now is None or abs(before - now) <= CLOCKS_APART:
+        return None
+    return f"SM clock at {before:.1%} of its maximum before, {now:.1%} now"
+
+
+def _clock(row: Row) -> float | None:
+    """The mean SM clock as a share of its maximum; None where it was not read."""
     clocks = row.clocks
-    if not clocks or not clocks.get("sm_mhz_max"):
-        return None
-    share = clocks["sm_mhz"] / clocks["sm_mhz_max"]
-    if share >= FULL_CLOCK:
-        return None
-    why = ", ".join(clocks.get("throttle") or ()) or "no reason given"
-    return f"SM clock at {share:.1%} of its maximum ({why})"
+    return clocks["sm_mhz"] / clocks["sm_mhz_max"] if clocks and clocks.get("sm_mhz_max") else None
 
 
 def difference(one: Row, other: Row) -> str | None:

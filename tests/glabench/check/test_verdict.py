@@ -102,7 +102,20 @@ def test_a_throttled_run_is_not_compared(make_run: MakeRun, side: int) -> None:
     sides[side] = [make_run(ms=1.2, clocks=CAPPED)]
     case, found = only(*sides)
     assert (case.verdict, found.exit_code) == ("not comparable", 3)
-    assert case.reason == "SM clock at 85.9% of its maximum (power cap)"
+    clocks = ("85.9%", "100.0%") if side == 0 else ("100.0%", "85.9%")
+    assert case.reason == f"SM clock at {clocks[0]} of its maximum before, {clocks[1]} now"
+
+
+def test_a_run_that_was_too_hot_is_not_compared(make_run: MakeRun) -> None:
+    hot = {**CAPPED, "throttle": ["power cap", "thermal (software)"]}
+    case, found = only([make_run(clocks=hot)], [make_run(clocks=hot)])
+    assert (case.verdict, found.exit_code) == ("not comparable", 3)
+    assert case.reason == "SM clock at 85.9% of its maximum (power cap, thermal (software))"
+
+
+def test_a_kernel_that_draws_as_much_power_as_before_is_compared(make_run: MakeRun) -> None:
+    assert only([make_run(clocks=CAPPED)], [make_run(clocks=CAPPED, seed=1)])[0].verdict == "same"
+    assert only([make_run(clocks=CAPPED)], [make_run(clocks=CAPPED, ms=1.1, seed=1)])[0].verdict == "slower"
 
 
 def test_a_throttled_run_beside_good_ones_is_left_out_and_said(make_run: MakeRun) -> None:
@@ -111,7 +124,7 @@ def test_a_throttled_run_beside_good_ones_is_left_out_and_said(make_run: MakeRun
     assert case.verdict == "same"
     assert case.time is not None
     assert case.time.runs == (1, 2)
-    assert case.notes == ("SM clock at 85.9% of its maximum (power cap)",)
+    assert case.notes == ("SM clock at 85.9% of its maximum before, 100.0% now",)
 
 
 def test_runs_of_older_sources_in_the_same_file_are_of_other_code(make_run: MakeRun) -> None:
