@@ -27,6 +27,14 @@ def sweep(
     only: Annotated[
         list[str] | None, typer.Option(metavar="SYSTEM", help="Run this system's cases only; may be given again.")
     ] = None,
+    gpus: Annotated[
+        str | None,
+        typer.Option(
+            metavar="0,1,..|all",
+            help="Time cases on several GPUs of one model at once, each on its own.",
+            show_default=False,
+        ),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the cases and run nothing.")] = False,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Start over: the old file is moved aside, not deleted.")
@@ -41,6 +49,7 @@ def sweep(
     from glabench.spec.sweep import find, load
 
     kind = pick_device(device)
+    several = running.pick_gpus(gpus, kind)
     chosen = load(find(file))
     check(chosen)
     plan = expand(chosen, kind)
@@ -49,7 +58,7 @@ def sweep(
     if dry_run:
         _print_plan(chosen, cases, path, kind, fresh)
         return
-    _run(chosen, cases, plan.compiled, path, kind, fresh)
+    _run(chosen, cases, plan.compiled, path, kind, fresh, several)
 
 
 def _print_plan(chosen: Sweep, cases: list[Case], path: Path, device: Device, fresh: bool) -> None:
@@ -95,7 +104,15 @@ def _print_plan(chosen: Sweep, cases: list[Case], path: Path, device: Device, fr
     console.print(f"{len(cases) - left} finished, {left} to run; rows would go to {path}", soft_wrap=True)
 
 
-def _run(chosen: Sweep, cases: list[Case], compiled: frozenset[str], path: Path, device: Device, fresh: bool) -> None:
+def _run(
+    chosen: Sweep,
+    cases: list[Case],
+    compiled: frozenset[str],
+    path: Path,
+    device: Device,
+    fresh: bool,
+    gpus: tuple[str, ...],
+) -> None:
     from glabench.hardware.environment import device_name
     from glabench.run.driver import Driver, finished
     from glabench.store import Appender
@@ -108,6 +125,13 @@ def _run(chosen: Sweep, cases: list[Case], compiled: frozenset[str], path: Path,
             out,
             f"{chosen.title} ({chosen.name}) on {device_name(device)}",
             lambda progress: Driver(
-                chosen.name, device, chosen.settings(device), chosen.section(device).limit_s, compiled, out, progress
+                chosen.name,
+                device,
+                chosen.settings(device),
+                chosen.section(device).limit_s,
+                compiled,
+                out,
+                progress,
+                gpus=gpus,
             ),
         )
