@@ -84,7 +84,10 @@ def to_json(tuning: Tuning) -> str:
 
 def from_json(text: str) -> Tuning:
     """The inverse of ``to_json``. ValueError when the text is no tuning of this schema."""
-    values = json.loads(text)
+    try:
+        values = json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
     if not isinstance(values, dict) or values.get("kind") != "tuning":
         raise ValueError("expected a JSON object of kind tuning")
     if values.get("schema") != SCHEMA:
@@ -93,7 +96,7 @@ def from_json(text: str) -> Tuning:
         trials = tuple(Trial(**{**trial, **_tuples(trial)}) for trial in values["trials"])
         finalists = tuple(Finalist(**{**one, "samples_ms": tuple(one["samples_ms"])}) for one in values["finalists"])
         return Tuning(**{**values, "trials": trials, "finalists": finalists})
-    except (TypeError, KeyError) as error:
+    except (TypeError, LookupError, AttributeError) as error:
         raise ValueError(f"not a tuning: {error}") from None
 
 
