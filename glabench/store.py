@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from glabench.errors import UserError
+from glabench.errors import UserError, in_one_line
 from glabench.lines import MAX_LINE_BYTES, Lines, bounded, open_locked, warn_on_stderr
 
 SCHEMA = 3
@@ -92,6 +92,7 @@ _FIELD_TYPES = {f.name: _TYPES[str(f.type)] for f in fields(Row)}
 def to_json(row: Row) -> str:
     """One line of strict JSON with its checksum, without the line's end."""
     text = json.dumps(_encode(asdict(row)), allow_nan=False, ensure_ascii=False)
+    text = text.encode(errors="backslashreplace").decode()  # half of a surrogate pair: as JSON escapes it
     return f'{text[:-1]}, "checksum": "{_checksum(text)}"}}'
 
 
@@ -105,6 +106,8 @@ def from_json(text: str) -> Row:
         values = json.loads(plain)
     except RecursionError:
         raise ValueError("nested too deeply") from None
+    if "\\ud" in plain.lower():  # half of a surrogate pair is no text that can be shown
+        values = json.loads(json.dumps(values, ensure_ascii=False).encode(errors="replace"))
     if not isinstance(values, dict):
         raise ValueError(f"a row is a JSON object, got {type(values).__name__}")
     schema = values.get("schema")
@@ -196,7 +199,7 @@ def _row_of(line: bytes, place: str) -> Row | str:
     except UserError as error:
         raise UserError(f"{place}: {error}") from error
     except (ValueError, TypeError) as error:  # includes broken JSON and broken UTF-8
-        return str(error)
+        return in_one_line(str(error))
 
 
 def open_to_read(path: Path) -> BinaryIO:

@@ -119,6 +119,11 @@ def _scalar(path: Path, loader: _Loader, node: yaml.Node) -> Any:
         value = loader.construct_object(node, deep=True)
     except (ValueError, LookupError, AttributeError, OverflowError) as error:
         raise UserError(f"{path}:{node.start_mark.line + 1}: not valid YAML: {error}") from None
+    if isinstance(value, str) and not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise UserError(f"{path}:{node.start_mark.line + 1}: not valid YAML: half of a surrogate pair") from None
     if isinstance(value, int) and value.bit_length() > MAX_BITS:
         raise UserError(
             f"{path}:{node.start_mark.line + 1}: an integer of {value.bit_length()} bits, at most {MAX_BITS}"

@@ -71,6 +71,11 @@ def test_any_change_of_a_line_shows() -> None:
         store.from_json(line[: line.rindex(", ")] + "}")
 
 
+def test_half_of_a_surrogate_pair_is_written_and_comes_back_as_something_that_can_be_shown() -> None:
+    line = store.to_json(row(reason="caf\udce9 \U0001f600"))
+    assert store.from_json(line.encode().decode()).reason == "caf? \U0001f600"
+
+
 def test_rows_without_a_checksum_are_read_when_they_are_older_than_it() -> None:
     values = json.loads(store.to_json(row())) | {"schema": 2}
     del values["checksum"], values["deaths"]
