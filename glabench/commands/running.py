@@ -6,7 +6,7 @@ import signal
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -39,6 +39,26 @@ def pick_device(wanted: str) -> Device:
             f"--device cuda: no usable NVIDIA GPU here (torch {torch}); `glabench doctor` says what is missing"
         )
     return found
+
+
+def pick_executor(executor: str, address: str | None, gpus: str | None, device: str) -> dict[str, Any] | None:
+    """None for "local"; for "ray", joined at ``address``, what is known of the machines of its cluster that have the
+    device. UserError for another one, for options that do not go together, and where there is no cluster."""
+    from glabench.errors import UserError, did_you_mean
+
+    if executor not in ("local", "ray"):
+        raise UserError(f"--executor {executor}: expected local or ray{did_you_mean(executor, ('local', 'ray'))}")
+    if executor == "local":
+        if address is not None:
+            raise UserError(f"--address {address} is for --executor ray")
+        return None
+    if gpus is not None:
+        raise UserError(f"--gpus {gpus} is for --executor local: Ray gives each case a GPU by itself")
+    from glabench.run.ray_executor import connect, environment_there
+
+    kind: Device = "cuda" if device == "cuda" else "cpu" if device == "cpu" else pick_device(device)
+    connect(address)
+    return environment_there(kind)
 
 
 def pick_gpus(wanted: str | None, device: Device) -> tuple[str, ...]:

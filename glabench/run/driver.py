@@ -179,6 +179,9 @@ class Driver:
                 self._halves[row.case_id] = row
                 return
             row = merge(half, row) if job.part == "compile" else merge(row, half)
+        self._write(row)
+
+    def _write(self, row: Row) -> None:
         self.out.append(row)
         self._outcome.statuses[row.status] += 1
         self.progress.finished(row)
@@ -190,15 +193,20 @@ class Driver:
             worker.close()
 
 
-def finished(path: Path, device: Device, counts: Callable[[Row], bool] = lambda row: True) -> dict[str, str]:
-    """Cases of a file that need not run again, with their status: same device, same sources and versions, and what
-    else ``counts`` wants of a row.
+def finished(
+    path: Path,
+    device: Device,
+    counts: Callable[[Row], bool] = lambda row: True,
+    where: dict[str, Any] | None = None,
+) -> dict[str, str]:
+    """Cases of a file that need not run again, with their status: same device, same sources and versions as ``where``
+    (by default this machine's ``known_environment``), and what else ``counts`` wants of a row.
 
     Any status counts as finished: a case that ran out of memory would do so again.
     """
     if not path.exists():
         return {}
-    here = known_environment(device)
+    here = known_environment(device) if where is None else where
     return {
         row.case_id: row.status
         for row in store.read(path)

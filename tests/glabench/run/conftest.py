@@ -41,6 +41,12 @@ def run_case(case, sweep, settings):
         if not os.path.exists(mark):
             open(mark, "w").close()
             os.kill(os.getpid(), signal.SIGKILL)
+    if case.seed == 9:  # as Ray's process on a machine that is lost
+        mark = os.environ["CALLS"] + ".lost"
+        if not os.path.exists(mark):
+            open(mark, "w").close()
+            os.kill(os.getppid(), signal.SIGKILL)
+            time.sleep(600)
     facts = {"fingerprint": "f", "device_slug": "d", "said_by": "child"}
     return Row(case.id, sweep, case.to_dict(), status, implementation=settings.part, environment=facts, started="2026")
 """
