@@ -49,7 +49,7 @@ def connect(address: str | None) -> None:
 
 
 def _knock(address: str | None) -> None:
-    """OSError, or ValueError for a port that is none, unless something listens at HOST:PORT: Ray would try for minutes."""
+    """OSError, or ValueError for a port that is none, where nothing listens at HOST:PORT: Ray would try for minutes."""
     host, colon, port = (address or "").rpartition(":")
     if colon and "/" not in host:
         socket.create_connection((host, int(port)), timeout=KNOCK_S).close()
