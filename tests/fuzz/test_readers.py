@@ -1,6 +1,6 @@
 """Whatever is in a file that glabench reads, what comes of it is its content or one clear line.
 
-``GLABENCH_FUZZ=10000 pytest tests/fuzz`` tries ten thousand inputs a reader.
+``GLABENCH_FUZZ=10000 pytest tests/fuzz --timeout 0`` tries ten thousand inputs a reader.
 """
 
 from __future__ import annotations
