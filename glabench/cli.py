@@ -8,11 +8,13 @@ from typing import Annotated, Any
 import typer
 
 from glabench import __version__
+from glabench.commands.check import check
 from glabench.commands.compile import compile_
 from glabench.commands.doctor import doctor
 from glabench.commands.ls import ls
 from glabench.commands.profile import profile
 from glabench.commands.report import report
+from glabench.commands.results import results
 from glabench.commands.sweep import sweep
 from glabench.commands.tune import tune
 from glabench.errors import UserError, did_you_mean
@@ -25,10 +27,12 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 COMMANDS = {
-    function.__name__.rstrip("_"): function for function in (sweep, report, tune, profile, compile_, ls, doctor)
+    function.__name__.rstrip("_"): function for function in (sweep, report, check, tune, profile, compile_, ls, doctor)
 }
 for _name, _function in COMMANDS.items():
     app.command(_name)(_function)
+app.add_typer(results, name="results")
+NAMES = (*COMMANDS, "results")
 
 
 def _print_version(wanted: bool) -> None:
@@ -71,9 +75,9 @@ def _usage(error: Any, given: list[str]) -> str:
     """What the parser found wrong, in one line with the nearest command."""
     message = str(error.format_message()).strip().rstrip(".")
     name = next((word for word in given if not word.startswith("-")), "")
-    if message.startswith("No such command"):
-        return f"no such command {name!r}{did_you_mean(name, COMMANDS)}"
-    command = f"glabench {name}" if name in COMMANDS else "glabench"
+    if message.startswith("No such command") and name not in NAMES:
+        return f"no such command {name!r}{did_you_mean(name, NAMES)}"
+    command = f"glabench {name}" if name in NAMES else "glabench"
     return f"{message[:1].lower()}{message[1:]}; see `{command} --help`"
 
 

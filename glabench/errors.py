@@ -5,12 +5,20 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+MOST_CHARACTERS = 1000  # of an error, which may quote what somebody wrote
+
 
 class UserError(Exception):
     """A mistake in what was asked for: one line that says what, where, what was expected and the nearest valid name."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(" ".join(message.split()))
+        super().__init__(in_one_line(message))
+
+
+def in_one_line(text: str) -> str:
+    """The text without line ends, cut where it is longer than anyone reads."""
+    line = " ".join(text.split())
+    return line if len(line) <= MOST_CHARACTERS else f"{line[: MOST_CHARACTERS - 3]}..."
 
 
 def did_you_mean(word: object, names: Iterable[str]) -> str:

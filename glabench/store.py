@@ -3,28 +3,33 @@
 Every line is strict JSON: a number that JSON cannot hold is written as the string "NaN", "Infinity" or "-Infinity" and
 comes back as a float on reading (inside the nested parts of a row only; a text field is never touched).
 
+The last key of a line is ``checksum``: the first 16 hex digits of the SHA-256 of the line as it is without that key. It
+is of the bytes, so that any change of a line shows. Rows of schemas 1 and 2 have none and are read as they are.
+
 Schema history
   1  first version
   2  profile
+  3  checksum, deaths
 """
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
+import hashlib
 import json
 import math
 import os
-import sys
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from types import TracebackType
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO
 
-from glabench.errors import UserError
+from glabench.errors import UserError, in_one_line
+from glabench.lines import MAX_LINE_BYTES, Lines, bounded, open_locked, warn_on_stderr
 
-SCHEMA = 2
+SCHEMA = 3
+FIRST_WITH_CHECKSUM = 3
+TOO_LONG = f"longer than any row, over {MAX_LINE_BYTES >> 20} MiB"
 
 STATUSES = ("ok", "wrong", "compile_error", "oom", "timeout", "crashed", "unsupported")
 
@@ -60,36 +65,85 @@ class Row:
     environment: dict[str, Any] = field(default_factory=dict)
     started: str = ""  # ISO 8601, UTC
     wall_s: float = 0.0
+    # how each process died that this case was tried in: "the process was killed by SIGSEGV"; see run/attempts.py
+    deaths: list[str] | None = None
     schema: int = SCHEMA
 
 
 ROW_FIELDS: tuple[str, ...] = tuple(f.name for f in fields(Row))
+_NEEDED = ("case_id", "sweep", "case", "status", "schema")
 _NESTED = ("case", "accuracy", "time", "memory", "compiled", "work", "clocks", "profile", "environment")
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_CHECKSUM = re.compile(r', "checksum": "([0-9a-f]{16})"}$')
+# The JSON type that a field has, by its annotation in Row.
+_TYPES: dict[str, tuple[type, ...]] = {
+    "str": (str,),
+    "str | None": (str, type(None)),
+    "float": (int, float),
+    "int": (int,),
+    "dict[str, Any]": (dict,),
+    "dict[str, Any] | None": (dict, type(None)),
+    "list[dict[str, Any]] | None": (list, type(None)),
+    "list[str] | None": (list, type(None)),
+}
+_FIELD_TYPES = {f.name: _TYPES[str(f.type)] for f in fields(Row)}
 
 
 def to_json(row: Row) -> str:
-    """One line of strict JSON, without the line's end."""
-    return json.dumps(_encode(asdict(row)), allow_nan=False, ensure_ascii=False)
+    """One line of strict JSON with its checksum, without the line's end."""
+    text = json.dumps(_encode(asdict(row)), allow_nan=False, ensure_ascii=False)
+    text = text.encode(errors="backslashreplace").decode()  # half of a surrogate pair: as JSON escapes it
+    return f'{text[:-1]}, "checksum": "{_checksum(text)}"}}'
 
 
 def from_json(text: str) -> Row:
-    """The inverse of ``to_json``. ValueError when the text is not a row; UserError when a newer glabench wrote it."""
-    values = json.loads(text)
+    """The inverse of ``to_json``. ValueError when the text is not a row, or not what was written; UserError when a
+    newer glabench wrote it."""
+    text = text.strip()
+    found = _CHECKSUM.search(text)
+    plain = text if found is None else text[: found.start()] + "}"
+    try:
+        values = json.loads(plain)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    if "\\ud" in plain.lower():  # half of a surrogate pair is no text that can be shown
+        values = json.loads(json.dumps(values, ensure_ascii=False).encode(errors="replace"))
     if not isinstance(values, dict):
         raise ValueError(f"a row is a JSON object, got {type(values).__name__}")
     schema = values.get("schema")
-    if isinstance(schema, int) and schema > SCHEMA:
+    sound = found is not None and found[1] == _checksum(plain)
+    if isinstance(schema, int) and schema > SCHEMA and (sound or found is None):
         raise UserError(f"row of schema {schema}, this glabench reads up to {SCHEMA}: upgrade glabench to read it")
-    missing = [name for name in ("case_id", "sweep", "case", "status", "schema") if name not in values]
+    if found is not None and not sound:
+        raise ValueError("its checksum says that it is not what was written")
+    _check_fields(values)
+    if found is None and values["schema"] >= FIRST_WITH_CHECKSUM:
+        raise ValueError("its checksum is missing")
+    return Row(**{key: _decode(value) if key in _NESTED else value for key, value in values.items()})
+
+
+def has_checksum(line: bytes) -> bool:
+    """Whether a line of rows, one that can be read, has a checksum."""
+    return _CHECKSUM.search(line.decode().strip()) is not None
+
+
+def _checksum(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _check_fields(values: dict[str, Any]) -> None:
+    """ValueError unless the keys are those of a row, with values of their types."""
+    missing = [name for name in _NEEDED if name not in values]
     if missing:
         raise ValueError(f"a row needs {', '.join(missing)}")
     unknown = sorted(set(values) - set(ROW_FIELDS))
     if unknown:
         raise ValueError(f"unknown key {unknown[0]!r}")
+    for name, value in values.items():
+        if not isinstance(value, _FIELD_TYPES[name]) or isinstance(value, bool):
+            raise ValueError(f"{name}: {type(value).__name__} is not what a row has there")
     if values["status"] not in STATUSES:
         raise ValueError(f"unknown status {values['status']!r}")
-    return Row(**{key: _decode(value) if key in _NESTED else value for key, value in values.items()})
 
 
 def _encode(value: Any) -> Any:
@@ -112,31 +166,44 @@ def _decode(value: Any) -> Any:
     return value
 
 
-def warn_on_stderr(message: str) -> None:
-    """The default for the ``warn`` arguments below."""
-    print(f"glabench: warning: {message}", file=sys.stderr)
-
-
 def read(path: Path | str, warn: Callable[[str], None] = warn_on_stderr) -> Iterator[Row]:
     """The rows of a file, in order. A line that is not a row is skipped and reported to ``warn`` with file and line.
 
     UserError when the file cannot be opened or holds rows of a newer schema. A last line without an end is a row still
     being written, or torn by a crash: it is skipped like any other broken line if it does not parse.
     """
+    for number, _, found in parsed(path):
+        if isinstance(found, Row):
+            yield found
+        else:
+            warn(f"{path}:{number}: not a row, skipped: {found}")
+
+
+def parsed(path: Path | str) -> Iterator[tuple[int, bytes, Row | str]]:
+    """Every line of a file of rows that is not blank: its number, its text and its row, or why it is none.
+
+    The text of a line that is too long to be read is empty. Raises UserError as ``read`` does.
+    """
     path = Path(path)
-    with _open_to_read(path) as file:
-        for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            try:
-                yield from_json(line.decode())
-            except UserError as error:
-                raise UserError(f"{path}:{number}: {error}") from error
-            except (ValueError, TypeError) as error:  # includes broken JSON and broken UTF-8
-                warn(f"{path}:{number}: not a row, skipped: {error}")
+    with open_to_read(path) as file:
+        for number, line in bounded(file):
+            if line is None:
+                yield number, b"", TOO_LONG
+            elif line.strip():
+                yield number, line, _row_of(line, f"{path}:{number}")
 
 
-def _open_to_read(path: Path) -> BinaryIO:
+def _row_of(line: bytes, place: str) -> Row | str:
+    try:
+        return from_json(line.decode())
+    except UserError as error:
+        raise UserError(f"{place}: {error}") from error
+    except (ValueError, TypeError) as error:  # includes broken JSON and broken UTF-8
+        return in_one_line(str(error))
+
+
+def open_to_read(path: Path) -> BinaryIO:
+    """The file, opened. UserError when it is not there, is a folder, or cannot be read."""
     try:
         return path.open("rb")
     except FileNotFoundError:
@@ -147,84 +214,55 @@ def _open_to_read(path: Path) -> BinaryIO:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
 
 
-class Lines:
-    """A file of JSON lines that this process alone may append to, each on the disk before ``write`` returns.
-
-    A last line torn by a crash is moved to ``<file>.torn`` on opening, so that the file stays readable. With ``fresh``
-    an existing file is first moved aside to ``<file>.1`` (the first free number), never deleted.
-    Raises UserError when another process has the file open for appending, or when it cannot be written.
-    """
+class Appender(Lines):
+    """Lines that are rows. What is not a row, or not what was written, is moved to ``<file>.bad`` on opening."""
 
     def __init__(self, path: Path | str, *, fresh: bool = False, warn: Callable[[str], None] = warn_on_stderr) -> None:
-        self.path = Path(path)
-        self.moved_to: Path | None = None
-        self._file = self._open_locked()
-        if fresh and os.fstat(self._file.fileno()).st_size:
-            old = self._file  # its lock is held until the new file has one of its own
-            self.moved_to = _first_free(self.path)
-            self.path.rename(self.moved_to)
-            self._file = self._open_locked()
-            old.close()
-        self._cut_torn_line(warn)
-
-    def write(self, line: str) -> None:
-        """Append the line, flushed and synced: what was appended survives a SIGKILL and a power cut."""
-        self._file.write(line.encode() + b"\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
-
-    def close(self) -> None:
-        self._file.close()  # which releases the lock
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
-
-    def _open_locked(self) -> BinaryIO:
+        super().__init__(path, fresh=fresh, warn=warn)
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            file = self.path.open("a+b")
+            self._set_bad_aside(warn)
         except OSError as error:
+            self.close()
             raise UserError(f"{self.path}: cannot be written: {error.strerror}") from None
-        try:
-            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.close()
-            raise UserError(f"{self.path}: another glabench is writing it; wait, or use another --out") from None
-        return file
-
-    def _cut_torn_line(self, warn: Callable[[str], None]) -> None:
-        """Move what follows the last line's end out of the way: it was being written when its process died."""
-        self._file.seek(0)
-        text = self._file.read()
-        whole = text.rfind(b"\n") + 1
-        if whole == len(text):
-            return
-        torn = text[whole:]
-        with contextlib.suppress(ValueError):
-            json.loads(torn)
-            self._file.write(b"\n")  # a whole line that lacks only its end
-            self._file.flush()
-            return
-        aside = self.path.with_name(self.path.name + ".torn")
-        with aside.open("ab") as file:
-            file.write(torn + b"\n")
-        self._file.truncate(whole)
-        warn(f"{self.path}: the last line was torn by a crash and moved to {aside}")
-
-
-class Appender(Lines):
-    """Lines that are rows."""
+        except UserError:  # rows of a newer schema
+            self.close()
+            raise
 
     def append(self, row: Row) -> None:
-        """Write the row."""
+        """Write the row. Raises UserError as ``write`` does."""
         self.write(to_json(row))
 
+    def _set_bad_aside(self, warn: Callable[[str], None]) -> None:
+        bad = {number: why for number, _, why in parsed(self.path) if isinstance(why, str)}
+        if not bad:
+            return
+        for number, why in bad.items():
+            if why == TOO_LONG:
+                raise UserError(f"{self.path}:{number}: {why}; move this file away, or use another --out")
+        aside = self.path.with_name(self.path.name + ".bad")
+        part = self.path.with_name(f".{self.path.name}.part")
+        part.unlink(missing_ok=True)
+        kept = open_locked(part)
+        try:
+            _split(self.path, set(bad), kept.fileno(), aside)
+            os.replace(part, self.path)
+        except OSError:
+            kept.close()
+            part.unlink(missing_ok=True)
+            raise
+        self._file.close()
+        self._file = kept
+        for number, why in bad.items():
+            warn(f"{self.path}:{number}: not a row, moved to {aside}: {why}")
 
-def _first_free(path: Path) -> Path:
-    number = 1
-    while (candidate := path.with_name(f"{path.name}.{number}")).exists():
-        number += 1
-    return candidate
+
+def _split(path: Path, bad: set[int], kept: int, aside: Path) -> None:
+    """Append the lines with the ``bad`` numbers to ``aside``, and write all others, none of which is too long, to the
+    file descriptor ``kept``; both are on the disk afterwards. Raises OSError."""
+    with path.open("rb") as source, os.fdopen(os.dup(kept), "wb") as good, aside.open("ab") as other:
+        for number, line in bounded(source):
+            target = other if number in bad else good
+            target.write(line or b"")
+        for file in (good, other):
+            file.flush()
+            os.fsync(file.fileno())

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from glabench.errors import UserError
-from glabench.store import Row, read, warn_on_stderr
+from glabench.lines import bounded, warn_on_stderr
+from glabench.store import Row, open_to_read, read
 from glabench.tune import record
 from glabench.tune.record import Tuning
 
@@ -73,12 +74,26 @@ def only_tunings(paths: Sequence[Path]) -> list[Path]:
     return found
 
 
+def only_rows(paths: Sequence[Path], warn: Callable[[str], None] = warn_on_stderr) -> list[Path]:
+    """The files behind ``paths`` but those that hold tunings, of which ``warn`` is told. UserError when a path does not
+    exist, or none is left."""
+    found = files(paths, warn)
+    tunings = [path for path in found if _kind(path) == "tuning"]
+    if tunings and len(tunings) == len(found):
+        raise UserError(f"{tunings[0]}: holds tunings, expected rows of `glabench sweep` or `glabench profile`")
+    if tunings:
+        warn(f"{tunings[0]}{f' and {len(tunings) - 1} more' if len(tunings) > 1 else ''}: tunings, not rows; left out")
+    return [path for path in found if path not in tunings]
+
+
 def _kind(path: Path) -> str | None:
     """What the first line of a file says that it is; None for rows and for what is no result."""
     try:
-        with path.open(encoding="utf-8") as file:
-            first = json.loads(next((line for line in file if line.strip()), "null"))
-    except (OSError, ValueError):
+        with path.open("rb") as file:
+            first = json.loads(
+                next((line for _, line in bounded(file) if line is None or line.strip()), None) or "null"
+            )
+    except (OSError, ValueError, RecursionError):
         return None  # reading it as rows says what is wrong
     return first.get("kind") if isinstance(first, dict) else None
 
@@ -93,17 +108,14 @@ def load_tunings(paths: Sequence[Path], warn: Callable[[str], None] = warn_on_st
 
 
 def _tunings(path: Path, warn: Callable[[str], None]) -> list[Tuning]:
-    try:
-        lines = path.read_bytes().splitlines()
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
     found, broken = [], []
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            try:
-                found.append(record.from_json(line.decode()))
-            except ValueError as error:
-                broken.append(f"{path}:{number}: not a tuning, skipped: {error}")
+    with open_to_read(path) as file:
+        for number, line in bounded(file):
+            if line is None or line.strip():
+                try:
+                    found.append(record.from_json((line or b"").decode()))
+                except ValueError as error:
+                    broken.append(f"{path}:{number}: not a tuning, skipped: {error}")
     if not found:
         said = broken[0] if broken else f"{path}: the file is empty"
         raise UserError(f"{said}; expected one tuning a line, as `glabench tune` writes them")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from glabench.store import Lines
+    from glabench.lines import Lines
     from glabench.tune.survey import Asked
 
 TARGETS = "sm_80,sm_90,sm_100"
@@ -38,7 +38,7 @@ def compile_(
     check(chosen)
     cases = expand(chosen, "cuda").cases
 
-    from glabench.store import Lines
+    from glabench.lines import Lines
     from glabench.tune.survey import asked_of  # imports torch, which takes seconds: after mistakes are found
 
     asked, skipped = asked_of(cases)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -40,6 +41,39 @@ def pick_device(wanted: str) -> Device:
     return found
 
 
+def pick_executor(executor: str, address: str | None, gpus: str | None, device: str) -> dict[str, Any] | None:
+    """None for "local"; for "ray", joined at ``address``, what is known of the machines of its cluster that have the
+    device. UserError for another one, for options that do not go together, and where there is no cluster."""
+    from glabench.errors import UserError, did_you_mean
+
+    if executor not in ("local", "ray"):
+        raise UserError(f"--executor {executor}: expected local or ray{did_you_mean(executor, ('local', 'ray'))}")
+    if executor == "local":
+        if address is not None:
+            raise UserError(f"--address {address} is for --executor ray")
+        return None
+    if gpus is not None:
+        raise UserError(f"--gpus {gpus} is for --executor local: Ray gives each case a GPU by itself")
+    from glabench.run.ray_executor import connect, environment_there
+
+    kind: Device = "cuda" if device == "cuda" else "cpu" if device == "cpu" else pick_device(device)
+    connect(address)
+    return environment_there(kind)
+
+
+def pick_gpus(wanted: str | None, device: Device) -> tuple[str, ...]:
+    """What ``--gpus`` asks for, as ``glabench.run.gpus.choose`` has it; UserError when it is not there."""
+    from glabench.errors import UserError
+    from glabench.hardware.nvml import gpu_names
+    from glabench.run.gpus import choose
+
+    if wanted is None:
+        return ()
+    if device != "cuda":
+        raise UserError(f"--gpus {wanted}: there is no usable GPU here; without --gpus the sweep runs on the CPU")
+    return choose(wanted, gpu_names())
+
+
 def only(cases: Sequence[Case], wanted: Sequence[str], name: str) -> list[Case]:
     """The cases of the wanted systems; UserError for a system that does not exist or has none."""
     from glabench.errors import UserError, did_you_mean
@@ -71,7 +105,7 @@ def run_cases(
     driver: Callable[[SweepProgress], Driver],
 ) -> None:
     """Run those of the cases that are not done, and say what all came to. Exits with 1 when some row is BAD, with 130
-    after Ctrl-C.
+    after Ctrl-C or SIGTERM.
 
     done: statuses by case id; opening: what it is, where; driver: made for the progress that it is given.
     """
@@ -79,6 +113,7 @@ def run_cases(
 
     from glabench.run.progress import SweepProgress
 
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a batch system's way to say what Ctrl-C says
     console = Console(highlight=False, markup=False)
     if out.moved_to is not None:
         console.print(f"The old rows are in {out.moved_to}", soft_wrap=True)

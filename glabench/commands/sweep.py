@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -27,6 +27,21 @@ def sweep(
     only: Annotated[
         list[str] | None, typer.Option(metavar="SYSTEM", help="Run this system's cases only; may be given again.")
     ] = None,
+    gpus: Annotated[
+        str | None,
+        typer.Option(
+            metavar="0,1,..|all",
+            help="Time cases on several GPUs of one model at once, each on its own.",
+            show_default=False,
+        ),
+    ] = None,
+    executor: Annotated[
+        str, typer.Option(help="local, or ray: each case is a task of a Ray cluster, with one GPU.")
+    ] = "local",
+    address: Annotated[
+        str | None,
+        typer.Option(help="Of the Ray cluster: auto, or HOST:PORT.", show_default="a Ray of its own on this machine"),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the cases and run nothing.")] = False,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Start over: the old file is moved aside, not deleted.")
@@ -40,16 +55,18 @@ def sweep(
     from glabench.spec.expand import check, expand
     from glabench.spec.sweep import find, load
 
-    kind = pick_device(device)
     chosen = load(find(file))
     check(chosen)
+    there = running.pick_executor(executor, address, gpus, device)
+    kind = pick_device(device) if there is None else there["kind"]
+    several = running.pick_gpus(gpus, kind)
     plan = expand(chosen, kind)
     cases = running.only(plan.cases, only or [], chosen.name)
-    path = rows_file(out, f"{chosen.name}-{device_slug(kind)}.jsonl")
+    path = rows_file(out, f"{chosen.name}-{device_slug(kind) if there is None else there['device_slug']}.jsonl")
     if dry_run:
         _print_plan(chosen, cases, path, kind, fresh)
         return
-    _run(chosen, cases, plan.compiled, path, kind, fresh)
+    _run(chosen, cases, plan.compiled, path, kind, fresh, several, there)
 
 
 def _print_plan(chosen: Sweep, cases: list[Case], path: Path, device: Device, fresh: bool) -> None:
@@ -95,19 +112,39 @@ def _print_plan(chosen: Sweep, cases: list[Case], path: Path, device: Device, fr
     console.print(f"{len(cases) - left} finished, {left} to run; rows would go to {path}", soft_wrap=True)
 
 
-def _run(chosen: Sweep, cases: list[Case], compiled: frozenset[str], path: Path, device: Device, fresh: bool) -> None:
+def _run(
+    chosen: Sweep,
+    cases: list[Case],
+    compiled: frozenset[str],
+    path: Path,
+    device: Device,
+    fresh: bool,
+    gpus: tuple[str, ...],
+    there: dict[str, Any] | None,
+) -> None:
     from glabench.hardware.environment import device_name
     from glabench.run.driver import Driver, finished
+    from glabench.run.ray_executor import RayDriver
     from glabench.store import Appender
+
+    kind_of_driver = Driver if there is None else RayDriver
+    name = device_name(device) if there is None else f"{there['device']}, with Ray"
 
     with Appender(path, fresh=fresh) as out:
         ids = {case.id for case in cases}
         run_cases(
             cases,
-            {key: status for key, status in finished(path, device).items() if key in ids},
+            {key: status for key, status in finished(path, device, where=there).items() if key in ids},
             out,
-            f"{chosen.title} ({chosen.name}) on {device_name(device)}",
-            lambda progress: Driver(
-                chosen.name, device, chosen.settings(device), chosen.section(device).limit_s, compiled, out, progress
+            f"{chosen.title} ({chosen.name}) on {name}",
+            lambda progress: kind_of_driver(
+                chosen.name,
+                device,
+                chosen.settings(device),
+                chosen.section(device).limit_s,
+                compiled,
+                out,
+                progress,
+                gpus=gpus,
             ),
         )

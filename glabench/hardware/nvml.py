@@ -113,6 +113,20 @@ def gpu_info(uuid: str | None = None) -> GpuInfo | None:
     )
 
 
+def gpu_names() -> list[str]:
+    """The names of the machine's GPUs in NVML's order, which is nvidia-smi's; none where NVML does not answer."""
+    nvml = _library()
+    if nvml is None:
+        return []
+    try:
+        return [
+            _text(nvml.nvmlDeviceGetName(nvml.nvmlDeviceGetHandleByIndex(index)))
+            for index in range(nvml.nvmlDeviceGetCount())
+        ]
+    except nvml.NVMLError:
+        return []
+
+
 def _reason_bits(gpu: Any) -> int:
     bits = _ask("nvmlDeviceGetCurrentClocksEventReasons", gpu)
     if bits is None:  # the name before driver 535

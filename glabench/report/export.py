@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -35,6 +36,17 @@ def csv(rows: Sequence[Row], out: Path) -> list[Path]:
     return [write_text(out, frame(rows).to_csv(index=False))]
 
 
+def parquet(rows: Sequence[Row], out: Path) -> list[Path]:
+    """The same table as a Parquet file. Raises UserError where pyarrow is not installed."""
+    if importlib.util.find_spec("pyarrow") is None:
+        raise UserError("--format parquet needs pyarrow: pip install 'glabench[parquet]'; csv needs nothing")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    part = out.with_name(f".{out.name}.part")
+    frame(rows).to_parquet(part, index=False)
+    os.replace(part, out)
+    return [out]
+
+
 def md(rows: Sequence[Row], out: Path) -> list[Path]:
     """A summary in GitHub's Markdown: the answer, times by question, failures, environment."""
     return [write_text(out, markdown.render(rows, frame(rows)))]
@@ -50,6 +62,9 @@ FORMATS: dict[str, Callable[[Sequence[Row], Path], list[Path]]] = {
     "md": md,
 }
 
+
+# The formats of a table alone, for other tools.
+TABLES: dict[str, Callable[[Sequence[Row], Path], list[Path]]] = {"csv": csv, "parquet": parquet}
 
 # The file or folder that a format writes by default inside the report's folder.
 DEFAULTS = {"html": "index.html", "png": "figures", "csv": "table.csv", "md": "summary.md"}
@@ -74,6 +89,20 @@ def write(
         return formats[form](results, target)
     except OSError as error:
         raise UserError(f"{error.filename or target}: cannot be written ({error.strerror})") from None
+
+
+def write_table(rows: Sequence[Row], form: str, out: Path) -> None:
+    """Writes rows as a table in one of the formats of TABLES, to the file ``out``.
+
+    Raises:
+        UserError: the format is unknown or needs a package that is not installed, or ``out`` cannot be written.
+    """
+    if form not in TABLES:
+        raise UserError(f"unknown format {form!r}{did_you_mean(form, TABLES)}; expected {' or '.join(TABLES)}")
+    try:
+        TABLES[form](rows, out)
+    except OSError as error:
+        raise UserError(f"{error.filename or out}: cannot be written ({error.strerror})") from None
 
 
 def check(form: str) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import fcntl
 import importlib
 import json
 import os
@@ -26,7 +27,10 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
-TAIL = 2000  # characters of a dead child's output that are kept
+TAIL = 2000  # bytes of a dead child's output that are kept
+MAX_ANSWER_BYTES = 64 * 2**20  # as long as a line of results may be
+MAX_OUTPUT_BYTES = 64 * 2**20  # of what a child prints, begun again when it is more; looked at once a second
+LOOK_S = 1.0
 
 
 class ChildTimeout(Exception):
@@ -81,13 +85,15 @@ class Child:
                 raise ChildDied("stopped before it began")
             self._busy = True
         try:
-            self.start()
+            self._start_or_die()
             self._send(request)
-            answer: dict[str, Any] = json.loads(self._receive(limit_s))
-            return answer
+            return _answer(self._receive(limit_s))
         except TimeoutError:
             self.stop()
             raise ChildTimeout(limit_s) from None
+        except ValueError as error:
+            self.stop()
+            raise ChildDied(f"the process answered what is no answer: {error}", self._last_words()) from None
         except (EOFError, BrokenPipeError):
             raise self._bury() from None
         except BaseException:  # Ctrl-C: an answer that comes late would be taken for the next request's
@@ -114,10 +120,19 @@ class Child:
             if not self._busy:  # else ``ask`` does it, whose thread still reads the pipe
                 self._release()
 
+    def _start_or_die(self) -> None:
+        """Start the process; ChildDied when the machine cannot: no memory, no file, no process left."""
+        try:
+            self.start()
+        except OSError as error:
+            raise ChildDied(f"the process could not be started: {error.strerror}") from None
+
     def _start(self) -> None:
         env = {**os.environ, **self.env}
         self._answers, theirs = os.pipe()
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 (it lives as long as the process)
+        # What is written goes to the end, wherever that is: the file can be cut while a process writes to it.
+        fcntl.fcntl(self._output, fcntl.F_SETFL, fcntl.fcntl(self._output, fcntl.F_GETFL) | os.O_APPEND)
         command = [sys.executable, "-m", "glabench.run.child", "--fd", str(theirs), "--module", self.module]
         try:
             self._process = subprocess.Popen(
@@ -140,13 +155,19 @@ class Child:
         process.stdin.flush()
 
     def _receive(self, limit_s: float) -> str:
-        """The next line of the process. TimeoutError after ``limit_s`` seconds, EOFError when the process is gone."""
+        """The next line of the process. TimeoutError after ``limit_s`` seconds, EOFError when the process is gone,
+        ValueError when the line is too long or not in UTF-8."""
         deadline = time.monotonic() + limit_s
         buffer = bytearray()
         while not buffer.endswith(b"\n"):
             left = deadline - time.monotonic()
-            if left <= 0 or not select.select([self._answers], [], [], left)[0]:
+            if left <= 0:
                 raise TimeoutError
+            self._bound_output()
+            if not select.select([self._answers], [], [], min(left, LOOK_S))[0]:
+                continue
+            if len(buffer) > MAX_ANSWER_BYTES:
+                raise ValueError(f"more than {MAX_ANSWER_BYTES >> 20} MiB")
             piece = os.read(self._answers, 1 << 16)
             if not piece:
                 raise EOFError
@@ -171,11 +192,20 @@ class Child:
         else:
             reason = f"the process ended by itself with exit code {code}"
         _kill_group(process.pid)  # whatever it had started
-        tail = None
-        if self._output is not None:
-            self._output.seek(0)
-            tail = self._output.read()[-TAIL:].decode(errors="replace").strip() or None
-        return ChildDied(reason, tail)
+        return ChildDied(reason, self._last_words())
+
+    def _bound_output(self) -> None:
+        """Forget what the process printed when it is more than anyone reads: it must not fill the disk."""
+        if self._output is not None and os.fstat(self._output.fileno()).st_size > MAX_OUTPUT_BYTES:
+            os.ftruncate(self._output.fileno(), 0)
+
+    def _last_words(self) -> str | None:
+        """The end of what the process printed."""
+        if self._output is None:
+            return None
+        size = os.fstat(self._output.fileno()).st_size
+        tail = os.pread(self._output.fileno(), TAIL, max(0, size - TAIL))
+        return tail.decode(errors="replace").strip() or None
 
     def _release(self) -> None:
         if self._process is not None and self._process.stdin is not None:
@@ -186,6 +216,17 @@ class Child:
         if self._output is not None:
             self._output.close()
         self._process, self._answers, self._output = None, -1, None
+
+
+def _answer(line: str) -> dict[str, Any]:
+    """The object that a line holds. ValueError when it holds none: something else wrote to the pipe."""
+    try:
+        answer = json.loads(line)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    if not isinstance(answer, dict):
+        raise ValueError(f"{type(answer).__name__}, not an object")
+    return answer
 
 
 def _kill_group(pid: int) -> None:

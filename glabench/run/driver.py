@@ -11,11 +11,15 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from glabench import store
 from glabench.hardware import environment
+from glabench.run.attempts import Attempts
+from glabench.run.gpus import only_this
+from glabench.run.order import longest_first
 from glabench.run.parts import merge, parts
 from glabench.run.settings import Device, Part, Settings
 from glabench.run.worker import PIPELINE, Worker
@@ -56,6 +60,8 @@ class Driver:
 
     compiled: ids of the cases whose kernels are cross-compiled on a CPU besides being checked.
     limit_s: a part of a case that takes longer is killed, and its row says "timeout".
+    gpus: what CUDA_VISIBLE_DEVICES is for each of several workers that time cases at once, the longest first; none is
+    one worker, on the GPU that CUDA takes.
     pipeline, split: the module whose ``run_case`` workers call, and the parts in which it runs a case.
     """
 
@@ -68,6 +74,8 @@ class Driver:
     progress: Progress
     pipeline: str = PIPELINE
     split: Callable[[Case, Device], tuple[Part, ...]] = parts
+    gpus: tuple[str, ...] = ()
+    _attempts: Attempts = field(default_factory=Attempts, init=False)
     _workers: list[Worker] = field(default_factory=list, init=False)
     _halves: dict[str, Row] = field(default_factory=dict, init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
@@ -77,7 +85,7 @@ class Driver:
     def run(self, cases: Sequence[Case]) -> Outcome:
         """Run the cases; Ctrl-C ends the workers and comes back with ``interrupted``, every finished row kept.
 
-        What is not timed comes first, in parallel; what is timed runs alone, with nothing beside it.
+        What is not timed comes first, in parallel; what is timed runs alone, with nothing beside it on its GPU.
         """
         try:
             self._run_untimed([Job(case, part) for case in cases for part in self._parts(case) if part != "all"])
@@ -89,20 +97,36 @@ class Driver:
         return self._outcome
 
     def _run_timed(self, cases: Sequence[Case]) -> None:
-        worker = self._worker("all")
-        for case in cases:
+        if len(self.gpus) <= 1:
+            self._time(deque(cases), next(iter(self.gpus), None))
+            return
+        queue = deque(longest_first(cases))
+        self._side_by_side([partial(self._time, queue, gpu) for gpu in self.gpus])
+
+    def _time(self, queue: deque[Case], gpu: str | None) -> None:
+        """Cases one after another, in a process that has this GPU to itself."""
+        worker = self._worker("all", gpu)
+        while queue and not self._stopped:
+            try:
+                case = queue.popleft()
+            except IndexError:  # another GPU took the last one
+                break
             self._run_job(worker, Job(case, "all"))
         worker.close()
 
     def _run_untimed(self, jobs: Sequence[Job]) -> None:
         """Gates and compilations side by side; a process is kept for one kind of part as long as there are any."""
-        if not jobs:
-            return
         queues = {part: deque(job for job in jobs if job.part == part) for part in ("gate", "compile")}
+        kinds: tuple[Part, Part] = ("gate", "compile")
         count = min(cores(), len(jobs))
-        with ThreadPoolExecutor(count) as pool:
-            kinds: tuple[Part, Part] = ("gate", "compile")
-            running = [pool.submit(self._work, queues, kinds[index % 2]) for index in range(count)]
+        self._side_by_side([partial(self._work, queues, kinds[index % 2]) for index in range(count)])
+
+    def _side_by_side(self, calls: Sequence[Callable[[], None]]) -> None:
+        """The calls, each in a thread of its own; the first error stops them all."""
+        if not calls:
+            return
+        with ThreadPoolExecutor(len(calls)) as pool:
+            running = [pool.submit(call) for call in calls]
             try:
                 for done in as_completed(running):
                     done.result()
@@ -131,8 +155,9 @@ class Driver:
             if worker is not None:
                 worker.close()
 
-    def _worker(self, part: Part) -> Worker:
-        worker = Worker(worker_env(part), known_environment(self.device), self.pipeline)
+    def _worker(self, part: Part, gpu: str | None = None) -> Worker:
+        gpu = gpu or next(iter(self.gpus), None)  # what is compiled is for one of these
+        worker = Worker(worker_env(part) | only_this(gpu), known_environment(self.device), self.pipeline)
         with self._lock:
             self._workers.append(worker)
         return worker
@@ -141,7 +166,7 @@ class Driver:
         if self._stopped:
             return
         self.progress.running(job.case, job.part)
-        row = worker.run(job.case, self.sweep, self.settings.with_part(job.part), self.limit_s)
+        row = self._attempts.run(worker, job.case, self.sweep, self.settings.with_part(job.part), self.limit_s)
         with self._lock:
             if not self._stopped:
                 self._finish(row, job)
@@ -154,6 +179,9 @@ class Driver:
                 self._halves[row.case_id] = row
                 return
             row = merge(half, row) if job.part == "compile" else merge(row, half)
+        self._write(row)
+
+    def _write(self, row: Row) -> None:
         self.out.append(row)
         self._outcome.statuses[row.status] += 1
         self.progress.finished(row)
@@ -165,15 +193,20 @@ class Driver:
             worker.close()
 
 
-def finished(path: Path, device: Device, counts: Callable[[Row], bool] = lambda row: True) -> dict[str, str]:
-    """Cases of a file that need not run again, with their status: same device, same sources and versions, and what
-    else ``counts`` wants of a row.
+def finished(
+    path: Path,
+    device: Device,
+    counts: Callable[[Row], bool] = lambda row: True,
+    where: dict[str, Any] | None = None,
+) -> dict[str, str]:
+    """Cases of a file that need not run again, with their status: same device, same sources and versions as ``where``
+    (by default this machine's ``known_environment``), and what else ``counts`` wants of a row.
 
     Any status counts as finished: a case that ran out of memory would do so again.
     """
     if not path.exists():
         return {}
-    here = known_environment(device)
+    here = known_environment(device) if where is None else where
     return {
         row.case_id: row.status
         for row in store.read(path)

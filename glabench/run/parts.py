@@ -44,4 +44,5 @@ def merge(run: Row, compiled: Row) -> Row:
         environment=run.environment or compiled.environment,
         started=min(run.started, compiled.started),
         wall_s=run.wall_s + compiled.wall_s,
+        deaths=[*(run.deaths or ()), *(compiled.deaths or ())] or None,
     )

@@ -73,6 +73,7 @@ class SweepProgress:
         self.total, self.done = total, done
         self._bar: RichProgress | None = None
         self._task: Any = None
+        self._measuring: dict[str, Case] = {}  # by id: one for each GPU
         if self.console.is_terminal:
             columns = (MofNCompleteColumn(), BarColumn(bar_width=20), _Rate(), TimeRemainingColumn(compact=True))
             doing = TextColumn("{task.description}", markup=False)
@@ -89,11 +90,16 @@ class SweepProgress:
             self._bar.stop()
 
     def running(self, case: Case, part: Part) -> None:
+        if part == "all":
+            self._measuring[case.id] = case
+        beside = len(self._measuring) - 1
+        more = f" and {beside} more" if part == "all" and beside else ""
         if self._bar is not None:
-            self._bar.update(self._task, description=f"{DOING[part]} {describe(case)}")
+            self._bar.update(self._task, description=f"{DOING[part]} {describe(case)}{more}")
 
     def finished(self, row: Row) -> None:
         self.done += 1
+        self._measuring.pop(row.case_id, None)
         count = f"[{self.done:>{len(str(self.total))}}/{self.total}]"
         line = Text(f"{count} ", no_wrap=True, overflow="ellipsis")
         line.append(f"{row.status:<11}", style=COLOURS.get(row.status, "red"))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
 from glabench import store
+from glabench.errors import UserError
 from glabench.run.child import Child, ChildDied, ChildTimeout
 from glabench.run.settings import Settings
 from glabench.spec.case import Case
@@ -41,7 +42,10 @@ class Worker:
         return self._child.pid
 
     def run(self, case: Case, sweep: str, settings: Settings, limit_s: float) -> Row:
-        """One row, whatever happens: the child's own, or status crashed or timeout (after ``limit_s`` seconds)."""
+        """One row, whatever happens: the child's own, or status crashed or timeout (after ``limit_s`` seconds).
+
+        ``deaths`` of the row says how the child died, if it did so by itself.
+        """
         started = datetime.now(UTC).isoformat(timespec="seconds")
         clock = time.monotonic()
         request = {
@@ -50,33 +54,41 @@ class Worker:
             "sweep": sweep,
             "settings": settings.to_dict(),
         }
-        detail = None
         try:
-            row = store.from_json(self._child.ask(request, limit_s)["row"])
+            row = _row_of(self._child.ask(request, limit_s), case)
         except ChildTimeout as error:
-            status, reason = "timeout", str(error)
+            row = self.row_without(case, sweep, "timeout", str(error))
         except ChildDied as error:
-            status, reason, detail = "crashed", error.reason, error.detail
+            row = self.row_without(case, sweep, "crashed", error.reason, detail=error.detail, deaths=[error.reason])
+        except ValueError as error:
+            self._child.stop()  # whatever wrote that is not to be trusted with the next case
+            row = self.row_without(case, sweep, "crashed", f"the process answered what is no row of this case: {error}")
         else:
             self._known = row.environment or self._known
             if row.status == "crashed":
                 self._child.stop()  # an error on the device poisons every later call of its process
             return row
-        return Row(
-            case_id=case.id,
-            sweep=sweep,
-            case=case.to_dict(),
-            status=status,
-            reason=reason,
-            detail=detail,
-            environment=self._known or self.environment,
-            started=started,
-            wall_s=time.monotonic() - clock,
-        )
+        return replace(row, started=started, wall_s=time.monotonic() - clock)
+
+    def row_without(self, case: Case, sweep: str, status: str, reason: str, **more: Any) -> Row:
+        """The row of a case whose process did not say what it came to."""
+        facts = self._known or self.environment
+        return Row(case.id, sweep, case.to_dict(), status, reason, environment=facts, **more)
 
     def close(self) -> None:
         """Kill the child for good. Safe to call from another thread: a ``run`` under way there ends as crashed."""
         self._child.close()
+
+
+def _row_of(answer: dict[str, Any], case: Case) -> Row:
+    """The row that a child answered. ValueError when it is none, or another case's."""
+    try:
+        row = store.from_json(answer["row"])
+    except (LookupError, AttributeError, TypeError, UserError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from None
+    if row.case_id != case.id:
+        raise ValueError(f"case {row.case_id}")
+    return row
 
 
 def handle(request: dict[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,8 @@ USUAL_HEAD_DIM = 64
 DEFAULT_CHUNK = 64
 DEFAULT_SUB_CHUNK = 64  # at most the chunk
 DEFAULT_MATERIALIZE = True
+
+MAX_CASES = 100_000  # weeks of a GPU
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,14 @@ def _fits(case: Case, match: Match) -> bool:
 
 def _blocks(sweep: Sweep, section: Section, device: Device) -> list[_Block]:
     """The axes, then the explicit cases; each case may have its own ``tokens`` and ``attention``."""
+    found = _all_blocks(sweep, section, device)
+    count = sum(math.prod(len(axis.values) for axis in block.axes) for block in found)
+    if count > MAX_CASES:
+        raise sweep.source.error(found[0].loc, f"{count} cases before anything is excluded, at most {MAX_CASES}")
+    return found
+
+
+def _all_blocks(sweep: Sweep, section: Section, device: Device) -> list[_Block]:
     found: list[_Block] = []
     if section.axes is not None:
         loc = sweep.loc(device, "axes")

@@ -11,6 +11,10 @@ import yaml
 
 from glabench.errors import UserError, did_you_mean
 
+MAX_BYTES = 2**20
+MAX_VALUES = 20_000  # aliases make many of few; see _build
+MAX_BITS = 63  # of an integer
+
 Loc = tuple[str | int, ...]  # the way to a value: ("axes", "chunk", 2)
 
 
@@ -47,9 +51,14 @@ class Source:
 
 
 def read_yaml(path: Path) -> Source:
-    """Parse one YAML document. UserError with file and line when it is not YAML, is empty or has a key twice."""
+    """Parse one YAML document. UserError with file and line when it is not YAML, is empty, has a key twice, or is
+    larger than any sweep: in bytes, or once its aliases are written out."""
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            read = file.read(MAX_BYTES + 1)
+        text = read.decode()
+        if len(read) > MAX_BYTES:
+            raise UserError(f"{path}: larger than {MAX_BYTES >> 20} MiB, which no sweep is")
     except UnicodeDecodeError:
         raise UserError(f"{path}:1: not a text file in UTF-8") from None
     except OSError as error:
@@ -64,8 +73,8 @@ def read_yaml(path: Path) -> Source:
         raise UserError(f"{path}:{mark.line + 1 if mark else 1}: not valid YAML: {error.problem}") from None
     except yaml.YAMLError as error:
         raise UserError(f"{path}:1: not valid YAML: {error}") from None
-    except ValueError as error:  # a scalar that has a tag's form and no value: 2026-13-45
-        raise UserError(f"{path}:1: not valid YAML: {error}") from None
+    except RecursionError:
+        raise UserError(f"{path}:1: not valid YAML: nested too deeply") from None
     if data is None:
         raise UserError(f"{path}:1: the file is empty, expected a sweep (title, axes or cases)")
     return Source(path, data, lines)
@@ -78,11 +87,15 @@ def _build(
     if any(node is outer for outer in around):
         raise UserError(f"{path}:{node.start_mark.line + 1}: an alias that contains itself")
     lines.setdefault(loc, node.start_mark.line + 1)
+    if len(lines) > MAX_VALUES:
+        raise UserError(f"{path}:{node.start_mark.line + 1}: more than {MAX_VALUES} values, aliases written out")
     inner = (*around, node)
     if isinstance(node, yaml.SequenceNode):
         return [_build(path, loader, item, (*loc, i), lines, inner) for i, item in enumerate(node.value)]
     if not isinstance(node, yaml.MappingNode):
-        return loader.construct_object(node, deep=True)
+        return _scalar(path, loader, node)
+    if _merged_size(node, {}) > MAX_VALUES:
+        raise UserError(f"{path}:{node.start_mark.line + 1}: more than {MAX_VALUES} keys, merges written out")
     seen: dict[str, int] = {}
     for key_node, _ in node.value:
         if key_node.tag == "tag:yaml.org,2002:merge":
@@ -100,8 +113,42 @@ def _build(
     return result
 
 
+def _scalar(path: Path, loader: _Loader, node: yaml.Node) -> Any:
+    """The value of a scalar. UserError for one that has a tag's form and no value: 2026-13-45, !!int x."""
+    try:
+        value = loader.construct_object(node, deep=True)
+    except (ValueError, LookupError, AttributeError, OverflowError) as error:
+        raise UserError(f"{path}:{node.start_mark.line + 1}: not valid YAML: {error}") from None
+    if isinstance(value, str) and not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise UserError(f"{path}:{node.start_mark.line + 1}: not valid YAML: half of a surrogate pair") from None
+    if isinstance(value, int) and value.bit_length() > MAX_BITS:
+        raise UserError(
+            f"{path}:{node.start_mark.line + 1}: an integer of {value.bit_length()} bits, at most {MAX_BITS}"
+        )
+    return value
+
+
+def _merged_size(node: yaml.Node, sizes: dict[int, int]) -> int:
+    """How many keys a mapping has once "<<" is resolved; of a list, all of its mappings together. A mapping that is
+    merged into itself has more than there may be."""
+    if id(node) in sizes:
+        return sizes[id(node)]
+    sizes[id(node)] = MAX_VALUES + 1  # while it is being counted
+    if isinstance(node, yaml.SequenceNode):
+        size = sum(_merged_size(item, sizes) for item in node.value)
+    elif isinstance(node, yaml.MappingNode):
+        size = sum(_merged_size(v, sizes) if k.tag == "tag:yaml.org,2002:merge" else 1 for k, v in node.value)
+    else:
+        size = 1
+    sizes[id(node)] = size
+    return size
+
+
 def _key(path: Path, loader: _Loader, node: yaml.Node) -> str:
-    key = loader.construct_object(node, deep=True) if isinstance(node, yaml.ScalarNode) else None
+    key = _scalar(path, loader, node) if isinstance(node, yaml.ScalarNode) else None
     if not isinstance(key, str):
         shown = node.value if isinstance(node, yaml.ScalarNode) else "a list or mapping"
         raise UserError(f"{path}:{node.start_mark.line + 1}: a key must be a name, got {shown}")

@@ -10,6 +10,8 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from glabench.errors import in_one_line
+
 SCHEMA = 1
 
 
@@ -84,17 +86,20 @@ def to_json(tuning: Tuning) -> str:
 
 def from_json(text: str) -> Tuning:
     """The inverse of ``to_json``. ValueError when the text is no tuning of this schema."""
-    values = json.loads(text)
+    try:
+        values = json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
     if not isinstance(values, dict) or values.get("kind") != "tuning":
         raise ValueError("expected a JSON object of kind tuning")
     if values.get("schema") != SCHEMA:
-        raise ValueError(f"tuning of schema {values.get('schema')}, this glabench reads {SCHEMA}")
+        raise ValueError(f"tuning of schema {str(values.get('schema'))[:20]}, this glabench reads {SCHEMA}")
     try:
         trials = tuple(Trial(**{**trial, **_tuples(trial)}) for trial in values["trials"])
         finalists = tuple(Finalist(**{**one, "samples_ms": tuple(one["samples_ms"])}) for one in values["finalists"])
         return Tuning(**{**values, "trials": trials, "finalists": finalists})
-    except (TypeError, KeyError) as error:
-        raise ValueError(f"not a tuning: {error}") from None
+    except (TypeError, LookupError, AttributeError) as error:
+        raise ValueError(in_one_line(f"not a tuning: {error}")) from None
 
 
 def _tuples(trial: dict[str, Any]) -> dict[str, Any]:

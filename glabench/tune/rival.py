@@ -16,9 +16,9 @@ from typing import Any
 
 from glabench.errors import UserError
 from glabench.hardware.environment import device_name, package_version, require_cuda
+from glabench.lines import Lines
 from glabench.run.child import Child, ChildDied, ChildTimeout
 from glabench.spec.case import Case
-from glabench.store import Lines
 from glabench.systems.base import load
 from glabench.tune.works import of_shape
 

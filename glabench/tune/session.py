@@ -21,7 +21,7 @@ from gla_kernels import Choice, Entry, Machine, Plan, TableError, Workload, chos
 from gla_kernels.table import header_of
 from glabench.errors import UserError
 from glabench.hardware import nvml
-from glabench.store import Lines
+from glabench.lines import Lines
 from glabench.systems.gla import schedule_name
 from glabench.tune import record
 from glabench.tune.compiler import CompilePool

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -18,6 +19,7 @@ import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from .config import MAX_REGISTERS
+from .interpreter import lean
 
 
 @dataclass(frozen=True)
@@ -89,12 +91,20 @@ except ImportError:  # an experiment of Triton's, which may move; kernels in it 
 Launcher = Callable[[Launch], None]
 
 
+def interpreting() -> bool:
+    """Whether kernels run on CPU tensors through Triton's interpreter (TRITON_INTERPRET=1 at import)."""
+    return bool(triton.knobs.runtime.interpret)
+
+
+running = lean if interpreting() else nullcontext  # around a launch
+
+
 def execute(launch: Launch) -> None:
     """Run the kernel on the device that its tensors are on. An empty grid (no batch, no heads) runs nothing."""
     if math.prod(launch.grid) == 0:
         return
     tensor = next(x for x in launch.args.values() if isinstance(x, torch.Tensor))
-    with torch.cuda.device_of(tensor):  # Triton launches on the current GPU, which need not be the tensors'
+    with torch.cuda.device_of(tensor), running():  # Triton launches on the current GPU, which need not be the tensors'
         launch.kernel[launch.grid](**launch.arguments, **launch.constants, **launch.options)
 
 
@@ -120,11 +130,6 @@ def descriptor(x: torch.Tensor, block: tuple[int, ...], in_gluon: bool = False) 
     if in_gluon:
         return hopper.TensorDescriptor(x, shape, strides, list(block), LAYOUTS[len(block)])
     return TensorDescriptor(x, shape, strides, list(block))
-
-
-def interpreting() -> bool:
-    """Whether kernels run on CPU tensors through Triton's interpreter (TRITON_INTERPRET=1 at import)."""
-    return bool(triton.knobs.runtime.interpret)
 
 
 def settle_keys(*kernels: Any) -> None:

@@ -35,6 +35,7 @@ from .feasible import feasible
 
 FORMAT = 1
 DTYPES = ("bf16", "fp16", "fp32")
+MAX_BYTES = 16 * 2**20  # of a file: some tens of thousands of entries
 MAX_STAGES = 8
 MAX_WARPS = 32
 
@@ -209,7 +210,11 @@ class Table:
 def read(path: Path) -> Table | None:
     """The table in a file, None where there is no file. Raises TableError for what is no table of this format."""
     try:
-        values = json.loads(path.read_bytes())
+        with path.open("rb") as file:
+            text = file.read(MAX_BYTES + 1)
+        if len(text) > MAX_BYTES:
+            raise ValueError(f"larger than {MAX_BYTES >> 20} MiB")
+        values = json.loads(text)
         if values["header"]["format"] != FORMAT:
             raise ValueError(f"format {values['header']['format']!r}, this version reads {FORMAT}")
         header, listed = Header(**values["header"]), list(values["entries"])

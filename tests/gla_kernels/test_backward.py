@@ -61,14 +61,14 @@ def name(value: object) -> str:
 
 @pytest.mark.parametrize("schedule", [s for s in SCHEDULES if s.materialize and s.chunk <= 128], ids=name)
 def test_every_schedule(judge, inputs, schedule):  # test_gla.py has all of them, with mild gates
-    rows = schedule.chunk + schedule.rows + 5
+    rows = schedule.chunk + 21  # a whole chunk, and of the next one more than a row block of 16
     judge(form(schedule), inputs((1, rows, 1, 16, 16), torch.float32, "resets"))
 
 
 @pytest.mark.parametrize("schedule", [Schedule(64), Schedule(128, 64, False)], ids=name)
 @pytest.mark.parametrize("gates", GATES, ids=name)
 def test_every_gate_strength(judge, inputs, gates, schedule):
-    judge(form(schedule), inputs((1, 150, 1, 32, 16), torch.float32, gates))
+    judge(form(schedule), inputs((1, schedule.chunk + 22, 1, 32, 16), torch.float32, gates))
 
 
 @pytest.mark.parametrize("gates", [0.06, 16.0, "resets"], ids=name)
@@ -96,7 +96,7 @@ def test_any_length(judge, inputs, T, schedule):
 
 
 @pytest.mark.parametrize("gates", [None, 4.0, "resets"], ids=name)
-@pytest.mark.parametrize(("K", "V"), [(20, 64), (64, 96), (96, 20)])
+@pytest.mark.parametrize(("K", "V"), [(20, 64), (48, 40), (72, 20)])
 @pytest.mark.parametrize("schedule", [Schedule(64, 32)], ids=name)
 def test_any_head_dimension(judge, inputs, schedule, K, V, gates):
     small = dict.fromkeys(("states", "grad_states", "grad_qk", "grad_v"), (16, 32))

@@ -1,4 +1,4 @@
-"""Rows survive the disk: strict JSON, torn lines, two writers, newer schemas."""
+"""Rows survive the disk: strict JSON, checksums, torn lines, two writers, older and newer schemas."""
 
 from __future__ import annotations
 
@@ -59,6 +59,69 @@ def test_a_broken_line_in_the_middle_is_skipped_and_named(tmp_path: Path) -> Non
     said: list[str] = []
     assert list(store.read(path, warn=said.append)) == [row(), row()]
     assert [text.split(": ")[0] for text in said] == [f"{path}:{n}" for n in (2, 3, 4, 5, 6, 8)]
+
+
+def test_any_change_of_a_line_shows() -> None:
+    line = store.to_json(row(wall_s=1.5, reason="línea"))
+    changed = [line[:i] + chr(ord(line[i]) ^ 1) + line[i + 1 :] for i in range(len(line))]
+    for text in changed:
+        with pytest.raises((ValueError, UserError)):
+            store.from_json(text)
+    with pytest.raises(ValueError, match="checksum is missing"):
+        store.from_json(line[: line.rindex(", ")] + "}")
+
+
+def test_half_of_a_surrogate_pair_is_written_and_comes_back_as_something_that_can_be_shown() -> None:
+    line = store.to_json(row(reason="caf\udce9 \U0001f600"))
+    assert store.from_json(line.encode().decode()).reason == "caf? \U0001f600"
+
+
+def test_rows_without_a_checksum_are_read_when_they_are_older_than_it() -> None:
+    values = json.loads(store.to_json(row())) | {"schema": 2}
+    del values["checksum"], values["deaths"]
+    assert store.from_json(json.dumps(values)) == row(schema=2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"case": []}, "case: list"),
+        ({"wall_s": "long"}, "wall_s: str"),
+        ({"environment": None}, "environment: NoneType"),
+        ({"schema": True}, "schema: bool"),
+    ],
+)
+def test_a_value_of_another_type_is_no_row(changes: dict[str, object], message: str) -> None:
+    values = json.loads(store.to_json(row())) | {"schema": 2} | changes
+    del values["checksum"]
+    with pytest.raises(ValueError, match=message):
+        store.from_json(json.dumps(values))
+
+
+def test_bad_rows_are_moved_aside_by_the_next_writer(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    lines = [store.to_json(row(case_id=str(i))) for i in range(3)]
+    bad = [lines[1].replace('"ok"', '"oom"'), "{}", '["[' * 100_000]
+    path.write_text("\n".join([lines[0], bad[0], lines[1], bad[1], bad[2], lines[2]]) + "\n")
+    said: list[str] = []
+    with Appender(path, warn=said.append) as out:
+        with pytest.raises(UserError, match="another glabench is writing"):
+            Appender(path)
+        out.append(row(case_id="after"))
+    assert path.read_text().splitlines() == [*lines, store.to_json(row(case_id="after"))]
+    assert (tmp_path / "rows.jsonl.bad").read_text().splitlines() == bad
+    assert [text.split(": ")[0] for text in said] == [f"{path}:{n}" for n in (2, 4, 5)]
+    assert sorted(found.name for found in tmp_path.iterdir()) == ["rows.jsonl", "rows.jsonl.bad"]
+
+
+def test_a_file_of_newer_rows_is_left_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    text = store.to_json(row(schema=store.SCHEMA + 1)) + "\n{}\n"
+    path.write_text(text)
+    for _ in range(2):  # the second one finds no lock
+        with pytest.raises(UserError, match="upgrade"):
+            Appender(path)
+    assert path.read_text() == text
 
 
 def test_a_newer_schema_is_refused_in_one_line(tmp_path: Path) -> None:

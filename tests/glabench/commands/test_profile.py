@@ -54,13 +54,18 @@ def rows(path: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_input_is_one_line_and_exit_code_2(python_process: Process, here: Path, name: str) -> None:
+def test_bad_input_is_one_line_and_exit_code_2(refused: Callable[..., str], here: Path, name: str) -> None:
     arguments, message = BAD[name]
+    assert message in refused("profile", *arguments)
+    assert [path.name for path in here.iterdir()] == ["tiny.yaml"]
+
+
+def test_what_is_imported_adds_no_line(python_process: Process, here: Path) -> None:
+    arguments, message = BAD["counters without a GPU"]
     done = python_process("-m", "glabench", "profile", *arguments, check=False, cwd=str(here))
     assert (done.returncode, done.stdout) == (2, "")
     assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1
-    assert [path.name for path in here.iterdir()] == ["tiny.yaml"]
 
 
 def test_a_shape_is_modelled_for_a_gpu_that_is_not_there(python_process: Process, here: Path) -> None:

@@ -14,7 +14,8 @@ from glabench.store import Row
 
 def run_case(case, sweep, settings):
     with open(os.environ["CALLS"], "a") as file:
-        print(case.id, settings.part, os.getpid(), os.environ.get("TRITON_INTERPRET"), file=file)
+        print(case.id, settings.part, os.getpid(), os.environ.get("TRITON_INTERPRET"),
+              os.environ.get("CUDA_VISIBLE_DEVICES"), file=file)
     status = "ok"
     if case.seed == 1:
         print("last words", file=sys.stderr, flush=True)
@@ -35,6 +36,17 @@ def run_case(case, sweep, settings):
         status = "crashed"
     if case.seed == 7:
         time.sleep(0.3)
+    if case.seed == 8:  # dies at the first try only
+        mark = os.environ["CALLS"] + ".tried"
+        if not os.path.exists(mark):
+            open(mark, "w").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+    if case.seed == 9:  # as Ray's process on a machine that is lost
+        mark = os.environ["CALLS"] + ".lost"
+        if not os.path.exists(mark):
+            open(mark, "w").close()
+            os.kill(os.getppid(), signal.SIGKILL)
+            time.sleep(600)
     facts = {"fingerprint": "f", "device_slug": "d", "said_by": "child"}
     return Row(case.id, sweep, case.to_dict(), status, implementation=settings.part, environment=facts, started="2026")
 """

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from glabench.run import child as child_module
 from glabench.run.child import Child, ChildDied, ChildTimeout
 
 ANSWERING = """
@@ -15,6 +17,13 @@ import os, sys, time
 print("imported", flush=True)
 
 def handle(request):
+    if "write" in request:
+        fd = next(int(word) for before, word in zip(sys.argv, sys.argv[1:]) if before == "--fd")
+        os.write(fd, request["write"].encode())
+    if "print" in request:
+        for _ in range(request["print"]):
+            os.write(1, b"x" * 1000)
+            time.sleep(0.01)
     if "sleep" in request:
         time.sleep(request["sleep"])
     if "raise" in request:
@@ -58,6 +67,31 @@ def test_an_exception_and_an_exit_say_why_and_the_next_request_is_answered(child
         child.ask({"exit": 3}, 30)
     assert raised.value.detail == "imported\nlast words"
     assert child.ask({}, 30)["flag"] == "child's"
+
+
+@pytest.mark.parametrize("written", ["noise", "[1]\n", "[" * 100_000 + "\n"])
+def test_what_is_no_answer_is_a_death_and_the_next_request_is_answered(child: Child, written: str) -> None:
+    with pytest.raises(ChildDied, match="no answer"):
+        child.ask({"write": written}, 30)
+    assert child.ask({"number": 2}, 30)["echo"] == {"number": 2}
+
+
+def test_what_is_printed_without_end_does_not_fill_the_disk(child: Child, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child_module, "MAX_OUTPUT_BYTES", 50_000)
+    monkeypatch.setattr(child_module, "LOOK_S", 0.05)
+    with pytest.raises(ChildDied) as raised:
+        child.ask({"print": 100, "exit": 3}, 30)
+    assert child._output is not None
+    assert 0 < os.fstat(child._output.fileno()).st_size < 80_000
+    assert (raised.value.detail or "").endswith("xlast words")
+
+
+def test_a_process_that_cannot_be_started_is_a_death(child: Child, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "executable", "/nowhere/python")
+        with pytest.raises(ChildDied, match="could not be started: No such file"):
+            child.ask({}, 30)
+    assert child.ask({"number": 2}, 30)["echo"] == {"number": 2}
 
 
 def test_a_late_answer_is_never_taken_for_the_next_one(child: Child) -> None:

@@ -7,11 +7,14 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from glabench import store
+from glabench.errors import UserError
+from glabench.lines import Lines
 from glabench.run import driver as driver_module
 from glabench.run.driver import Driver, finished
 from glabench.run.settings import Device, Part, Settings
@@ -24,11 +27,13 @@ class Listener:
 
     def __init__(self, at_row: Callable[[int], None] | None = None) -> None:
         self.started: list[tuple[str, Part]] = []
+        self.cases: list[Case] = []
         self.rows: list[Row] = []
         self.at_row = at_row
 
     def running(self, case: Case, part: Part) -> None:
         self.started.append((case.system, part))
+        self.cases.append(case)
 
     def finished(self, row: Row) -> None:
         self.rows.append(row)
@@ -47,6 +52,7 @@ def drive(
     compiled: frozenset[str] | None = None,
     listener: Listener | None = None,
     limit_s: float = 30,
+    gpus: tuple[str, ...] = (),
 ) -> driver_module.Outcome:
     with Appender(path) as out:
         return Driver(
@@ -58,6 +64,7 @@ def drive(
             out=out,
             progress=listener or Listener(),
             pipeline="misbehaving",
+            gpus=gpus,
         ).run(cases)
 
 
@@ -106,6 +113,56 @@ def test_a_crashed_gate_beside_a_good_compilation_is_a_crashed_case(tmp_path: Pa
     drive(tmp_path / "rows.jsonl", [case("gla", 6)])
     (row,) = store.read(tmp_path / "rows.jsonl")
     assert row.status == "crashed"
+
+
+def test_a_case_that_killed_two_processes_is_not_tried_a_third_time(tmp_path: Path, calls: Path) -> None:
+    cases = [case("sdpa", 1), case("sdpa", 8), case("sdpa", 0)]
+    drive(tmp_path / "rows.jsonl", cases)
+    assert [made[0] for made in called(calls)] == [cases[i].id for i in (0, 0, 1, 1, 2)]
+    dead, once, well = store.read(tmp_path / "rows.jsonl")
+    assert (dead.status, dead.deaths) == ("crashed", ["the process was killed by SIGSEGV"] * 2)
+    assert (once.status, once.deaths) == ("ok", ["the process was killed by SIGKILL (by hand, or for want of memory)"])
+    assert (well.status, well.deaths) == ("ok", None)
+
+
+def test_what_killed_two_processes_when_it_was_compiled_is_not_run(tmp_path: Path, calls: Path) -> None:
+    drive(tmp_path / "rows.jsonl", [case("gla", 1)], device="cuda")
+    assert [made[1] for made in called(calls)] == ["compile", "compile"]
+    (row,) = store.read(tmp_path / "rows.jsonl")
+    assert (row.status, len(row.deaths or ())) == ("crashed", 2)
+    assert "not tried: another part" in (row.reason or "")
+
+
+def test_several_gpus_have_a_process_each_and_take_the_longest_cases_first(tmp_path: Path, calls: Path) -> None:
+    cases = [replace(case("sdpa", 7), T=8 * 2**n) for n in range(6)]
+    listener = Listener()
+    drive(tmp_path / "rows.jsonl", cases, device="cuda", gpus=("3", "5"), listener=listener)
+    made = [line.split() for line in calls.read_text().splitlines()]
+    assert {(words[2], words[4]) for words in made} == {(pid, gpu) for pid, gpu in {w[2]: w[4] for w in made}.items()}
+    assert {words[4] for words in made} == {"3", "5"}
+    assert set(listener.cases[:2]) == set(cases[-2:])
+    rows = list(store.read(tmp_path / "rows.jsonl"))
+    assert sorted(row.case_id for row in rows) == sorted(one.id for one in cases)
+    assert {row.status for row in rows} == {"ok"}
+
+
+def test_a_disk_that_is_full_ends_the_sweep_and_the_next_one_goes_on(
+    tmp_path: Path, calls: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, cases = tmp_path / "rows.jsonl", [case("sdpa", seed) for seed in (10, 11, 12)]
+
+    def full(out: Appender, line: str) -> None:
+        if path.stat().st_size:
+            raise UserError("cannot be written: No space left on device")
+        Lines.write(out, line)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Appender, "write", full)
+        with pytest.raises(UserError, match="No space left"):
+            drive(path, cases)
+    assert [row.case_id for row in store.read(path)] == [cases[0].id]
+    drive(path, cases[1:])
+    assert [row.case_id for row in store.read(path)] == [one.id for one in cases]
 
 
 @pytest.mark.parametrize("system", ["sdpa", "gla"])

@@ -1,0 +1,104 @@
+"""Baselines: rows that were accepted as what a GPU gives, one file a GPU under results/baselines/, and by whom.
+
+<gpu>.jsonl holds the rows as the sweep wrote them, several runs of each case if there are; <gpu>.log a line of JSON
+for each time that rows were accepted.
+"""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import subprocess
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from glabench.check.pairs import pairs
+from glabench.check.verdict import BROKEN
+from glabench.errors import UserError
+from glabench.hardware.environment import slug
+from glabench.store import Row, to_json
+
+FOLDER = Path("results") / "baselines"
+
+
+def device_slug(rows: Sequence[Row]) -> str:
+    """The GPU that the rows are of, as in file names. UserError when they are of several."""
+    found = sorted(
+        {str(row.environment.get("device_slug") or slug(str(row.environment.get("device")))) for row in rows}
+    )
+    if len(found) > 1:
+        raise UserError(f"rows of {' and '.join(found)}: check one device at a time")
+    return found[0]
+
+
+def find(name: str, rows: Sequence[Row], folder: Path = FOLDER) -> Path | None:
+    """The file of the baseline: ``name`` itself, or for "auto" that of the rows' GPU, None where it has none."""
+    if name != "auto":
+        return Path(name)
+    path = folder / f"{device_slug(rows)}.jsonl"
+    return path if path.exists() else None
+
+
+def accept(rows: Sequence[Row], why: str, folder: Path = FOLDER) -> tuple[Path, dict[str, Any]]:
+    """Make the rows the baseline of their GPU, in place of the one before, and log it; returns file and log entry.
+
+    Raises:
+        UserError: no reason is given, a row is wrong, crashed or did not compile, the rows are of several commits or
+            devices, or the folder cannot be written.
+    """
+    if not why.strip():
+        raise UserError("--accept: expected why, in words, such as --accept 'new kernels for gates on the value side'")
+    # A file that a sweep resumed after a change still has rows of the code before.
+    rows = [run for pair in pairs((), rows) for run in pair.after]
+    bad = next((row for row in rows if row.status in BROKEN), None)
+    if bad is not None:
+        raise UserError(
+            f"--accept: case {bad.case_id} ({bad.case['system']}) is {bad.status}: {bad.reason}; fix it first"
+        )
+    commits = sorted({str(row.environment.get("commit")) for row in rows})
+    if len(commits) > 1:
+        raise UserError(f"--accept: rows of {len(commits)} commits ({', '.join(commits)}), expected those of one")
+    path = folder / f"{device_slug(rows)}.jsonl"
+    entry = {
+        "when": datetime.now(UTC).isoformat(timespec="seconds"),
+        "who": who(),
+        "why": why.strip(),
+        "commit": commits[0],
+        "dirty": any(bool(row.environment.get("dirty")) for row in rows),
+        "cases": len({row.case_id for row in rows}),
+        "rows": len(rows),
+    }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(f".{path.name}.part")
+        part.write_text("".join(to_json(row) + "\n" for row in rows), encoding="utf-8")
+        os.replace(part, path)
+        with path.with_suffix(".log").open("a", encoding="utf-8") as log:
+            log.write(json.dumps(entry, ensure_ascii=False) + "\n")
+    except OSError as error:
+        raise UserError(f"{error.filename or path}: cannot be written: {error.strerror}") from None
+    return path, entry
+
+
+def who() -> str:
+    """Who runs this: on GitHub the account that started it, else git's name and address, else the login."""
+    if actor := os.environ.get("GITHUB_ACTOR"):
+        return actor
+    name, mail = (_git_config(key) for key in ("user.name", "user.email"))
+    if name or mail:
+        return f"{name} <{mail}>" if name and mail else name or mail
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container without names
+        return f"user {os.getuid()}"
+
+
+def _git_config(key: str) -> str:
+    try:
+        done = subprocess.run(["git", "config", key], capture_output=True, text=True, check=False)
+    except OSError:
+        return ""
+    return done.stdout.strip()

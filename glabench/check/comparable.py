@@ -1,0 +1,126 @@
+"""Whether times can be compared: which runs of a pair were made under the same conditions, and why others were not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from glabench.check.pairs import Pair
+from glabench.store import Row
+
+# What of the environment must be equal: key -> (what it is called, how much of a version counts). A driver counts in
+# full. Of torch and Triton the first two numbers do: 3.6 to 3.7 brings another compiler, 3.6.0 to 3.6.1 repairs.
+CONDITIONS: dict[str, tuple[str, int | None]] = {
+    "device": ("GPU", None),
+    "memory_bytes": ("memory", None),
+    "driver": ("driver", None),
+    "cuda": ("CUDA", 2),
+    "torch": ("torch", 2),
+    "triton": ("triton", 2),
+}
+CPU_CONDITIONS = {**CONDITIONS, "device": ("CPU", None), "threads": ("threads", None)}
+# The mean SM clock, as a share of its maximum, under which a run was held back.
+FULL_CLOCK = 0.99
+# A power cap holds the clock back by what a kernel draws: that is part of what it can do, and much the same in every
+# run. It counts where the clocks of two runs lie further apart than this; mean clocks read twice differ by up to 2.7 %.
+POWER_CAP = "power cap"
+CLOCKS_APART = 0.03
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A pair with the runs that can be compared; ``reason`` says in one line why there are none."""
+
+    pair: Pair
+    reason: str | None
+    left_out: tuple[str, ...] = ()  # why runs were left out although others remain
+
+
+def comparable(pair: Pair) -> Compared:
+    """The runs of the pair whose times can be compared.
+
+    Throttled runs are left out; so are runs made under other conditions, or at another clock, than the last of those
+    that remain after the change. Where that leaves a side empty, ``reason`` says why.
+    """
+    notes: list[str] = []
+    after = _unthrottled(pair.after, notes)
+    if not after:
+        return Compared(pair, notes[-1])
+    before = _unthrottled(pair.before, notes)
+    if not before:
+        return Compared(pair, notes[-1])
+    here = after[-1]
+    kept: dict[str, list[Row]] = {"before": [], "after": []}
+    for side, runs in _sides(before, after):
+        for run in runs:
+            other = difference(run, here) or clocks_apart(run, here)
+            if other is None:
+                kept[side].append(run)
+            else:
+                notes.append(other)
+    if not kept["before"]:
+        return Compared(pair, notes[-1])
+    chosen = replace(pair, before=tuple(kept["before"]), after=tuple(kept["after"]))
+    return Compared(chosen, None, tuple(dict.fromkeys(notes)))
+
+
+def _sides(before: Sequence[Row], after: Sequence[Row]) -> tuple[tuple[str, Sequence[Row]], ...]:
+    return ("before", before), ("after", after)
+
+
+def _unthrottled(runs: Sequence[Row], notes: list[str]) -> list[Row]:
+    """The runs at full clock; why the others were not goes to ``notes``."""
+    reasons = [throttled(run) for run in runs]
+    notes += [reason for reason in reasons if reason is not None]
+    return [run for run, reason in zip(runs, reasons, strict=True) if reason is None]
+
+
+def throttled(row: Row) -> str | None:
+    """Why the run's clocks were held back, in words, or None. A cap that cost under 1 % of the clock is none, and a
+    power cap is for `clocks_apart` to judge."""
+    share = _clock(row)
+    if share is None or share >= FULL_CLOCK:
+        return None
+    why = (row.clocks or {}).get("throttle") or []
+    if why == [POWER_CAP]:
+        return None
+    return f"SM clock at {share:.1%} of its maximum ({', '.join(why) or 'no reason given'})"
+
+
+def clocks_apart(one: Row, other: Row) -> str | None:
+    """How the clocks of two runs differ, where that alone could look like a change: "SM clock at 85.9% of its maximum
+    before, 100.0% now"."""
+    before, now = _clock(one), _clock(other)
+    if before is None or now is None or abs(before - now) <= CLOCKS_APART:
+        return None
+    return f"SM clock at {before:.1%} of its maximum before, {now:.1%} now"
+
+
+def _clock(row: Row) -> float | None:
+    """The mean SM clock as a share of its maximum; None where it was not read."""
+    clocks = row.clocks
+    return clocks["sm_mhz"] / clocks["sm_mhz_max"] if clocks and clocks.get("sm_mhz_max") else None
+
+
+def difference(one: Row, other: Row) -> str | None:
+    """The first condition in which two runs differ: "driver 570.1 before, 580.2 now". None when there is none.
+
+    What one of them does not know is no difference: a process that died tells little of its machine.
+    """
+    conditions = CPU_CONDITIONS if other.environment.get("kind") == "cpu" else CONDITIONS
+    for key, (title, parts) in conditions.items():
+        if key in one.environment and key in other.environment:
+            a, b = one.environment[key], other.environment[key]
+            if _counts(a, parts) != _counts(b, parts):
+                return f"{title} {a} before, {b} now"
+    if one.time and other.time and one.time["clock"] != other.time["clock"]:
+        return f"timed by {one.time['clock']} before, {other.time['clock']} now"
+    return None
+
+
+def _counts(value: object, parts: int | None) -> object:
+    """What counts of a version: its first ``parts`` numbers; anything else as it is."""
+    if parts is None or not isinstance(value, str):
+        return value
+    return tuple(re.findall(r"\d+", value)[:parts])

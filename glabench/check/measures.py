@@ -1,0 +1,97 @@
+"""The verdicts on what is not time: memory, spilled registers and accuracy. They do not jitter: one run will do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from glabench.check.comparable import CONDITIONS, difference
+from glabench.store import Row
+
+# Memory that a call needs beyond its inputs: more of it counts from 1 % and 1 MiB on, less is the allocator's rounding.
+MEMORY_SHARE, MEMORY_BYTES = 0.01, 2**20
+# An error that grew counts from 10 % on, if that is also 2 % of what the gate allows: another order of summation moves
+# errors that are far below what is allowed. An error beyond what is allowed makes the row "wrong" before it gets here.
+ERROR_GROWTH, ERROR_SHARE = 0.10, 0.02
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One verdict: ``worse``, ``better`` or ``same``, and in words what changed."""
+
+    measure: str  # memory, spills or accuracy
+    verdict: str
+    words: str
+
+
+def findings(before: Row, after: Row) -> list[Finding]:
+    """What can be compared of two rows of one case, each of them ok."""
+    found = (_memory(before, after), _spills(before, after), _accuracy(before, after))
+    return [finding for finding in found if finding is not None]
+
+
+def _memory(before: Row, after: Row) -> Finding | None:
+    """Another GPU or another torch has another allocator: only with equal conditions."""
+    if not before.memory or not after.memory or difference(before, after) is not None:
+        return None
+    old, new = (int(row["beyond_inputs_bytes"]) for row in (before.memory, after.memory))
+    words = f"{old / 2**20:,.1f} MiB beyond the inputs before, {new / 2**20:,.1f} MiB now"
+    margin = max(MEMORY_BYTES, MEMORY_SHARE * old)
+    verdict = "worse" if new - old > margin else "better" if old - new > margin else "same"
+    return Finding("memory", verdict, words)
+
+
+def _spills(before: Row, after: Row) -> Finding | None:
+    """By kernel and architecture. A kernel that is new counts only if all spills together grew: work may move."""
+    if not before.compiled or not after.compiled or not _same_compiler(before, after):
+        return None
+    old, new = _spilled(before.compiled), _spilled(after.compiled)
+    grew = sum(new.values()) > sum(old.values())
+    worse = [
+        f"{kernel} ({arch}) spills {new[kernel, arch]} B, {old.get((kernel, arch), 0)} before"
+        for kernel, arch in new
+        if new[kernel, arch] > old.get((kernel, arch), 0) and ((kernel, arch) in old or grew)
+    ]
+    if worse:
+        return Finding("spills", "worse", "; ".join(worse))
+    total = f"{sum(old.values())} B spilled before, {sum(new.values())} B now"
+    return Finding("spills", "better" if sum(new.values()) < sum(old.values()) else "same", total)
+
+
+def _spilled(compiled: list[dict[str, Any]]) -> dict[tuple[str, str], int]:
+    """The most that any launch of a kernel spills."""
+    found: dict[tuple[str, str], int] = {}
+    for kernel in compiled:
+        if not kernel.get("error"):
+            key = kernel["kernel"], kernel["arch"]
+            found[key] = max(found.get(key, 0), int(kernel["spill_bytes"] or 0))
+    return found
+
+
+def _same_compiler(before: Row, after: Row) -> bool:
+    title, parts = CONDITIONS["triton"]
+    versions = [str(row.environment.get(title)).split(".")[:parts] for row in (before, after)]
+    return versions[0] == versions[1]
+
+
+def _accuracy(before: Row, after: Row) -> Finding | None:
+    """The errors of the same outputs on the same inputs, against the same reference."""
+    old, new = before.accuracy, after.accuracy
+    if not old or not new or any(old.get(key) != new.get(key) for key in ("where", "shape", "reference", "pairs")):
+        return None
+    changes = list(_errors(old["outputs"], new["outputs"]))
+    worse = [words for grew, words in changes if grew > 0]
+    if worse:
+        return Finding("accuracy", "worse", "; ".join(worse))
+    better = [words for grew, words in changes if grew < 0]
+    return Finding("accuracy", "better" if better else "same", "; ".join(better) or "errors as before")
+
+
+def _errors(old: dict[str, Any], new: dict[str, Any]) -> Iterator[tuple[int, str]]:
+    """(1, 0 or -1 for grew, stayed or shrank; the words) of each output that both have."""
+    for name in old.keys() & new.keys():
+        a, b, allowed = float(old[name]["error"]), float(new[name]["error"]), float(new[name]["tolerance"])
+        counts = abs(b - a) > ERROR_SHARE * allowed
+        grew = (b > (1 + ERROR_GROWTH) * a) - (a > (1 + ERROR_GROWTH) * b) if counts else 0
+        yield grew, f"{name} off by {a:.2e} before, {b:.2e} now ({allowed:.2e} is allowed)"

@@ -1,0 +1,184 @@
+"""The part of the gate that runs something: suspicious cases once more, in turns with the commit before if it is given.
+
+A slow-down counts only if it holds. With ``--against REV`` the checkout of REV and this one run the cases in turns, AB
+BA AB BA, each turn in a process of its own, so that a GPU that warms up or is shared slows both alike. Without it, this
+checkout runs them some more times, and the baseline stays what it was.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import glabench
+from glabench.check.comparable import difference, throttled
+from glabench.check.noise import noise, noise_of_turns
+from glabench.check.timing import judge_time
+from glabench.check.verdict import CaseVerdict, Check, retimed
+from glabench.errors import UserError
+from glabench.run.driver import known_environment, worker_env
+from glabench.run.settings import Device, Settings
+from glabench.run.worker import PIPELINE, Worker
+from glabench.spec.case import CASE_FIELDS, Case
+from glabench.store import Row
+
+TURNS = 4  # of each side
+LIMIT_S = 600.0  # for one case, its compilation included
+
+
+@dataclass(frozen=True)
+class Tree:
+    """Sources to run: a checkout, by its root and commit; None is the code of this process."""
+
+    root: Path | None = None
+    commit: str | None = None
+
+    def env(self) -> dict[str, str | None]:
+        """Makes a child process import this checkout, whatever is installed and wherever it is started."""
+        if self.root is None:
+            return {}
+        return {"PYTHONPATH": f"{self.root}:{self.root / 'kernels'}", "PYTHONSAFEPATH": "1"}
+
+
+@dataclass(frozen=True)
+class Turns:
+    """Runs cases on one device. ``pipeline``: the module whose ``run_case`` is called."""
+
+    device: Device
+    tell: Callable[[str], None]
+    turns: int = TURNS
+    pipeline: str = PIPELINE
+
+    def run(self, cases: Sequence[Case], tree: Tree) -> list[Row]:
+        """One turn: each case once, in a fresh process that imports ``tree``."""
+        worker = Worker(worker_env("all") | tree.env(), known_environment(self.device), self.pipeline)
+        settings = Settings.for_device(self.device)
+        try:
+            return [worker.run(case, "check", settings, LIMIT_S) for case in cases]
+        finally:
+            worker.close()
+
+    def interleaved(self, cases: Sequence[Case], before: Tree, after: Tree) -> tuple[list[Row], list[Row]]:
+        """Rows of both trees, turn by turn, with the order changing: AB BA AB BA."""
+        rows: tuple[list[Row], list[Row]] = ([], [])
+        for turn in range(self.turns):
+            self.tell(f"re-measuring {len(cases)} cases against the commit before, turn {turn + 1} of {self.turns}")
+            for side in (0, 1) if turn % 2 == 0 else (1, 0):
+                rows[side].extend(self.run(cases, (before, after)[side]))
+        return rows
+
+    def alone(self, cases: Sequence[Case]) -> list[Row]:
+        """Rows of this process's code."""
+        rows: list[Row] = []
+        for turn in range(self.turns):
+            self.tell(f"re-measuring {len(cases)} cases, turn {turn + 1} of {self.turns}")
+            rows += self.run(cases, Tree())
+        return rows
+
+
+def settle(check: Check, turns: Turns, against: Tree | None) -> Check:
+    """The check with its suspicious cases re-measured: those that are slower and, where there is a tree to run
+    ``against``, those that are ambiguous or have no baseline to be compared with."""
+    wanted = ("slower",) if against is None else ("slower", "ambiguous", "new")
+    suspects = {case.pair.case_id: case for case in check.cases if _suspicious(case, wanted)}
+    if not suspects:
+        return check
+    cases = [case_of(suspect) for suspect in suspects.values()]
+    if against is None:
+        before, after = [run for case in suspects.values() for run in case.pair.before], turns.alone(cases)
+        how = f"{turns.turns} times more"
+    else:
+        before, after = turns.interleaved(cases, against, Tree())
+        how = f"in {turns.turns} turns with the commit before"
+    rows = {case_id: (_of(case_id, before), _of(case_id, after)) for case_id in suspects}
+    return _judged(check, rows, against.commit if against is not None else None, how)
+
+
+def _judged(check: Check, rows: dict[str, tuple[list[Row], list[Row]]], commit: str | None, how: str) -> Check:
+    """The check with the verdicts that ``rows``, by case before and after, give on the cases that they are of."""
+    why = {case_id: _unusable(*sides, commit) for case_id, sides in rows.items()}
+    usable = [(case_id, *sides) for case_id, sides in rows.items() if why[case_id] is None]
+    if commit is not None:
+        floor = noise_of_turns(usable)
+    else:
+        floor = noise((case_id, runs) for case_id, *sides in usable for runs in sides)
+    count = max(check.compared, len(rows))
+
+    def judged(case: CaseVerdict) -> CaseVerdict:
+        case_id = case.pair.case_id
+        if case_id not in rows:
+            return case
+        if why[case_id] is not None:
+            return replace(case, remeasured=f"could not be re-measured: {why[case_id]}")
+        old, new = rows[case_id]
+        time = judge_time(case_id, old, new, floor, check.threshold, count)
+        runs = replace(case.pair, before=tuple(old), after=tuple(new))
+        return case if time is None else retimed(case, runs, time, how)
+
+    cases = tuple(judged(case) for case in check.cases)
+    return replace(check, cases=cases, compared=count, noise=check.noise if check.compared else floor)
+
+
+def case_of(verdict: CaseVerdict) -> Case:
+    """The case to run. Fields that this version does not know are left out: its id would differ, so it is not found."""
+    return Case.from_dict({name: value for name, value in verdict.pair.case.items() if name in CASE_FIELDS})
+
+
+def _suspicious(case: CaseVerdict, wanted: Sequence[str]) -> bool:
+    times = case.time.verdict if case.time else case.verdict
+    return times in wanted and any(run.time for run in case.pair.after)
+
+
+def _of(case_id: str, rows: Sequence[Row]) -> list[Row]:
+    return [row for row in rows if row.case_id == case_id]
+
+
+def _unusable(before: Sequence[Row], after: Sequence[Row], commit: str | None) -> str | None:
+    """Why rows that were measured again say nothing about time; ``commit`` is what ``before`` must be of, if it ran."""
+    for rows, which in ((before, "before"), (after, "now")):
+        for row in rows:
+            if row.status != "ok" or not row.time:
+                return f"{which} {row.status}, {row.reason or 'no time'}"
+            if (reason := throttled(row)) is not None:
+                return f"{which} {reason}"
+    if commit is not None and any(row.environment.get("commit") != commit for row in before):
+        return f"the process for {commit[:12]} imported other sources"
+    return next((other for row in before if (other := difference(row, after[-1])) is not None), None)
+
+
+def code_here() -> Path:
+    """The root of the checkout that this process runs. UserError when it runs from none."""
+    root = Path(glabench.__file__).resolve().parent.parent
+    if not (root / ".git").exists():
+        raise UserError(f"--against: {root} is no git checkout, so there is no commit to run against")
+    return root
+
+
+@contextmanager
+def checkout(revision: str) -> Iterator[Tree]:
+    """The sources of a commit in a temporary folder, for as long as the context lasts. UserError for a bad revision.
+
+    There is nothing to build: kernels are compiled when they are first run.
+    """
+    root = code_here()
+    found = _git(root, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
+    if found is None:
+        raise UserError(f"--against {revision}: no such commit in {root}; a shallow clone has only the newest ones")
+    with tempfile.TemporaryDirectory(prefix="glabench-against-") as folder:
+        place = Path(folder) / "tree"
+        if _git(root, "worktree", "add", "--quiet", "--detach", str(place), found) is None:
+            raise UserError(f"--against {revision}: git could not check it out into {place}")
+        try:
+            yield Tree(place, found)
+        finally:
+            _git(root, "worktree", "remove", "--force", str(place))
+
+
+def _git(root: Path, *arguments: str) -> str | None:
+    """What git prints, or None when it fails."""
+    done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=False)
+    return done.stdout.strip() if done.returncode == 0 else None

@@ -1,0 +1,100 @@
+"""The verdict on time: the ratio of medians with an interval, against the noise from run to run.
+
+For each case, in logarithms: d is the mean of the run medians after, less that before. e is its standard error from the
+samples within the runs, by a bootstrap over blocks of consecutive samples, because neighbours are alike where a GPU
+warms up. s is the spread from run to run (``glabench.check.noise``), and sqrt(1/before + 1/after) of it is in d. With m
+cases compared, z is the normal quantile at which ERROR_RATE of such checks call any case by chance (Bonferroni: one
+false call fails a build, so the chance of any is what must be small; and unlike step-wise corrections it leaves each
+case an interval that can be shown). The interval is d ± z e; the floor is z s, times that root. With the threshold t,
+as a logarithm:
+
+    slower     the interval is above the floor, and d is at least t less the floor
+    faster     the mirror image
+    same       interval and floor lie within t on both sides: a change of t is ruled out
+    ambiguous  neither: the noise is too large for these runs to tell
+
+So a change of t itself is found, although half of its measurements come out below t, and one within the noise is not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist, fmean
+from typing import Any
+
+import numpy as np
+
+from glabench.check.noise import Noise, run_medians
+from glabench.store import Row
+
+ERROR_RATE = 0.01
+RESAMPLES = 400
+BLOCKS = 20  # a run's samples are resampled in so many blocks, or one by one where there are fewer
+
+
+@dataclass(frozen=True)
+class TimeVerdict:
+    """Ratios are times after over times before."""
+
+    verdict: str  # slower, faster, same or ambiguous
+    ratio: float
+    low: float  # the corrected interval of the ratio, from the samples within the runs
+    high: float
+    floor: float  # the ratio up to which runs of the same code differ: 1.012
+    before_ms: float
+    after_ms: float
+    needed: float  # the ratio from which on these runs would be called slower
+    runs: tuple[int, int]  # before, after
+
+
+def judge_time(
+    case_id: str, before: Sequence[Row], after: Sequence[Row], noise: Noise, threshold: float, cases: int
+) -> TimeVerdict | None:
+    """The verdict on the runs of one case; None where a side has no time.
+
+    threshold: the relative change that must be found, 0.03 for 3 %. cases: how many are compared in this check.
+    """
+    old, new = run_medians(before), run_medians(after)
+    if not old or not new:
+        return None
+    clock = next(run.time["clock"] for run in after if run.time)
+    change = fmean(new) - fmean(old)
+    z = NormalDist().inv_cdf(1 - ERROR_RATE / (2 * max(1, cases)))
+    reach = z * math.hypot(_standard_error(before), _standard_error(after))
+    floor = z * noise.spread(case_id, clock) * math.sqrt(1 / len(old) + 1 / len(new))
+    return TimeVerdict(
+        verdict=_call(change, reach, floor, math.log1p(threshold)),
+        ratio=math.exp(change),
+        low=math.exp(change - reach),
+        high=math.exp(change + reach),
+        floor=math.exp(floor),
+        needed=math.exp(max(reach + floor, math.log1p(threshold) - floor)),
+        before_ms=math.exp(fmean(old)),
+        after_ms=math.exp(fmean(new)),
+        runs=(len(old), len(new)),
+    )
+
+
+def _call(change: float, reach: float, floor: float, threshold: float) -> str:
+    if abs(change) - reach > floor and abs(change) >= threshold - floor:
+        return "slower" if change > 0 else "faster"
+    return "same" if abs(change) + reach + floor < threshold else "ambiguous"
+
+
+def _standard_error(runs: Sequence[Row]) -> float:
+    """Of the mean of the runs' log medians, from the samples within each."""
+    errors = [bootstrap_error(run.time["samples_ms"]) for run in runs if run.time and run.time["samples_ms"]]
+    return math.sqrt(sum(error**2 for error in errors)) / len(errors)
+
+
+def bootstrap_error(samples: Sequence[float]) -> float:
+    """Standard error of log(median) of a run's samples, by a block bootstrap with a fixed seed; 0 for one sample."""
+    values = np.log(np.asarray(samples, dtype=float))
+    length = max(1, len(values) // BLOCKS)
+    blocks = math.ceil(len(values) / length)
+    random = np.random.default_rng(0)
+    starts = random.integers(0, len(values) - length + 1, size=(RESAMPLES, blocks, 1))
+    picked: Any = values[(starts + np.arange(length)).reshape(RESAMPLES, -1)]
+    return float(np.median(picked, axis=1).std())

@@ -1,0 +1,78 @@
+"""A check in words: what every format says of a case, of the noise and of the whole."""
+
+from __future__ import annotations
+
+from glabench.analysis import labels
+from glabench.check.verdict import ORDER, CaseVerdict, Check
+from glabench.report import text
+
+
+def name(case: CaseVerdict) -> str:
+    """The case as a person names it: "GLA w/ m. C64/16, B4 T2k H16 128, bf16, forward, 3f0c12ab45de"."""
+    given = case.pair.case
+    system = f"{labels.title(labels.variant(given))} {labels.schedule(given)}".strip()
+    return f"{system}, {text.shape(given)}, {given['dtype']}, {text.mode(given['mode'])}, {case.pair.case_id}"
+
+
+def verdict(case: CaseVerdict) -> str:
+    """The verdict, which says so where a slow-down was not measured again."""
+    return "slower (not re-measured)" if case.verdict == "slower" and _unsettled(case) else case.verdict
+
+
+def _unsettled(case: CaseVerdict) -> bool:
+    return case.remeasured is None or case.remeasured.startswith("could not")
+
+
+def details(case: CaseVerdict) -> list[str]:
+    """Everything there is to say of the case beside its verdict, a line each."""
+    said = [case.reason] if case.reason else []
+    if (time := case.time) is not None:
+        before, now = time.runs
+        said.append(
+            f"time {change(time.ratio)} ({text.number(time.before_ms)} -> {text.number(time.after_ms)} ms; interval "
+            f"{change(time.low)} to {change(time.high)}, noise floor {change(time.floor)}; {text.count(before, 'run')} "
+            f"before, {text.count(now, 'run')} now; from {change(time.needed)} on it would be called slower)"
+        )
+    if case.remeasured is not None:
+        said.append(case.remeasured)
+    said += [f"{found.measure} {found.verdict}: {found.words}" for found in case.measures if found.verdict != "same"]
+    return said + [f"a run was left out: {note}" for note in case.notes]
+
+
+def change(ratio: float) -> str:
+    """A ratio as a change: +3.1 %."""
+    return f"{100 * (ratio - 1):+.1f} %"
+
+
+def summary(check: Check) -> str:
+    """The counts: "2 slower, 91 same"."""
+    counts = check.counts
+    return ", ".join(f"{counts[verdict]} {verdict}" for verdict in ORDER if counts[verdict]) or "no case"
+
+
+def judged_by(check: Check) -> str:
+    """What decided: threshold, noise and correction, in two sentences or three."""
+    if check.noise.pooled is None:
+        floor = (
+            "No case was run more than once, so the noise floor is a default, and not measured on this machine: accept "
+            "a baseline of several runs"
+        )
+    else:
+        floor = (
+            f"From run to run medians spread by {100 * check.noise.pooled:.2f} % (standard deviation, from "
+            f"{text.count(check.noise.repeats, 'repeat')} of the same code)"
+        )
+    return (
+        f"A slow-down of {100 * check.threshold:g} % is to be found. {floor}. Intervals are corrected for "
+        f"{text.count(check.compared, 'case')} compared."
+    )
+
+
+def advice(check: Check) -> str | None:
+    """How to have slow-downs measured again, where some were not."""
+    if not any(case.verdict == "slower" and _unsettled(case) for case in check.cases):
+        return None
+    return (
+        "To measure the slow-downs again, run the same command on the machine that they were measured on, with "
+        "--against REV for the commit before in turns with this one."
+    )

@@ -1,0 +1,160 @@
+"""Files of lines that one process appends to and many may read: nothing torn, nothing lost, nothing read without bound.
+
+What is in a line is its owner's business: rows (``glabench.store``), tunings (``glabench.tune.record``), compilations.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from io import FileIO
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, Self
+
+from glabench.errors import UserError
+
+MAX_LINE_BYTES = 64 * 2**20  # some forty times the longest record there is; a longer line is not read into memory
+BLOCK_BYTES = 2**20
+
+
+def warn_on_stderr(message: str) -> None:
+    """The default for the ``warn`` arguments of all that reads lines."""
+    print(f"glabench: warning: {message}", file=sys.stderr)
+
+
+def bounded(file: BinaryIO, most: int = MAX_LINE_BYTES) -> Iterator[tuple[int, bytes | None]]:
+    """The lines of a file with their numbers from 1 on, ends included; None for a line of more than ``most`` bytes."""
+    number = 0
+    while line := file.readline(most + 1):
+        number += 1
+        if len(line) <= most or line.endswith(b"\n"):
+            yield number, line
+            continue
+        while line and not line.endswith(b"\n"):
+            line = file.readline(BLOCK_BYTES)
+        yield number, None
+
+
+class Lines:
+    """A file of JSON lines that this process alone may append to, each on the disk before ``write`` returns.
+
+    A last line torn by a crash is moved to ``<file>.torn`` on opening, so that the file stays readable. With ``fresh``
+    an existing file is first moved aside to ``<file>.1`` (the first free number), never deleted.
+    Raises UserError when another process has the file open for appending, or when it cannot be written.
+    """
+
+    def __init__(self, path: Path | str, *, fresh: bool = False, warn: Callable[[str], None] = warn_on_stderr) -> None:
+        self.path = Path(path)
+        self.moved_to: Path | None = None
+        self._file = open_locked(self.path)
+        try:
+            if fresh and os.fstat(self._file.fileno()).st_size:
+                self.moved_to = _first_free(self.path)
+                old = self._file  # its lock is held until the new file has one of its own
+                self.path.rename(self.moved_to)
+                self._file = open_locked(self.path)
+                old.close()
+            self._cut_torn_line(warn)
+        except OSError as error:
+            self._file.close()
+            raise _unwritable(self.path, error) from None
+
+    def write(self, line: str) -> None:
+        """Append the line and sync it: what was appended survives a SIGKILL and a power cut.
+
+        Raises UserError when it cannot be written, as on a full disk. The file is then as it was before.
+        """
+        rest = memoryview(line.encode() + b"\n")
+        before = os.fstat(self._file.fileno()).st_size
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) or 0 :]
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            with contextlib.suppress(OSError):  # then the next to open the file cuts what is torn
+                self._file.truncate(before)
+            raise UserError(
+                f"{self.path}: cannot be written: {error.strerror}; all lines before are whole, and the same command "
+                "goes on from them"
+            ) from None
+
+    def close(self) -> None:
+        self._file.close()  # which releases the lock
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def _cut_torn_line(self, warn: Callable[[str], None]) -> None:
+        """Move what follows the last line's end out of the way: it was being written when its process died."""
+        size = os.fstat(self._file.fileno()).st_size
+        whole = _end_of_last_line(self._file, size)
+        if whole == size:
+            return
+        self._file.seek(whole)
+        if size - whole <= MAX_LINE_BYTES:
+            with contextlib.suppress(ValueError, RecursionError):
+                json.loads(self._file.readall() or b"")
+                self._file.write(b"\n")  # a whole line that lacks only its end
+                return
+            self._file.seek(whole)
+        aside = self.path.with_name(self.path.name + ".torn")
+        with aside.open("ab") as file:
+            while block := self._file.read(BLOCK_BYTES):
+                file.write(block)
+            file.write(b"\n")
+        self._file.truncate(whole)
+        warn(f"{self.path}: the last line was torn by a crash and moved to {aside}")
+
+
+def open_locked(path: Path) -> FileIO:
+    """The file, open for reading and appending without a buffer, locked against every other writer.
+
+    Raises UserError when it cannot be written, or another process has it open so.
+    """
+    while True:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = FileIO(path, "a+")
+        except OSError as error:
+            raise _unwritable(path, error) from None
+        try:
+            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            raise UserError(f"{path}: another glabench is writing it; wait, or use another --out") from None
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                return file
+        file.close()  # another process moved it aside after we had opened it
+
+
+def _unwritable(path: Path, error: OSError) -> UserError:
+    return UserError(f"{path}: cannot be written: {error.strerror}")
+
+
+def _end_of_last_line(file: FileIO, size: int) -> int:
+    """The offset behind the last line's end, 0 when no line ends."""
+    end = size
+    while end > 0:
+        start = max(0, end - BLOCK_BYTES)
+        file.seek(start)
+        found = file.read(end - start).rfind(b"\n")
+        if found >= 0:
+            return start + found + 1
+        end = start
+    return 0
+
+
+def _first_free(path: Path) -> Path:
+    number = 1
+    while (candidate := path.with_name(f"{path.name}.{number}")).exists():
+        number += 1
+    return candidate

@@ -1,0 +1,49 @@
+"""``--gpus``: which GPUs run a sweep's timed cases, each in a process that sees no other."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from glabench.errors import UserError
+
+
+def choose(wanted: str, names: Sequence[str]) -> tuple[str, ...]:
+    """What CUDA_VISIBLE_DEVICES is for each worker: "all", or the numbers of ``wanted`` ("0,1,3").
+
+    ``names`` are those of the machine's GPUs in the order of nvidia-smi. Where CUDA_VISIBLE_DEVICES is set, numbers
+    count what it lists, as everywhere in CUDA.
+
+    Raises:
+        UserError: a number that is none, is not there or is there twice, or GPUs of different models.
+    """
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    visible = [str(index) for index in range(len(names))] if listed is None else [v.strip() for v in listed.split(",")]
+    indices = (
+        list(range(len(visible))) if wanted.strip() == "all" else [_index(one, wanted) for one in wanted.split(",")]
+    )
+    for index in indices:
+        if index >= len(visible):
+            raise UserError(f"--gpus {wanted}: there is no GPU {index}, only 0 to {len(visible) - 1}")
+    if len(set(indices)) < len(indices):
+        raise UserError(f"--gpus {wanted}: a GPU is given twice, and no two timed cases may share one")
+    chosen = tuple(visible[index] for index in indices)
+    models = {names[int(one)] for one in chosen if one.isdigit() and int(one) < len(names)}
+    if len(models) > 1:
+        raise UserError(f"--gpus {wanted}: {' and '.join(sorted(models))} differ; a sweep is of one model of GPU")
+    return chosen
+
+
+def _index(text: str, wanted: str) -> int:
+    if not text.strip().isdecimal():
+        raise UserError(f"--gpus {wanted}: expected all, or numbers such as 0,1, got {text.strip()!r}")
+    return int(text)
+
+
+def only_this(gpu: str | None) -> dict[str, str | None]:
+    """The environment of a worker that sees this GPU alone; of one that sees what this process sees for None."""
+    if gpu is None:
+        return {}
+    # The numbers are then those of nvidia-smi and NVML.
+    order = os.environ.get("CUDA_DEVICE_ORDER") or "PCI_BUS_ID"
+    return {"CUDA_VISIBLE_DEVICES": gpu, "CUDA_DEVICE_ORDER": order}

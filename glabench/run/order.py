@@ -1,0 +1,32 @@
+"""Which case takes longest, by a guess that needs no GPU: with several GPUs, the longest go first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from glabench.analysis.work import DEFAULT_CHUNK, work
+from glabench.spec.case import Case
+
+# Of a large GPU of today, to the nearest power of ten: the order of cases depends on no more.
+FLOP_PER_S = 1e14
+BYTES_PER_S = 1e12
+STEP_S = 1e-4  # a turn of a loop in Python: a few launches
+
+
+def longest_first(cases: Sequence[Case]) -> list[Case]:
+    """The cases by how long one call of them is expected to take; equal ones keep their order."""
+    return sorted(cases, key=expected_s, reverse=True)
+
+
+def expected_s(case: Case) -> float:
+    """Seconds of one call: its FLOP, its bytes, and its turns where Python loops over time."""
+    done = work(case.to_dict())
+    return done["flops"] / FLOP_PER_S + done["hbm_bytes"] / BYTES_PER_S + _turns(case) * STEP_S
+
+
+def _turns(case: Case) -> float:
+    if case.mode == "step":
+        return 1
+    if case.system == "recurrent_torch":
+        return case.T
+    return case.T / (case.chunk or DEFAULT_CHUNK) if case.system == "chunkwise_torch" else 1

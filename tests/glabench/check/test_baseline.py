@@ -1,0 +1,49 @@
+"""Baselines: found by GPU, accepted with who, when and why."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from glabench.check import baseline
+from glabench.errors import UserError
+from glabench.store import read
+
+from .conftest import MakeRun
+
+
+def test_what_is_accepted_is_found_again_with_who_when_and_why(
+    make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GITHUB_ACTOR", "somebody")
+    rows = [make_run(seed=1), make_run(seed=2), make_run(T=64, seed=3)]
+    assert baseline.find("auto", rows, tmp_path) is None
+    path, _ = baseline.accept(rows, "first baseline", tmp_path)
+    assert baseline.find("auto", rows, tmp_path) == path == tmp_path / "nvidia-h200.jsonl"
+    assert list(read(path)) == rows
+    baseline.accept(rows[:1], "fewer cases", tmp_path)
+    assert list(read(path)) == rows[:1]
+    log = [json.loads(line) for line in (tmp_path / "nvidia-h200.log").read_text().splitlines()]
+    assert [(e["who"], e["why"], e["commit"], e["cases"]) for e in log] == [
+        ("somebody", "first baseline", "c0ffee", 2),
+        ("somebody", "fewer cases", "c0ffee", 1),
+    ]
+    assert all(entry["when"].startswith("20") for entry in log)
+
+
+def test_what_must_not_be_a_baseline_is_refused(make_run: MakeRun, tmp_path: Path) -> None:
+    good = make_run()
+    wrong = make_run(status="wrong", reason="o is off", time=None)
+    other = make_run(T=64, environment={"commit": "bad0"})
+    elsewhere = make_run(environment={"device_slug": "nvidia-a100"})
+    for rows, why, said in [
+        ([good], " ", "expected why"),
+        ([good, wrong], "x", "is wrong: o is off"),
+        ([good, other], "x", "rows of 2 commits"),
+        ([good, elsewhere], "x", "check one device at a time"),
+    ]:
+        with pytest.raises(UserError, match=said):
+            baseline.accept(rows, why, tmp_path)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,85 @@
+"""What each format says, and that what rows say cannot break out of it."""
+
+from __future__ import annotations
+
+import json
+from xml.etree import ElementTree
+
+import pytest
+
+from glabench.check import formats
+from glabench.check.verdict import Check, check
+from glabench.report import check as page
+
+from .conftest import FULL, MakeRun
+
+NASTY = "off by 100 %\n::error::<script>|x|\x1b[31m"
+
+
+@pytest.fixture(scope="module")
+def found(make_run: MakeRun) -> Check:
+    """A case of every kind."""
+    throttled = {**FULL, "sm_mhz": 990.0}
+    before = [make_run(T=64), make_run(T=128), make_run(T=256), make_run(T=512), make_run(T=2048)]
+    after = [
+        make_run(T=64, ms=1.2), make_run(T=128), make_run(T=256, clocks=throttled), make_run(T=1024),
+        make_run(T=2048, status="wrong", reason=NASTY, time=None),
+    ]  # fmt: skip
+    return check(before, after, 0.03)
+
+
+def test_text_names_what_is_not_as_before_and_how_to_go_on(found: Check) -> None:
+    said = formats.render_text(found)
+    assert "slower (not re-measured)" in said
+    assert "+20.0 % (1.00 -> 1.20 ms" in said
+    assert "NVIDIA H200: 1 wrong, 1 missing, 1 slower, 1 not comparable, 1 new, 1 same" in said
+    assert "A slow-down of 3 % is to be found. No case was run more than once" in said
+    assert "--against REV" in said
+    assert "SM clock at 50.0% of its maximum (no reason given)" in said
+
+
+def test_annotations_are_one_line_each(found: Check) -> None:
+    lines = formats.render_github(found).splitlines()
+    assert [line.split(" ")[0] for line in lines[:-1]] == ["::error"] * 3 + ["::warning"]
+    assert "off by 100 %25%0A::error::" in lines[0]
+    assert lines[2].startswith("::error title=slower (not re-measured)::GLA")
+
+
+def test_the_step_summary_is_a_table_that_rows_cannot_break(found: Check) -> None:
+    rows = [line for line in formats.step_summary(found).splitlines() if line.startswith("|")]
+    assert len(rows) == 2 + 4
+    assert "\\<script\\>\\|x\\|" in rows[2]
+
+
+def test_junit_is_xml_with_failures_and_skips(found: Check) -> None:
+    suite = ElementTree.fromstring(formats.render_junit(found).encode())
+    assert {name: suite.get(name) for name in ("tests", "failures", "skipped")} == {
+        "tests": "6", "failures": "3", "skipped": "1",
+    }  # fmt: skip
+    kinds = [next((child.tag for child in test), None) for test in suite]
+    assert kinds.count("failure") == 3
+    assert kinds.count("skipped") == 1
+
+
+def test_json_holds_everything(found: Check) -> None:
+    said = json.loads(formats.render_json(found))
+    assert said["exit_code"] == 1
+    slow = next(case for case in said["cases"] if case["verdict"] == "slower")
+    assert slow["time"]["ratio"] == pytest.approx(1.2, rel=1e-6)
+    assert slow["memory"]["verdict"] == "same"
+
+
+def test_a_line_of_the_trend_has_the_times(found: Check) -> None:
+    line = formats.trend_line(found)
+    assert "\n" not in line
+    said = json.loads(line)
+    assert said["commit"] == "c0ffee"
+    assert sorted(case["verdict"] for case in said["cases"].values()) == ["same", "slower"]
+
+
+def test_the_page_draws_both_sides_and_escapes_rows(found: Check) -> None:
+    html = page.render(found)
+    assert html.count('aria-label="Distribution of times before and now"') == 2
+    assert "&lt;script&gt;|x|" in html
+    assert "<script>|x|" not in html
+    assert "Not passed: 1 wrong" in html

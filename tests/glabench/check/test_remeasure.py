@@ -1,0 +1,113 @@
+"""Slow-downs are measured again, in turns with the commit before; processes import the sources that they should."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+import glabench
+from glabench.check.remeasure import Tree, Turns, checkout, settle
+from glabench.check.verdict import Check, check
+from glabench.errors import UserError
+from glabench.spec.case import Case
+from glabench.store import Row
+
+from .conftest import MakeRun
+
+BEFORE = Tree(Path("before"), "c0ffee")
+
+
+@dataclass(frozen=True)
+class Fake(Turns):
+    """Turns that take times from a table, by tree, instead of running anything."""
+
+    make: MakeRun | None = None
+    ms: dict[Path | None, float] = field(default_factory=dict)
+    order: list[Path | None] = field(default_factory=list)
+
+    def run(self, cases: Sequence[Case], tree: Tree) -> list[Row]:
+        assert self.make is not None
+        self.order.append(tree.root)
+        made = [self.make(T=case.T, ms=self.ms[tree.root], seed=len(self.order)) for case in cases]
+        return [row if self.ms[tree.root] else replace(row, status="crashed", reason="SIGSEGV") for row in made]
+
+
+def fake(make_run: MakeRun, before: float, after: float) -> Fake:
+    return Fake("cuda", lambda words: None, make=make_run, ms={BEFORE.root: before, None: after})
+
+
+@pytest.fixture
+def slower(make_run: MakeRun) -> Check:
+    found = check([make_run(), make_run(T=64)], [make_run(ms=1.1), make_run(T=64)], 0.03)
+    assert [case.verdict for case in found.cases] == ["slower", "same"]
+    return found
+
+
+@pytest.mark.parametrize(("now", "expected", "code"), [(1.1, "slower", 1), (1.0, "same", 0), (0.9, "ambiguous", 0)])
+def test_a_slow_down_counts_if_it_holds(make_run: MakeRun, slower: Check, now: float, expected: str, code: int) -> None:
+    turns = fake(make_run, 1.0, now)
+    found = settle(slower, turns, BEFORE)
+    assert [case.verdict for case in found.cases] == [expected, "same"]
+    assert found.exit_code == code
+    assert turns.order == [BEFORE.root, None, None, BEFORE.root] * 2  # AB BA
+
+
+def test_a_case_slower_than_the_baseline_but_not_than_the_commit_before_passes(
+    make_run: MakeRun, slower: Check
+) -> None:
+    found = settle(slower, fake(make_run, 1.1, 1.1), BEFORE)
+    assert found.cases[0].verdict == "same"
+    assert "did not hold" in str(found.cases[0].remeasured)
+
+
+def test_without_a_commit_the_same_code_runs_again(make_run: MakeRun, slower: Check) -> None:
+    turns = fake(make_run, 0, 1.0)
+    found = settle(slower, turns, None)
+    assert found.cases[0].verdict == "same"
+    assert turns.order == [None] * 4
+
+
+def test_a_commit_that_cannot_run_the_case_settles_nothing(make_run: MakeRun, slower: Check) -> None:
+    found = settle(slower, fake(make_run, 0, 1.1), BEFORE)
+    assert (found.cases[0].verdict, found.exit_code) == ("slower", 1)
+    assert found.cases[0].remeasured == "could not be re-measured: before crashed, SIGSEGV"
+
+
+def test_a_process_that_imported_other_sources_settles_nothing(make_run: MakeRun, slower: Check) -> None:
+    found = settle(slower, fake(make_run, 1.0, 1.0), replace(BEFORE, commit="bad0"))
+    assert found.cases[0].verdict == "slower"
+    assert "imported other sources" in str(found.cases[0].remeasured)
+
+
+def test_without_a_baseline_every_case_runs_in_turns(make_run: MakeRun) -> None:
+    found = settle(check([], [make_run()], 0.03), fake(make_run, 1.0, 1.1), BEFORE)
+    assert (found.cases[0].verdict, found.exit_code, found.compared) == ("slower", 1, 1)
+
+
+def test_a_bad_revision_is_one_line() -> None:
+    with pytest.raises(UserError, match="--against nonsense: no such commit"), checkout("nonsense"):
+        pass
+
+
+def test_a_process_imports_the_commit_that_is_checked_out() -> None:
+    root = Path(glabench.__file__).parent.parent
+    if not (root / ".git").exists():
+        pytest.skip("these sources are no git checkout")
+    show = "import glabench; print(glabench.__file__)"
+    with checkout("HEAD") as tree:
+        env = {**os.environ, **{name: value or "" for name, value in tree.env().items()}}
+        # from the root of this checkout, whose own glabench must not come first
+        done = subprocess.run(
+            [sys.executable, "-c", show], cwd=root, env=env, capture_output=True, text=True, check=True
+        )
+        assert tree.root is not None
+        assert Path(done.stdout.strip()).is_relative_to(tree.root)
+        head = subprocess.run(["git", "-C", root, "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
+        assert tree.commit == head.stdout.strip()
+    assert not tree.root.exists()

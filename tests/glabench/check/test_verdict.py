@@ -1,0 +1,185 @@
+"""Verdicts on cases: the worst of their measures, with the reason where there is nothing to compare."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from glabench.check.verdict import CaseVerdict, Check, check
+from glabench.store import Row
+
+from .conftest import FULL, MakeRun
+
+CAPPED = {**FULL, "sm_mhz": 1700.0, "throttle": ["power cap"]}
+KERNEL: dict[str, Any] = {"kernel": "states_kernel", "arch": "sm_90", "spill_bytes": 0, "error": None}
+
+
+def accuracy(error: float) -> dict[str, Any]:
+    output = {"error": error, "baseline": 0.004, "tolerance": 0.016}
+    return {"where": "cuda", "shape": {"T": 1}, "reference": "float64", "pairs": 5, "outputs": {"o": output}}
+
+
+def only(before: list[Row], after: list[Row]) -> tuple[CaseVerdict, Check]:
+    found = check(before, after, 0.03)
+    assert len(found.cases) == 1
+    return found.cases[0], found
+
+
+def test_the_same_rows_are_the_same(make_run: MakeRun) -> None:
+    rows = [make_run(seed=seed) for seed in range(3)]
+    case, found = only(rows, rows)
+    assert (case.verdict, found.exit_code) == ("same", 0)
+
+
+def test_a_slow_down_fails(make_run: MakeRun) -> None:
+    case, found = only([make_run()], [make_run(ms=1.2)])
+    assert (case.verdict, found.exit_code) == ("slower", 1)
+
+
+def test_a_speed_up_does_not(make_run: MakeRun) -> None:
+    case, found = only([make_run()], [make_run(ms=0.8)])
+    assert (case.verdict, found.exit_code) == ("faster", 0)
+
+
+def test_a_case_that_is_gone_fails_and_a_new_one_does_not(make_run: MakeRun) -> None:
+    found = check([make_run(T=64)], [make_run(T=128)], 0.03)
+    assert {case.pair.case["T"]: case.verdict for case in found.cases} == {64: "missing", 128: "new"}
+    assert found.exit_code == 1
+
+
+@pytest.mark.parametrize("status", ["wrong", "crashed", "timeout", "oom", "compile_error", "unsupported"])
+def test_what_was_right_and_is_no_longer_is_wrong(make_run: MakeRun, status: str) -> None:
+    case, found = only([make_run()], [make_run(status=status, reason="o is off", time=None)])
+    assert (case.verdict, found.exit_code) == ("wrong", 1)
+    assert case.reason == f"ok before, {status} now: o is off"
+
+
+def test_one_bad_run_of_several_is_enough(make_run: MakeRun) -> None:
+    bad = make_run(seed=1, status="wrong", reason="o is off", time=None)
+    assert only([make_run()], [make_run(), bad, make_run(seed=2)])[0].verdict == "wrong"
+
+
+def test_what_failed_before_may_fail_still_and_is_new_once_it_runs(make_run: MakeRun) -> None:
+    oom = make_run(status="oom", reason="48 GiB", time=None)
+    assert only([oom], [oom])[0].verdict == "same"
+    assert only([oom], [make_run()])[0].verdict == "new"
+
+
+def test_a_new_case_that_is_wrong_is_wrong(make_run: MakeRun) -> None:
+    case, found = only([], [make_run(status="wrong", reason="o is off", time=None)])
+    assert (case.verdict, found.exit_code) == ("wrong", 1)
+
+
+@pytest.mark.parametrize(
+    ("environment", "reason"),
+    [
+        ({"device": "NVIDIA A100"}, "GPU NVIDIA A100 before, NVIDIA H200 now"),
+        ({"driver": "570.86"}, "driver 570.86 before, 580.159.04 now"),
+        ({"torch": "2.10.0"}, "torch 2.10.0 before, 2.11.0+cu130 now"),
+        ({"triton": "3.7.0"}, "triton 3.7.0 before, 3.6.0 now"),
+    ],
+)
+def test_other_conditions_are_not_compared(make_run: MakeRun, environment: dict[str, str], reason: str) -> None:
+    case, found = only([make_run(ms=2, environment=environment)], [make_run()])
+    assert (case.verdict, case.reason, found.exit_code) == ("not comparable", reason, 3)
+    assert case.time is None
+
+
+def test_a_repair_release_is_no_other_version(make_run: MakeRun) -> None:
+    before = make_run(environment={"torch": "2.11.1", "triton": "3.6.2"})
+    assert only([before], [make_run()])[0].verdict == "same"
+
+
+def test_running_out_of_memory_on_a_smaller_gpu_is_no_regression(make_run: MakeRun) -> None:
+    small = make_run(status="oom", reason="48 GiB", time=None, environment={"device": "NVIDIA A100"})
+    assert only([make_run()], [small])[0].verdict == "not comparable"
+
+
+@pytest.mark.parametrize("side", [0, 1])
+def test_a_throttled_run_is_not_compared(make_run: MakeRun, side: int) -> None:
+    sides = [[make_run()], [make_run()]]
+    sides[side] = [make_run(ms=1.2, clocks=CAPPED)]
+    case, found = only(*sides)
+    assert (case.verdict, found.exit_code) == ("not comparable", 3)
+    clocks = ("85.9%", "100.0%") if side == 0 else ("100.0%", "85.9%")
+    assert case.reason == f"SM clock at {clocks[0]} of its maximum before, {clocks[1]} now"
+
+
+def test_a_run_that_was_too_hot_is_not_compared(make_run: MakeRun) -> None:
+    hot = {**CAPPED, "throttle": ["power cap", "thermal (software)"]}
+    case, found = only([make_run(clocks=hot)], [make_run(clocks=hot)])
+    assert (case.verdict, found.exit_code) == ("not comparable", 3)
+    assert case.reason == "SM clock at 85.9% of its maximum (power cap, thermal (software))"
+
+
+def test_a_kernel_that_draws_as_much_power_as_before_is_compared(make_run: MakeRun) -> None:
+    assert only([make_run(clocks=CAPPED)], [make_run(clocks=CAPPED, seed=1)])[0].verdict == "same"
+    assert only([make_run(clocks=CAPPED)], [make_run(clocks=CAPPED, ms=1.1, seed=1)])[0].verdict == "slower"
+
+
+def test_a_throttled_run_beside_good_ones_is_left_out_and_said(make_run: MakeRun) -> None:
+    after = [make_run(seed=1), make_run(ms=1.2, clocks=CAPPED, seed=2), make_run(seed=3)]
+    case, _ = only([make_run()], after)
+    assert case.verdict == "same"
+    assert case.time is not None
+    assert case.time.runs == (1, 2)
+    assert case.notes == ("SM clock at 85.9% of its maximum before, 100.0% now",)
+
+
+def test_runs_of_older_sources_in_the_same_file_are_of_other_code(make_run: MakeRun) -> None:
+    old = make_run(ms=0.5, environment={"fingerprint": "old"})
+    case, _ = only([make_run()], [old, make_run(seed=1)])
+    assert case.verdict == "same"
+    assert case.time is not None
+    assert case.time.runs == (1, 1)
+
+
+def test_a_time_that_is_lost_is_said(make_run: MakeRun) -> None:
+    case, found = only([make_run()], [make_run(time=None)])
+    assert (case.verdict, case.reason, found.exit_code) == ("not comparable", "no time now", 3)
+
+
+@pytest.mark.parametrize(("mib", "expected"), [(200, "same"), (201, "same"), (203, "worse"), (190, "better")])
+def test_memory_beyond_the_inputs(make_run: MakeRun, mib: int, expected: str) -> None:
+    memory = {"peak_bytes": 0, "inputs_bytes": 0, "beyond_inputs_bytes": mib << 20}
+    case, found = only([make_run()], [make_run(memory=memory)])
+    assert (case.verdict, found.exit_code) == (expected, int(expected == "worse"))
+
+
+def test_any_more_spills_of_a_kernel_fail(make_run: MakeRun) -> None:
+    before = make_run(compiled=[KERNEL, {**KERNEL, "kernel": "output_kernel", "spill_bytes": 40}])
+    after = make_run(compiled=[{**KERNEL, "spill_bytes": 8}, {**KERNEL, "kernel": "output_kernel"}])
+    case, found = only([before], [after])
+    assert (case.verdict, found.exit_code) == ("worse", 1)
+    assert [f.words for f in case.measures if f.verdict == "worse"] == ["states_kernel (sm_90) spills 8 B, 0 before"]
+
+
+def test_spills_that_move_to_a_new_kernel_and_shrink_do_not(make_run: MakeRun) -> None:
+    before = make_run(compiled=[{**KERNEL, "spill_bytes": 40}])
+    after = make_run(compiled=[KERNEL, {**KERNEL, "kernel": "walk_kernel", "spill_bytes": 16}])
+    assert only([before], [after])[0].verdict == "better"
+
+
+def test_spills_of_two_compilers_are_not_compared(make_run: MakeRun) -> None:
+    before = make_run(compiled=[KERNEL], environment={"triton": "3.5.0"}, time=None)
+    after = make_run(compiled=[{**KERNEL, "spill_bytes": 8}], time=None)
+    assert only([before], [after])[0].verdict == "same"
+
+
+@pytest.mark.parametrize(
+    ("now", "expected"), [(0.0040, "same"), (0.0043, "same"), (0.0050, "worse"), (0.0030, "better")]
+)
+def test_errors_that_grow(make_run: MakeRun, now: float, expected: str) -> None:
+    case, _ = only([make_run(accuracy=accuracy(0.0040))], [make_run(accuracy=accuracy(now))])
+    assert case.verdict == expected
+
+
+def test_tiny_errors_may_grow(make_run: MakeRun) -> None:
+    case, _ = only([make_run(accuracy=accuracy(1e-6))], [make_run(accuracy=accuracy(5e-6))])
+    assert case.verdict == "same"
+
+
+def test_a_slow_down_outweighs_less_memory(make_run: MakeRun) -> None:
+    memory = {"peak_bytes": 0, "inputs_bytes": 0, "beyond_inputs_bytes": 0}
+    assert only([make_run()], [make_run(ms=1.2, memory=memory)])[0].verdict == "slower"

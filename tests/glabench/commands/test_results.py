@@ -1,0 +1,125 @@
+"""``glabench results``: what is bad is named, what is merged is as it was, tables have every row."""
+
+from __future__ import annotations
+
+import csv
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from glabench import store
+from glabench.cli import main
+from glabench.spec.case import Case
+from glabench.store import Appender, Row
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[object, list[str], list[str]]:
+    """Exit code, and the lines of stdout and stderr."""
+    with pytest.raises(SystemExit) as stop:
+        main(["results", *map(str, arguments)])
+    said = capsys.readouterr()
+    return stop.value.code, said.out.splitlines(), said.err.splitlines()
+
+
+def row(seed: int, status: str = "ok") -> Row:
+    case = Case("sdpa", 1, 64, 1, 16, 16, seed=seed, attn_heads=1, attn_dim=16)
+    return Row(case.id, "tiny", case.to_dict(), status, environment={"device": "CPU", "kind": "cpu"}, started="2026")
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[Path]:
+    """Two files of rows, one of them in both."""
+    paths = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
+    for path, seeds in zip(paths, ((0, 1), (1, 2)), strict=True):
+        with Appender(path) as out:
+            for seed in seeds:
+                out.append(row(seed))
+    return paths
+
+
+def break_first(path: Path) -> None:
+    path.write_text(path.read_text().replace('"ok"', '"oom"', 1))
+
+
+def test_verify_counts_whole_rows_and_names_bad_ones(files: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, "verify", *files) == (0, [f"{path}: 2 rows" for path in files], [])
+    break_first(files[1])
+    code, out, _ = run(capsys, "verify", *files)
+    assert code == 1
+    assert out[1].startswith(f"{files[1]}:1: its checksum says")
+    assert out[2] == f"{files[1]}: 1 rows, 1 bad"
+
+
+def test_merge_writes_each_row_once_as_it_is(
+    files: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    merged = tmp_path / "merged.jsonl"
+    assert run(capsys, "merge", *files, "--out", merged) == (0, [f"{merged}: 3 rows"], [])
+    assert list(store.read(merged)) == [row(0), row(1), row(2)]
+    assert merged.read_text().splitlines()[:2] == files[0].read_text().splitlines()
+    code, _, errors = run(capsys, "merge", *files, "--out", merged)
+    assert (code, len(errors)) == (2, 1)
+    assert "is there already" in errors[0]
+
+
+def test_merge_leaves_bad_rows_out_and_says_so(
+    files: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    break_first(files[0])
+    code, out, errors = run(capsys, "merge", *files, "--out", tmp_path / "merged.jsonl")
+    assert (code, out) == (1, [f"{tmp_path / 'merged.jsonl'}: 2 rows"])
+    assert f"{files[0]}:1: not a row, left out" in errors[0]
+
+
+def test_a_table_has_every_row(files: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = tmp_path / "table.csv"
+    assert run(capsys, "export", *files, "--out", table)[0] == 0
+    with table.open() as file:
+        assert [line["case_id"] for line in csv.DictReader(file)] == [row(seed).case_id for seed in (0, 1, 1, 2)]
+
+
+def test_parquet_is_the_same_table(files: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("pyarrow", reason="needs the extra parquet")
+    import pandas as pd
+
+    for name in ("table.csv", "table.parquet"):
+        assert run(capsys, "export", *files, "--out", tmp_path / name)[0] == 0
+    one, other = pd.read_csv(tmp_path / "table.csv"), pd.read_parquet(tmp_path / "table.parquet")
+    assert list(one.columns) == list(other.columns)
+    assert list(one.case_id) == list(other.case_id)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["export", "a.jsonl", "--out", "table.xls"], "unknown format 'xls'"),
+        (["export", "a.jsonl", "--out", "a.jsonl/table.csv"], "cannot be written"),
+        (["verify", "c.jsonl"], "no such file or folder; did you mean"),
+        (["verfy", "a.jsonl"], "no such command 'verfy'"),
+        (["verify", "tuning.jsonl"], "holds tunings"),
+        ([], "missing command"),
+    ],
+)
+def test_mistakes_are_one_line(
+    files: list[Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(files[0].parent)
+    Path("tuning.jsonl").write_text('{"kind": "tuning"}\n')
+    code, _, errors = run(capsys, *arguments)
+    assert (code, len(errors)) == (2, 1)
+    assert message in errors[0]
+
+
+def test_without_pyarrow_parquet_says_how_to_get_it(
+    python_process: Callable[..., subprocess.CompletedProcess[str]], files: list[Path]
+) -> None:
+    code = "import sys; sys.modules['pyarrow'] = None; from glabench.cli import main; main()"
+    done = python_process("-c", code, "results", "export", str(files[0]), "--out", "t.parquet", check=False)
+    assert done.returncode == 2
+    assert "pip install 'glabench[parquet]'" in done.stderr

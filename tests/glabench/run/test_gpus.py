@@ -1,0 +1,48 @@
+"""Which GPUs ``--gpus`` means, and what it refuses."""
+
+from __future__ import annotations
+
+import pytest
+
+from glabench.errors import UserError
+from glabench.run.gpus import choose, only_this
+
+H200 = ["NVIDIA H200"] * 4
+
+
+@pytest.fixture(autouse=True)
+def unset(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
+
+
+def test_all_and_numbers() -> None:
+    assert choose("all", H200) == ("0", "1", "2", "3")
+    assert choose("3, 1", H200) == ("3", "1")
+
+
+def test_numbers_count_what_is_visible(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,GPU-5a")
+    assert choose("all", H200) == ("2", "GPU-5a")
+    assert choose("1", H200) == ("GPU-5a",)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "names", "message"),
+    [
+        ("0,four", H200, "expected all, or numbers"),
+        ("", H200, "expected all, or numbers"),
+        ("-1", H200, "expected all, or numbers"),
+        ("4", H200, "there is no GPU 4, only 0 to 3"),
+        ("1,1", H200, "given twice"),
+        ("all", ["NVIDIA H200", "NVIDIA A100"], "NVIDIA A100 and NVIDIA H200 differ"),
+    ],
+)
+def test_what_cannot_be_is_refused(wanted: str, names: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        choose(wanted, names)
+
+
+def test_a_worker_sees_its_gpu_by_the_number_of_nvidia_smi() -> None:
+    assert only_this("3") == {"CUDA_VISIBLE_DEVICES": "3", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    assert only_this(None) == {}

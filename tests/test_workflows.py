@@ -1,0 +1,86 @@
+"""Workflows: what they may do, what they run, and that GitHub would understand them."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parent.parent
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+
+
+def load(path: Path) -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load(path.read_text())
+    return loaded
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_permissions_are_the_least(path: Path) -> None:
+    workflow = load(path)
+    assert workflow["permissions"] == {"contents": "read"}
+    assert not any("permissions" in job for job in workflow["jobs"].values())
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_actions_are_pinned_by_commit(path: Path) -> None:
+    used = re.findall(r"uses: *(\S+)", path.read_text())
+    assert used
+    assert [name for name in used if not re.fullmatch(r"[\w/-]+@[0-9a-f]{40}", name)] == []
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_what_steps_run_is_there_and_no_event_is_pasted_into_a_shell(path: Path) -> None:
+    steps = [step for job in load(path)["jobs"].values() for step in job["steps"] if "run" in step]
+    called = [name for step in steps for name in re.findall(r"\.ci/[\w-]+", step["run"])]
+    assert called
+    assert all(os.access(ROOT / name, os.X_OK) for name in called)
+    assert not any("${{" in step["run"] for step in steps)
+
+
+def test_code_of_forks_never_runs_on_our_machines() -> None:
+    job = load(ROOT / ".github" / "workflows" / "gpu-regression.yml")["jobs"]["check"]
+    assert "self-hosted" in job["runs-on"]
+    assert "head.repo.full_name == github.repository" in job["if"]
+
+
+def test_actionlint_finds_nothing() -> None:
+    found = shutil.which("actionlint")
+    if found is None:
+        pytest.skip("actionlint is not installed: https://github.com/rhysd/actionlint")
+    done = subprocess.run([found, *WORKFLOWS], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+SWEEP_STUB = """#!/usr/bin/env bash
+echo "$*" >> "$CALLS"
+case $1 in sweep) exit "${SWEEP_CODE:-0}" ;; check) exit "${CHECK_CODE:-0}" ;; esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("codes", "expected", "checked"),
+    [({}, 0, True), ({"SWEEP_CODE": "1", "CHECK_CODE": "1"}, 1, True), ({"CHECK_CODE": "3"}, 3, True),
+     ({"SWEEP_CODE": "2"}, 2, False)],
+)  # fmt: skip
+def test_the_script_measures_then_checks(tmp_path: Path, codes: dict[str, str], expected: int, checked: bool) -> None:
+    stub, calls = tmp_path / "glabench", tmp_path / "calls"
+    stub.write_text(SWEEP_STUB)
+    stub.chmod(0o755)
+    env = {**os.environ, **codes, "GLABENCH": str(stub), "CALLS": str(calls), "RUNS": "2", "SWEEP": "quick"}
+    env.pop("GITHUB_ACTIONS", None)
+    script = ROOT / ".ci" / "gpu-regression"
+    done = subprocess.run([script, str(tmp_path / "out"), "abc"], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == expected, done.stderr
+    said = [line for line in calls.read_text().splitlines() if not line.startswith("doctor")]
+    assert ("check" in said[-1].split()) is checked
+    if checked:
+        assert [line.split()[0] for line in said] == ["sweep", "sweep", "check"]
+        assert "--against abc" in said[-1]
+        assert said[-1].count("run-") == 2
