@@ -12,8 +12,6 @@ from .gates import row_block_limit
 from .halving import any_gate_grad_qk, any_gate_grad_v, any_gate_output
 from .products import load_half, scores_gradient
 
-PART: tl.constexpr = tl.constexpr(32)  # features of a tile whose gradients are in registers at once
-
 
 @triton.jit
 def _least(p_h, i_first, n_here, K: tl.constexpr, SHARE: tl.constexpr):
@@ -78,13 +76,13 @@ def grad_steep_kernel(
                     b_da = scores_gradient(
                         p_do + i_v0, p_v + i_v0, scale, i_row, i_row, T, H * V, V, CHUNK, BV, DOT, PRECISION
                     )
-                    for i_part in range(0, (K + PART - 1) // PART):
-                        if tl.min(load_half(p_h, i_c, tl.arange(0, BK) + i_part * PART // BK * BK, K), axis=0) <= least:
+                    for i_k in range(0, (K + BK - 1) // BK):
+                        o_k = i_k * BK + tl.arange(0, BK)
+                        if tl.min(load_half(p_h, i_c, o_k, K), axis=0) <= least:
                             any_gate_grad_qk(
                                 p_q + i_k0, p_k + i_k0, p_v + i_v0, p_g + i_k0, p_do + i_v0, p_s + i_state,
                                 p_ds + i_state, p_dq + i_k0, p_dk + i_k0, p_dg + i_k0, b_da,
-                                scale, i_row, T, H, tl.arange(0, PART) + i_part * PART,
-                                K, V, CHUNK, PART, BV, DOT, PRECISION,
+                                scale, i_row, T, H, o_k, K, V, CHUNK, BK, BV, DOT, PRECISION,
                             )  # fmt: skip
                 if p_dv is not None:
                     any_gate_grad_v(

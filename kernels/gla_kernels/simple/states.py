@@ -47,9 +47,14 @@ def simple_states_kernel(
         b_k = load_rows(d_k, p_k, i_batch, i_h, i_row, T, H, i_k * BK, K, BT, BK)
         b_v = load_rows(d_v, p_v, i_batch, i_h, i_row, T, H, i_v * BV, V, BT, BV)
         b_c, b_all = load_sums(p_c, i_row, BT)
-        b_decay = from_start(b_c) if REVERSE else to_end(b_c, b_all)
-        # values bear the decay, not keys: keys then go from memory into the product as they are
-        b_v = b_v.to(tl.float32) * (scale * b_decay)[:, None]
-        b_s = product(tl.trans(b_k), b_v, b_s * from_start(b_all), DOT, PRECISION)
+        # Values bear the decay, not keys: keys then go from memory into the product as they are. Back in time it is
+        # counted from the first row on, whose own comes last: no operand is then too small for its parts.
+        if REVERSE:
+            b_first = tl.load(p_c + i_row)
+            b_v = b_v.to(tl.float32) * (scale * from_start(b_c - b_first))[:, None]
+            b_s = product(tl.trans(b_k), b_v, b_s * from_start(b_all - b_first), DOT, PRECISION) * from_start(b_first)
+        else:
+            b_v = b_v.to(tl.float32) * (scale * to_end(b_c, b_all))[:, None]
+            b_s = product(tl.trans(b_k), b_v, b_s * from_start(b_all), DOT, PRECISION)
     if STORE_ST:
         store_state(p_st + i_bh * K * V, b_s, o_k, o_v, K, V)

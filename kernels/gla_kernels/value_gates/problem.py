@@ -144,10 +144,10 @@ class Problem:
 
     def _columns(self, dim: int) -> int:
         """Columns of a tile: as many as the head dimension fills, but where products of 64 rows go to an H100's own
-        product instruction. That is miscompiled with fewer than 64 (`feasible`), so they are there, and masked."""
+        product instruction, as sums of gates do in float32, too. That is miscompiled with fewer than 64 (`feasible`),
+        so they are there, and masked."""
         filled = min(COLUMNS, padded(dim))
-        safe = self.schedule.chunk < WGMMA_ROWS or self.q.dtype == torch.float32
-        return filled if safe else max(filled, SAFE_COLUMNS)
+        return filled if self.schedule.chunk < WGMMA_ROWS else max(filled, SAFE_COLUMNS)
 
     def _launch(
         self, kernel: Any, part: Slice, programs: int, args: dict[str, Any], constexprs: dict[str, Any]
