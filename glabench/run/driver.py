@@ -86,26 +86,30 @@ class Driver:
         """Run the cases; Ctrl-C ends the workers and comes back with ``interrupted``, every finished row kept.
 
         What is not timed comes first, in parallel; what is timed runs alone, with nothing beside it on its GPU.
+        Meanwhile the processes that will time import what they need.
         """
+        timed = [case for case in cases if "all" in self._parts(case)]
         try:
+            workers = [self._worker("all", gpu) for gpu in self.gpus or (None,)] if timed else []
+            for worker in workers:
+                worker.start()
             self._run_untimed([Job(case, part) for case in cases for part in self._parts(case) if part != "all"])
-            self._run_timed([case for case in cases if "all" in self._parts(case)])
+            self._run_timed(timed, workers)
         except KeyboardInterrupt:
             self._outcome.interrupted = True
         finally:
             self._stop()
         return self._outcome
 
-    def _run_timed(self, cases: Sequence[Case]) -> None:
-        if len(self.gpus) <= 1:
-            self._time(deque(cases), next(iter(self.gpus), None))
-            return
-        queue = deque(longest_first(cases))
-        self._side_by_side([partial(self._time, queue, gpu) for gpu in self.gpus])
+    def _run_timed(self, cases: Sequence[Case], workers: Sequence[Worker]) -> None:
+        if len(workers) > 1:
+            queue = deque(longest_first(cases))
+            self._side_by_side([partial(self._time, queue, worker) for worker in workers])
+        elif workers:
+            self._time(deque(cases), workers[0])
 
-    def _time(self, queue: deque[Case], gpu: str | None) -> None:
-        """Cases one after another, in a process that has this GPU to itself."""
-        worker = self._worker("all", gpu)
+    def _time(self, queue: deque[Case], worker: Worker) -> None:
+        """Cases one after another, in a process that has its GPU to itself."""
         while queue and not self._stopped:
             try:
                 case = queue.popleft()
