@@ -29,6 +29,9 @@ from glabench.store import Appender, Row
 # Untimed work runs in as many processes as there are cores, each with one thread.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
+# What the first case on a GPU would import, for seconds: torch does at its first checkpoint, as the reference has.
+FIRST_CASE = ("torch._dynamo",)
+
 
 class Progress(Protocol):
     """Who is told how the sweep goes; see ``glabench.run.progress``."""
@@ -63,6 +66,7 @@ class Driver:
     gpus: what CUDA_VISIBLE_DEVICES is for each of several workers that time cases at once, the longest first; none is
     one worker, on the GPU that CUDA takes.
     pipeline, split: the module whose ``run_case`` workers call, and the parts in which it runs a case.
+    imports: what the processes that time cases import besides, while kernels compile.
     """
 
     sweep: str
@@ -75,6 +79,7 @@ class Driver:
     pipeline: str = PIPELINE
     split: Callable[[Case, Device], tuple[Part, ...]] = parts
     gpus: tuple[str, ...] = ()
+    imports: tuple[str, ...] = ()
     _attempts: Attempts = field(default_factory=Attempts, init=False)
     _workers: list[Worker] = field(default_factory=list, init=False)
     _halves: dict[str, Row] = field(default_factory=dict, init=False)
@@ -161,7 +166,8 @@ class Driver:
 
     def _worker(self, part: Part, gpu: str | None = None) -> Worker:
         gpu = gpu or next(iter(self.gpus), None)  # what is compiled is for one of these
-        worker = Worker(worker_env(part) | only_this(gpu), known_environment(self.device), self.pipeline)
+        imports = self.imports if part == "all" else ()
+        worker = Worker(worker_env(part) | only_this(gpu), known_environment(self.device), self.pipeline, imports)
         with self._lock:
             self._workers.append(worker)
         return worker

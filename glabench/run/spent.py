@@ -20,7 +20,7 @@ PHASES = {
     "reference": "the right answer in float64, and the plain form's; once a process and question",
     "compile": "compiling ahead, and the first call: what it imports, compiles and tunes by itself",
     "gate": "the second call, and comparing both",
-    "samples": "warming up and sampling",
+    "samples": "warming up and sampling, or all that a profile measures",
     "memory": "two calls for the peak of memory",
     "facts": "registers and spills of what was compiled",
     "release": "collecting garbage, giving memory back",

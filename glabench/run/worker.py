@@ -28,16 +28,18 @@ class Worker:
     env: changes to this process's environment, such as TRITON_INTERPRET=1 or the number of threads; None removes.
     environment: what goes into the rows of a child that died before it could say anything itself.
     pipeline: the module whose ``run_case`` the child calls.
+    imports: what else the child imports before its first case.
     """
 
     env: dict[str, str | None] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
     pipeline: str = PIPELINE
+    imports: tuple[str, ...] = ()
     _child: Child = field(init=False, repr=False)
     _known: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self._child = Child("glabench.run.worker", self.env, imports=self.pipeline)
+        self._child = Child("glabench.run.worker", self.env, imports=(self.pipeline, *self.imports))
 
     @property
     def pid(self) -> int | None:

@@ -18,6 +18,7 @@ from glabench.lines import Lines
 from glabench.run import driver as driver_module
 from glabench.run.driver import Driver, finished
 from glabench.run.settings import Device, Part, Settings
+from glabench.run.spent import spent_of
 from glabench.spec.case import Case
 from glabench.store import Appender, Row
 
@@ -121,6 +122,7 @@ def test_a_case_that_killed_two_processes_is_not_tried_a_third_time(tmp_path: Pa
     assert [made[0] for made in called(calls)] == [cases[i].id for i in (0, 0, 1, 1, 2)]
     dead, once, well = store.read(tmp_path / "rows.jsonl")
     assert (dead.status, dead.deaths) == ("crashed", ["the process was killed by SIGSEGV"] * 2)
+    assert [list(one.seconds) for one in spent_of(dead)] == [["died"], ["died"]]
     assert (once.status, once.deaths) == ("ok", ["the process was killed by SIGKILL (by hand, or for want of memory)"])
     assert (well.status, well.deaths) == ("ok", None)
 
