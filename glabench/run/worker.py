@@ -110,7 +110,7 @@ def _with_start(row: Row, took_s: float) -> Row:
     if not row.spent:
         return row
     first, *more = spent_of(row)
-    unseen = took_s - first.total_s - sum(one.total_s for one in more)
+    unseen = took_s - sum(one.total_s for one in (first, *more))
     return replace(row, spent=[one.to_dict() for one in (first.starting(max(unseen, 0.0)), *more)])
 
 

@@ -54,6 +54,7 @@ def drive(
     listener: Listener | None = None,
     limit_s: float = 30,
     gpus: tuple[str, ...] = (),
+    imports: tuple[str, ...] = (),
 ) -> driver_module.Outcome:
     with Appender(path) as out:
         return Driver(
@@ -66,6 +67,7 @@ def drive(
             progress=listener or Listener(),
             pipeline="misbehaving",
             gpus=gpus,
+            imports=imports,
         ).run(cases)
 
 
@@ -101,6 +103,14 @@ def test_a_gpu_compiles_first_and_then_times_in_order_in_one_process(tmp_path: P
     assert made[2:] == [(c.id, "all", "None") for c in cases]
     assert len({line.split()[2] for line in calls.read_text().splitlines()[2:]}) == 1
     assert [row.case_id for row in store.read(tmp_path / "rows.jsonl")] == [c.id for c in cases]
+
+
+def test_what_times_alone_imports_what_timing_needs(tmp_path: Path, calls: Path) -> None:
+    mark = calls.with_name("imported")
+    calls.with_name("needed.py").write_text(f"import os; print(os.getpid(), file=open({str(mark)!r}, 'a'))")
+    drive(tmp_path / "rows.jsonl", [case("gla"), case("fa2")], device="cuda", imports=("needed",))
+    timed = {line.split()[2] for line in calls.read_text().splitlines() if line.split()[1] == "all"}
+    assert mark.read_text().split() == list(timed)
 
 
 def test_crashes_and_timeouts_are_rows_and_do_not_end_the_sweep(tmp_path: Path, calls: Path) -> None:
