@@ -10,6 +10,7 @@ Schema history
   1  first version
   2  profile
   3  checksum, deaths
+  4  spent
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from typing import Any, BinaryIO
 from glabench.errors import UserError, in_one_line
 from glabench.lines import MAX_LINE_BYTES, Lines, bounded, open_locked, warn_on_stderr
 
-SCHEMA = 3
+SCHEMA = 4
 FIRST_WITH_CHECKSUM = 3
 TOO_LONG = f"longer than any row, over {MAX_LINE_BYTES >> 20} MiB"
 
@@ -50,7 +51,7 @@ class Row:
     accuracy: dict[str, Any] | None = None
     # {"clock": "cuda_events_cold_l2|cpu_wall", "samples_ms": [...], "dropped": int, "stopped": str, "warmup": int}
     time: dict[str, Any] | None = None
-    # {"peak_bytes": int, "inputs_bytes": int, "beyond_inputs_bytes": int}
+    # {"peak_bytes": int, "inputs_bytes": int, "beyond_inputs_bytes": int}, or {"refused": str}: why there is none
     memory: dict[str, Any] | None = None
     # [{"kernel": str, "arch": "sm_90", "registers": int, "spill_bytes": int, "shared_bytes": int, "num_warps": int,
     #   "num_stages": int, "tensor_core": "wgmma|mma|none", "error": str|None}]
@@ -67,6 +68,8 @@ class Row:
     wall_s: float = 0.0
     # how each process died that this case was tried in: "the process was killed by SIGSEGV"; see run/attempts.py
     deaths: list[str] | None = None
+    # [{"part": "compile|gate|all", "began": f, "seconds": {phase: f}}]: one for each process; see run/spent.py
+    spent: list[dict[str, Any]] | None = None
     schema: int = SCHEMA
 
 

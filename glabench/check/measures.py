@@ -32,14 +32,19 @@ def findings(before: Row, after: Row) -> list[Finding]:
 
 
 def _memory(before: Row, after: Row) -> Finding | None:
-    """Another GPU or another torch has another allocator: only with equal conditions."""
-    if not before.memory or not after.memory or difference(before, after) is not None:
+    """Another GPU or another torch has another allocator: only with equal conditions. A row may have no figure."""
+    old, new = (_beyond_inputs(row) for row in (before, after))
+    if old is None or new is None or difference(before, after) is not None:
         return None
-    old, new = (int(row["beyond_inputs_bytes"]) for row in (before.memory, after.memory))
     words = f"{old / 2**20:,.1f} MiB beyond the inputs before, {new / 2**20:,.1f} MiB now"
     margin = max(MEMORY_BYTES, MEMORY_SHARE * old)
     verdict = "worse" if new - old > margin else "better" if old - new > margin else "same"
     return Finding("memory", verdict, words)
+
+
+def _beyond_inputs(row: Row) -> int | None:
+    found = (row.memory or {}).get("beyond_inputs_bytes")
+    return None if found is None else int(found)
 
 
 def _spills(before: Row, after: Row) -> Finding | None:

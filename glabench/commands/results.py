@@ -1,14 +1,18 @@
-"""``glabench results``: whether files of rows are whole, several files in one, and rows as a table for other tools."""
+"""``glabench results``: whether files of rows are whole, several files in one, rows as a table, where time went."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+if TYPE_CHECKING:
+    from glabench.analysis.spent import Account
+
 results = typer.Typer(
-    help="Check, merge and export files of rows.", context_settings={"help_option_names": ["-h", "--help"]}
+    help="Check, merge and export files of rows, and say where their time went.",
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 Files = Annotated[list[Path], typer.Argument(metavar="FILES", help="Files of rows (*.jsonl), or folders of them.")]
@@ -67,3 +71,50 @@ def export(
     rows = [row for _, row in located(only_rows(files))]
     write_table(rows, format or out.suffix.removeprefix("."), out)
     typer.echo(f"{out}: {len(rows)} rows")
+
+
+@results.command()
+def spent(files: Files) -> None:
+    """Say where the time of a sweep went: seconds and share by phase, a line for each system, and the overhead.
+
+    Overhead is what is none of reference, compilation, gate and samples, in percent of the time from the first start
+    to the last end. What runs side by side counts as often as it runs in the table, and once in the overhead.
+    """
+    from glabench.analysis.load import located, only_rows
+    from glabench.analysis.spent import account
+
+    found = account([row for _, row in located(only_rows(files))])
+    if found.without:
+        typer.echo(f"{found.without} rows, of an older glabench, do not say where their time went; left out")
+    _print_account(found)
+
+
+def _print_account(found: Account) -> None:
+    """The table of systems and phases, all phases that took any time, and the wall time."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from glabench.run.spent import PHASES
+
+    phases = [phase for phase in PHASES if any(line.seconds.get(phase) for line in found.lines)]
+    table = Table(box=None, pad_edge=False)
+    for column in ("system", "cases", "s", *phases):
+        table.add_column(column, justify="left" if column == "system" else "right", no_wrap=True)
+    for line in found.lines:
+        shares = (_seconds_and_share(line.seconds.get(phase, 0.0), line.total_s) for phase in phases)
+        table.add_row(line.system, str(line.cases), f"{line.total_s:.1f}", *shares)
+    console = Console(highlight=False, markup=False)
+    if not console.is_terminal:
+        console.width = max(console.width, 200)
+    console.print(table)
+    wall = found.wall
+    console.print(
+        f"\n{wall.seconds:.1f} s of wall time, {wall.needed_s:.1f} s of it reference, compilation, gate and samples: "
+        f"overhead {wall.overhead:.1%}, {wall.idle_s:.1f} s of it between cases",
+        soft_wrap=True,
+    )
+
+
+def _seconds_and_share(seconds: float, total_s: float) -> str:
+    """A phase of a system: "3.2 18%"; a dash for none."""
+    return f"{seconds:.1f} {seconds / total_s:.0%}" if seconds else "–"

@@ -123,7 +123,7 @@ def _run(
     there: dict[str, Any] | None,
 ) -> None:
     from glabench.hardware.environment import device_name
-    from glabench.run.driver import Driver, finished
+    from glabench.run.driver import FIRST_CASE, Driver, finished
     from glabench.run.ray_executor import RayDriver
     from glabench.store import Appender
 
@@ -146,5 +146,6 @@ def _run(
                 out,
                 progress,
                 gpus=gpus,
+                imports=FIRST_CASE if device == "cuda" else (),
             ),
         )

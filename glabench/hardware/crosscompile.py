@@ -25,6 +25,7 @@ from gla_kernels.config import SHARED_BYTES
 from glabench.hardware.environment import cuobjdump
 from glabench.hardware.occupancy import occupancy
 from glabench.run import failures
+from glabench.run.spent import Phases
 
 if TYPE_CHECKING:
     from gla_kernels.launch import Launch
@@ -60,14 +61,15 @@ INSTRUCTIONS = {
 }
 
 
-def cross_compile(launches: Iterable[Launch], arch: str) -> list[dict[str, Any]]:
+def cross_compile(launches: Iterable[Launch], arch: str, phases: Phases | None = None) -> list[dict[str, Any]]:
     """One entry for each different kernel among the launches, as the row's ``compiled`` keeps them.
 
     Keys: kernel, arch, registers (a thread), spill_bytes (a thread), shared_bytes (a program), num_warps, num_stages,
     tensor_core ("tcgen05", "wgmma", "mma" or "none"), instructions (how often each of INSTRUCTIONS stands in the PTX),
     programs_per_sm and limited_by (see occupancy), compile_s, constexprs, launches (how often the case launches it)
     and error, which is None when it compiles and fits. What follows from registers is None where cuobjdump is missing,
-    compile_s where Triton's cache had the kernel. ``arch`` is "sm_90". Raises MemoryError.
+    compile_s where Triton's cache had the kernel. ``arch`` is "sm_90"; ``phases`` is told what reading facts takes.
+    Raises MemoryError.
     """
     entries: dict[str, dict[str, Any]] = {}
     for launch in launches:
@@ -75,7 +77,7 @@ def cross_compile(launches: Iterable[Launch], arch: str) -> list[dict[str, Any]]
         if key in entries:
             entries[key]["launches"] += 1
         else:
-            entries[key] = _entry(launch, arch)
+            entries[key] = _entry(launch, arch, phases or Phases())
     return list(entries.values())
 
 
@@ -85,7 +87,7 @@ def kernel_key(launch: Launch) -> str:
     return repr((launch.name, signature, constants, attributes, launch.options))
 
 
-def _entry(launch: Launch, arch: str) -> dict[str, Any]:
+def _entry(launch: Launch, arch: str, phases: Phases) -> dict[str, Any]:
     entry: dict[str, Any] = {
         "kernel": launch.name,
         "arch": arch,
@@ -115,7 +117,8 @@ def _entry(launch: Launch, arch: str) -> dict[str, Any]:
         return entry
     capability, shared, ptx = int(arch.removeprefix("sm_")), compiled.metadata.shared, compiled.asm["ptx"]
     entry |= {"shared_bytes": shared, "tensor_core": tensor_core(ptx), "instructions": instructions(ptx)}
-    entry |= {"compile_s": round(took, 3) if fresh else None, **resources(compiled.asm["cubin"])}
+    with phases("facts"):
+        entry |= {"compile_s": round(took, 3) if fresh else None, **resources(compiled.asm["cubin"])}
     if entry["registers"] is not None:
         columns = getattr(compiled.metadata, "tmem_size", None) or 0
         found = occupancy(capability, entry["registers"], shared, launch.num_warps, columns)

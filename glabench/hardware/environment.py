@@ -245,8 +245,9 @@ def _version_numbers(path: str) -> list[int]:
 
 
 @cache
-def environment(device: Device) -> dict[str, Any]:
-    """The row's ``environment``. Imports torch; on CUDA measures the copy bandwidth once per process.
+def environment(device: Device, bandwidth: bool = True) -> dict[str, Any]:
+    """The row's ``environment``. Imports torch; on CUDA measures the copy bandwidth once per process, unless
+    ``bandwidth`` says not to: several processes at once would hold each other up, and 4 GiB of the GPU each.
 
     Keys: device, kind, device_slug, memory_bytes, driver, cuda, capability, torch, triton, python, glabench, commit,
     dirty, fingerprint, copy_bytes_per_s (bytes read plus bytes written per second; CUDA only), os, cpu_count.
@@ -284,7 +285,7 @@ def environment(device: Device) -> dict[str, Any]:
             "driver": info.driver if info is not None else None,
             "cuda": torch.version.cuda,
             "capability": f"{properties.major}.{properties.minor}",
-            "copy_bytes_per_s": copy_bytes_per_s(),
+            "copy_bytes_per_s": copy_bytes_per_s() if bandwidth else None,
         }
     else:
         facts["threads"] = torch.get_num_threads()

@@ -58,7 +58,8 @@ def _run(draft: Draft, case: Case, settings: Settings, system: System) -> None:
         compile_kernels(draft, case, settings, system)
     elif passes_gate(draft, case, settings, system):
         release(settings)
-        _Profiler(draft, case, settings, system).run()
+        with draft.phases("samples"):
+            _Profiler(draft, case, settings, system).run()
 
 
 def _empty() -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from glabench.run.settings import Settings
 from glabench.run.worker import Worker
@@ -29,11 +30,12 @@ class Attempts:
         sweep that killed that process, and it would take as long once more.
         """
         here: list[str] = []
-        wall_s = 0.0
+        wall_s, spent = 0.0, list[dict[str, Any]]()
         row: Row | None = None
         while self._may_try(case):
             row = worker.run(case, sweep, settings, limit_s)
             wall_s += row.wall_s
+            spent += row.spent or ()
             if not row.deaths:
                 break
             here += row.deaths
@@ -43,7 +45,7 @@ class Attempts:
             last = self._deaths[case.id][-1]
             reason = f"not tried: another part of the case ended two processes; of the last: {last}"
             return worker.row_without(case, sweep, "crashed", reason)
-        return replace(row, deaths=here or None, wall_s=wall_s)
+        return replace(row, deaths=here or None, wall_s=wall_s, spent=spent or None)
 
     def _may_try(self, case: Case) -> bool:
         with self._lock:

@@ -54,10 +54,12 @@ class Child:
 
     module: offers ``handle(request: dict) -> dict``; an exception in it ends the process.
     env: changes to this process's environment, such as TRITON_INTERPRET=1 or the number of threads; None removes.
+    imports: modules that the process imports as it starts, before there is a request.
     """
 
     module: str
     env: dict[str, str | None] = field(default_factory=dict)
+    imports: tuple[str, ...] = ()
     _process: subprocess.Popen[bytes] | None = field(default=None, init=False, repr=False)
     _answers: int = field(default=-1, init=False, repr=False)
     _output: BinaryIO | None = field(default=None, init=False, repr=False)
@@ -134,6 +136,7 @@ class Child:
         # What is written goes to the end, wherever that is: the file can be cut while a process writes to it.
         fcntl.fcntl(self._output, fcntl.F_SETFL, fcntl.fcntl(self._output, fcntl.F_GETFL) | os.O_APPEND)
         command = [sys.executable, "-m", "glabench.run.child", "--fd", str(theirs), "--module", self.module]
+        command += ["--imports", *self.imports]
         try:
             self._process = subprocess.Popen(
                 command,
@@ -239,12 +242,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="glabench.run.child", description="Answers requests of a parent process.")
     parser.add_argument("--fd", type=int, required=True, help="file descriptor that answers are written to")
     parser.add_argument("--module", required=True, help="module that offers handle(request)")
+    parser.add_argument("--imports", nargs="*", default=[], help="other modules, imported beforehand")
     options = parser.parse_args()
     os.set_inheritable(options.fd, False)
     requests: queue.Queue[str] = queue.Queue()
     threading.Thread(target=_listen, args=(requests,), daemon=True).start()
     with os.fdopen(options.fd, "w", encoding="utf-8") as answers:
         handle = importlib.import_module(options.module).handle
+        for name in options.imports:
+            importlib.import_module(name)
         while True:
             answer: dict[str, Any] = handle(json.loads(requests.get()))
             answers.write(json.dumps(answer) + "\n")

@@ -29,6 +29,9 @@ from glabench.store import Appender, Row
 # Untimed work runs in as many processes as there are cores, each with one thread.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
+# What the first case on a GPU would import, for seconds: torch does at its first checkpoint, as the reference has.
+FIRST_CASE = ("torch._dynamo",)
+
 
 class Progress(Protocol):
     """Who is told how the sweep goes; see ``glabench.run.progress``."""
@@ -63,6 +66,7 @@ class Driver:
     gpus: what CUDA_VISIBLE_DEVICES is for each of several workers that time cases at once, the longest first; none is
     one worker, on the GPU that CUDA takes.
     pipeline, split: the module whose ``run_case`` workers call, and the parts in which it runs a case.
+    imports: what the processes that time cases import besides, while kernels compile.
     """
 
     sweep: str
@@ -75,6 +79,7 @@ class Driver:
     pipeline: str = PIPELINE
     split: Callable[[Case, Device], tuple[Part, ...]] = parts
     gpus: tuple[str, ...] = ()
+    imports: tuple[str, ...] = ()
     _attempts: Attempts = field(default_factory=Attempts, init=False)
     _workers: list[Worker] = field(default_factory=list, init=False)
     _halves: dict[str, Row] = field(default_factory=dict, init=False)
@@ -86,26 +91,30 @@ class Driver:
         """Run the cases; Ctrl-C ends the workers and comes back with ``interrupted``, every finished row kept.
 
         What is not timed comes first, in parallel; what is timed runs alone, with nothing beside it on its GPU.
+        Meanwhile the processes that will time import what they need.
         """
+        timed = [case for case in cases if "all" in self._parts(case)]
         try:
+            workers = [self._worker("all", gpu) for gpu in self.gpus or (None,)] if timed else []
+            for worker in workers:
+                worker.start()
             self._run_untimed([Job(case, part) for case in cases for part in self._parts(case) if part != "all"])
-            self._run_timed([case for case in cases if "all" in self._parts(case)])
+            self._run_timed(timed, workers)
         except KeyboardInterrupt:
             self._outcome.interrupted = True
         finally:
             self._stop()
         return self._outcome
 
-    def _run_timed(self, cases: Sequence[Case]) -> None:
-        if len(self.gpus) <= 1:
-            self._time(deque(cases), next(iter(self.gpus), None))
-            return
-        queue = deque(longest_first(cases))
-        self._side_by_side([partial(self._time, queue, gpu) for gpu in self.gpus])
+    def _run_timed(self, cases: Sequence[Case], workers: Sequence[Worker]) -> None:
+        if len(workers) > 1:
+            queue = deque(longest_first(cases))
+            self._side_by_side([partial(self._time, queue, worker) for worker in workers])
+        elif workers:
+            self._time(deque(cases), workers[0])
 
-    def _time(self, queue: deque[Case], gpu: str | None) -> None:
-        """Cases one after another, in a process that has this GPU to itself."""
-        worker = self._worker("all", gpu)
+    def _time(self, queue: deque[Case], worker: Worker) -> None:
+        """Cases one after another, in a process that has its GPU to itself."""
         while queue and not self._stopped:
             try:
                 case = queue.popleft()
@@ -157,7 +166,8 @@ class Driver:
 
     def _worker(self, part: Part, gpu: str | None = None) -> Worker:
         gpu = gpu or next(iter(self.gpus), None)  # what is compiled is for one of these
-        worker = Worker(worker_env(part) | only_this(gpu), known_environment(self.device), self.pipeline)
+        imports = self.imports if part == "all" else ()
+        worker = Worker(worker_env(part) | only_this(gpu), known_environment(self.device), self.pipeline, imports)
         with self._lock:
             self._workers.append(worker)
         return worker

@@ -16,6 +16,7 @@ from glabench.run import oracle
 from glabench.run.errors import distance
 from glabench.run.inputs import DTYPES, Inputs, inputs_for, pick_pairs
 from glabench.run.settings import Settings
+from glabench.run.spent import Phases
 from glabench.spec.case import Case
 from glabench.systems.base import System
 
@@ -48,25 +49,31 @@ def reduced(case: Case, system: System, settings: Settings, interpreter: bool) -
     return replace(case, B=1, H=min(case.H, 2), attn_heads=heads, T=min(case.T, settings.gate_tokens_cpu))
 
 
-def check(system: System, case: Case, settings: Settings, where: str) -> Verdict:
+def check(system: System, case: Case, settings: Settings, where: str, phases: Phases | None = None) -> Verdict:
     """Run the case twice and compare it with float64 on sampled pairs. ``where``: "cuda", "cpu" or "interpreter".
+    ``phases`` is told what the time goes to.
 
     A run fails when an output's error exceeds its tolerance, is not finite, or is missing; and, for our own kernels,
     when the second run differs from the first in any bit. The interpreter runs one program after another, so that a
     second run there would prove nothing: "deterministic" is None.
     """
+    phases = phases or Phases()
     gradients = case.mode in ("bwd", "fwdbwd")
     question = oracle.ask(case, settings.device, settings.gate_pairs)
-    right = oracle.answer(question)
-    inputs = inputs_for(system, case, settings.device)
-    _poison(inputs)
-    first = run_once(system, inputs, case, gradients)
-    same = None if where == "interpreter" else _repeats(first, run_once(system, inputs, case, gradients))
-    scores = {
-        name: _score(name, _pick(first.get(name), name, question), right, case.dtype, settings.gate_factor)
-        for name in right.reference
-        if gradients or not name.startswith("d")
-    }
+    with phases("reference"):
+        right = oracle.answer(question)
+    with phases("inputs"):
+        inputs = inputs_for(system, case, settings.device)
+        _poison(inputs)
+    with phases("compile"):
+        first = run_once(system, inputs, case, gradients)
+    with phases("gate"):
+        same = None if where == "interpreter" else _repeats(first, run_once(system, inputs, case, gradients))
+        scores = {
+            name: _score(name, _pick(first.get(name), name, question), right, case.dtype, settings.gate_factor)
+            for name in right.reference
+            if gradients or not name.startswith("d")
+        }
     reason = _worst(scores)
     if reason is None and same is False and system.info.triton:
         reason = "two runs of the same inputs differ"

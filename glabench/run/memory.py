@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from glabench.run.gate import run_once
-from glabench.run.inputs import inputs_for
+from glabench.run.inputs import Inputs, inputs_for
+from glabench.run.oracle import Outputs
 from glabench.run.settings import Settings
 from glabench.spec.case import Case
 from glabench.systems.base import System
 
 
-def peak_memory(system: System, case: Case, settings: Settings) -> dict[str, int] | None:
+def peak_memory(system: System, case: Case, settings: Settings) -> dict[str, Any] | None:
     """Bytes of PyTorch's allocator at the peak of one call: in all, of the inputs, and beyond the inputs.
 
     Outputs and gradients count as beyond the inputs, and so does what a forward keeps for its backward: modes bwd
     and fwdbwd have the same peak. The second call is measured: the first may autotune. None on a CPU, whose
-    allocator keeps no count of its peak, and where the process's own peak would be that of torch.
+    allocator keeps no count of its peak, and where the process's own peak would be that of torch. A figure that cannot
+    be, less than what the call gave back, is ``{"refused": why}``.
     """
     if settings.device == "cpu":
         return None
@@ -30,12 +34,39 @@ def peak_memory(system: System, case: Case, settings: Settings) -> dict[str, int
     gradients = case.mode in ("bwd", "fwdbwd")
     run_once(system, inputs, case, gradients)
     torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    run_once(system, inputs, case, gradients)
-    torch.cuda.synchronize()
-    beyond = torch.cuda.max_memory_allocated() - before
+    with _no_collection():
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        found = run_once(system, inputs, case, gradients)
+        torch.cuda.synchronize()
+        beyond = torch.cuda.max_memory_allocated() - before
+    least = _given_back(found, inputs)
+    if beyond < least:
+        return {"refused": f"a peak of {beyond} bytes beyond the inputs cannot be: the call gave back {least}"}
     return {"peak_bytes": beyond + inputs.nbytes, "inputs_bytes": inputs.nbytes, "beyond_inputs_bytes": beyond}
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """No garbage collection by itself meanwhile.
+
+    What an earlier call left in cycles of references is allocated until then: the frames of an error that Triton's
+    autotuner caught, say, with all tensors in them. Freed between two readings, it would be taken off the peak.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _given_back(found: Outputs, inputs: Inputs) -> int:
+    """Bytes that hold what a call returned, without those that are the inputs'."""
+    held = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in found.values()}
+    given = {x.untyped_storage().data_ptr() for _, x in inputs.tensors()}
+    return sum(size for address, size in held.items() if address not in given)
 
 
 def _proc_bytes(file: str, key: str) -> int | None:

@@ -45,4 +45,5 @@ def merge(run: Row, compiled: Row) -> Row:
         started=min(run.started, compiled.started),
         wall_s=run.wall_s + compiled.wall_s,
         deaths=[*(run.deaths or ()), *(compiled.deaths or ())] or None,
+        spent=[*(compiled.spent or ()), *(run.spent or ())] or None,
     )

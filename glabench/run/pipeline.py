@@ -18,6 +18,7 @@ from glabench.run import failures, gate, measure, memory
 from glabench.run.inputs import Inputs, input_bytes, inputs_for, set_count
 from glabench.run.parts import merge, parts
 from glabench.run.settings import Settings
+from glabench.run.spent import Phases
 from glabench.spec.case import Case
 from glabench.store import Row
 from glabench.systems.base import System, load
@@ -33,6 +34,7 @@ class Draft:
 
     status: str = "ok"
     found: dict[str, Any] = field(default_factory=dict)
+    phases: Phases = field(default_factory=Phases)
 
     def fail(self, status: str, reason: str, detail: str | None = None) -> None:
         self.status = status
@@ -56,12 +58,14 @@ def row_of(stages: Stages, case: Case, sweep: str, settings: Settings, system: S
     draft = Draft()
     facts: dict[str, Any] = {}
     try:
-        facts = environment(settings.device)
+        with draft.phases("machine"):
+            facts = environment(settings.device, bandwidth=settings.part != "compile")
         with nullcontext() if settings.device == "cuda" else memory.cpu_memory_limit():
-            stages(draft, case, settings, system or load(case.system))
+            stages(draft, case, settings, system or _load(draft, case))
     except Exception as error:
         draft.fail(failures.classify(error), failures.reason(error), failures.detail(error))
-    release(settings)
+    with draft.phases("release"):
+        release(settings)
     return Row(
         case_id=case.id,
         sweep=sweep,
@@ -71,8 +75,14 @@ def row_of(stages: Stages, case: Case, sweep: str, settings: Settings, system: S
         environment=facts,
         started=started.isoformat(timespec="seconds"),
         wall_s=round(time.perf_counter() - began, 3),
+        spent=[draft.phases.spent(settings.part).to_dict()],
         **draft.found,
     )
+
+
+def _load(draft: Draft, case: Case) -> System:
+    with draft.phases("system"):
+        return load(case.system)
 
 
 def _run(draft: Draft, case: Case, settings: Settings, system: System) -> None:
@@ -89,20 +99,22 @@ def _run(draft: Draft, case: Case, settings: Settings, system: System) -> None:
     if not passes_gate(draft, case, settings, system) or part == "gate":
         return
     _measure(draft, case, settings, system)
-    draft.found["memory"] = memory.peak_memory(system, case, settings)
+    with draft.phases("memory"):
+        draft.found["memory"] = memory.peak_memory(system, case, settings)
 
 
 def can_run(draft: Draft, case: Case, settings: Settings, system: System) -> bool:
     """Whether the system runs here, and runs the case; the row says why not, or what it is that runs."""
-    refusal = (
-        system.unavailable(settings.device)
-        or system.refusal_of_gates(case)
-        or system.unsupported(case, settings.device)
-    )
-    if refusal is not None:
-        draft.fail("unsupported", str(refusal))
-        return False
-    draft.found["implementation"] = system.implementation(case)
+    with draft.phases("system"):
+        refusal = (
+            system.unavailable(settings.device)
+            or system.refusal_of_gates(case)
+            or system.unsupported(case, settings.device)
+        )
+        if refusal is not None:
+            draft.fail("unsupported", str(refusal))
+            return False
+        draft.found["implementation"] = system.implementation(case)
     return True
 
 
@@ -110,7 +122,7 @@ def passes_gate(draft: Draft, case: Case, settings: Settings, system: System) ->
     """Whether the system computes the case right; the row has how nearly."""
     where = "cuda" if settings.device == "cuda" else "interpreter" if settings.part == "gate" else "cpu"
     asked = case if where == "cuda" else gate.reduced(case, system, settings, interpreter=where == "interpreter")
-    verdict = gate.check(system, asked, settings, where)
+    verdict = gate.check(system, asked, settings, where, draft.phases)
     draft.found["accuracy"] = verdict.accuracy
     if not verdict.passed:
         draft.fail("wrong", verdict.reason or "the gate failed")
@@ -118,7 +130,10 @@ def passes_gate(draft: Draft, case: Case, settings: Settings, system: System) ->
 
 
 def _measure(draft: Draft, case: Case, settings: Settings, system: System) -> None:
-    timing = measure.measure(measure.calls(system, case, rotated_inputs(case, settings, system)), settings)
+    with draft.phases("inputs"):
+        sets = rotated_inputs(case, settings, system)
+    with draft.phases("samples"):
+        timing = measure.measure(measure.calls(system, case, sets), settings)
     draft.found |= {"time": timing.time, "clocks": timing.clocks}
 
 
@@ -139,7 +154,8 @@ def compile_kernels(draft: Draft, case: Case, settings: Settings, system: System
 
     here = local_arch() if settings.device == "cuda" else None
     archs = settings.archs if here is None else (here,)
-    entries = [entry for arch in archs for entry in cross_compile(system.launches(case, arch), arch)]
+    with draft.phases("compile"):
+        entries = [entry for arch in archs for entry in cross_compile(system.launches(case, arch), arch, draft.phases)]
     draft.found["compiled"] = entries
     failed = {arch: next((e for e in entries if e["arch"] == arch and e["error"]), None) for arch in archs}
     if settings.part == "compile" and all(failed.values()):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import importlib
 import time
 from dataclasses import dataclass, field, replace
@@ -12,6 +14,7 @@ from glabench import store
 from glabench.errors import UserError
 from glabench.run.child import Child, ChildDied, ChildTimeout
 from glabench.run.settings import Settings
+from glabench.run.spent import Spent, spent_of
 from glabench.spec.case import Case
 from glabench.store import Row
 
@@ -25,28 +28,36 @@ class Worker:
     env: changes to this process's environment, such as TRITON_INTERPRET=1 or the number of threads; None removes.
     environment: what goes into the rows of a child that died before it could say anything itself.
     pipeline: the module whose ``run_case`` the child calls.
+    imports: what else the child imports before its first case.
     """
 
     env: dict[str, str | None] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
     pipeline: str = PIPELINE
+    imports: tuple[str, ...] = ()
     _child: Child = field(init=False, repr=False)
     _known: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self._child = Child("glabench.run.worker", self.env)
+        self._child = Child("glabench.run.worker", self.env, imports=(self.pipeline, *self.imports))
 
     @property
     def pid(self) -> int | None:
         """The running child's process id."""
         return self._child.pid
 
+    def start(self) -> None:
+        """Start the child, so that its imports are done when the first case comes. One that cannot be started is the
+        first case's to tell of."""
+        with contextlib.suppress(OSError):
+            self._child.start()
+
     def run(self, case: Case, sweep: str, settings: Settings, limit_s: float) -> Row:
         """One row, whatever happens: the child's own, or status crashed or timeout (after ``limit_s`` seconds).
 
         ``deaths`` of the row says how the child died, if it did so by itself.
         """
-        started = datetime.now(UTC).isoformat(timespec="seconds")
+        started, began = datetime.now(UTC).isoformat(timespec="seconds"), time.time()
         clock = time.monotonic()
         request = {
             "pipeline": self.pipeline,
@@ -67,8 +78,10 @@ class Worker:
             self._known = row.environment or self._known
             if row.status == "crashed":
                 self._child.stop()  # an error on the device poisons every later call of its process
-            return row
-        return replace(row, started=started, wall_s=time.monotonic() - clock)
+            return _with_start(row, time.monotonic() - clock)
+        took = time.monotonic() - clock
+        died = Spent(settings.part, round(began, 3), {"died": round(took, 3)})
+        return replace(row, started=started, wall_s=took, spent=[died.to_dict()])
 
     def row_without(self, case: Case, sweep: str, status: str, reason: str, **more: Any) -> Row:
         """The row of a case whose process did not say what it came to."""
@@ -84,6 +97,7 @@ def _row_of(answer: dict[str, Any], case: Case) -> Row:
     """The row that a child answered. ValueError when it is none, or another case's."""
     try:
         row = store.from_json(answer["row"])
+        spent_of(row)
     except (LookupError, AttributeError, TypeError, UserError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from None
     if row.case_id != case.id:
@@ -91,9 +105,19 @@ def _row_of(answer: dict[str, Any], case: Case) -> Row:
     return row
 
 
+def _with_start(row: Row, took_s: float) -> Row:
+    """The row of a case that took that long from its request to its answer: what the child did not see is its start."""
+    if not row.spent:
+        return row
+    first, *more = spent_of(row)
+    unseen = took_s - sum(one.total_s for one in (first, *more))
+    return replace(row, spent=[one.to_dict() for one in (first.starting(max(unseen, 0.0)), *more)])
+
+
 def handle(request: dict[str, Any]) -> dict[str, Any]:
     """The child's side: run the case, and answer {"row": its row as JSON}."""
     run_case = importlib.import_module(request["pipeline"]).run_case
     settings = Settings.from_dict(request["settings"])
     row: Row = run_case(Case.from_dict(request["case"]), request["sweep"], settings)
+    gc.freeze()  # what outlives a case stays: the next one's collections need not look at torch's 200,000 objects again
     return {"row": store.to_json(row)}

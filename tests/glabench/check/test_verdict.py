@@ -180,6 +180,13 @@ def test_tiny_errors_may_grow(make_run: MakeRun) -> None:
     assert case.verdict == "same"
 
 
+def test_memory_that_was_refused_is_not_compared(make_run: MakeRun) -> None:
+    refused = make_run(memory={"refused": "a peak of 0 bytes beyond the inputs cannot be"})
+    for before, after in ((make_run(), refused), (refused, make_run())):
+        case, found = only([before], [after])
+        assert (case.verdict, found.exit_code) == ("same", 0)
+
+
 def test_a_slow_down_outweighs_less_memory(make_run: MakeRun) -> None:
     memory = {"peak_bytes": 0, "inputs_bytes": 0, "beyond_inputs_bytes": 0}
     assert only([make_run()], [make_run(ms=1.2, memory=memory)])[0].verdict == "slower"

@@ -5,12 +5,14 @@ from __future__ import annotations
 import csv
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from glabench import store
 from glabench.cli import main
+from glabench.run.spent import Spent
 from glabench.spec.case import Case
 from glabench.store import Appender, Row
 
@@ -123,3 +125,24 @@ def test_without_pyarrow_parquet_says_how_to_get_it(
     done = python_process("-c", code, "results", "export", str(files[0]), "--out", "t.parquet", check=False)
     assert done.returncode == 2
     assert "pip install 'glabench[parquet]'" in done.stderr
+
+
+def test_spent_says_where_the_time_went(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "rows.jsonl"
+    with Appender(path) as out:
+        for began, seconds in ((10.0, {"start": 1.0, "gate": 2.0}), (13.0, {"samples": 1.0})):
+            out.append(replace(row(int(began)), spent=[Spent("all", began, seconds).to_dict()]))
+    code, out_lines, _ = run(capsys, "spent", path)
+    assert code == 0
+    assert [line.split() for line in out_lines[:2]] == [
+        ["system", "cases", "s", "start", "gate", "samples"],
+        ["sdpa", "2", "4.0", "1.0", "25%", "2.0", "50%", "1.0", "25%"],
+    ]
+    assert out_lines[-1].startswith("4.0 s of wall time, 3.0 s of it")
+    assert "overhead 25.0%, 0.0 s of it between cases" in out_lines[-1]
+
+
+def test_spent_of_rows_that_do_not_say_is_one_line(files: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, errors = run(capsys, "spent", *files)
+    assert (code, len(errors)) == (2, 1)
+    assert "no row says where its time went" in errors[0]

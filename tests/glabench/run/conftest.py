@@ -48,7 +48,9 @@ def run_case(case, sweep, settings):
             os.kill(os.getppid(), signal.SIGKILL)
             time.sleep(600)
     facts = {"fingerprint": "f", "device_slug": "d", "said_by": "child"}
-    return Row(case.id, sweep, case.to_dict(), status, implementation=settings.part, environment=facts, started="2026")
+    spent = [{"part": settings.part, "began": time.time(), "seconds": {"gate": 0.0}}] if case.seed == 12 else None
+    return Row(case.id, sweep, case.to_dict(), status, implementation=settings.part, environment=facts, started="2026",
+               spent=spent)
 """
 
 

@@ -18,6 +18,7 @@ from glabench.lines import Lines
 from glabench.run import driver as driver_module
 from glabench.run.driver import Driver, finished
 from glabench.run.settings import Device, Part, Settings
+from glabench.run.spent import spent_of
 from glabench.spec.case import Case
 from glabench.store import Appender, Row
 
@@ -53,6 +54,7 @@ def drive(
     listener: Listener | None = None,
     limit_s: float = 30,
     gpus: tuple[str, ...] = (),
+    imports: tuple[str, ...] = (),
 ) -> driver_module.Outcome:
     with Appender(path) as out:
         return Driver(
@@ -65,6 +67,7 @@ def drive(
             progress=listener or Listener(),
             pipeline="misbehaving",
             gpus=gpus,
+            imports=imports,
         ).run(cases)
 
 
@@ -102,6 +105,14 @@ def test_a_gpu_compiles_first_and_then_times_in_order_in_one_process(tmp_path: P
     assert [row.case_id for row in store.read(tmp_path / "rows.jsonl")] == [c.id for c in cases]
 
 
+def test_what_times_alone_imports_what_timing_needs(tmp_path: Path, calls: Path) -> None:
+    mark = calls.with_name("imported")
+    calls.with_name("needed.py").write_text(f"import os; print(os.getpid(), file=open({str(mark)!r}, 'a'))")
+    drive(tmp_path / "rows.jsonl", [case("gla"), case("fa2")], device="cuda", imports=("needed",))
+    timed = {line.split()[2] for line in calls.read_text().splitlines() if line.split()[1] == "all"}
+    assert mark.read_text().split() == list(timed)
+
+
 def test_crashes_and_timeouts_are_rows_and_do_not_end_the_sweep(tmp_path: Path, calls: Path) -> None:
     cases = [case("sdpa", seed) for seed in (0, 1, 2, 3, 10)]
     outcome = drive(tmp_path / "rows.jsonl", cases, limit_s=4)
@@ -121,6 +132,7 @@ def test_a_case_that_killed_two_processes_is_not_tried_a_third_time(tmp_path: Pa
     assert [made[0] for made in called(calls)] == [cases[i].id for i in (0, 0, 1, 1, 2)]
     dead, once, well = store.read(tmp_path / "rows.jsonl")
     assert (dead.status, dead.deaths) == ("crashed", ["the process was killed by SIGSEGV"] * 2)
+    assert [list(one.seconds) for one in spent_of(dead)] == [["died"], ["died"]]
     assert (once.status, once.deaths) == ("ok", ["the process was killed by SIGKILL (by hand, or for want of memory)"])
     assert (well.status, well.deaths) == ("ok", None)
 

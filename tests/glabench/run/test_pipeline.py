@@ -15,6 +15,7 @@ from glabench.run.inputs import Inputs
 from glabench.run.parts import merge, parts
 from glabench.run.pipeline import run_case
 from glabench.run.settings import Device, Settings
+from glabench.run.spent import spent_of
 from glabench.spec.case import Case
 from glabench.spec.catalog import CATALOG
 from glabench.systems.base import System, Unavailable, load
@@ -133,6 +134,9 @@ def test_a_sound_case_is_a_whole_row(system: str) -> None:
     assert row.implementation is not None
     assert "torch" in row.implementation
     assert store.from_json(store.to_json(row)) == row
+    (spent,) = spent_of(row)
+    assert {"reference", "compile", "gate", "samples", "inputs", "release"} <= set(spent.seconds)
+    assert spent.total_s == pytest.approx(row.wall_s, abs=0.1)
 
 
 def test_a_step_is_a_whole_row() -> None:
@@ -189,6 +193,8 @@ def test_the_two_parts_of_a_kernel_make_one_row(python_process: PythonProcess) -
     assert {entry["arch"] for entry in row.compiled} == {"sm_80", "sm_90"}
     assert all(entry["registers"] > 0 and entry["error"] is None for entry in row.compiled)
     assert row.wall_s == pytest.approx(gate.wall_s + compiled.wall_s)
+    assert [one.part for one in spent_of(row)] == ["compile", "gate"]
+    assert spent_of(row)[0].seconds["compile"] > spent_of(row)[0].seconds["facts"] > 0
 
     wrong = replace(gate, status="wrong", reason="dk is off")
     assert (merge(wrong, compiled).status, merge(wrong, compiled).reason) == ("wrong", "dk is off")

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from glabench.run.settings import Settings
+from glabench.run.spent import spent_of
 from glabench.run.worker import Worker
 from glabench.spec.case import Case
 from glabench.store import Row
@@ -63,6 +64,8 @@ def test_a_crash_is_a_row_with_its_signal_and_last_words(worker: Worker) -> None
     assert "last words" in (first.detail or "")
     assert first.environment == {"fingerprint": "cheap"}
     assert first.wall_s > 0
+    (spent,) = spent_of(first)
+    assert spent.seconds == {"died": round(first.wall_s, 3)}
     assert run(worker, 0).status == "ok"
     # What the child has said of its machine is kept for when it cannot speak any more.
     assert run(worker, 1).environment["said_by"] == "child"
@@ -89,6 +92,27 @@ def test_what_libraries_print_does_not_reach_the_rows(worker: Worker) -> None:
 def test_a_process_that_reports_a_crash_is_replaced(worker: Worker, calls: Path) -> None:
     assert [run(worker, seed).status for seed in (6, 0)] == ["crashed", "ok"]
     assert len({line.split()[2] for line in calls.read_text().splitlines()}) == 2
+
+
+def test_a_process_imports_before_its_first_case_what_it_will_need(calls: Path) -> None:
+    mark = calls.with_name("imported")
+    calls.with_name("needed.py").write_text(f"open({str(mark)!r}, 'w').close()")
+    worker = Worker(pipeline="misbehaving", imports=("needed",))
+    worker.start()
+    deadline = time.monotonic() + 30
+    while not mark.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    worker.close()
+    assert mark.exists()
+    assert not calls.read_text()
+
+
+def test_what_a_case_did_not_see_is_its_start(worker: Worker) -> None:
+    before = time.time()
+    (spent,) = spent_of(run(worker, 12))
+    assert list(spent.seconds) == ["start", "gate"]
+    assert spent.seconds["start"] > 0  # a process was started
+    assert spent.began >= before - 1
 
 
 def test_environment_variables_are_set_and_removed(calls: Path, monkeypatch: pytest.MonkeyPatch) -> None:
