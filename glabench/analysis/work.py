@@ -16,10 +16,10 @@ with D channels of N states, whose exponentials are not FLOP:
     selective scan, forward            7DN FLOP               e(3D + 2N) bytes     x, dt, B, C read; y written
     and backward                      19DN FLOP               e(5D + 4N) bytes     x, dt, B, C, dy read; dx, ddt, dB, dC
 
-Per token of Mamba-2's SSD with H heads of V, which share B and C of K states and their products:
+Per token of Mamba-2's SSD with H heads of V, which share B and C of K states, and so the products of these:
 
-    SSD, forward                       H(4KV + CV) + CK FLOP       e(2K + H(2V + 1)) bytes    B, C, x, dt read; y written
-    and backward                       H(10KV + 2CV) + 3CK FLOP    e(4K + H(3V + 2)) bytes    and dy; dB, dC, dx, ddt
+    SSD, forward              H(4KV + CV) + CK FLOP       e(2K + H(2V + 1)) bytes    x, dt, B, C read; y written
+    and backward              H(10KV + 2CV) + 3CK FLOP    e(4K + H(3V + 2)) bytes    x, dt, B, C, dy; dx, ddt, dB, dC
 
 A token that attention decodes (mode "step") attends to T in a cache, its own among them: 4TD FLOP, e(2T + 2)D bytes.
 """

@@ -113,6 +113,7 @@ def _forms(question: Question) -> tuple[Callable[[Inputs], Outputs], Callable[[I
         return partial(differentiate, ssm.form), partial(differentiate, ssm.form)
     if question.operator == "ssd":
         strength = question.case.gate_strength
+        assert strength is not None  # the system refuses it
         return tuple(  # type: ignore[return-value]  # two of them
             partial(differentiate, partial(of, strength=strength)) for of in (ssd.recurrent, ssd.chunkwise)
         )

@@ -16,7 +16,7 @@ from glabench.run import ssm
 def recurrent(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, *, initial_state: None, strength: float
 ) -> tuple[Tensor, None]:  # fmt: skip
-    """The definition: a selective scan whose steps and A are the same for all channels of a head, and A for all states."""
+    """The definition: a selective scan with the same steps for all channels of a head, and the same A everywhere."""
     channels = v.shape[-1]
     a = v.new_full((channels, k.shape[-1]), -strength, dtype=torch.promote_types(v.dtype, torch.float32))
     steps = g.repeat_interleave(channels // g.shape[-1], dim=-1)

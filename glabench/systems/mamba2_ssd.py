@@ -3,7 +3,8 @@
     h_t = e^{dt_t A} h_{t-1} + dt_t B_t x_t^T          y_t = C_t h_t
 
 All heads share B and C (ngroups = 1, as Mamba-2 has it), of K states; x has H heads of V. That is ``simple_gla`` with
-q = C, k = dt B, v = x and g = dt A. The skip D x and the gate z of Mamba-2's layer are left out: no other system has them.
+q = C, k = dt B, v = x and g = dt A. Mamba-2's skip D x and gate z are left out: they are no part of the recurrence, and
+the systems beside it have none.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ def decay_rates(heads: int, strength: float, device: torch.device) -> torch.Tens
 
 
 class Mamba2Ssd(SimpleGla):
-    """mamba_ssm's ``mamba_chunk_scan_combined`` on a GPU where it is installed, else ``gla_kernels.simple_gla``, for which
-    B and C are copied to every head.
+    """mamba_ssm's ``mamba_chunk_scan_combined`` on a GPU where it is installed, else ``gla_kernels.simple_gla``, for
+    which B and C are copied to every head.
 
     In ``Inputs``, with the heads side by side as one: v is x, g is dt, k is B and q is C. A is a constant; mamba_ssm
     computes its gradient all the same, which is in its time.
@@ -62,7 +63,7 @@ class Mamba2Ssd(SimpleGla):
 
     def refusal(self, case: Case) -> str | None:
         if case.gate_strength is None:
-            return "SSD needs decays, A < 0 or = 0: a gate strength"
+            return "SSD needs decays, and so a gate strength"
         return "SSD is measured without an initial state" if case.initial_state else None
 
     def implementation(self, case: Case) -> str:
