@@ -23,6 +23,7 @@ TITLES: dict[str, str] = {
     "retention": "Retention",
     "fla_retention": "FLA retention",
     "mlstm_tfla": "mLSTM, TFLA",
+    "mamba2_ssd": "Mamba-2's SSD",
     "helion": "Helion GLA",
     "recurrent_torch": "PyTorch recurrent",
     "chunkwise_torch": "PyTorch chunkwise",

@@ -16,6 +16,11 @@ with D channels of N states, whose exponentials are not FLOP:
     selective scan, forward            7DN FLOP               e(3D + 2N) bytes     x, dt, B, C read; y written
     and backward                      19DN FLOP               e(5D + 4N) bytes     x, dt, B, C, dy read; dx, ddt, dB, dC
 
+Per token of Mamba-2's SSD with H heads of V, which share B and C of K states, and so the products of these:
+
+    SSD, forward              H(4KV + CV) + CK FLOP       e(2K + H(2V + 1)) bytes    x, dt, B, C read; y written
+    and backward              H(10KV + 2CV) + 3CK FLOP    e(4K + H(3V + 2)) bytes    x, dt, B, C, dy; dx, ddt, dB, dC
+
 A token that attention decodes (mode "step") attends to T in a cache, its own among them: 4TD FLOP, e(2T + 2)D bytes.
 """
 
@@ -40,6 +45,8 @@ def work(case: dict[str, Any]) -> dict[str, int]:
         return _attention(case)
     if operator == "ssm":
         return _selective_scan(case)
+    if operator == "ssd":
+        return _ssd(case)
     return _step(case) if case["mode"] == "step" else _gla(case)
 
 
@@ -119,3 +126,13 @@ def _selective_scan(case: dict[str, Any]) -> dict[str, int]:
         "flops": tokens * channels * state * (7 * fwd + 19 * bwd),
         "hbm_bytes": tokens * elements * DTYPE_BYTES[case["dtype"]],
     }
+
+
+def _ssd(case: dict[str, Any]) -> dict[str, int]:
+    h, k, v = case["H"], case["K"], case["V"]
+    fwd, bwd = _directions(case["mode"])
+    tokens = case["B"] * case["T"]
+    _, rows = _form(case)
+    flops = h * (k * v * (4 * fwd + 10 * bwd) + rows * v * (fwd + 2 * bwd)) + rows * k * (fwd + 3 * bwd)
+    elements = k * (2 * fwd + 4 * bwd) + h * (v * (2 * fwd + 3 * bwd) + fwd + 2 * bwd)
+    return {"flops": tokens * flops, "hbm_bytes": tokens * elements * DTYPE_BYTES[case["dtype"]]}

@@ -66,6 +66,7 @@ STYLES: dict[str, Style] = {
     "retention": Style(SKY, "s", (), False),
     "fla_retention": Style(SKY, ">", _DASH_DOT, False),
     "mlstm_tfla": Style(SKY, "*", _DOT),
+    "mamba2_ssd": Style(SKY, "^", _DASH),
     "helion": Style(OLIVE, "d", _DASH),
     "recurrent_torch": Style(PURPLE, "^", _DOT, False),
     "chunkwise_torch": Style(GREEN, "D", _DOT, False),

@@ -27,7 +27,8 @@ class Inputs:
     GLA: q, k, g, ``[B,T,H,K]``, v, do, gv ``[B,T,H,V]``, states ``[B,H,K,V]`` in float32; with one gate a head, g is
     ``[B,T,H,1]``. For mode "step" the T axis is gone. Attention: q, k, v, do ``[B,T,heads,dim]``, the rest None; for
     mode "step" one token of q and do, and k and v of all that came before it and of itself. Selective scan: C and B as
-    q and k ``[B,T,1,N]``, x, dt and dy as v, g and do ``[B,T,1,channels]``.
+    q and k ``[B,T,1,N]``, x, dt and dy as v, g and do ``[B,T,1,channels]``. Mamba-2's SSD: the same with the heads side
+    by side, x and dy ``[B,T,1,H*V]``, and a step a head, dt ``[B,T,1,H]``.
     """
 
     q: torch.Tensor
@@ -62,7 +63,8 @@ class Inputs:
 def make_inputs(case: Case, operator: Operator, device: str, salt: int = 0) -> Inputs:
     """Draw q, k, v, do from N(0, 1) and g, gv = gate_strength * logsigmoid(N(0, 1)), rounded to the case's dtype.
 
-    A selective scan's steps, in the place of g, are softplus(N(-4, 1)): of the size that Mamba begins with.
+    A selective scan's steps, in the place of g, are softplus(N(-4, 1)): of the size that Mamba begins with. SSD's are
+    softplus(N(0, 1)), which with A = -gate_strength makes dt A the gates of every other system.
 
     The operator's own scale (K^-1/2) is applied by the system. Numbers depend on the shape, the case's seed, ``salt``
     (the number of the set when several are rotated) and the kind of device, on nothing else.
@@ -83,6 +85,9 @@ def make_inputs(case: Case, operator: Operator, device: str, salt: int = 0) -> I
         c, b, x, dy = (normal(case.B, case.T, 1, n) for n in (n_states, n_states, channels, channels))
         steps = F.softplus(normal(case.B, case.T, 1, channels, dtype=torch.float32) - 4).to(dtype)
         return Inputs(c, b, x, dy, steps)
+    if operator == "ssd":
+        c, b, x, dy = (normal(case.B, case.T, 1, n) for n in (case.K, case.K, case.H * case.V, case.H * case.V))
+        return Inputs(c, b, x, dy, F.softplus(normal(case.B, case.T, 1, case.H, dtype=torch.float32)).to(dtype))
 
     lead = (case.B, case.H) if case.mode == "step" else (case.B, case.T, case.H)
     q, k = normal(*lead, case.K), normal(*lead, case.K)
@@ -124,6 +129,8 @@ def input_bytes(case: Case) -> int:
     if operator == "ssm":
         channels, state = ssm_shape(case)
         return e * case.B * case.T * (3 * channels + 2 * state)
+    if operator == "ssd":
+        return e * case.B * case.T * (2 * case.K + case.H * (1 + 2 * case.V))
     rows = case.B * case.H * (1 if case.mode == "step" else case.T)
     gates = 0 if case.gate_strength is None else gate_width(case, operator)
     states = 1 if case.mode == "step" else 2 * int(case.initial_state)

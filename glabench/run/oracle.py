@@ -14,7 +14,7 @@ from functools import lru_cache, partial
 import torch
 
 from gla_kernels import reference
-from glabench.run import retention, ssm
+from glabench.run import retention, ssd, ssm
 from glabench.run.errors import Distance, distance, sizes
 from glabench.run.inputs import Inputs, make_inputs, pick_pairs
 from glabench.spec.case import Case, Mode
@@ -46,6 +46,7 @@ class Question:
         names: dict[Operator, str] = {
             "attention": "float64 softmax attention",
             "ssm": "float64 selective scan",
+            "ssd": "float64 selective scan with one decay a head",
             "retention": "float64 recurrence with RetNet's decays",
         }
         return names.get(self.operator, "float64 recurrence")
@@ -71,8 +72,8 @@ def ask(case: Case, device: str, pair_count: int) -> Question:
     The first and the last (batch, head) pair are always among the sample, the others are drawn from the seed.
     """
     operator = CATALOG[case.system].operator
-    # the channels of a selective scan share B and C, and go together as one head
-    heads = {"attention": attention_shape(case)[0], "ssm": 1}.get(operator, case.H)
+    # the channels of a selective scan share B and C, and so do the heads of SSD: they go together as one head
+    heads = {"attention": attention_shape(case)[0], "ssm": 1, "ssd": 1}.get(operator, case.H)
     every = [(b, h) for b in range(case.B) for h in range(heads)]
     middle = every[1:-1]
     drawn = random.Random(case.seed).sample(middle, min(max(pair_count - 2, 0), len(middle)))
@@ -91,7 +92,7 @@ def answer(question: Question) -> Answer:
     doubles = replace(picked, **{name: x.double() for name, x in picked.tensors()})
     right, plain = _forms(question)
     exact, rough = right(doubles), plain(picked)
-    terms = {} if question.operator == "ssm" else _gate_terms(doubles, exact, question)
+    terms = {} if question.operator in ("ssm", "ssd") else _gate_terms(doubles, exact, question)
     dtype = picked.q.dtype
     against = {name: sizes(x, name, dtype, terms.get(name)) for name, x in exact.items()}
     keep = torch.float64 if dtype == torch.float32 else torch.float32
@@ -110,6 +111,12 @@ def _forms(question: Question) -> tuple[Callable[[Inputs], Outputs], Callable[[I
         return _step, _step
     if question.operator == "ssm":
         return partial(differentiate, ssm.form), partial(differentiate, ssm.form)
+    if question.operator == "ssd":
+        strength = question.case.gate_strength
+        assert strength is not None  # the system refuses it
+        return tuple(  # type: ignore[return-value]  # two of them
+            partial(differentiate, partial(of, strength=strength)) for of in (ssd.recurrent, ssd.chunkwise)
+        )
     if question.operator == "retention":
         heads = tuple(head for _, head in question.pairs)
         return tuple(partial(differentiate, retention.form(of, heads)) for of in (reference.recurrent, _chunkwise))  # type: ignore[return-value]  # two of them

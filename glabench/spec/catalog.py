@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Family = Literal["gla", "linear", "scalar", "attention", "ssm"]
-Operator = Literal["gla", "simple", "retention", "attention", "ssm"]
+Operator = Literal["gla", "simple", "retention", "ssd", "attention", "ssm"]
 
 TRAINING = ("fwd", "bwd", "fwdbwd")
 WITH_STEP = (*TRAINING, "step")
@@ -27,6 +27,7 @@ MAO_PAPER = "Mao 2022, Fine-Tuning Pre-trained Transformers into Decaying Fast W
 GATELOOP_PAPER = "Katsch 2023, GateLoop: Fully Data-Controlled Linear Recurrence, arXiv:2311.01927"
 LIGHTNING_PAPER = "Qin et al. 2024, Lightning Attention-2, arXiv:2401.04658"
 MAMBA_PAPER = "Gu and Dao 2023, Mamba: Linear-Time Sequence Modeling with Selective State Spaces, arXiv:2312.00752"
+SSD_PAPER = "Dao and Gu 2024, Transformers are SSMs: State Space Duality, arXiv:2405.21060"
 RETNET_PAPER = "Sun et al. 2023, Retentive Network: A Successor to Transformer, arXiv:2307.08621"
 TFLA_PAPER = "Beck et al. 2025, Tiled Flash Linear Attention, arXiv:2503.14376"
 FA3_PAPER = "Shah et al. 2024, FlashAttention-3, arXiv:2407.08608"
@@ -55,7 +56,7 @@ class SystemInfo:
     @property
     def gated(self) -> bool:
         """Whether the system reads the gates g, so that the gate strength is part of its cases."""
-        return self.family == "gla" or self.operator == "simple"
+        return self.family == "gla" or self.operator in ("simple", "ssd")
 
 
 def _gla(name: str, title: str, module: str, summary: str, source: str, *, axes: frozenset[str] = frozenset(),
@@ -138,6 +139,9 @@ _SYSTEMS = (
             "fla-core's chunkwise retention, autotuned by itself", FLA_REPO),
     _scalar("mlstm_tfla", "mLSTM, TFLA (one gate a head)", "simple", "mlstm_tfla:MlstmTfla",
             "mlstm_kernels' chunkwise mLSTM with sigmoid gates, its input gates open", TFLA_PAPER),
+    _scalar("mamba2_ssd", "Mamba-2's SSD", "ssd", "mamba2_ssd:Mamba2Ssd",
+            "mamba_ssm's mamba_chunk_scan_combined where it is installed, else simple_gla; the row says which",
+            SSD_PAPER, triton=True),
     _gla("fla_recurrent", "FLA fused_recurrent_gla", "fla:FlaRecurrent",
          "fla-core's fused recurrence; mode step decodes one token", FLA_REPO, modes=WITH_STEP),
     _gla("helion", "Helion full GLA", "helion:HelionGla",

@@ -45,8 +45,8 @@ def _parameters(
 
 
 @cache
-def _official() -> bool:
-    """Whether mamba_ssm's kernel is what runs."""
+def official() -> bool:
+    """Whether mamba_ssm's kernels are what runs."""
     if importlib.util.find_spec("mamba_ssm") is None:
         return False
     import torch
@@ -63,23 +63,23 @@ class MambaScan(System):
 
     def __init__(self, info: SystemInfo) -> None:
         # mamba_ssm adds its gradients up in whatever order they come: the gate asks no equal bits of it
-        super().__init__(replace(info, triton=False) if _official() else info)
+        super().__init__(replace(info, triton=False) if official() else info)
 
     def unavailable(self, device: Device) -> Unavailable | None:
-        return None if _official() else kernels_unavailable(device)
+        return None if official() else kernels_unavailable(device)
 
     def unsupported(self, case: Case, device: Device) -> str | None:
         return "the selective scan starts from no state" if case.initial_state else None
 
     def implementation(self, case: Case) -> str:
-        if _official():
+        if official():
             return f"mamba_ssm {package_version('mamba-ssm')} selective_scan_fn"
         version = package_version("glabench") or "of this checkout"
         return f"glabench {version} baselines.selective_scan, triton {package_version('triton')}"
 
     def lay_out(self, inputs: Inputs) -> Inputs:
         """mamba_ssm wants time last in memory."""
-        if not _official():
+        if not official():
             return inputs
         return replace(
             inputs, **{name: x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2) for name, x in inputs.tensors()}
@@ -89,7 +89,7 @@ class MambaScan(System):
         assert inputs.g is not None  # dt
         x, dt, b, c = (t[:, :, 0] for t in (inputs.v, inputs.g, inputs.k, inputs.q))
         a, skip = ssm_parameters(*ssm_shape(case), x)
-        if _official():
+        if official():
             from mamba_ssm.ops.selective_scan_interface import selective_scan_fn
 
             x, dt, b, c = (t.transpose(1, 2) for t in (x, dt, b, c))

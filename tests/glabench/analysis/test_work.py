@@ -103,6 +103,20 @@ def test_the_selective_scan_has_twice_the_width_and_sixteen_states(
     assert found["hbm_bytes"] == 200 * 2 * (channels * elements[0] + 16 * elements[1])
 
 
+@pytest.mark.parametrize(
+    ("mode", "flops", "elements"),
+    [
+        ("fwd", 3 * (4 * 128 + 64 * 16) + 64 * 8, 2 * 8 + 3 * (2 * 16 + 1)),
+        ("bwd", 3 * (10 * 128 + 64 * 32) + 64 * 24, 4 * 8 + 3 * (3 * 16 + 2)),
+    ],
+)
+def test_the_heads_of_ssd_share_b_and_c_and_their_products(mode: str, flops: int, elements: int) -> None:
+    found = of("mamba2_ssd", mode=mode)
+    assert found == {"flops": 200 * flops, "hbm_bytes": 200 * 2 * elements}
+    both = of("mamba2_ssd", mode="fwdbwd")
+    assert both == {key: of("mamba2_ssd")[key] + of("mamba2_ssd", mode="bwd")[key] for key in both}
+
+
 def test_one_gate_a_head_is_one_element_and_a_constant_decay_none() -> None:
     assert of("simple_gla")["hbm_bytes"] == of("fla_simple")["hbm_bytes"] == 600 * (2 * 8 + 1 + 2 * 16) * 2
     assert of("simple_gla", mode="bwd")["hbm_bytes"] == 600 * (4 * 8 + 2 + 3 * 16) * 2

@@ -75,6 +75,7 @@ def test_gates_are_never_positive_and_as_strong_as_asked() -> None:
         Case("fa2", 2, 20, 3, 8, 12, attn_heads=5, attn_dim=16),
         Case("sdpa", 2, 20, 3, 8, 12, "fp32"),
         Case("sdpa", 2, 20, 3, 8, 12, "fp32", "step"),
+        Case("mamba2_ssd", 2, 20, 3, 8, 12),
     ],
 )
 def test_bytes_are_known_before_anything_is_made(case: Case) -> None:
