@@ -1,7 +1,7 @@
 """Chunks whose scores are made by halving, at gates that no anchor serves, against float64.
 
-Hopper's kernels leave such chunks to `chunk.steep`. Here the portable passes make the states alone, and the steep kernels
-all the rest.
+Hopper's kernels leave such chunks to `chunk.steep`. Here the portable passes make the states alone, and the steep
+kernels all the rest.
 """
 
 from __future__ import annotations
