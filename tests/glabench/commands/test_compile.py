@@ -11,9 +11,15 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from gla_kernels.config import WALKS
+from gla_kernels import Workload
+from gla_kernels.config import PASSES, WALKS
+from gla_kernels.feasible import feasible
 from glabench.cli import main
-from glabench.tune.survey import Kernel, asked_of, sample
+from glabench.spec.expand import expand
+from glabench.spec.sweep import find, load
+from glabench.tune.candidate import key, launch_of, plan_of
+from glabench.tune.space import space_of
+from glabench.tune.survey import Asked, Kernel, asked_of, sample
 from glabench.tune.survey_table import failures, summary, table, tile
 
 Process = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -153,6 +159,7 @@ def test_the_sample_is_the_same_each_time_and_spread_over_the_space() -> None:
     assert ([one.work.direction for one in asked], skipped) == (["fwd", "bwd"], 1)
     once, again = (list(sample(asked, 90, 3)) for _ in range(2))
     assert once == again
+    assert all(feasible(one.step, plan_of(work, [one], 90), work, 90) is None for work, one in once)
     steps = [candidate.step for _, candidate in once]
     many = sorted(step for step in steps if step not in WALKS)  # of which there are few tiles
     assert many == sorted(["states", "output", "grad_states", "grad_qk", "grad_v"] * 3)
@@ -161,3 +168,26 @@ def test_the_sample_is_the_same_each_time_and_spread_over_the_space() -> None:
     for step in ("output", "grad_qk"):
         chunks = {candidate.variant.schedule.chunk for _, candidate in once if candidate.step == step}
         assert len(chunks) > 1
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+def test_the_sample_of_a_sweep_has_every_pass_and_every_pair_of_head_dimensions(capability: int) -> None:
+    asked, _ = asked_of(expand(load(find("board")), "cuda").cases)
+    found = list(sample(asked, capability, 1))
+    gated_walks = set() if capability == 90 else {"grad_walk"}  # which are Hopper's own
+    assert {candidate.step for _, candidate in found} == set(PASSES) - gated_walks
+    assert {(work.K, work.V) for work, _ in found} == {(one.work.K, one.work.V) for one in asked}
+
+
+def test_as_many_pairs_as_there_are_have_their_turn() -> None:
+    sizes = [8 * i for i in range(1, 12)]  # more of them than passes
+    found = sample([Asked(Workload("fwd", 1, 64, 1, K, K)) for K in sizes], 90, 1)
+    assert {work.K for work, _ in found} == set(sizes)
+
+
+def test_a_sample_of_more_than_there_is_is_all_of_it() -> None:
+    work = Workload("fwd", 1, 16, 1, 16, 16)
+    found = list(sample([Asked(work)], 80, 10_000))
+    assert len(set(found)) == len(found)
+    known = set(space_of(work, 80).candidates)
+    assert {key(launch_of(work, candidate, 80)) for _, candidate in found} == known
