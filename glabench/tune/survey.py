@@ -83,16 +83,16 @@ def asked_of(cases: Iterable[Case]) -> tuple[list[Asked], int]:
 
 
 def sample(asked: Sequence[Asked], capability: int, count: int) -> Iterator[Found]:
-    """``count`` candidates of each pass, and as many at each pair of head dimensions, spread evenly over the feasible
-    space: the same ones each time. Passes and pairs take turns. The first workload of its kind, with its schedule left
-    open, stands for all. Looks at no more of the space than it needs: to enumerate it takes minutes."""
+    """``count`` candidates of each pass, at the pairs of head dimensions in turn, spread evenly over the feasible
+    space: the same ones each time. The first workload of its kind, with its schedule left open, stands for all. Looks at
+    no more of the space than it needs: to enumerate it takes minutes."""
     kinds: dict[tuple[Any, ...], Workload] = {}
     for one in asked:
         work = replace(one.work, schedule=None)
         kinds.setdefault((work.K, work.V, work.direction, work.dtype, work.gated), work)
     pairs = list(dict.fromkeys((work.K, work.V) for work in kinds.values()))
     looked_at: set[Found] = set()
-    for draw in range(count * max(len(PASSES), len(pairs))):
+    for draw in range(count * len(PASSES)):
         turn, place = divmod(draw, len(PASSES))
         start = (GOLDEN * turn + place / len(PASSES)) % 1  # not the same schedule for every pass
         turned = pairs[draw % len(pairs) :] + pairs[: draw % len(pairs)]

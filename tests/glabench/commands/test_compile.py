@@ -187,12 +187,6 @@ def test_the_sample_of_a_sweep_has_every_pass_and_every_pair_of_head_dimensions(
     assert {(work.K, work.V) for work, _ in found} == {(one.work.K, one.work.V) for one in asked}
 
 
-def test_as_many_pairs_as_there_are_have_their_turn() -> None:
-    sizes = [8 * i for i in range(1, 12)]  # more of them than passes
-    found = sample([Asked(Workload("fwd", 1, 64, 1, K, K)) for K in sizes], 90, 1)
-    assert {work.K for work, _ in found} == set(sizes)
-
-
 def test_a_sample_of_more_than_there_is_is_all_of_it() -> None:
     work = Workload("fwd", 1, 16, 1, 16, 16)
     found = list(sample([Asked(work)], 80, 10_000))
