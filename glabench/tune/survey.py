@@ -84,8 +84,8 @@ def asked_of(cases: Iterable[Case]) -> tuple[list[Asked], int]:
 
 def sample(asked: Sequence[Asked], capability: int, count: int) -> Iterator[Found]:
     """``count`` candidates of each pass, at the pairs of head dimensions in turn, spread evenly over the feasible
-    space: the same ones each time. The first workload of its kind, with its schedule left open, stands for all. Looks at
-    no more of the space than it needs: to enumerate it takes minutes."""
+    space: the same ones each time. The first workload of its kind, with its schedule left open, stands for all. It
+    looks at no more of the space than it needs: to enumerate it takes minutes."""
     kinds: dict[tuple[Any, ...], Workload] = {}
     for one in asked:
         work = replace(one.work, schedule=None)
