@@ -18,7 +18,8 @@ def compile_(
     file: Annotated[str, typer.Argument(metavar="FILE|NAME", help="A sweep file, or the name of one (`glabench ls`).")],
     target: Annotated[str, typer.Option(help="Architectures, with commas between them.")] = TARGETS,
     space: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Compile N more candidates of each pass at each head dimension.")
+        int,
+        typer.Option(min=0, metavar="N", help="Compile N more candidates of each pass, at head dimensions in turn."),
     ] = 1,
     out: Annotated[
         Path | None, typer.Option(help="File that is appended to.", show_default="results/local/compile-<sweep>.jsonl")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import zip_longest
 
 from gla_kernels import Launch, Plan, Workload
@@ -30,6 +31,16 @@ class Space:
     menus: dict[Variant, dict[str, tuple[str, ...]]]
     predicted_ms: dict[str, float]
     times: dict[Variant, dict[str, float]]
+
+    @cached_property
+    def homes(self) -> dict[str, list[Variant]]:
+        """The variants that each candidate is on the menu of, by key, in the space's order."""
+        found: dict[str, dict[Variant, None]] = {}
+        for variant, menu in self.menus.items():
+            for keys in menu.values():
+                for one in keys:
+                    found.setdefault(one, {})[variant] = None
+        return {one: list(homes) for one, homes in found.items()}
 
     def total(self, variant: Variant, ms_of: Callable[[str], float], among: Collection[str] = ()) -> float:
         """ms of the variant's best plan, from those of single launches; with the one of ``among``, if it is there.

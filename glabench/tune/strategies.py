@@ -131,8 +131,7 @@ def halving(history: History) -> Iterator[list[Request]]:
 
 def least_total(space: Space, key: str, ms_of: Callable[[str], float]) -> float:
     """ms of the fastest plan that the candidate is a part of."""
-    homes = (v for v, menu in space.menus.items() if any(key in keys for keys in menu.values()))
-    return min(space.total(variant, ms_of, (key,)) for variant in homes)
+    return min(space.total(variant, ms_of, (key,)) for variant in space.homes[key])
 
 
 def tpe(history: History) -> Iterator[list[Request]]:

@@ -9,20 +9,23 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, as_completed
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from typing import Any, Literal
 
 from gla_kernels import Workload
-from gla_kernels.config import PASSES
+from gla_kernels.config import PASSES, tiles
+from gla_kernels.feasible import feasible
 from glabench.run.driver import cores
 from glabench.spec.case import Case
 from glabench.spec.catalog import CATALOG
 from glabench.systems.gla import Gla
-from glabench.tune.candidate import Candidate
+from glabench.tune.candidate import Candidate, plan_of, variants
 from glabench.tune.compiler import Answer, CompilePool
-from glabench.tune.space import space_of
 from glabench.tune.works import DIRECTIONS
 
 SCHEMA = 1
+Found = tuple[Workload, Candidate]
+
 GOLDEN = 0.6180339887498949  # multiples of it, modulo 1, lie evenly however many are taken
 
 
@@ -79,23 +82,48 @@ def asked_of(cases: Iterable[Case]) -> tuple[list[Asked], int]:
     return list(found), skipped
 
 
-def sample(asked: Sequence[Asked], capability: int, count: int) -> Iterator[tuple[Workload, Candidate]]:
-    """``count`` candidates of each pass at each pair of head dimensions, spread evenly over the feasible space: the
-    same ones each time. The first workload of the pair that has the pass, with its schedule left open, stands for
-    all."""
-    seen: set[tuple[str, int, int]] = set()
-    for one in asked if count else ():
+def sample(asked: Sequence[Asked], capability: int, count: int) -> Iterator[Found]:
+    """``count`` candidates of each pass, at the pairs of head dimensions in turn, spread evenly over the feasible
+    space: the same ones each time. The first workload of its kind, with its schedule left open, stands for all. It
+    looks at no more of the space than it needs: to enumerate it takes minutes."""
+    kinds: dict[tuple[Any, ...], Workload] = {}
+    for one in asked:
         work = replace(one.work, schedule=None)
-        if all((step, work.K, work.V) in seen for step in PASSES):
-            continue
-        everything = list(space_of(work, capability).candidates.values())
-        for step in PASSES:
-            members = [candidate for candidate in everything if candidate.step == step]
-            if members and (step, work.K, work.V) not in seen:
-                offset = GOLDEN * len(seen) % 1  # not the same schedule for every pass
-                seen.add((step, work.K, work.V))
-                for i in range(min(count, len(members))):
-                    yield work, members[int((i + offset) * len(members) / min(count, len(members)))]
+        kinds.setdefault((work.K, work.V, work.direction, work.dtype, work.gated), work)
+    pairs = list(dict.fromkeys((work.K, work.V) for work in kinds.values()))
+    looked_at: set[Found] = set()
+    for draw in range(count * len(PASSES)):
+        turn, place = divmod(draw, len(PASSES))
+        start = (GOLDEN * turn + place / len(PASSES)) % 1  # not the same schedule for every pass
+        turned = pairs[draw % len(pairs) :] + pairs[: draw % len(pairs)]
+        # the next pair where the first one has no such pass, or no more of it
+        works = sorted(kinds.values(), key=lambda work: turned.index((work.K, work.V)))
+        found = _next(PASSES[place], works, capability, start, looked_at)
+        if found is not None:
+            yield found
+
+
+def _next(step: str, works: list[Workload], capability: int, start: float, looked_at: set[Found]) -> Found | None:
+    """The first feasible candidate of a pass that was not looked at, from that share of the way through the space on;
+    None when there are no more. Adds what it looks at."""
+    for work in works:
+        members = _members(work, step, capability)
+        offset = int(start * len(members))
+        for candidate in members[offset:] + members[:offset]:
+            if (work, candidate) not in looked_at:
+                looked_at.add((work, candidate))
+                if feasible(step, plan_of(work, [candidate], capability), work, capability) is None:
+                    return work, candidate
+    return None
+
+
+@cache
+def _members(work: Workload, step: str, capability: int) -> tuple[Candidate, ...]:
+    """Every candidate of a pass, feasible or not, in the space's order."""
+    found = [variant for variant in variants(work) if step in variant.steps(work)]
+    return tuple(
+        Candidate(variant, step, tile) for variant in found for tile in tiles(step, work.K, work.V, capability)
+    )
 
 
 def survey(
@@ -106,7 +134,7 @@ def survey(
     environment: dict[str, Any],
     progress: Callable[[int, int], None],
 ) -> Iterator[Kernel]:
-    """Compile for one target, "sm_90", on every core: what gla() runs and ``count`` more of each pass. Each different
+    """Compile for one target, "sm_90", on every core: what gla() runs and a sample of ``count``. Each different
     kernel comes once, in the order in which they are done; ``progress`` is told how many of how many are."""
 
     def draft(work: Workload, step: str, candidate: Candidate | None = None) -> Kernel:

@@ -2,18 +2,24 @@
 
 A kernel that starts has the interpreter replace Triton's language by one for NumPy. Every call of an inner function has
 it look through the whole language again, and find all of it replaced. And of every sum, difference and product of
-integers it works out in 64 bits whether it overflows, then drops the answer, unless it was asked to debug. `lean`
-leaves both out; not a bit of any result changes.
+integers it works out in 64 bits whether it overflows, then drops the answer, unless it was asked to debug. At small
+shapes most of what is left is to describe values, not to compute them: each operation spells out anew the type, the
+shape and NumPy's dtype of its operands, of which a kernel has few different ones. `lean` leaves the first two out and
+remembers the third; not a bit of any result changes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import triton.language as tl
+from triton.language.semantic import TritonSemantic
+
+_MEMBERS = ("_patch_lang", "_LangPatchScope", "_get_np_dtype", "interpreter_builder")
 
 
 @contextmanager
@@ -21,11 +27,27 @@ def lean() -> Iterator[None]:
     """While this is entered, kernels that Triton interprets run without that work."""
     from triton.runtime import interpreter  # here: a GPU has no use for it
 
-    if not all(hasattr(interpreter, name) for name in ("_patch_lang", "_LangPatchScope", "interpreter_builder")):
+    described = hasattr(tl.core, "block_type") and hasattr(TritonSemantic, "broadcast_impl_value")
+    if not described or not all(hasattr(interpreter, name) for name in _MEMBERS):
         yield  # names inside Triton may move; without them the interpreter runs as it is
         return
-    patch_lang, builder = interpreter._patch_lang, interpreter.interpreter_builder
-    options = builder.options
+    builder = interpreter.interpreter_builder
+    options = replace(builder.options, sanitize_overflow=builder.options.sanitize_overflow and builder.options.debug)
+    with ExitStack() as changes:
+        for owner, name, value in (
+            (interpreter, "_patch_lang", _patching_once(interpreter)),
+            (interpreter, "_get_np_dtype", _np_dtypes(interpreter._get_np_dtype)),
+            (builder, "options", options),
+            (tl.core.block_type, "__init__", _block_types(tl.core.block_type.__init__)),
+            (tl.core.tensor, "__init__", _tensors(tl.core.tensor.__init__)),
+            (TritonSemantic, "broadcast_impl_value", _broadcasts(TritonSemantic.broadcast_impl_value)),
+        ):
+            changes.enter_context(patch.object(owner, name, value))
+        yield
+
+
+def _patching_once(interpreter: Any) -> Callable[[Any], Any]:
+    patch_lang = interpreter._patch_lang
 
     def patch_once(fn: Any) -> Any:
         """What the interpreter calls before a kernel or an inner function runs. Answers what undoes it."""
@@ -34,9 +56,58 @@ def lean() -> Iterator[None]:
             return patch_lang(fn)
         return interpreter._LangPatchScope()  # of no changes
 
-    interpreter._patch_lang = patch_once
-    builder.options = replace(options, sanitize_overflow=options.sanitize_overflow and options.debug)
-    try:
-        yield
-    finally:
-        interpreter._patch_lang, builder.options = patch_lang, options
+    return patch_once
+
+
+def _np_dtypes(of: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """NumPy's dtype of a type, which is that of its elements."""
+    known: dict[str, Any] = {}
+
+    def np_dtype(type_: Any) -> Any:
+        name = type_.scalar.name
+        if name not in known:
+            known[name] = of(type_)
+        return known[name]
+
+    return np_dtype
+
+
+def _block_types(init: Callable[..., None]) -> Callable[..., None]:
+    """The type of a tile, which follows from that of its elements and its sizes."""
+    known: dict[tuple[Any, ...], dict[str, Any]] = {}
+
+    def block_type(self: Any, element_ty: Any, shape: Any) -> None:
+        sizes = [size.value if isinstance(size, tl.constexpr) else size for size in shape]
+        key = (element_ty.name, *sizes)
+        if key not in known:
+            init(self, element_ty, shape)
+            known[key] = vars(self).copy()
+        else:
+            vars(self).update(known[key], element_ty=element_ty)
+
+    return block_type
+
+
+def _tensors(init: Callable[..., None]) -> Callable[..., None]:
+    """A tile or a number: its shape follows from its type."""
+    known: dict[str, dict[str, Any]] = {}
+
+    def tensor(self: Any, handle: Any, type: Any) -> None:
+        if type.name not in known:
+            init(self, handle, type)
+            known[type.name] = vars(self).copy()
+        else:
+            vars(self).update(known[type.name], handle=handle, type=type, dtype=type.scalar)
+
+    return tensor
+
+
+def _broadcasts(broadcast: Callable[..., Any]) -> Callable[..., Any]:
+    """Two operands in one shape, which they mostly have."""
+
+    def broadcast_impl_value(self: Any, lhs: Any, rhs: Any) -> Any:
+        if lhs.type.is_block() and rhs.type.is_block() and list(lhs.type.shape) == list(rhs.type.shape):
+            return lhs, rhs
+        return broadcast(self, lhs, rhs)
+
+    return broadcast_impl_value

@@ -66,7 +66,9 @@ HEADS = [*((d, d) for d in (8, 60, 128, 256, 512)), (8, 60), (60, 128), (128, 25
 def test_a_plan_by_size_can_always_run(capability, dtype):
     for K, V in HEADS:
         long = Workload("fwd", 2, 3000, 4, K, V, dtype)
-        for schedule in (None, *schedules(long)):
+        # left open, it is one of these; to predict them all takes as long as all else here
+        left_open = [None] if K == V else []
+        for schedule in (*left_open, *schedules(long)):
             fwd = replace(long, schedule=schedule)
             for work in (fwd, replace(fwd, direction="bwd")):
                 assert refusal(by_model(work, capability), work, capability) is None, work

@@ -16,7 +16,7 @@ import torch
 from gla_kernels import Schedule, launches
 from glabench.hardware.crosscompile import cross_compile
 for K, V, dtype, chunk, sub_chunk, capability in json.loads(sys.argv[1]):
-    found = launches("gla", B=1, T=1000, H=2, K=K, V=V, dtype=getattr(torch, dtype), mode="fwd",
+    found = launches("gla", B=8, T=2048, H=32, K=K, V=V, dtype=getattr(torch, dtype), mode="fwd",
                      schedule=Schedule(chunk, sub_chunk), capability=capability)
     entries = cross_compile([x for x in found if x.name == "output_kernel"], f"sm_{capability}")
     print(json.dumps([entry["error"] for entry in entries]))

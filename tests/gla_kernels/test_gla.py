@@ -49,7 +49,7 @@ def test_every_gate_strength(judge, inputs, gates, materialize):
 @pytest.mark.parametrize("dtype", DTYPES, ids=name)
 @pytest.mark.parametrize("materialize", [True, False])
 def test_every_dtype(judge, inputs, dtype, gates, materialize):
-    judge(form(Schedule(32, 16, materialize)), inputs((2, 70, 1, 32, 32), dtype, gates))
+    judge(form(Schedule(32, 16, materialize)), inputs((1, 70, 1, 32, 32), dtype, gates))
 
 
 @pytest.mark.parametrize("T", [1, 2, 15, 16, 63, 65, 129])
@@ -61,7 +61,7 @@ def test_any_length(judge, inputs, T, materialize):
 @pytest.mark.parametrize(("K", "V"), [(8, 8), (60, 100), (100, 60), (16, 200), (200, 16), (512, 24), (24, 512)])
 @pytest.mark.parametrize("materialize", [True, False])
 def test_any_head_dimension(judge, inputs, K, V, materialize):
-    judge(form(Schedule(32, 16, materialize)), inputs((1, 50, 1, K, V), torch.float32, 1.0))
+    judge(form(Schedule(32, 16, materialize)), inputs((1, 37, 1, K, V), torch.float32, 1.0))
 
 
 @pytest.mark.parametrize("materialize", [True, False])

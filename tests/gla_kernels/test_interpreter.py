@@ -10,6 +10,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 
 from gla_kernels import Schedule, gla, launch
@@ -32,6 +33,12 @@ def outer_kernel(p_x, n):
 
 
 @triton.jit
+def unfit_kernel(p_x, N: tl.constexpr, M: tl.constexpr):
+    b_x = tl.load(p_x + tl.arange(0, N))
+    tl.store(p_x + tl.arange(0, N), b_x + tl.load(p_x + tl.arange(0, 2 * M)))
+
+
+@triton.jit
 def broken_kernel(p_x):
     tl.store(p_x, inner(tl.load(p_x)))
     tl.static_assert(False)
@@ -42,18 +49,49 @@ def form(q, k, v, g, s):
 
 
 def state_of_triton() -> tuple[Any, ...]:
-    options = interpreter.interpreter_builder.options
-    return tl.core.is_builtin(tl.load), tl.range, hasattr(tl.tensor, "__bool__"), options, interpreter._patch_lang
+    options, broadcast = interpreter.interpreter_builder.options, TritonSemantic.broadcast_impl_value
+    described = interpreter._get_np_dtype, tl.block_type.__init__, tl.tensor.__init__, broadcast
+    language = tl.core.is_builtin(tl.load), tl.range, hasattr(tl.tensor, "__bool__"), interpreter._patch_lang
+    return *language, options, *described
 
 
-def test_not_a_bit_changes(monkeypatch, inputs, outputs_of):
-    x = inputs((1, 35, 1, 16, 20), torch.float16, "resets")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+def test_not_a_bit_changes(monkeypatch, inputs, outputs_of, dtype):
+    x = inputs((1, 35, 1, 16, 20), dtype, "resets")
     found = outputs_of(form, x)
     monkeypatch.setattr(launch, "running", nullcontext)
     plain = outputs_of(form, x)
     assert found.keys() == plain.keys()
     for name, out in found.items():
         assert torch.equal(out, plain[name]), name
+
+
+@triton.jit
+def shapes_kernel(p_x, p_out, N: tl.constexpr):
+    """x [N] int32, sums with itself along rows and columns, and flags of one bit."""
+    o_n = tl.arange(0, N)
+    b_x = tl.load(p_x + o_n)
+    b_xx = b_x[:, None] * 2 + b_x[None, :].to(tl.int64)
+    b_xx = tl.where((b_xx > 3) & (o_n >= 1)[:, None], b_xx, -b_xx)
+    tl.store(p_out + o_n[:, None] * N + o_n[None, :], b_xx + tl.sum(b_x))
+
+
+@pytest.mark.parametrize("N", [1, 2, 8])
+def test_types_and_shapes_that_are_remembered_are_not_mixed_up(N):
+    """The same elements in several shapes, the same shapes of several elements, one launch after another."""
+    for dtype in (torch.int32, torch.int16):
+        x, out = torch.arange(N, dtype=dtype), torch.zeros(N, N, dtype=torch.int64)
+        with lean():
+            shapes_kernel[(1,)](x, out, N)
+        expected = x[:, None].long() * 2 + x[None, :]
+        expected = torch.where((expected > 3) & (x >= 1)[:, None], expected, -expected) + x.sum()
+        assert torch.equal(out, expected)
+
+
+@pytest.mark.parametrize("wrong", [(4, 8), (2, 2)], ids=str)
+def test_tiles_that_do_not_fit_are_still_refused(wrong):
+    with pytest.raises(interpreter.InterpreterError, match="incompatible dimensions"), lean():
+        unfit_kernel[(1,)](torch.zeros(8), *wrong)
 
 
 def test_the_language_is_replaced_once_a_launch_and_put_back(monkeypatch):

@@ -37,7 +37,7 @@ def forward(x, plan, keep):
 @pytest.mark.parametrize(("T", "K", "V"), [(1, 16, 16), (64, 32, 64), (150, 20, 72), (200, 64, 128)])
 @pytest.mark.parametrize("schedule", [Schedule(64), Schedule(64, 64, True, 1), Schedule(32)], ids=str)
 def test_one_walk_is_what_two_passes_are(inputs, dtype, T, K, V, schedule):
-    x = inputs((2, T, 2, K, V), dtype, None)
+    x = inputs((2 if T <= 64 else 1, T, 2, K, V), dtype, None)
     work = replace(WORK, T=T, K=K, V=V, dtype=str(dtype).removeprefix("torch."))
     plan = walked(work, schedule)
     o, final, kept, found = forward(x, plan, True)

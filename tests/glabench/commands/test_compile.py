@@ -11,9 +11,15 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from gla_kernels.config import WALKS
+from gla_kernels import Workload
+from gla_kernels.config import PASSES, WALKS
+from gla_kernels.feasible import feasible
 from glabench.cli import main
-from glabench.tune.survey import Kernel, asked_of, sample
+from glabench.spec.expand import expand
+from glabench.spec.sweep import find, load
+from glabench.tune.candidate import key, launch_of, plan_of
+from glabench.tune.space import space_of
+from glabench.tune.survey import Asked, Kernel, asked_of, sample
 from glabench.tune.survey_table import failures, summary, table, tile
 
 Process = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -27,6 +33,14 @@ cases:
   - {system: gla, mode: fwd, initial_state: true, materialize: false}
 """
 OTHERS = "title: Others\naxes: {system: recurrent_torch, B: 1, T: 16, H: 1, K: 8, V: 8}\n"
+
+# A process that compiles takes longer to start than kernels as small as these to compile, and there is one a core.
+ON_ONE_CORE = """
+import os, sys
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+from glabench.cli import main
+main(sys.argv[1:])
+"""
 
 # arguments after "glabench compile" -> what the one line says
 BAD = {
@@ -56,7 +70,7 @@ def test_bad_input_is_one_line_and_exit_code_2(
 
 def test_a_sweep_compiles_for_every_target(python_process: Process, folder: Path) -> None:
     arguments = ("compile", "tiny.yaml", "--target", "sm_80,sm_90", "--space", "1")
-    done = python_process("-m", "glabench", *arguments, cwd=str(folder))
+    done = python_process("-c", ON_ONE_CORE, *arguments, cwd=str(folder))
     assert "Tiny (tiny): 2 cases of gla (2 others skipped) for sm_80, sm_90" in done.stdout
     rows = [json.loads(line) for line in (folder / "results/local/compile-tiny.jsonl").read_text().splitlines()]
     assert {(row["kind"], row["sweep"], row["status"]) for row in rows} == {("compiled", "tiny", "ok")}
@@ -90,7 +104,7 @@ def test_heads_of_512_fit_a_geforce(python_process: Process, folder: Path) -> No
     text = "title: Huge\naxes: {system: gla, mode: fwd, B: 1, T: 128, H: 1, K: 512, V: 512, chunk: 64}\n"
     (folder / "huge.yaml").write_text(text)
     arguments = ("compile", "huge.yaml", "--target", "sm_86", "--space", "0")
-    assert "0 do not fit, 0 failed" in python_process("-m", "glabench", *arguments, cwd=str(folder)).stdout
+    assert "0 do not fit, 0 failed" in python_process("-c", ON_ONE_CORE, *arguments, cwd=str(folder)).stdout
 
 
 def kernel(status: str = "ok", origin: str = "gla", **facts: Any) -> Kernel:
@@ -153,6 +167,7 @@ def test_the_sample_is_the_same_each_time_and_spread_over_the_space() -> None:
     assert ([one.work.direction for one in asked], skipped) == (["fwd", "bwd"], 1)
     once, again = (list(sample(asked, 90, 3)) for _ in range(2))
     assert once == again
+    assert all(feasible(one.step, plan_of(work, [one], 90), work, 90) is None for work, one in once)
     steps = [candidate.step for _, candidate in once]
     many = sorted(step for step in steps if step not in WALKS)  # of which there are few tiles
     assert many == sorted(["states", "output", "grad_states", "grad_qk", "grad_v"] * 3)
@@ -161,3 +176,20 @@ def test_the_sample_is_the_same_each_time_and_spread_over_the_space() -> None:
     for step in ("output", "grad_qk"):
         chunks = {candidate.variant.schedule.chunk for _, candidate in once if candidate.step == step}
         assert len(chunks) > 1
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+def test_the_sample_of_a_sweep_has_every_pass_and_every_pair_of_head_dimensions(capability: int) -> None:
+    asked, _ = asked_of(expand(load(find("board")), "cuda").cases)
+    found = list(sample(asked, capability, 1))
+    gated_walks = set() if capability == 90 else {"grad_walk"}  # which are Hopper's own
+    assert {candidate.step for _, candidate in found} == set(PASSES) - gated_walks
+    assert {(work.K, work.V) for work, _ in found} == {(one.work.K, one.work.V) for one in asked}
+
+
+def test_a_sample_of_more_than_there_is_is_all_of_it() -> None:
+    work = Workload("fwd", 1, 16, 1, 16, 16)
+    found = list(sample([Asked(work)], 80, 10_000))
+    assert len(set(found)) == len(found)
+    known = set(space_of(work, 80).candidates)
+    assert {key(launch_of(work, candidate, 80)) for _, candidate in found} == known

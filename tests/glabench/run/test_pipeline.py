@@ -170,7 +170,8 @@ from glabench import store
 from glabench.run.pipeline import run_case
 from glabench.run.settings import Settings
 from glabench.spec.case import Case
-case = Case("gla", 1, 100, 2, 16, 16, "bf16", "fwdbwd", chunk=32, sub_chunk=16, materialize=True)
+# of the board, whose kernels Triton's cache has where `glabench compile` ran before
+case = Case("gla", 8, 1024, 8, 64, 64, "bf16", "fwdbwd", chunk=64, materialize=True)
 print(store.to_json(run_case(case, "tests", Settings.for_device("cpu").with_part("{part}"))))
 """
 
