@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
-from unittest.mock import patch
 
 import triton.language as tl
 from triton.language.semantic import TritonSemantic
@@ -25,7 +24,9 @@ _MEMBERS = ("_patch_lang", "_LangPatchScope", "_get_np_dtype", "interpreter_buil
 @contextmanager
 def lean() -> Iterator[None]:
     """While this is entered, kernels that Triton interprets run without that work."""
-    from triton.runtime import interpreter  # here: a GPU has no use for it
+    from unittest.mock import patch  # both here: a GPU has no use for them
+
+    from triton.runtime import interpreter
 
     described = hasattr(tl.core, "block_type") and hasattr(TritonSemantic, "broadcast_impl_value")
     if not described or not all(hasattr(interpreter, name) for name in _MEMBERS):
