@@ -13,7 +13,9 @@ from glabench.store import Row
 
 
 def row(system: str, ms: float, T: int = 1024, **more: Any) -> Row:
-    heads = {"attn_heads": 4, "attn_dim": 64, "gate_strength": None} if system in ("fa2", "cudnn") else {}
+    heads: dict[str, Any] = (
+        {"attn_heads": 4, "attn_dim": 64, "gate_strength": None} if system in ("fa2", "cudnn") else {}
+    )
     case = Case(system, 2, T, 4, 64, 64, **heads, **more)
     time = {"clock": "cuda_events_cold_l2", "samples_ms": [ms] * 10}
     return Row(case.id, "s", case.to_dict(), "ok", time=time, environment={"device": "NVIDIA H200"}, started="2026")
