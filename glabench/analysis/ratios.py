@@ -76,6 +76,14 @@ def share_within(found: Sequence[Ratio], most: float) -> float:
     return sum(ratio.change <= most for ratio in found) / len(found)
 
 
+def shares_by_system(found: Sequence[Ratio], most: float) -> dict[str, float]:
+    """``share_within`` of each system's ratios, the lowest first: one system that does not repeat spoils all of its
+    ratios, and some of every other's."""
+    systems = dict.fromkeys(name for ratio in found for name in (ratio.one, ratio.other))
+    shares = {name: share_within([one for one in found if name in (one.one, one.other)], most) for name in systems}
+    return dict(sorted(shares.items(), key=lambda item: item[1]))
+
+
 def _times(rows: Sequence[Row]) -> dict[tuple[Any, ...], Times]:
     table = frame(latest(rows))
     timed = aligned(table[(table["status"] == "ok") & table["ms"].notna()])

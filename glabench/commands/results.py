@@ -104,7 +104,7 @@ def ratios(
     Exit code: 0 95 % of the ratios or more are alike; 1 fewer are; 2 bad input, or no ratio is in both.
     """
     from glabench.analysis.load import located, only_rows
-    from glabench.analysis.ratios import LEAST_SHARE, share_within
+    from glabench.analysis.ratios import LEAST_SHARE, share_within, shares_by_system
     from glabench.analysis.ratios import ratios as ratios_of
     from glabench.commands.check import parse_share
 
@@ -116,6 +116,8 @@ def ratios(
         typer.echo("note: the runs are of different sources or versions")
     for ratio in found[:worst]:
         typer.echo(str(ratio))
+    for system, share in shares_by_system(found, most).items():
+        typer.echo(f"{system}: {share:.1%} of its ratios within {most:.1%}")
     share = share_within(found, most)
     typer.echo(f"{len(found)} ratios, {share:.1%} of them within {most:.1%}; the worst {found[0].change:.1%} apart")
     if share < LEAST_SHARE:

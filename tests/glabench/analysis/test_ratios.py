@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from glabench.analysis.ratios import ratios, share_within
+from glabench.analysis.ratios import ratios, share_within, shares_by_system
 from glabench.errors import UserError
 from glabench.spec.case import Case
 from glabench.store import Row
@@ -29,6 +29,9 @@ def test_a_ratio_is_that_of_medians_and_the_least_alike_come_first() -> None:
     assert (found[2].before, found[2].after) == pytest.approx((0.5, 0.5))
     assert [ratio.change for ratio in found] == pytest.approx([0.1, 0.1, 0.0])
     assert share_within(found, 0.015) == pytest.approx(1 / 3)
+    shares = list(shares_by_system(found, 0.015).items())
+    assert shares[0] == ("cuDNN attention", 0.0)
+    assert [share for _, share in shares[1:]] == [0.5, 0.5]
     assert "(2, 1024, 4, 64, 64) bf16 fwdbwd" in str(found[0])
     assert "10.0% apart" in str(found[0])
 
