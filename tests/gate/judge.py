@@ -134,6 +134,14 @@ def read(folder: Path) -> tuple[list[Rows], dict[int, list[Rows]]]:
     return same, planted
 
 
+def read_calibration(path: Path) -> dict[str, Any]:
+    """What ``measure.py`` found to plant, by case; nothing where there is no such file. UserError for another one."""
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{path}: not a calibration of tests/gate/measure.py: {error}") from None
+
+
 def render(tallies: Sequence[Tally], runs: int) -> str:
     """The table, what is asked beside it."""
     head = f"{'':12} comparisons verdicts {' '.join(COLUMNS)} other   share  asked"
@@ -166,17 +174,17 @@ def render_mistakes(one: Tally) -> list[str]:
 
 def render_planted(one: Tally, calibration: dict[str, Any]) -> str:
     """What the slow-downs truly were: by calibration, and as medians of the comparisons have it."""
-    known = [
-        found["planted"][str(one.percent)] for found in calibration.values() if str(one.percent) in found["planted"]
-    ]
-    true = [found["percent"] for found in known if found["possible"]]
+    known = [found["planted"].get(str(one.percent)) for found in calibration.values()]
+    true = [found["percent"] for found in known if found is not None and found["possible"]]
     measured = [100 * (case.time.ratio - 1) for case in one.verdicts if case.time]
     words = f"{one.percent} %: "
     words += f"{min(true):.2f} to {max(true):.2f} % by calibration" if true else "no calibration"
     if measured:
         words += f", {min(measured):.2f} to {max(measured):.2f} % in the comparisons, median {median(measured):.2f} %"
-    impossible = sum(not found["possible"] for found in known)
-    return words + (f"; {impossible} cases left out, as one more launch is more than that" if impossible else "")
+    impossible = sum(found is not None and not found["possible"] for found in known)
+    failed = sum(found is None for found in known)
+    words += f"; cases left out, as even an empty launch is more: {impossible}" if impossible else ""
+    return words + (f"; cases that were not calibrated: {failed}" if failed else "")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -187,8 +195,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--threshold", type=float, default=0.03, help="as glabench check has it (0.03)")
     options = parser.parse_args(arguments)
     same, planted = read(options.folder)
-    path = options.folder / "calibration.json"
-    calibration: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    calibration = read_calibration(options.folder / "calibration.json")
     tallies = judged(same, planted, max(1, options.runs), options.threshold)
     print(render(tallies, max(1, options.runs)))
     print("\nPlanted:", *(render_planted(one, calibration) for one in tallies[1:]), sep="\n  ")

@@ -26,7 +26,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,8 @@ HERE = Path(__file__).parent
 PERCENTS = (2, 3, 5, 10)
 RUNS, PLANTED_RUNS = 21, 3
 GUESS_S = 2.0  # a row, its share of starting the process included, before there is one to go by
+# So many processes import torch at once, before the first of them times anything; the others then wait.
+STARTED = 4
 CALIBRATION_S = 10.0  # the most that a case is expected to take
 
 
@@ -136,43 +138,55 @@ class Campaign:
         except (ChildDied, ChildTimeout) as error:
             found = {"failed": str(error)}
         if "failed" in found:
-            raise UserError(f"case {case.id} ({case.system}) could not be calibrated: {found['failed']}")
-        came_to = {f"{percent} %": f"{one['percent']:.2f} %" for percent, one in found["planted"].items()}
-        say(f"{case.id} {case.system}, {found['plain_ms']:.4f} ms: {came_to}, least {found['least_percent']:.2f} %")
+            say(f"{case.id} {case.system}: nothing can be planted: {found['failed']}")
+            return found | {"planted": {}}
+        came_to = ", ".join(f"{percent} % as {one['percent']:.2f} %" for percent, one in found["planted"].items())
+        say(f"{case.id} {case.system}, {found['plain_ms']:.4f} ms: {came_to}; least {found['least_percent']:.2f} %")
         return found
-
-    def measure(self, run: Run, cases: Sequence[Case], calibration: dict[str, Any]) -> float:
-        """Write the run's file; seconds that it took a row. A run that is not finished leaves no file."""
-        variables: dict[str, str | None] = {"PLANTED": None}
-        if run.percent is not None:
-            chosen = {case.id: calibration[case.id]["planted"][str(run.percent)] for case in cases}
-            cases = [case for case in cases if chosen[case.id]["possible"]]
-            amounts = {case.id: chosen[case.id]["amount"] for case in cases}
-            variables = {"PLANTED": json.dumps({"percent": run.percent, "amounts": amounts})}
-        began = time.monotonic()
-        worker = Worker(environment() | variables, known_environment(self.device), "planted")
-        try:
-            rows = [worker.run(case, run.sweep, self.settings, self.limit_s) for case in cases]
-        finally:
-            worker.close()
-        for row in rows:
-            if row.status != "ok":
-                say(f"{run.name}: {row.case_id} is {row.status}: {row.reason}")
-        replace_text(self.folder / run.name, "".join(store.to_json(row) + "\n" for row in rows))
-        return (time.monotonic() - began) / max(1, len(rows))
 
     def runs(self, order: Sequence[Run], cases: Sequence[Case], calibration: dict[str, Any]) -> None:
         """Measure what is left of the plan. Raises TimeIsUp."""
         left = [run for run in order if not (self.folder / run.name).exists()]
         took: list[float] = []
-        for run in left:
-            self._must_fit(max(took, default=GUESS_S) * len(cases))
-            took.append(self.measure(run, cases, calibration))
-            say(f"{run.name}: {took[-1]:.2f} s a row; {len(order) - len(left) + len(took)} of {len(order)} runs")
+        for at in range(0, len(left), STARTED):
+            with ExitStack() as stack:
+                workers = [self._worker(run, calibration) for run in left[at : at + STARTED]]
+                for worker in workers:
+                    stack.callback(worker.close)
+                    worker.start()
+                for run, worker in zip(left[at:], workers, strict=False):
+                    self._must_fit(max(took, default=GUESS_S) * len(cases))
+                    took.append(self._measure(run, worker, cases, calibration))
+                    done = len(order) - len(left) + len(took)
+                    say(f"{run.name}: {took[-1]:.2f} s a row; {done} of {len(order)} runs")
+
+    def _worker(self, run: Run, calibration: dict[str, Any]) -> Worker:
+        planted = {"percent": run.percent, "amounts": amounts(run, calibration)}
+        variables = {"PLANTED": None if run.percent is None else json.dumps(planted)}
+        return Worker(environment() | variables, known_environment(self.device), "planted")
+
+    def _measure(self, run: Run, worker: Worker, cases: Sequence[Case], calibration: dict[str, Any]) -> float:
+        """Write the run's file, once it is whole; seconds that it took for each of the cases."""
+        began = time.monotonic()
+        possible = amounts(run, calibration)
+        chosen = [case for case in cases if run.percent is None or case.id in possible]
+        rows = [worker.run(case, run.sweep, self.settings, self.limit_s) for case in chosen]
+        worker.close()
+        for row in rows:
+            if row.status != "ok":
+                say(f"{run.name}: {row.case_id} is {row.status}: {row.reason}")
+        replace_text(self.folder / run.name, "".join(store.to_json(row) + "\n" for row in rows))
+        return (time.monotonic() - began) / len(cases)
 
     def _must_fit(self, seconds: float) -> None:
         if time.monotonic() + seconds > self.end:
             raise TimeIsUp
+
+
+def amounts(run: Run, calibration: dict[str, Any]) -> dict[str, int]:
+    """How much the run plants, by case, where its slow-down is possible."""
+    found = {case_id: of_case["planted"].get(str(run.percent)) for case_id, of_case in calibration.items()}
+    return {case_id: one["amount"] for case_id, one in found.items() if one is not None and one["possible"]}
 
 
 class Told:
