@@ -177,6 +177,8 @@ def render_planted(one: Tally, calibration: dict[str, Any]) -> str:
     known = [found["planted"].get(str(one.percent)) for found in calibration.values()]
     true = [found["percent"] for found in known if found is not None and found["possible"]]
     measured = [100 * (case.time.ratio - 1) for case in one.verdicts if case.time]
+    if not measured and all(found is None for found in known):
+        return f"{one.percent} %: not measured"
     words = f"{one.percent} %: "
     words += f"{min(true):.2f} to {max(true):.2f} % by calibration" if true else "no calibration"
     if measured:
@@ -202,7 +204,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     mistakes = [line for one in tallies if one.asked for line in render_mistakes(one)]
     if mistakes:
         print("\nOtherwise than they should be:", *mistakes, sep="\n  ")
-    print("\nWithout the re-measurement that `glabench check` makes of what is slower.")
+    print("\nComparisons share runs. Without the re-measurement that `glabench check` makes of what is slower.")
     return 0 if all(one.reached for one in tallies) else 1
 
 

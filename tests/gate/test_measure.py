@@ -17,7 +17,7 @@ from glabench.spec.expand import check, expand
 from glabench.spec.sweep import find, load
 
 from . import planted
-from .measure import HERE, Run, main, plan
+from .measure import HERE, Run, amounts, main, plan
 
 TINY = """
 title: Tiny
@@ -100,6 +100,16 @@ def test_planted_runs_are_spread_among_the_others() -> None:
     assert len({run.name for run in order}) == len(order) == 27
     assert [run for run in order if run.percent is None] == [Run(index) for index in range(21)]
     assert [sum(r.percent is None for r in order[: order.index(Run(turn, 3))]) for turn in range(3)] == [3, 10, 17]
+
+
+def test_only_what_is_possible_is_planted() -> None:
+    found = {"amount": 5, "percent": 3.0, "possible": True}
+    calibration = {
+        "right": {"planted": {"3": found}},
+        "too short": {"planted": {"3": found | {"possible": False}}},
+        "died": {"failed": "the process was killed by SIGSEGV", "planted": {}},
+    }
+    assert amounts(Run(0, 3), calibration) == {"right": 5}
 
 
 def test_the_cases_are_of_the_board() -> None:
