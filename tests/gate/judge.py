@@ -97,6 +97,8 @@ def tally(pairs: Iterable[tuple[Rows, Rows]], percent: int, threshold: float) ->
     comparisons = 0
     for before, after in pairs:
         shared = {row.case_id for row in before} & {row.case_id for row in after}
+        if not shared:
+            continue
         old, new = ([row for row in side if row.case_id in shared] for side in (before, after))
         found += check(old, new, threshold).cases
         comparisons += 1
