@@ -13,8 +13,8 @@ the gate makes of it. In the folder:
 Rows of the last two kinds have times and no gate, and cases by their usual ids. They must not get into a report, which
 is why they are not called .jsonl: a folder of results is not searched for them.
 
-Kernels are compiled in the run of the pipeline: to go on where they are not in Triton's cache, as on a fresh machine,
-remove pipeline.jsonl first. Planted runs are spread evenly among the others, so that what drifts is not taken for a slow-down.
+Planted runs are spread evenly among the others, so that what drifts is not taken for a slow-down. Kernels are compiled
+in the run of the pipeline: to go on with an empty Triton cache, as on a fresh machine, remove pipeline.jsonl first.
 
 Exit code: 0 all is there; 1 no case is right; 2 bad input; 3 time was up and 130 Ctrl-C, and the same command goes on.
 """
