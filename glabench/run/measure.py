@@ -6,6 +6,10 @@ starts, so neither Python nor the launch latency of the first kernel is in the t
 kernels. A call of thousands of kernels (a Python loop over time) cannot be queued ahead: its time holds its launches,
 as it does in real use, and ``launch_bound`` says so.
 
+A kernel that draws more power than the GPU may use is held back after some milliseconds, by how much depends on the
+board and on what ran before it. So samples are taken at full clock: where a batch was not, it is dropped, and the next
+ones are shorter and have rests between them (`Pace`).
+
 On a CPU a sample is the wall time of the call, in a warm process.
 """
 
@@ -14,7 +18,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -31,6 +35,10 @@ MAX_SPIN_S = 0.01  # a call that Python needs longer than this to queue is bound
 SPIN_MARGIN_S = 20e-6
 BATCH_S = 0.05  # samples queued between two looks at the clocks
 BATCH_MOST = 32
+PACED_BATCH_S = 0.01  # the same, where the clock was held back
+REST = 3.0  # as many times as long as a batch took the GPU then rests, or twice as long as before
+LONGEST_REST_S = 0.1
+HOPELESS = 5  # batches held back after rests of that length, one after another: the clock will not come back
 NOISE_WINDOW = 24  # values of the noise that must agree before it counts as levelled off
 NOISE_SPREAD = 0.05
 
@@ -227,9 +235,35 @@ class Sampler(Protocol):
     def batch(self, count: int) -> tuple[list[float], nvml.Clocks | None]: ...
 
 
+@dataclass
+class Pace:
+    """How long batches are, and how long the GPU rests before each, by whether its clock was held back.
+
+    in_vain: batches held back one after another, although the GPU rested for as long as it may.
+    """
+
+    batch_s: float = BATCH_S
+    rest_s: float = 0.0
+    in_vain: int = 0
+
+    def after(self, batch_s: float, held_back: bool) -> None:
+        """Go on after a batch that took so long."""
+        if not held_back:
+            self.in_vain = 0
+            return
+        self.in_vain += self.rest_s == LONGEST_REST_S
+        self.batch_s = PACED_BATCH_S
+        self.rest_s = min(LONGEST_REST_S, max(REST * batch_s, 2 * self.rest_s))
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether the GPU is no faster after a rest: its clock is locked, or it is too hot."""
+        return self.in_vain >= HOPELESS
+
+
 @dataclass(frozen=True)
 class Samples:
-    """What a sampler gave until the rule said stop."""
+    """What a sampler gave until the rule said stop. readings: of the clocks, while what was kept was taken."""
 
     kept_ms: list[float]
     dropped: int
@@ -237,29 +271,45 @@ class Samples:
     readings: list[nvml.Clocks]
 
 
+@dataclass
+class _Batches:
+    """Samples of several batches, and the clocks that were read in them."""
+
+    ms: list[float] = field(default_factory=list)
+    readings: list[nvml.Clocks] = field(default_factory=list)
+
+    def add(self, ms: list[float], readings: list[nvml.Clocks]) -> None:
+        self.ms += ms
+        self.readings += readings
+
+
 def take(sampler: Sampler, settings: Settings) -> Samples:
     """Batches of samples until the rule, or the wall budget, says stop.
 
-    A batch during which the SM clock was under ``min_clock`` of its maximum is dropped and counted. A GPU that is never
-    fast (a power cap, locked clocks) still has a time: then nothing is dropped, and ``stopped`` says so.
+    A batch during which the SM clock was under ``full_clock`` of its maximum is dropped and counted. A GPU that is
+    never fast (locked clocks, heat) still has a time: then nothing is dropped, and ``stopped`` says so.
     """
-    rule, began = StoppingRule.of(settings), time.perf_counter()
-    kept, slow, readings = list[float](), list[float](), list[nvml.Clocks]()
-    count = 1
-    while (stopped := rule.verdict(kept)) is None:
-        if len(kept) + len(slow) >= 2 and time.perf_counter() - began > settings.max_wall_s:
+    rule, pace, began = StoppingRule.of(settings), Pace(), time.perf_counter()
+    kept, slow, count, full_clock = _Batches(), _Batches(), 1, settings.full_clock
+    while (stopped := rule.verdict(kept.ms)) is None:
+        if len(kept.ms) + len(slow.ms) >= 2 and time.perf_counter() - began > settings.max_wall_s:
             stopped = f"wall budget of {settings.max_wall_s:g} s"
             break
+        time.sleep(pace.rest_s)
         samples, reading = sampler.batch(count)
-        if reading is not None:
-            readings.append(reading)
-        held_back = reading is not None and reading.sm_mhz < settings.min_clock * reading.sm_mhz_max
-        (slow if held_back else kept).extend(samples)
-        count = max(1, min(BATCH_MOST, int(BATCH_S * 1000 / max(sum(samples) / len(samples), 1e-3))))
-    if len(kept) < min(settings.min_samples, len(slow)):
-        kept, slow = kept + slow, []
-        stopped += f"; SM clock mostly under {settings.min_clock:.0%} of its maximum, nothing dropped"
-    return Samples(kept, len(slow), stopped, readings)
+        held_back = reading is not None and reading.sm_mhz < full_clock * reading.sm_mhz_max
+        (slow if held_back else kept).add(samples, [] if reading is None else [reading])
+        pace.after(sum(samples) / 1000, held_back)
+        if pace.hopeless:
+            kept.add(slow.ms, slow.readings)
+            slow, pace, full_clock = _Batches(), Pace(), 0.0
+        count = max(1, min(BATCH_MOST, int(pace.batch_s * 1000 / max(sum(samples) / len(samples), 1e-3))))
+    if len(kept.ms) < min(settings.min_samples, len(slow.ms)):
+        kept.add(slow.ms, slow.readings)
+        slow, full_clock = _Batches(), 0.0
+    if full_clock < settings.full_clock:
+        stopped += f"; SM clock mostly under {settings.full_clock:.0%} of its maximum, nothing dropped"
+    return Samples(kept.ms, len(slow.ms), stopped, kept.readings)
 
 
 def _measure_cuda(run: Sequence[Call], settings: Settings) -> Timing:

@@ -50,7 +50,7 @@ class Settings:
     max_time_s: float = 1.0
     max_wall_s: float = 3.0
     max_noise: float = 0.005
-    min_clock: float = 0.75  # samples taken below this share of the maximal SM clock are dropped
+    full_clock: float = 0.98  # samples taken below this share of the maximal SM clock are dropped
 
     # Cross-compilation on a machine without a GPU; with a GPU it is the architecture of that GPU.
     archs: tuple[str, ...] = ("sm_80", "sm_90")

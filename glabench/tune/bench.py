@@ -34,6 +34,7 @@ STRONG_GATES = 40.0
 STRONG_TOKENS = 1029
 FEWEST_SAMPLES = 3  # of a candidate that is far behind: one of them may be spoiled
 TRIES = 3
+LEAST_CLOCK = 0.75  # share of the maximal SM clock; candidates stand side by side, so that a power cap slows them alike
 
 _stages: dict[Workload, Stage] = {}
 
@@ -102,7 +103,7 @@ def _samples(sampler: ColdSampler, count: int) -> list[float]:
         return []
     for _ in range(TRIES):
         samples, clocks = sampler.batch(count)
-        if clocks is None or clocks.sm_mhz >= SETTINGS.min_clock * clocks.sm_mhz_max:
+        if clocks is None or clocks.sm_mhz >= LEAST_CLOCK * clocks.sm_mhz_max:
             break
     return samples
 

@@ -78,21 +78,64 @@ class FakeGpu:
         return [1.0] * count, nvml.Clocks(mhz, 2000.0, 300.0, 50.0, ())
 
 
+class HungryGpu:
+    """Draws more than it may: samples of 10 ms heat it up, rests cool it down, and hot it runs at 1700 of 2000 MHz.
+
+    base: MHz that it never exceeds.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, base: float = 2000.0) -> None:
+        self.base, self.heat_s, self.rests = base, 0.0, list[float]()
+        monkeypatch.setattr("glabench.run.measure.time.sleep", self.rest)
+
+    def rest(self, seconds: float) -> None:
+        self.rests.append(seconds)
+        self.heat_s = max(0.0, self.heat_s - seconds)
+
+    def batch(self, count: int) -> tuple[list[float], nvml.Clocks | None]:
+        mhz = min(self.base, 1700.0 if self.heat_s > 0.02 else 2000.0)
+        self.heat_s += 0.01 * count
+        noise = [0.2 * (len(self.rests) * count + i) % 3 for i in range(count)]  # so that it takes a while
+        return [(10.0 + x) * 2000.0 / mhz for x in noise], nvml.Clocks(mhz, 2000.0, 600.0, 50.0, ("power cap",))
+
+
 def test_samples_at_a_low_clock_are_dropped_and_counted() -> None:
-    gpu = FakeGpu(1000, 1000, 1900)
+    gpu = FakeGpu(1000, 1000, 1970)
     found = measure.take(gpu, Settings())
     assert gpu.batches[0] == 1  # nothing is known about the call yet
     assert found.dropped == sum(gpu.batches[:2])
     assert len(found.kept_ms) == sum(gpu.batches[2:])
     assert found.stopped == "noise under 0.5%"
-    assert len(found.readings) == len(gpu.batches)
+    assert len(found.readings) == len(gpu.batches) - 2
 
 
-def test_a_gpu_that_is_never_fast_has_a_time_all_the_same() -> None:
+def test_a_gpu_that_draws_too_much_rests_until_it_is_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = HungryGpu(monkeypatch)
+    found = measure.take(gpu, Settings())
+    assert found.dropped > 0
+    assert len(found.kept_ms) >= 30  # min_time_s
+    assert max(found.kept_ms) < 13.0
+    assert {reading.sm_mhz for reading in found.readings} == {2000.0}
+    assert gpu.rests[0] == 0.0
+    assert 0.03 <= max(gpu.rests) <= measure.LONGEST_REST_S
+
+
+def test_a_gpu_that_no_rest_makes_fast_has_a_time_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = HungryGpu(monkeypatch, base=1500.0)
+    found = measure.take(gpu, Settings())
+    assert len(found.kept_ms) >= 30
+    assert found.dropped == 0
+    assert len(found.readings) > measure.HOPELESS
+    assert "under 98% of its maximum, nothing dropped" in found.stopped
+    assert sum(gpu.rests) < 1.0
+    assert gpu.rests[-1] == 0.0  # given up
+
+
+def test_where_time_is_up_slow_samples_are_better_than_none() -> None:
     found = measure.take(FakeGpu(900), replace(Settings(), max_wall_s=0.01))
     assert len(found.kept_ms) >= 2
     assert found.dropped == 0
-    assert "under 75% of its maximum, nothing dropped" in found.stopped
+    assert "under 98% of its maximum, nothing dropped" in found.stopped
 
 
 CASE = Case("chunkwise_torch", 1, 40, 2, 8, 8, "fp32", initial_state=True)
