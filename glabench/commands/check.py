@@ -50,7 +50,7 @@ def check(
     """
     from glabench.check import formats
 
-    share = parse_threshold(threshold)
+    share = parse_share(threshold, "--threshold")
     if format not in formats.FORMATS:
         raise UserError(f"unknown format {format!r}{did_you_mean(format, formats.FORMATS)}")
     check_suffixes(out or [])
@@ -66,15 +66,15 @@ def check(
     raise typer.Exit(found.exit_code)
 
 
-def parse_threshold(given: str) -> float:
-    """0.03 from "3%" or "0.03". UserError for what is no share between 0 and 1."""
+def parse_share(given: str, option: str) -> float:
+    """0.03 from "3%" or "0.03". UserError, which names the option, for what is no share between 0 and 1."""
     number = given.strip().removesuffix("%")
     try:
         share = float(number) / (100 if given.strip().endswith("%") else 1)
     except ValueError:
         share = -1.0
     if not 0 < share < 1:
-        raise UserError(f"--threshold {given}: expected a share between 0 and 100 %, such as 3% or 0.03")
+        raise UserError(f"{option} {given}: expected a share between 0 and 100 %, such as 3% or 0.03")
     return share
 
 

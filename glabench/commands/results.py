@@ -1,4 +1,5 @@
-"""``glabench results``: whether files of rows are whole, several files in one, rows as a table, where time went."""
+"""``glabench results``: whether files of rows are whole, several in one, rows as a table, where time went, how well two
+runs agree."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
     from glabench.analysis.spent import Account
 
 results = typer.Typer(
-    help="Check, merge and export files of rows, and say where their time went.",
+    help="Check, merge and export files of rows, say where their time went, and how well two runs agree.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -87,6 +88,40 @@ def spent(files: Files) -> None:
     if found.without:
         typer.echo(f"{found.without} rows, of an older glabench, do not say where their time went; left out")
     _print_account(found)
+
+
+@results.command()
+def ratios(
+    before: Annotated[Path, typer.Argument(metavar="BEFORE", help="Rows of one run: a file, or a folder of them.")],
+    after: Annotated[Path, typer.Argument(metavar="AFTER", help="Rows of the other run.")],
+    within: Annotated[str, typer.Option(help="By how much a ratio may differ.")] = "1.5%",
+    worst: Annotated[int, typer.Option(min=0, help="How many of the least alike are named.")] = 10,
+) -> None:
+    """Compare the ratios of two systems in two runs of the same cases, an hour or a machine apart.
+
+    Of every two systems that both runs have at a shape, mode and gate strength: the ratio of their medians.
+
+    Exit code: 0 95 % of the ratios or more are alike; 1 fewer are; 2 bad input, or no ratio is in both.
+    """
+    from glabench.analysis.load import located, only_rows
+    from glabench.analysis.ratios import LEAST_SHARE, share_within, shares_by_system
+    from glabench.analysis.ratios import ratios as ratios_of
+    from glabench.commands.check import parse_share
+
+    most = parse_share(within, "--within")
+    runs = [[row for _, row in located(only_rows([path]))] for path in (before, after)]
+    found = ratios_of(*runs)
+    sources = [{row.environment.get("fingerprint") for row in run} for run in runs]
+    if sources[0] != sources[1]:
+        typer.echo("note: the runs are of different sources or versions")
+    for ratio in found[:worst]:
+        typer.echo(str(ratio))
+    for system, share in shares_by_system(found, most).items():
+        typer.echo(f"{system}: {share:.1%} of its ratios within {most:.1%}")
+    share = share_within(found, most)
+    typer.echo(f"{len(found)} ratios, {share:.1%} of them within {most:.1%}; the worst {found[0].change:.1%} apart")
+    if share < LEAST_SHARE:
+        raise typer.Exit(1)
 
 
 def _print_account(found: Account) -> None:

@@ -19,9 +19,9 @@ from glabench import store
 from glabench.hardware import environment
 from glabench.run.attempts import Attempts
 from glabench.run.gpus import only_this
-from glabench.run.order import longest_first
 from glabench.run.parts import merge, parts
 from glabench.run.settings import Device, Part, Settings
+from glabench.run.sharing import Shared
 from glabench.run.worker import PIPELINE, Worker
 from glabench.spec.case import Case
 from glabench.store import Appender, Row
@@ -63,8 +63,8 @@ class Driver:
 
     compiled: ids of the cases whose kernels are cross-compiled on a CPU besides being checked.
     limit_s: a part of a case that takes longer is killed, and its row says "timeout".
-    gpus: what CUDA_VISIBLE_DEVICES is for each of several workers that time cases at once, the longest first; none is
-    one worker, on the GPU that CUDA takes.
+    gpus: what CUDA_VISIBLE_DEVICES is for each of several workers that time cases at once, in the order of
+    ``glabench.run.sharing``; none is one worker, on the GPU that CUDA takes.
     pipeline, split: the module whose ``run_case`` workers call, and the parts in which it runs a case.
     imports: what the processes that time cases import besides, while kernels compile.
     """
@@ -108,18 +108,15 @@ class Driver:
 
     def _run_timed(self, cases: Sequence[Case], workers: Sequence[Worker]) -> None:
         if len(workers) > 1:
-            queue = deque(longest_first(cases))
-            self._side_by_side([partial(self._time, queue, worker) for worker in workers])
+            shared = Shared(cases)
+            takes = [partial(shared.take, number) for number in range(len(workers))]
+            self._side_by_side([partial(self._time, take, one) for take, one in zip(takes, workers, strict=True)])
         elif workers:
-            self._time(deque(cases), workers[0])
+            self._time(partial(next, iter(cases), None), workers[0])
 
-    def _time(self, queue: deque[Case], worker: Worker) -> None:
+    def _time(self, take: Callable[[], Case | None], worker: Worker) -> None:
         """Cases one after another, in a process that has its GPU to itself."""
-        while queue and not self._stopped:
-            try:
-                case = queue.popleft()
-            except IndexError:  # another GPU took the last one
-                break
+        while not self._stopped and (case := take()) is not None:
             self._run_job(worker, Job(case, "all"))
         worker.close()
 
@@ -128,7 +125,10 @@ class Driver:
         queues = {part: deque(job for job in jobs if job.part == part) for part in ("gate", "compile")}
         kinds: tuple[Part, Part] = ("gate", "compile")
         count = min(cores(), len(jobs))
-        self._side_by_side([partial(self._work, queues, kinds[index % 2]) for index in range(count)])
+        gpus = self.gpus or (None,)  # the processes that compile each open one: not all of them the same
+        self._side_by_side(
+            [partial(self._work, queues, kinds[index % 2], gpus[index % len(gpus)]) for index in range(count)]
+        )
 
     def _side_by_side(self, calls: Sequence[Callable[[], None]]) -> None:
         """The calls, each in a thread of its own; the first error stops them all."""
@@ -149,7 +149,7 @@ class Driver:
             return needed
         return tuple(part for part in needed if part != "compile" or case.id in self.compiled)
 
-    def _work(self, queues: dict[str, deque[Job]], part: Part) -> None:
+    def _work(self, queues: dict[str, deque[Job]], part: Part, gpu: str | None) -> None:
         """One thread: jobs of one kind while there are any, then of the other."""
         other: Part = "compile" if part == "gate" else "gate"
         for kind in (part, other):
@@ -159,15 +159,15 @@ class Driver:
                     job = queues[kind].popleft()
                 except IndexError:
                     break
-                worker = worker or self._worker(kind)
+                worker = worker or self._worker(kind, gpu)
                 self._run_job(worker, job)
             if worker is not None:
                 worker.close()
 
-    def _worker(self, part: Part, gpu: str | None = None) -> Worker:
-        gpu = gpu or next(iter(self.gpus), None)  # what is compiled is for one of these
+    def _worker(self, part: Part, gpu: str | None) -> Worker:
         imports = self.imports if part == "all" else ()
-        worker = Worker(worker_env(part) | only_this(gpu), known_environment(self.device), self.pipeline, imports)
+        env = worker_env(part, max(1, len(self.gpus))) | only_this(gpu)
+        worker = Worker(env, known_environment(self.device), self.pipeline, imports)
         with self._lock:
             self._workers.append(worker)
         return worker
@@ -234,17 +234,21 @@ def known_environment(device: Device) -> dict[str, Any]:
     }
 
 
-def worker_env(part: Part) -> dict[str, str | None]:
+def worker_env(part: Part, timing: int = 1) -> dict[str, str | None]:
     """The environment of a process for this kind of part: Triton reads TRITON_INTERPRET once, when it is imported.
 
     What is timed on a CPU leaves one core to the rest of the machine, unless OMP_NUM_THREADS says otherwise: a team
     of threads waits for its slowest, and where another program takes a core the times come out ten times too long.
+    Where ``timing`` processes time cases at once, each on its own GPU, they divide the cores.
     """
     if part == "gate":
         return {"TRITON_INTERPRET": "1", **ONE_THREAD}
     if part == "compile":
         return {"TRITON_INTERPRET": None, **ONE_THREAD}
-    return {"TRITON_INTERPRET": None, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, cores() - 1))}
+    return {
+        "TRITON_INTERPRET": None,
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, (cores() - 1) // timing)),
+    }
 
 
 def cores() -> int:

@@ -17,8 +17,9 @@ from gla_kernels import reference
 from glabench.run import retention, ssd, ssm
 from glabench.run.errors import Distance, distance, sizes
 from glabench.run.inputs import Inputs, make_inputs, pick_pairs
-from glabench.spec.case import Case, Mode
-from glabench.spec.catalog import CATALOG, Operator
+from glabench.run.question import asked
+from glabench.spec.case import Case
+from glabench.spec.catalog import Operator
 from glabench.systems.sdpa import attention_shape
 
 Outputs = dict[str, torch.Tensor]
@@ -71,16 +72,15 @@ def ask(case: Case, device: str, pair_count: int) -> Question:
 
     The first and the last (batch, head) pair are always among the sample, the others are drawn from the seed.
     """
-    operator = CATALOG[case.system].operator
+    question = asked(case)
+    operator = question.operator
     # the channels of a selective scan share B and C, and so do the heads of SSD: they go together as one head
     heads = {"attention": attention_shape(case)[0], "ssm": 1, "ssd": 1}.get(operator, case.H)
     every = [(b, h) for b in range(case.B) for h in range(heads)]
     middle = every[1:-1]
     drawn = random.Random(case.seed).sample(middle, min(max(pair_count - 2, 0), len(middle)))
     pairs = tuple(sorted({every[0], every[-1], *drawn}))
-    mode: Mode = "step" if case.mode == "step" else "fwdbwd"
-    plain = replace(case, system="", chunk=None, sub_chunk=None, materialize=None, mode=mode)
-    return Question(plain, operator, device, pairs)
+    return Question(question.case, operator, device, pairs)
 
 
 @lru_cache(maxsize=32)

@@ -1,6 +1,7 @@
-"""Faults of twelve kinds, injected into a sweep of small cases that no GPU is needed for:
+"""Faults of twelve kinds, injected into a sweep of small cases that no GPU is needed for, or into one that a GPU runs:
 
     python tests/faults/campaign.py --cases 300 --injections 200
+    python tests/faults/campaign.py --cases 300 --injections 200 --device cuda
 
 runs the sweep, starts it again whenever the sweep itself was brought down, and checks that every case has one row that
 says what happened, and that nothing was tried more often than it may be. Exit code: 0 all is right, 1 it is not.
@@ -24,6 +25,7 @@ from pathlib import Path
 
 from glabench import store
 from glabench.errors import UserError
+from glabench.run.attempts import MOST_DEATHS
 from glabench.run.driver import Driver, finished, known_environment
 from glabench.run.settings import Part, Settings
 from glabench.spec.case import Case
@@ -43,6 +45,7 @@ class Fault:
 
 FAULTS = {
     "segv": Fault("crashed", deaths=2, tries=2),  # an illegal access
+    "illegal": Fault("crashed"),  # one of the GPU: an error of every later call, and so of the process, which is ended
     "abort": Fault("crashed", deaths=2, tries=2),  # a compiler that gives up
     "odd": Fault("crashed", deaths=2, tries=2),  # an exception that cannot be printed
     "kill": Fault("ok", deaths=1, tries=2),  # SIGKILL from outside, once
@@ -56,6 +59,14 @@ FAULTS = {
     "full": Fault("ok", tries=2, ends_sweep=True),  # the disk is full in the middle of writing the row
 }
 NONE = Fault("ok")
+ON_GPU = str(Path(__file__).with_name("on_gpu.py"))
+ON_ONE_ONLY = {"cpu": "segv", "cuda": "illegal"}
+
+# A process that opens a GPU takes seconds to start, and after a fault that ends the sweep all of them start anew:
+# several share the GPU, for nothing is timed, and those faults are rarer.
+WORKERS = {"cpu": 1, "cuda": 12}
+LIMIT_S = {"cpu": 5.0, "cuda": 20.0}
+RARER = {"cpu": 1, "cuda": 3}
 
 
 class FaultyAppender(Appender):
@@ -92,16 +103,26 @@ def cases_of(count: int) -> list[Case]:
     return [Case("sdpa", 1, 8, 1, 8, 8, seed=seed) for seed in range(count)]
 
 
-def drive(folder: Path, count: int, limit_s: float, workers: int) -> None:
+def kinds_of(device: str, injections: int) -> list[str]:
+    """As many kinds of faults as there are injections, in turns."""
+    other = ON_ONE_ONLY["cuda" if device == "cpu" else "cpu"]
+    kinds = [kind for kind in FAULTS if kind != other]
+    steady = [kind for kind in kinds if not FAULTS[kind].ends_sweep]
+    turns = kinds + steady * (RARER[device] - 1)
+    return [turns[index % len(turns)] for index in range(injections)]
+
+
+def drive(folder: Path, count: int, limit_s: float, workers: int, device: str) -> None:
     """The sweep's own process: what `glabench sweep` does, with another pipeline. With several workers they stand for
-    GPUs, which no case asks for."""
+    GPUs: for none where no case asks for one, else all for the first."""
     facts = known_environment("cuda")
     here = str(Path(__file__).parent)
     os.environ |= {"FAULTS": str(folder), "FINGERPRINT": facts["fingerprint"], "SLUG": facts["device_slug"]}
+    os.environ["FAULTS_DEVICE"] = device
     os.environ["PYTHONPATH"] = os.pathsep.join([here, os.environ.get("PYTHONPATH", "")])
     with FaultyAppender(folder) as out:
         done = finished(out.path, "cuda")
-        gpus = tuple(str(index) for index in range(workers)) if workers > 1 else ()
+        gpus = tuple("0" if device == "cuda" else str(index) for index in range(workers)) if workers > 1 else ()
         Driver(
             "faults",
             "cuda",
@@ -115,22 +136,23 @@ def drive(folder: Path, count: int, limit_s: float, workers: int) -> None:
         ).run([case for case in cases_of(count) if case.id not in done])
 
 
-def campaign(folder: Path, count: int, plan: dict[str, str], limit_s: float, workers: int) -> list[str]:
+def campaign(folder: Path, count: int, plan: dict[str, str], limit_s: float, workers: int, device: str) -> list[str]:
     """Run the sweep until it ends by itself; what is wrong with its rows, a line each."""
     (folder / "plan.json").write_text(json.dumps(plan))
     command = [sys.executable, __file__, "--drive", str(folder), "--cases", str(count)]
-    command += ["--limit", str(limit_s), "--workers", str(workers)]
+    command += ["--limit", str(limit_s), "--workers", str(workers), "--device", device]
     downs = sum(FAULTS[kind].ends_sweep for kind in plan.values())
     codes: list[int] = []
     while not codes or codes[-1] != 0:
         if len(codes) > downs:
             return [f"the sweep went down {len(codes)} times, which {downs} faults do not explain: {Counter(codes)}"]
         codes.append(subprocess.run(command, check=False, stderr=subprocess.DEVNULL).returncode)
-    return wrongs(folder, count, plan, others=(workers - 1) * downs)
+    return wrongs(folder, count, plan, others=(workers - 1) * downs * MOST_DEATHS)
 
 
 def wrongs(folder: Path, count: int, plan: dict[str, str], others: int) -> list[str]:
-    """What is not as it must be. ``others``: tries that may have been lost beside a row that the sweep went down in."""
+    """What is not as it must be. ``others``: tries that may have been lost beside rows that the sweep went down in: of
+    each other process, as many as it may have made of one case."""
     found: list[str] = []
     bad: list[str] = []
     rows = list(store.read(folder / "rows.jsonl", bad.append))
@@ -160,24 +182,29 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=300)
     parser.add_argument("--injections", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--limit", type=float, default=5.0, help="seconds that a case may take")
-    parser.add_argument("--workers", type=int, default=1, help="processes that run cases at once, as --gpus has them")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="what the cases run on")
+    parser.add_argument("--limit", type=float, help=f"seconds that a case may take; by default {LIMIT_S}")
+    parser.add_argument("--workers", type=int, help=f"processes that run cases at once; by default {WORKERS}")
     parser.add_argument("--drive", type=Path, help="(the sweep's own process)")
     options = parser.parse_args()
+    device: str = options.device
+    limit_s, workers = options.limit or LIMIT_S[device], options.workers or WORKERS[device]
     if options.drive is not None:
         try:
-            drive(options.drive, options.cases, options.limit, options.workers)
+            drive(options.drive, options.cases, limit_s, workers, device)
         except UserError as error:
             print(error, file=sys.stderr)
             sys.exit(2)
         return
     rng = random.Random(options.seed)
     ids = [case.id for case in rng.sample(cases_of(options.cases), options.injections)]
-    kinds = [list(FAULTS)[index % len(FAULTS)] for index in range(options.injections)]
+    kinds = kinds_of(device, options.injections)
     plan = dict(zip(ids, kinds, strict=True))
+    if device == "cuda" and subprocess.run([sys.executable, ON_GPU], check=False).returncode != 0:
+        sys.exit("--device cuda: there is no GPU here that computes")
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        found = campaign(Path(folder), options.cases, plan, options.limit, options.workers)
+        found = campaign(Path(folder), options.cases, plan, limit_s, workers, device)
     print("\n".join(found))
     print(
         f"{options.cases} cases, {len(plan)} faults of {len(set(kinds))} kinds, {time.monotonic() - began:.0f} s: ",

@@ -39,9 +39,10 @@ def test_every_schedule(judge, inputs, schedule):
     judge(form(schedule), inputs((1, rows, 1, 16, 16), torch.float32, 0.5))
 
 
+# More strengths are in test_forward.py and test_backward.py, each direction by itself.
 @pytest.mark.parametrize("materialize", [True, False])
-@pytest.mark.parametrize("gates", [None, 0.0, 1 / 16, 4.0, 40.0, 1e4, "resets", "closed"])
-def test_every_gate_strength(judge, inputs, gates, materialize):
+@pytest.mark.parametrize("gates", [None, 0.0, 1e4, "closed"])
+def test_every_kind_of_gates(judge, inputs, gates, materialize):
     judge(form(Schedule(64, 32, materialize)), inputs((1, 130, 1, 32, 16), torch.float32, gates))
 
 
@@ -58,8 +59,18 @@ def test_any_length(judge, inputs, T, materialize):
     judge(form(Schedule(64, 16, materialize)), inputs((1, T, 2, 16, 16), torch.float32, 1.0))
 
 
-@pytest.mark.parametrize(("K", "V"), [(8, 8), (60, 100), (100, 60), (16, 200), (200, 16), (512, 24), (24, 512)])
-@pytest.mark.parametrize("materialize", [True, False])
+@pytest.mark.parametrize(
+    ("K", "V", "materialize"),
+    [
+        (8, 8, True),
+        (60, 100, False),
+        (100, 60, True),
+        (16, 200, False),
+        (200, 16, True),
+        (512, 24, False),
+        (24, 512, True),
+    ],
+)
 def test_any_head_dimension(judge, inputs, K, V, materialize):
     judge(form(Schedule(32, 16, materialize)), inputs((1, 37, 1, K, V), torch.float32, 1.0))
 

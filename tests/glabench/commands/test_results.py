@@ -146,3 +146,24 @@ def test_spent_of_rows_that_do_not_say_is_one_line(files: list[Path], capsys: py
     code, _, errors = run(capsys, "spent", *files)
     assert (code, len(errors)) == (2, 1)
     assert "no row says where its time went" in errors[0]
+
+
+def timed(path: Path, ms: dict[str, float]) -> Path:
+    with Appender(path) as out:
+        for system, each in ms.items():
+            case = Case(system, 1, 64, 1, 16, 16)
+            time = {"clock": "cpu_wall", "samples_ms": [each] * 10}
+            facts = {"device": "CPU", "kind": "cpu", "fingerprint": path.name}
+            out.append(Row(case.id, "tiny", case.to_dict(), "ok", time=time, environment=facts, started="2026"))
+    return path
+
+
+def test_ratios_of_two_runs_are_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = timed(tmp_path / "before.jsonl", {"chunkwise_torch": 1.0, "parallel_torch": 2.0})
+    after = timed(tmp_path / "after.jsonl", {"chunkwise_torch": 1.0, "parallel_torch": 2.02})
+    code, out, _ = run(capsys, "ratios", before, after)
+    assert (code, out[0]) == (0, "note: the runs are of different sources or versions")
+    assert out[-1] == "1 ratios, 100.0% of them within 1.5%; the worst 1.0% apart"
+    assert run(capsys, "ratios", before, after, "--within", "0.5%")[0] == 1
+    code, _, errors = run(capsys, "ratios", before, after, "--within", "often")
+    assert (code, errors[0].count("--within often: expected a share")) == (2, 1)

@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from glabench.store import Appender
+
 Process = Callable[..., "subprocess.CompletedProcess[str]"]
 
 GOOD = (
@@ -191,17 +193,23 @@ def test_a_sweep_killed_in_the_middle_loses_and_repeats_no_finished_case(
     assert "torn by a crash" in done.stderr
 
 
-def test_ctrl_c_leaves_valid_rows_and_exit_code_130(python_process: Process, tmp_path: Path) -> None:
+def test_ctrl_c_leaves_valid_rows_and_exit_code_130(tmp_path: Path) -> None:
     sweep = start(tmp_path)
     path = tmp_path / "rows.jsonl"
     wait_for_rows(path, 2)
-    second = python_process(
-        "-m", "glabench", "sweep", "tiny.yaml", "--device", "cpu", "--out", "rows.jsonl", check=False, cwd=str(tmp_path)
-    )
-    assert second.returncode == 2
-    assert "another glabench is writing it" in second.stderr
     os.kill(sweep.pid, signal.SIGINT)
     output, _ = sweep.communicate(timeout=60)
     assert sweep.returncode == 130
     assert "the same command goes on" in output
     assert 2 <= len(rows(path)) < 9
+
+
+def test_a_file_that_another_sweep_writes_is_refused(python_process: Process, tmp_path: Path) -> None:
+    (tmp_path / "tiny.yaml").write_text(TINY)
+    with Appender(tmp_path / "rows.jsonl"):
+        second = python_process(
+            "-m", "glabench", "sweep", "tiny.yaml", "--device", "cpu", "--out", "rows.jsonl", check=False,
+            cwd=str(tmp_path),
+        )  # fmt: skip
+    assert second.returncode == 2
+    assert "another glabench is writing it" in second.stderr

@@ -158,6 +158,15 @@ def test_several_gpus_have_a_process_each_and_take_the_longest_cases_first(tmp_p
     assert {row.status for row in rows} == {"ok"}
 
 
+def test_processes_that_compile_are_spread_over_the_gpus(
+    tmp_path: Path, calls: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver_module, "cores", lambda: 2)
+    drive(tmp_path / "rows.jsonl", [case("gla", seed) for seed in (7, 10)], device="cuda", gpus=("3", "5"))
+    made = [line.split() for line in calls.read_text().splitlines()]
+    assert {words[4] for words in made if words[1] == "compile"} == {"3", "5"}
+
+
 def test_a_disk_that_is_full_ends_the_sweep_and_the_next_one_goes_on(
     tmp_path: Path, calls: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,6 +234,7 @@ def test_timed_work_leaves_a_core_to_others(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(driver_module, "cores", lambda: 8)
     assert driver_module.worker_env("all")["OMP_NUM_THREADS"] == "7"
+    assert driver_module.worker_env("all", 4)["OMP_NUM_THREADS"] == "1"
     assert driver_module.worker_env("gate")["OMP_NUM_THREADS"] == "1"
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert driver_module.worker_env("all")["OMP_NUM_THREADS"] == "3"

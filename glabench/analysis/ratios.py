@@ -1,0 +1,98 @@
+"""How well ratios of two systems repeat: two runs of the same cases, an hour or a machine apart.
+
+A time moves with the machine, its clocks and its heat; of two systems at the same question both move. What a reader
+takes home, "twice as fast", is the ratio of their medians, and it should come out the same in either run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+import pandas as pd
+
+from glabench.analysis.compare import QUESTION, aligned, by
+from glabench.analysis.frame import frame
+from glabench.analysis.load import latest
+from glabench.errors import UserError
+from glabench.store import Row
+
+LEAST_SHARE = 0.95  # of the ratios that must be alike
+ENTRANT = ["label", "attn_heads", "attn_dim", "seed"]  # what tells the answers to one question apart
+
+Entrant = tuple[Any, ...]  # the values of ENTRANT
+Times = dict[Entrant, tuple[str, float]]  # -> system, median in ms
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """ms of ``one`` over ms of ``other`` at a question, in either run."""
+
+    question: dict[str, Any]
+    one: str
+    other: str
+    before: float
+    after: float
+
+    @property
+    def change(self) -> float:
+        """By how much it differs, as a share: 0.01 for 1 %. The same whichever of the two systems is named first, and
+        whichever run came first."""
+        return max(self.before, self.after) / min(self.before, self.after) - 1
+
+    def __str__(self) -> str:
+        at = self.question
+        shape = ", ".join(str(int(at[axis])) for axis in "BTHKV")
+        gate = "" if at["gate"] == "1" else f", gates {at['gate']}"
+        where = f"({shape}) {at['dtype']} {at['mode']}{gate}"
+        return f"{where}: {self.one} over {self.other} {self.before:.3f} and {self.after:.3f}, {self.change:.1%} apart"
+
+
+def ratios(before: Sequence[Row], after: Sequence[Row]) -> list[Ratio]:
+    """Every ratio of two systems that both runs have at a question (``compare.QUESTION``), the least alike first.
+
+    Systems without gates stand beside every gate strength of their shape. Two schedules of a system are no two systems.
+    UserError when there is no such ratio.
+    """
+    old, new = _times(before), _times(after)
+    found = []
+    for question, times in old.items():
+        both = {key: (times[key], new[question][key]) for key in times if key in new.get(question, {})}
+        for one, other in combinations(both, 2):
+            (was_one, now_one), (was_other, now_other) = both[one], both[other]
+            if was_one[0] != was_other[0]:
+                named = dict(zip(QUESTION, question, strict=True))
+                before_ratio, after_ratio = was_one[1] / was_other[1], now_one[1] / now_other[1]
+                found.append(Ratio(named, str(one[0]), str(other[0]), before_ratio, after_ratio))
+    if not found:
+        raise UserError("no two systems were timed at the same shape, mode and device in both; nothing to compare")
+    return sorted(found, key=lambda ratio: ratio.change, reverse=True)
+
+
+def share_within(found: Sequence[Ratio], most: float) -> float:
+    """The share of the ratios that differ by no more than ``most``, itself a share."""
+    return sum(ratio.change <= most for ratio in found) / len(found)
+
+
+def shares_by_system(found: Sequence[Ratio], most: float) -> dict[str, float]:
+    """``share_within`` of each system's ratios, the lowest first: one system that does not repeat spoils all of its
+    ratios, and some of every other's."""
+    systems = dict.fromkeys(name for ratio in found for name in (ratio.one, ratio.other))
+    shares = {name: share_within([one for one in found if name in (one.one, one.other)], most) for name in systems}
+    return dict(sorted(shares.items(), key=lambda item: item[1]))
+
+
+def _times(rows: Sequence[Row]) -> dict[tuple[Any, ...], Times]:
+    table = frame(latest(rows))
+    timed = aligned(table[(table["status"] == "ok") & table["ms"].notna()])
+    return {question: _entrants(group) for question, group in by(timed, QUESTION)}
+
+
+def _entrants(group: pd.DataFrame) -> Times:
+    numbers = group[ENTRANT].astype(object).where(group[ENTRANT].notna(), None)
+    keys = numbers.itertuples(index=False, name=None)
+    return {
+        key: (str(line["system"]), float(line["ms"])) for key, (_, line) in zip(keys, group.iterrows(), strict=True)
+    }

@@ -1,0 +1,69 @@
+"""What is said of a sweep on one GPU and on several, from rows made by hand."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from glabench.run.spent import Spent
+from glabench.spec.case import Case
+from glabench.spec.expand import check, expand
+from glabench.spec.sweep import find, load
+from glabench.store import Appender, Row
+
+SCRIPT = str(Path(__file__).with_name("several.py"))
+Process = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def rows(gpus: int, ms: float = 1.0, compile_s: float = 8.0, case_s: float = 2.0) -> list[Row]:
+    """Eight cases: compiled side by side, then timed on so many GPUs."""
+    found = []
+    for seed in range(8):
+        case = Case("gla", 1, 1024, 4, 64, 64, seed=seed)
+        spent = [
+            Spent("compile", 100.0, {"compile": compile_s}),
+            Spent("all", 100.0 + compile_s + seed // gpus * case_s, {"samples": case_s}),
+        ]
+        time = {"clock": "cuda_events_cold_l2", "samples_ms": [ms] * 10}
+        found.append(
+            Row(case.id, "s", case.to_dict(), "ok", time=time, spent=[one.to_dict() for one in spent], started="2026")
+        )
+    return found
+
+
+def judged(process: Process, folder: Path, one: list[Row], several: list[Row], gpus: int = 4) -> tuple[int, list[str]]:
+    paths = [folder / "one.jsonl", folder / "all.jsonl"]
+    for path, written in zip(paths, (one, several), strict=True):
+        with Appender(path, fresh=True) as out:
+            for row in written:
+                out.append(row)
+    done = process(SCRIPT, "judge", str(gpus), *map(str, paths), "--cases", "8", check=False)
+    return done.returncode, done.stdout.splitlines()
+
+
+def test_the_sweep_has_two_hundred_cases_of_several_systems() -> None:
+    chosen = load(find("several_gpus"))
+    check(chosen)
+    cases = expand(chosen, "cuda").cases
+    assert len({case.id for case in cases}) == 200
+    assert len({case.system for case in cases}) == 4
+
+
+def test_it_is_judged_by_the_time_of_timed_cases_and_the_whole_is_said(python_process: Process, tmp_path: Path) -> None:
+    code, said = judged(python_process, tmp_path, rows(1), rows(4, ms=1.01))
+    assert code == 0
+    assert "timing: 16.0 s on one GPU, 4.0 s on 4, 4.00 times the throughput" in said
+    assert "the whole sweep: 24.0 s on one GPU, 12.0 s on 4, 2.00 times the throughput" in said
+    assert "medians: 8 of 8 within 2% (100.0%), the worst +1.00%" in said
+
+
+def test_what_is_slow_far_apart_lost_or_wrong_is_named(python_process: Process, tmp_path: Path) -> None:
+    several = rows(2, ms=1.03)[:7]
+    several[0] = replace(several[0], status="crashed", reason="no", time=None)
+    code, said = judged(python_process, tmp_path, rows(1), several)
+    assert code == 1
+    assert "4 GPUs: 7 rows of 8, 1 not ok" in said
+    assert any(line.startswith("timing: 1.75 times, expected at least 3.6") for line in said)
+    assert "medians: 6 of 6 more than 2% apart" in said
