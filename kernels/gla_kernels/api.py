@@ -193,7 +193,7 @@ def launches(
         check_config(schedule, config, q.device)
         work, machine = Workload("fwd", B, T, H, K, V, DTYPE_NAMES[dtype], gated, schedule), Machine(capability)
         forward = plan_of(work, config, machine)
-        fwd.extend(all_launches(work, forward, initial_state, keep=mode != "fwd"))
+        fwd.extend(all_launches(work, forward, initial_state))
         if mode != "fwd":
             work = replace(work, direction="bwd")
             bwd.extend(all_launches(work, plan_of(work, config, machine), initial_state, forward))

@@ -139,14 +139,6 @@ def walked(work: Workload, schedule: Schedule) -> list[str]:
     return [launch.step for launch in all_launches(work, Plan(schedule, config))]
 
 
-@pytest.mark.parametrize(("keep", "materialize"), [(True, True), (True, False), (False, True)])
-def test_all_states_are_stored_where_a_backward_pass_finds_them(keep, materialize):
-    work, schedule = replace(WORK, direction="fwd"), Schedule(64, 64, materialize)
-    plan = Plan(schedule, with_walks(default_config(work.K, work.V, work.operand_bytes, schedule), work))
-    found = all_launches(work, plan, keep=keep)
-    assert {launch.constants["STORE_S"] for launch in found if launch.step == "walk"} == {keep and materialize}
-
-
 FORWARD = Workload("fwd", 1, 3000, 2, 128, 256)
 
 

@@ -49,7 +49,7 @@ def forward(
         if handed is not None:
             starts, after = _before(part, handed), _after(part, handed)
             final = after if final is None else final
-        if not _walk(p, part, starts, states, halves, final, o, kept, launch):
+        if not _walk(p, part, starts, states, halves, final, o, launch):
             assert states is not None  # which only a walk can do without
             _states(p, part, starts, states, halves, final, launch)
             args = {"p_q": p.q, "p_k": p.k, "p_v": p.v, "p_g": p.g, "p_s": states, "p_h": halves, "p_o": o}
@@ -136,15 +136,15 @@ def _states(
 
 def _walk(
     p: Problem, part: Slice, starts: Tensor | None, states: Tensor | None, halves: Tensor | None,
-    final_state: Tensor | None, o: Tensor, kept: bool, launch: Launcher,
+    final_state: Tensor | None, o: Tensor, launch: Launcher,
 ) -> bool:  # fmt: skip
     """What `_states` does, and the slice's rows of o, in one walk; False where the plan has none or it cannot serve.
-    Unless states are ``kept``, it fills ``states`` only where chunks are not mild, and without gates not at all."""
+    Without gates it does without ``states``, too."""
     args = {
         "p_q": p.q, "p_k": p.k, "p_v": p.v, "p_g": p.g, "p_s0": starts, "p_s": states, "p_h": halves,
         "p_st": final_state, "p_o": o, "scale": p.scale, "n_start": p.states_a_head(starts),
     }  # fmt: skip
-    flags = {"HAS_S0": starts is not None, "STORE_S": kept, "STORE_ST": final_state is not None}
+    flags = {"HAS_S0": starts is not None, "STORE_S": states is not None, "STORE_ST": final_state is not None}
     if p.walk_without_gates is not None:
         launch(p.walk_on_chip(walk_kernel, p.walk_without_gates, args, part, states, **flags))
         return True

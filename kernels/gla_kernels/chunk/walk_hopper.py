@@ -12,8 +12,7 @@ the block's output (output.py's), and of a block's work only the first product o
 
 L[j, i] = 1 for j > i, and for i = 63, where there is nothing after, for every j: that row's sum is the block's.
 Blocks that are not mild: their rows of o are not stored (`steep.output_steep_kernel` runs after this one); the states
-and h are right for any gates. Where nobody keeps states, only those before such blocks are stored, by the output's
-part, which knows which they are.
+and h are right for any gates.
 
 Shared memory (K = BV = 128): 2 stages of q, k, g, v 128 KiB (k's and q's places come to hold k e^-C's parts), the state
 as bf16 2 x 32, o 16, L and M 8 each; h and e^h of 2 blocks. One program an SM.
@@ -121,18 +120,10 @@ def _added(b_s, b_k, b_f, b_v, STATE: gl.constexpr):
 
 
 @gluon.jit
-def _store_state(d_s, s_s, at, i_state, i_out, NK: gl.constexpr):
-    """Send a slot's state to where states are kept."""
-    for t in gl.static_range(NK):
-        tma.async_copy_shared_to_global(d_s, [i_state + t * ROWS, i_out], s_s[t].index(at))
-
-
-@gluon.jit
 def _state_part(
     d_s, p_s0, p_st, p_h, s_k, s_v, s_g, s_s, s_l, s_h, s_e, full, full_v, taken, made,
     i_state, i_v, store_h, store_st, n_here,
-    K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr,
-    HAS_S0: gl.constexpr, STORE_S: gl.constexpr, STORE_ST: gl.constexpr,
+    K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr, HAS_S0: gl.constexpr, STORE_ST: gl.constexpr,
 ):  # fmt: skip
     """Lead the state along; lay it down before each block, for the output's part and as what is kept of it."""
     STATE: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BV, 16])
@@ -160,8 +151,7 @@ def _state_part(
             b_d1 = warpgroup_mma_wait(0, (b_d1,))
             b_k1, b_f1 = _decayed_keys(b_d1, s_k[1], s_h[1], s_e[1], at, p_h + ROWS, store_h)
         p_h += K
-        if STORE_S:
-            tma.store_wait(NK)  # the state before the last one has left the slot
+        tma.store_wait(NK)  # the state before the last one has left the slot
         barrier()  # every warp has read k and g
         mbarrier.arrive(taken.index(at))
         # the slot is free: `full` came after `empty` of the block before the last one
@@ -171,8 +161,8 @@ def _state_part(
         fence_async_shared()
         barrier()
         mbarrier.arrive(made.index(at))
-        if STORE_S:
-            _store_state(d_s, s_s, at, i_state + i * K, i_v * BV, NK)
+        for t in gl.static_range(NK):
+            tma.async_copy_shared_to_global(d_s, [i_state + i * K + t * ROWS, i_v * BV], s_s[t].index(at))
 
         mbarrier.wait(full_v.index(at), phase)
         b_v = matrix(s_v.index(at))
@@ -235,8 +225,8 @@ def _least(s_h, at):
 
 @gluon.jit
 def _output_part(
-    d_o, d_s, s_q, s_k, s_v, s_g, s_s, s_o, s_m, s_h, s_e, full, full_v, taken, made, empty, empty_v,
-    scale, i_batch, i_row0, i_out, i_state, i_v, n_here, K: gl.constexpr, BV: gl.constexpr, STORE_S: gl.constexpr,
+    d_o, s_q, s_k, s_v, s_g, s_s, s_o, s_m, s_h, s_e, full, full_v, taken, made, empty, empty_v,
+    scale, i_batch, i_row0, i_out, n_here, K: gl.constexpr, BV: gl.constexpr,
 ):  # fmt: skip
     """O of every block. Its last product ends in the next turn, while that one's keys are prepared."""
     OUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BV, 16])
@@ -284,10 +274,6 @@ def _output_part(
         if NK == 2:
             least = gl.minimum(least, _least(s_h[1], at))
         mild = least > LEAST_HALF
-        if not STORE_S:
-            if not mild:
-                _store_state(d_s, s_s, at, i_state + i * K, i_v * BV, NK)
-                tma.store_wait(0)
 
         # the next block's sums begin; of the last block's, which nobody asks for, the operand is what lies there
         mbarrier.wait(full.index(at ^ 1), ((i + 1) >> 1) & 1, pred=i + 1 < n_here)
@@ -320,12 +306,10 @@ def _output_part(
 @gluon.jit(do_not_specialize=["T", "n_seg", "first_seg", "n_start", "n_stored", "seg_rows"])
 def walk_hopper_kernel(
     d_q, d_k, d_v, d_g, p_s0, d_s, p_h, p_st, d_o, scale, T, H, n_seg, first_seg, n_start, n_stored, seg_rows,
-    K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr,
-    HAS_S0: gl.constexpr, STORE_S: gl.constexpr, STORE_ST: gl.constexpr,
+    K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr, HAS_S0: gl.constexpr, STORE_ST: gl.constexpr,
 ):  # fmt: skip
     """o [B, T, H, V] of n_seg segments from first_seg on, of row blocks that are mild; all else as `states_kernel` has
-    it, with a state before every row block, or without STORE_S before those that are not mild alone. bf16; K is 64 or
-    128, BV 64 or 128."""
+    it, with a state before every row block. bf16; K is 64 or 128, BV 64 or 128."""
     NK: gl.constexpr = K // ROWS
     NV: gl.constexpr = V // BV
     i_p = gl.program_id(0)
@@ -370,16 +354,15 @@ def walk_hopper_kernel(
             (
                 _output_part,
                 (
-                    d_o, d_s, s_q, s_k, s_v, s_g, s_s, s_o, s_m, s_h, s_e, full, full_v, taken, made, empty, empty_v,
-                    scale, i_batch, i_row0, i_out, i_state, i_v, n_here, K, BV, STORE_S,
+                    d_o, s_q, s_k, s_v, s_g, s_s, s_o, s_m, s_h, s_e, full, full_v, taken, made, empty, empty_v,
+                    scale, i_batch, i_row0, i_out, n_here, K, BV,
                 ),
             ),
             (
                 _state_part,
                 (
                     d_s, p_s0, p_st, p_h, s_k, s_v, s_g, s_s, s_l, s_h, s_e, full, full_v, taken, made,
-                    i_state, i_v, i_v == 0, i_seg == n_seg - 1, n_here, K, V, BV,
-                    HAS_S0, STORE_S, STORE_ST,
+                    i_state, i_v, i_v == 0, i_seg == n_seg - 1, n_here, K, V, BV, HAS_S0, STORE_ST,
                 ),
             ),
             (
