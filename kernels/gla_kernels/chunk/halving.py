@@ -61,7 +61,7 @@ def log_decay(b_m, b_g):
 
 
 @triton.jit
-def any_gate_scores(
+def scores_by_halving(
     p_q, p_k, p_g, i_row, T, stride, K: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr,
     DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -86,12 +86,12 @@ def any_gate_scores(
 
 
 @triton.jit
-def any_gate_output(
+def output_by_halving(
     p_q, p_k, p_v, p_g, p_s, p_o, scale, i_row, T, H, K: tl.constexpr, V: tl.constexpr,
     BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """o of a chunk of one row block, output.py's equations. p_s [K, V]."""
-    b_a = any_gate_scores(p_q, p_k, p_g, i_row, T, H * K, K, BT, BK, DOT, PRECISION)
+    b_a = scores_by_halving(p_q, p_k, p_g, i_row, T, H * K, K, BT, BK, DOT, PRECISION)
     for i_v in tl.range(0, (V + BV - 1) // BV, num_stages=1):
         o_v = i_v * BV + tl.arange(0, BV)
         b_v = load_tile(p_v, i_row, T, H * V, o_v, V, BT)
@@ -105,12 +105,12 @@ def any_gate_output(
 
 
 @triton.jit
-def any_gate_grad_v(
+def grad_v_by_halving(
     p_q, p_k, p_g, p_do, p_ds, p_dv, scale, i_row, T, H, K: tl.constexpr, V: tl.constexpr,
     BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dv of a chunk of one row block, grad_v.py's equations. p_ds [K, V]."""
-    b_at = tl.trans(any_gate_scores(p_q, p_k, p_g, i_row, T, H * K, K, BT, BK, DOT, PRECISION)) * scale
+    b_at = tl.trans(scores_by_halving(p_q, p_k, p_g, i_row, T, H * K, K, BT, BK, DOT, PRECISION)) * scale
     for i_v in tl.range(0, (V + BV - 1) // BV, num_stages=1):
         o_v = i_v * BV + tl.arange(0, BV)
         b_do = load_tile(p_do, i_row, T, H * V, o_v, V, BT)
@@ -125,7 +125,7 @@ def any_gate_grad_v(
 
 
 @triton.jit
-def any_gate_grad_qk(
+def grad_qk_by_halving(
     p_q, p_k, p_v, p_g, p_do, p_s, p_ds, p_dq, p_dk, p_dg, b_da, scale, i_row, T, H, o_k,
     K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     DOT: tl.constexpr, PRECISION: tl.constexpr,

@@ -22,8 +22,8 @@ from .states import combine_kernel
 
 COMBINED = Tile(16, 64)  # of a state, in a program that adds segments up: few bytes a step, many programs
 STEEP = Tile(64, 64, num_warps=8)  # of what Hopper's kernels leave undone, whose features come 64 at a time
-SHARE = 16  # chunks that a program looks at for that: fewer where there would be fewer programs than these
-STEEP_PROGRAMS = 512
+SHARE = 32  # chunks that a program looks at for that, or fewer, so that there are about as many programs as SMs:
+STEEP_PROGRAMS = 128  # each fills one, and most find nothing to do
 
 LaunchBy = Callable[..., Launch]
 

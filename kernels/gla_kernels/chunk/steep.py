@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from .gates import row_block_limit
-from .halving import any_gate_grad_qk, any_gate_grad_v, any_gate_output
+from .halving import grad_qk_by_halving, grad_v_by_halving, output_by_halving
 from .products import load_half, scores_gradient
 
 
@@ -46,7 +46,7 @@ def output_steep_kernel(
         )
         for i_c in range(i_first, tl.minimum(i_first + SHARE, n_here)):
             if _least(p_h, i_c, n_here, K, 1) <= least:
-                any_gate_output(
+                output_by_halving(
                     p_q, p_k, p_v, p_g, p_s + (i_bh * n_stored + i_c) * K * V, p_o, scale, (first_chunk + i_c) * CHUNK,
                     T, H, K, V, CHUNK, BK, BV, DOT, PRECISION,
                 )  # fmt: skip
@@ -79,13 +79,13 @@ def grad_steep_kernel(
                     for i_k in range(0, (K + BK - 1) // BK):
                         o_k = i_k * BK + tl.arange(0, BK)
                         if tl.min(load_half(p_h, i_c, o_k, K), axis=0) <= least:
-                            any_gate_grad_qk(
+                            grad_qk_by_halving(
                                 p_q + i_k0, p_k + i_k0, p_v + i_v0, p_g + i_k0, p_do + i_v0, p_s + i_state,
                                 p_ds + i_state, p_dq + i_k0, p_dk + i_k0, p_dg + i_k0, b_da,
                                 scale, i_row, T, H, o_k, K, V, CHUNK, BK, BV, DOT, PRECISION,
                             )  # fmt: skip
                 if p_dv is not None:
-                    any_gate_grad_v(
+                    grad_v_by_halving(
                         p_q + i_k0, p_k + i_k0, p_g + i_k0, p_do + i_v0, p_ds + i_state, p_dv + i_v0,
                         scale, i_row, T, H, K, V, CHUNK, BK, BV, DOT, PRECISION,
                     )  # fmt: skip
