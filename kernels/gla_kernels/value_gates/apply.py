@@ -155,17 +155,19 @@ def gv_apply_kernel(
         p_h += i_bh * n_here * D
     if p_hu is not None:
         p_hu += i_bh * n_here * E
+    i_head = (i_bh // H) * T * H + i_bh % H
+    i_own, i_other = i_head * D, i_head * E
+    p_y, p_u = p_y + i_own, p_u + i_other
+    p_g = p_g + i_own if GATED else p_y
+    p_gu = p_gu + i_other if GATED_U else p_y
+    p_dx = p_dx + i_own if STORE_X else p_y
+    if Y:
+        p_x, p_w, p_dy = p_x + i_own, p_w + i_other, p_dy + i_own
+    else:
+        p_x, p_w, p_dy, p_ds = p_y, p_u, p_y, p_s
+    p_dg = p_dg + i_own if GATED and Y else p_y
+    o_d = i_d * BD + tl.arange(0, BD)
     if not are_mild(p_h, p_hu, i_first, n_here, D, E, SHARE, PRECISION):
-        i_head = (i_bh // H) * T * H + i_bh % H
-        i_own, i_other = i_head * D, i_head * E
-        o_d = i_d * BD + tl.arange(0, BD)
-        p_y, p_u = p_y + i_own, p_u + i_other
-        p_x, p_w, p_dy = (p_x + i_own, p_w + i_other, p_dy + i_own) if Y else (p_y, p_u, p_y)
-        p_dx = p_dx + i_own if STORE_X else p_y
-        p_g = p_g + i_own if GATED else p_y
-        p_dg = p_dg + i_own if GATED and Y else p_y
-        p_gu = p_gu + i_other if GATED_U else p_y
-        p_ds = p_ds if Y else p_s
         for i_c in range(i_first, tl.minimum(i_first + SHARE, n_here)):
             if not are_mild(p_h, p_hu, i_c, n_here, D, E, 1, PRECISION):
                 i_here = i_bh * n_here + i_c

@@ -43,12 +43,13 @@ def _by_other_side(
         b_w = load_tile(p_w, i_row, T, stride, o_e, E, C)
         b_s = _state_tile(p_s, o_e, o_d, E, D, TRANSPOSED)
         b_ds = _state_tile(p_ds, o_e, o_d, E, D, TRANSPOSED) if Y else b_s
+        b_gu = load_tile(p_gu, i_row, T, stride, o_e, E, C) if GATED_U else b_u
         b_half = tl.exp2(load_half(p_hu, 0, o_e, E)) if GATED_U else tl.full([BE], 1.0, tl.float32)
-        if Y:  # first, so that the states leave the registers
+        if Y:  # before the products, so that the states leave the registers
             b_cross = b_s.to(tl.float32) * b_ds.to(tl.float32)
             b_phi += tl.sum(b_cross * (b_half * b_half)[:, None], axis=0)
         if GATED_U:
-            b_c = centred_rows(load_tile(p_gu, i_row, T, stride, o_e, E, C), C, DOT)
+            b_c = centred_rows(b_gu, C, DOT)
             b_u = b_u.to(tl.float32) * tl.exp2(b_c)
             b_w = b_w.to(tl.float32) * tl.exp2(-b_c)
             b_a = product(b_u, tl.trans(b_w), b_a, tl.float32, PRECISION)
@@ -71,6 +72,17 @@ def _state_tile(p_s, o_e, o_d, E: tl.constexpr, D: tl.constexpr, TRANSPOSED: tl.
 
 
 @triton.jit
+def _own_rows(
+    p_x, p_y, p_g, i_row, T, stride, o_d, D: tl.constexpr, C: tl.constexpr, Y: tl.constexpr, GATED: tl.constexpr
+):  # fmt: skip
+    """x, y and g of the chunk; y in place of what is not needed."""
+    b_y = load_tile(p_y, i_row, T, stride, o_d, D, C)
+    b_x = load_tile(p_x, i_row, T, stride, o_d, D, C) if Y else b_y
+    b_g = load_tile(p_g, i_row, T, stride, o_d, D, C) if GATED else b_y
+    return b_x, b_y, b_g
+
+
+@triton.jit
 def _gated(
     b_a, b_x, b_y, b_phi, b_own_x, b_own_y, b_g, p_h, p_dx, p_dy, p_dg, i_row, T, stride, o_d,
     D: tl.constexpr, C: tl.constexpr, Y: tl.constexpr, STORE_X: tl.constexpr,
@@ -85,13 +97,14 @@ def _gated(
     if STORE_X:
         store_tile(p_dx, b_x * tl.exp2(b_c), i_row, T, stride, o_d, D, C)
     if Y:
+        b_own_x = b_own_x.to(tl.float32) * tl.exp2(b_c)
+        b_diff = fine(b_own_x, DOT, PRECISION) * b_x
         b_y *= b_half[None, :]
         b_own_y = fine(b_own_y, DOT, PRECISION)
         b_phi = b_phi * (b_half * b_half) + tl.sum(b_own_y * b_y, axis=0)
-        b_own_x = b_own_x.to(tl.float32) * tl.exp2(b_c)
         b_y = dot_rows(tl.trans(b_ah), tl.trans(b_al), b_own_x, b_y, True, DOT, PRECISION)
         store_tile(p_dy, b_y * tl.exp2(-b_c), i_row, T, stride, o_d, D, C)
-        b_diff = fine(b_own_x, DOT, PRECISION) * b_x - b_own_y * b_y
+        b_diff -= b_own_y * b_y
         b_dg = sums_from(b_diff, C, DOT, PRECISION) + b_phi[None, :]
         store_tile(p_dg, b_dg, i_row, T, stride, o_d, D, C)
 
@@ -121,8 +134,9 @@ def gv_mild_kernel(
     program a chunk and tile of D.
 
     Tensors and flags are those of `apply.gv_apply_kernel`; p_h [B*H, n_here, D] and p_hu [B*H, n_here, E], float32:
-    log2 of half of each chunk's decay, None of a side without gates. All loads come first, but for the states', and
-    whether the chunk is mild is asked last: nothing else waits for memory.
+    log2 of half of each chunk's decay, None of a side without gates. Whether the chunk is mild is asked last, so that
+    nothing else waits for the answer. With Y the own rows are loaded first, for the same reason; X alone comes in tiles
+    of twice the columns, and has no room for them.
     """
     ND: tl.constexpr = (D + BD - 1) // BD
     i_p = tl.program_id(0)
@@ -142,13 +156,15 @@ def gv_mild_kernel(
     if STORE_X:
         p_dx += i_own
     b_halves, b_halves_u = load_halves(p_h, 0, 1, D, 1), load_halves(p_hu, 0, 1, E, 1)
-    b_own_y = load_tile(p_y + i_own, i_row, T, stride, o_d, D, C)
-    b_own_x = load_tile(p_x, i_row, T, stride, o_d, D, C) if Y else b_own_y
-    b_g = load_tile(p_g, i_row, T, stride, o_d, D, C) if GATED else b_own_y
+    p_y += i_own
+    if Y:
+        b_own_x, b_own_y, b_g = _own_rows(p_x, p_y, p_g, i_row, T, stride, o_d, D, C, Y, GATED)
     b_a, b_x, b_y, b_phi = _by_other_side(
         p_u + i_other, p_w + i_other, p_gu, p_hu, p_s + i_state, p_ds, scale, i_row, T, H * E, o_d,
         D, E, C, BE, Y, TRANSPOSED, GATED_U, DOT, PRECISION,
     )  # fmt: skip
+    if not Y:
+        b_own_x, b_own_y, b_g = _own_rows(p_x, p_y, p_g, i_row, T, stride, o_d, D, C, Y, GATED)
     if mild(b_halves, b_halves_u, PRECISION):
         if GATED:
             _gated(

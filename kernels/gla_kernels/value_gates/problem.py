@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..chunk.problem import operand_type
 from ..chunk.slices import Slice, segments_at_once, slices_of
-from ..config import SAFE_COLUMNS, WGMMA_ROWS, Schedule, cdiv, padded
+from ..config import DEFAULT_SHARED_BYTES, SAFE_COLUMNS, WGMMA_ROWS, Schedule, cdiv, padded
 from ..launch import Launch
 from .apply import gv_apply_kernel
 from .mild import gv_mild_kernel
@@ -22,10 +22,13 @@ from .walk import gv_walk_kernel
 MAX_CHUNK = 64  # scores of a chunk are one tile of registers
 
 COLUMNS = 64  # of a program's tiles, in both head dimensions
+WIDE_COLUMNS = 128  # of the output of mild chunks in bf16: their scores are made once for so many
 
-# Iterations of a loop whose loads are in flight at once: over time, and over the other side's features.
+# Iterations of a loop whose loads are in flight at once, over time and over the other side's features: so many where
+# their tiles and what products pass on, SCRATCH_BYTES, fit the shared memory of any GPU.
 WALK_STAGES = 3
 MILD_STAGES = 2
+SCRATCH_BYTES = 32 * 1024
 
 # Chunks that a program looks at for what is not mild, or fewer, so that there are some programs for each SM: most find
 # nothing to do, but all of them a chunk each where gates are strong.
@@ -89,7 +92,7 @@ class Problem:
     @property
     def state_dtype(self) -> torch.dtype:
         """The chunks' states, as `chunk` keeps them: as they enter a bf16 product, or float32."""
-        return torch.bfloat16 if self.q.dtype == torch.bfloat16 else torch.float32
+        return torch.bfloat16 if self.in_bfloat16 else torch.float32
 
     def state_buffer(self) -> Tensor:
         """Room for one state a chunk of a slice, [B*H, chunks, K, V]: every slice in turn has it."""
@@ -142,8 +145,9 @@ class Problem:
             "STORE_END": end is not None,
             "GATED_K": self.g is not None, "GATED_V": self.gv is not None,
         }  # fmt: skip
-        programs = cdiv(K, block_k) * cdiv(V, block_v)
-        return self._launch(gv_walk_kernel, part, programs, args, constexprs, WALK_STAGES)
+        programs, chunk = cdiv(K, block_k) * cdiv(V, block_v), self.schedule.chunk
+        bytes_a_chunk = chunk * (self._bytes(x, self.g) * block_k + self._bytes(y, self.gv) * block_v)
+        return self._launch(gv_walk_kernel, part, programs, args, constexprs, self._stages(WALK_STAGES, bytes_a_chunk))
 
     def mild(
         self, part: Slice, side: Side, other: Side, states: tuple[Tensor, Tensor | None],
@@ -151,9 +155,15 @@ class Problem:
     ) -> Launch:  # fmt: skip
         """X, Y and the gates' gradient of a side, ``out``, of the chunks that are mild, from the other side and the
         states before each chunk and their gradients after it. X alone where there is no Y."""
-        programs = cdiv(side.dim, self._columns(side.dim)) * self.chunks_of(part)
         args, constexprs = self._sums(side, other, states, out)
-        return self._launch(gv_mild_kernel, part, programs, args, constexprs, MILD_STAGES)
+        if out[1] is None and self.in_bfloat16:
+            constexprs["BD"] = self._columns(side.dim, WIDE_COLUMNS)
+        columns, rows = constexprs["BD"], self._bytes(other.keys, other.keys, other.gates) * self.schedule.chunk
+        bytes_a_tile = (rows + self._bytes(*states) * columns) * constexprs["BE"]
+        return self._launch(
+            gv_mild_kernel, part, cdiv(side.dim, columns) * self.chunks_of(part), args, constexprs,
+            self._stages(MILD_STAGES, bytes_a_tile),
+        )  # fmt: skip
 
     def scores(self, part: Slice, side: Side, other: Side, into: Tensor) -> Launch:
         """Scores of a side's queries and keys, of the chunks that are not mild."""
@@ -205,11 +215,27 @@ class Problem:
             share //= 2
         return share
 
-    def _columns(self, dim: int) -> int:
-        """Columns of a tile: as many as the head dimension fills, but where products of 64 rows go to an H100's own
-        product instruction, as sums of gates do in float32, too. That is miscompiled with fewer than 64 (`feasible`),
-        so they are there, and masked."""
-        filled = min(COLUMNS, padded(dim))
+    @property
+    def in_bfloat16(self) -> bool:
+        """Whether products have operands of 16 bits."""
+        return self.q.dtype == torch.bfloat16
+
+    @staticmethod
+    def _bytes(*tensors: Tensor | None) -> int:
+        """Of an element of each of them."""
+        return sum(x.element_size() for x in tensors if x is not None)
+
+    def _stages(self, most: int, iteration_bytes: int) -> int:
+        """Iterations of a loop whose loads are in flight at once: one more than have their tiles in shared memory."""
+        if not self.in_bfloat16:
+            return 1
+        return min(most, 1 + (DEFAULT_SHARED_BYTES - SCRATCH_BYTES) // iteration_bytes)
+
+    def _columns(self, dim: int, most: int = 0) -> int:
+        """Columns of a tile, COLUMNS at most unless it is said: as many as the head dimension fills. But where products
+        of 64 rows go to an H100's own product instruction, as sums of gates do in float32, too, fewer than 64 are
+        miscompiled (`feasible`): so they are there, and masked."""
+        filled = min(most or COLUMNS, padded(dim))
         return filled if self.schedule.chunk < WGMMA_ROWS else max(filled, SAFE_COLUMNS)
 
     def _launch(
