@@ -168,7 +168,7 @@ def gv_apply_kernel(
     p_dg = p_dg + i_own if GATED and Y else p_y
     o_d = i_d * BD + tl.arange(0, BD)
     if not are_mild(p_h, p_hu, i_first, n_here, D, E, SHARE, PRECISION):
-        for i_c in range(i_first, tl.minimum(i_first + SHARE, n_here)):
+        for i_c in tl.range(i_first, tl.minimum(i_first + SHARE, n_here), disable_licm=True):
             if not are_mild(p_h, p_hu, i_c, n_here, D, E, 1, PRECISION):
                 i_here = i_bh * n_here + i_c
                 _chunk(

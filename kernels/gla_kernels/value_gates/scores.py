@@ -36,7 +36,7 @@ def gv_scores_kernel(
         i_head = ((i_bh // H) * T * H + i_bh % H) * D
         if GATED:
             p_g += i_head
-        for i_c in range(i_first, tl.minimum(i_first + SHARE, n_here)):
+        for i_c in tl.range(i_first, tl.minimum(i_first + SHARE, n_here), disable_licm=True):
             if not are_mild(p_h, p_hu, i_c, n_here, D, E, 1, PRECISION):
                 _scores(
                     p_x + i_head, p_y + i_head, p_g, p_a + (i_bh * n_here + i_c) * C * C, scale,
