@@ -3,7 +3,7 @@ GPU; the order of the kernels is in `value_gates`."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..chunk.problem import operand_type
 from ..chunk.slices import Slice, segments_at_once, slices_of
-from ..config import DEFAULT_SHARED_BYTES, SAFE_COLUMNS, WGMMA_ROWS, Schedule, cdiv, padded
+from ..config import DEFAULT_SHARED_BYTES, MAX_REGISTERS, SAFE_COLUMNS, WGMMA_ROWS, Schedule, cdiv, padded
 from ..launch import Launch
 from .apply import gv_apply_kernel
 from .mild import gv_mild_kernel
@@ -29,6 +29,9 @@ WIDE_COLUMNS = 128  # of the output of mild chunks in bf16: their scores are mad
 WALK_STAGES = 3
 MILD_STAGES = 2
 SCRATCH_BYTES = 32 * 1024
+
+# Of a thread, for mild chunks. ptxas is told, for left to itself it settles for 32 at times, and spills all the rest.
+REGISTERS = MAX_REGISTERS - 1
 
 # Chunks that a program looks at for what is not mild, or fewer, so that there are some programs for each SM: most find
 # nothing to do, but all of them a chunk each where gates are strong.
@@ -160,10 +163,11 @@ class Problem:
             constexprs["BD"] = self._columns(side.dim, WIDE_COLUMNS)
         columns, rows = constexprs["BD"], self._bytes(other.keys, other.keys, other.gates) * self.schedule.chunk
         bytes_a_tile = (rows + self._bytes(*states) * columns) * constexprs["BE"]
-        return self._launch(
+        launch = self._launch(
             gv_mild_kernel, part, cdiv(side.dim, columns) * self.chunks_of(part), args, constexprs,
             self._stages(MILD_STAGES, bytes_a_tile),
         )  # fmt: skip
+        return replace(launch, max_registers=REGISTERS)
 
     def scores(self, part: Slice, side: Side, other: Side, into: Tensor) -> Launch:
         """Scores of a side's queries and keys, of the chunks that are not mild."""
