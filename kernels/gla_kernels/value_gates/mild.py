@@ -135,8 +135,8 @@ def gv_mild_kernel(
 
     Tensors and flags are those of `apply.gv_apply_kernel`; p_h [B*H, n_here, D] and p_hu [B*H, n_here, E], float32:
     log2 of half of each chunk's decay, None of a side without gates. Whether the chunk is mild is asked last, so that
-    nothing else waits for the answer. With Y the own rows are loaded first, for the same reason; X alone comes in tiles
-    of twice the columns, and has no room for them.
+    nothing else waits for the answer, but for float32, where most are not. With Y the own rows are loaded first, for
+    the same reason; X alone comes in tiles of twice the columns, and has no room for them.
     """
     ND: tl.constexpr = (D + BD - 1) // BD
     i_p = tl.program_id(0)
@@ -157,6 +157,9 @@ def gv_mild_kernel(
         p_dx += i_own
     b_halves, b_halves_u = load_halves(p_h, 0, 1, D, 1), load_halves(p_hu, 0, 1, E, 1)
     p_y += i_own
+    if PRECISION != "tf32":
+        if not mild(b_halves, b_halves_u, PRECISION):
+            return
     if Y:
         b_own_x, b_own_y, b_g = _own_rows(p_x, p_y, p_g, i_row, T, stride, o_d, D, C, Y, GATED)
     b_a, b_x, b_y, b_phi = _by_other_side(
