@@ -5,7 +5,7 @@ it look through the whole language again, and find all of it replaced. And of ev
 integers it works out in 64 bits whether it overflows, then drops the answer, unless it was asked to debug. At small
 shapes most of what is left is to describe values, not to compute them: each operation spells out anew the type, the
 shape and NumPy's dtype of its operands, of which a kernel has few different ones. `lean` leaves the first two out and
-remembers the third; not a bit of any result changes.
+remembers the third (the operators' part of it: see interpreter_operators.py); not a bit of any result changes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Sums, products, comparisons and the like of Triton's interpreter, straight from NumPy where nothing else happens.
+"""Sums, products, comparisons, choices and loads of Triton's interpreter, without asking twice what they are.
 
-Of ``b_x + b_y`` Triton asks anew each time whether these are numbers, pointers or tiles, what type the sum has, whether
-operands must be cast, and copies them into one shape, all of which follows from the two types. Here it is worked out
-once for each pair of types. What NumPy is asked is what Triton asks of it; all but the plain cases goes to Triton.
+Of each ``b_x + b_y`` Triton asks anew whether these are numbers, pointers or tiles, what type the sum has and which
+operand must be cast, and copies both into one shape. All of that follows from the two types, so here it is worked out
+once for each pair of them. What then computes is the interpreter's builder as ever, which leaves the shapes to NumPy.
+Where there is more to do, or something to refuse, Triton is asked.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import triton.language as tl
 
 # What the interpreter's builder calls them: for floats, for integers.
@@ -35,7 +35,7 @@ Operation = Callable[..., Any]
 
 
 class Operators:
-    """The operators of ``tl.tensor``; each asks Triton's own where that has more to do than to compute."""
+    """What a kernel calls in the place of Triton's own. interpreter: the module ``triton.runtime.interpreter``."""
 
     def __init__(self, interpreter: Any) -> None:
         self._builder, self._semantic = interpreter.interpreter_builder, interpreter.interpreter_semantic
@@ -127,22 +127,18 @@ class Operators:
         return where
 
     def _load(self, triton: Operation) -> Operation:
-        absent: dict[str, Any] = {}
+        known: dict[str, Any] = {}
 
         def load(pointer: Any, mask: Any = None, other: Any = None, **options: Any) -> Any:
             """A tile, 0 where the mask is false."""
-            plain = not options and type(other) in (int, float) and other == 0 and isinstance(mask, tl.core.tensor)
-            if not plain or not pointer.type.is_block() or pointer.type.shape != mask.type.shape:
+            zero = type(other) in (int, float) and other == 0 and not options
+            if not zero or not isinstance(mask, tl.core.tensor) or not _tile_of_numbers(pointer, mask):
                 return triton(pointer, mask, other, **options)
-            element, name = pointer.dtype.element_ty, pointer.type.name
-            if element == tl.int1:
-                return triton(pointer, mask, other, **options)
-            if name not in absent:
-                zeros = np.zeros(pointer.type.shape, self._np_dtype(element))
-                absent[name] = self._handle(zeros, element), tl.core.block_type(element, list(pointer.type.shape))
-            zeros, type_ = absent[name]
-            handle = self._builder.create_masked_load(pointer.handle, mask.handle, zeros, None, None, False)
-            return tl.core.tensor(handle, type_)
+            name = pointer.type.name
+            if name not in known:
+                known[name] = tl.core.block_type(pointer.dtype.element_ty, list(pointer.type.shape))
+            handle = self._builder.create_masked_load(pointer.handle, mask.handle, None, None, None, False)
+            return tl.core.tensor(handle, known[name])
 
         return load
 
@@ -215,6 +211,13 @@ def common_shape(*types: Any) -> list[int] | None:
         return None
     sizes = [set(each) - {1} for each in zip(*shapes, strict=True)]
     return None if any(len(size) > 1 for size in sizes) else [max(size, default=1) for size in sizes]
+
+
+def _tile_of_numbers(pointer: Any, mask: Any) -> bool:
+    """Whether these are pointers to numbers, flags being none, and a mask of their shape."""
+    if not pointer.type.is_block() or not mask.type.is_block() or not pointer.dtype.is_ptr():
+        return False
+    return bool(pointer.type.shape == mask.type.shape and pointer.dtype.element_ty != tl.int1)
 
 
 def _type_of(element: Any, shape: list[int]) -> Any:
