@@ -39,7 +39,7 @@ class Operators:
 
     def __init__(self, interpreter: Any) -> None:
         self._builder, self._semantic = interpreter.interpreter_builder, interpreter.interpreter_semantic
-        self._handle, self._np_dtype = interpreter.TensorHandle, interpreter._get_np_dtype
+        self._handle = interpreter.TensorHandle
         self._constants: dict[tuple[Any, ...], Any] = {}
 
     def replace(self, put: Callable[[Any, str, Operation], None]) -> None:
@@ -162,17 +162,10 @@ class Operators:
         """What the builder computes with; of a number beside tiles one value, which NumPy repeats. None where Triton
         must copy it into their shape: how a tile lies in memory decides how the result does, and so in which order it
         is summed."""
-        tiles = [x.type.is_block() for x in operands]
-        if all(tiles) or not any(tiles):
-            return [x.handle for x in operands]
-        if not all(x.handle.data.flags.c_contiguous for x in operands if x.type.is_block()):
+        tiles = [x.handle.data for x in operands if x.type.is_block()]
+        if 0 < len(tiles) < len(operands) and not all(tile.flags.c_contiguous for tile in tiles):
             return None
-        return [x.handle if x.type.is_block() else self._number(x.handle) for x in operands]
-
-    def _number(self, handle: Any) -> Any:
-        """In the type that Triton's copy has: of flags, that of what was compared."""
-        dtype = self._np_dtype(handle.dtype)
-        return handle if handle.data.dtype == dtype else self._handle(handle.data.astype(dtype), handle.dtype)
+        return [x.handle for x in operands]
 
 
 def result_type(name: str, left: Any, right: Any) -> Any:
@@ -190,8 +183,6 @@ def _taken(name: str, left: Any, right: Any) -> bool:
         return name == "add" and not right.is_ptr() and bool(right.is_int_signed())
     if name in _BITS:
         return bool(left.is_int() and left == right)
-    if left.is_int_unsigned():
-        return False
     return bool(left == right or (left == tl.int64 and right == tl.int32))  # which NumPy casts as Triton does
 
 
