@@ -84,6 +84,11 @@ def test_what_is_fitted_predicts_what_was_measured(
     assert np.std(errors) < 0.02
 
 
+def test_only_what_is_launched_today_counts(records: Path) -> None:
+    found = calibrate.samples_of(load_tunings([records]))
+    assert max(one.ms for samples in found.values() for one in samples) < 1e3
+
+
 def test_records_that_cannot_be_read_are_one_line(tmp_path: Path, capsys: Any) -> None:
     torn = tmp_path / "tune-torn.jsonl"
     torn.write_text('{"schema": 1, "workl')
