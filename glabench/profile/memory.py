@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from gla_kernels.launch import Launch
 
 KINDS = ("inputs", "outputs", "gradients", "states", "saved", "workspace")
-STATE_FUNCTIONS = {"state_buffer", "boundary_buffer", "handed_buffer"}  # of gla_kernels.chunk, which allocate states
+# Of gla_kernels.chunk, which allocate states
+STATE_FUNCTIONS = {"state_buffer", "boundary_buffer", "handed_buffer", "carried"}
 
 # What our kernels' tensors are to the call; inputs and outputs follow from its shape, states go by who writes them.
 MODEL_KINDS = {
@@ -44,7 +45,7 @@ STATE_TENSORS = {
     "grad_walk": ("p_ds",),
     "grad_qk": ("p_s",),
 }
-BOUNDARIES = ("p_s0", "p_st", "p_dst", "p_ds0")  # states, where they are those between slices that take turns
+CARRIED = {"p_s0": "p_st", "p_dst": "p_ds0"}  # states that slices which take turns carry on in place
 
 
 @dataclass(frozen=True)
@@ -124,26 +125,46 @@ def model(system: System, case: Case, arch: str) -> dict[str, int] | None:
     state = 4 * case.B * case.H * case.K * case.V if case.initial_state and case.mode != "step" else 0
     rows = case.B * case.H * (1 if case.mode == "step" else case.T)
     known = {"inputs": input_bytes(case), "outputs": rows * case.V * DTYPE_BYTES[case.dtype] + state}
-    directions = [_tensors([launch for d, launch in launches if d == direction]) for direction in ("fwd", "bwd")]
+    directions = [
+        _tensors([launch for d, launch in launches if d == direction], case.initial_state)
+        for direction in ("fwd", "bwd")
+    ]
     return max(directions, key=lambda kinds: sum(kinds.values())) | known
 
 
-def _tensors(launches: Sequence[Launch]) -> dict[str, int]:
-    """Bytes by kind of a direction's tensors, each counted once."""
+def _tensors(launches: Sequence[Launch], results: bool) -> dict[str, int]:
+    """Bytes by kind of a direction's tensors, each counted once; of groups of heads that take turns, the first one's.
+    results: whether states that slices carry on are the caller's in the end."""
     kinds, seen = dict.fromkeys(KINDS, 0), set[int]()
     made = any(launch.step == "walk" or launch.constexprs.get("STORE_H") for launch in launches)
     kept = {} if made else {"p_h": "saved"}  # by the forward pass
-    for launch in launches:
+    for launch in filter(_of_the_first_heads, launches):
         states = dict.fromkeys(STATE_TENSORS.get(launch.step, ()), "states")
-        between = {name: "states" for name in BOUNDARIES if (x := launch.args.get(name)) is not None and x._is_view()}
-        for name, kind in (MODEL_KINDS | kept | states | between).items():
+        for name, kind in (MODEL_KINDS | kept | states | _between(launch, results)).items():
             tensor = launch.args.get(name)
-            if isinstance(tensor, torch.Tensor) and name in between:
+            if isinstance(tensor, torch.Tensor) and tensor._is_view():
                 tensor = tensor._base
             if isinstance(tensor, torch.Tensor) and id(tensor) not in seen:
                 seen.add(id(tensor))
                 kinds[kind] += tensor.numel() * tensor.element_size()
     return kinds
+
+
+def _of_the_first_heads(launch: Launch) -> bool:
+    rows = (launch.args.get(name) for name in ("p_q", "p_k"))
+    return all(x.storage_offset() == 0 for x in rows if isinstance(x, torch.Tensor))
+
+
+def _between(launch: Launch, results: bool) -> dict[str, str]:
+    """Which of a launch's tensors are states between slices: one of those that were kept, or one that is carried on."""
+    args, found = launch.args, set[str]()
+    start = args.get("p_s0")
+    if start is not None and start._is_view() and start._base.dim() > start.dim():
+        found.add("p_s0")
+    for start_name, end_name in CARRIED.items():
+        if not results and args.get(start_name) is args.get(end_name):
+            found |= {start_name, end_name}
+    return dict.fromkeys(found, "states")
 
 
 def breakdown(system: System, case: Case, arch: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING
 
 from glabench.spec.case import Case
@@ -20,6 +21,12 @@ class Retention(SimpleGla):
         return None
 
     def gates(self, inputs: Inputs, case: Case) -> torch.Tensor:
-        from gla_kernels import retnet_decays
+        return _decays(case.H, inputs.q.device).expand(inputs.q.shape[:-1])
 
-        return retnet_decays(case.H, inputs.q.device).expand(inputs.q.shape[:-1])
+
+@cache
+def _decays(H: int, device: torch.device) -> torch.Tensor:
+    """Constants of a model, which makes them once, float32 [H]."""
+    from gla_kernels import retnet_decays
+
+    return retnet_decays(H, device)

@@ -17,7 +17,8 @@ import torch
 
 from gla_kernels import Launch, Plan, Schedule, Workload, chunk, default_config
 from gla_kernels.apply import by_pass, problem_of
-from gla_kernels.chunk.problem import Kept, Problem
+from gla_kernels.chunk.handed import Kept
+from gla_kernels.chunk.problem import Problem
 from gla_kernels.config import WALK_OF, WALKS
 from gla_kernels.launch import Launcher, execute
 from glabench.run.inputs import DTYPES, Inputs, make_inputs

@@ -13,6 +13,7 @@ import torch
 from gla_kernels import Plan, Schedule, Workload, chunk, default_config, gla
 from gla_kernels.apply import all_launches
 from gla_kernels.choose import by_model
+from gla_kernels.chunk.slices import Share
 from gla_kernels.config import SEGMENTS, schedules
 from gla_kernels.model import predict_ms
 
@@ -71,6 +72,15 @@ def test_slices_of_segments(judge, inputs, monkeypatch):
     monkeypatch.setattr(chunk.problem, "segments_at_once", lambda *_: 2)
     for gates in (None, 0.06, "resets"):
         judge(form(Schedule(16, 16, False, 2)), inputs((1, 150, 1, 16, 16), torch.float32, gates))
+
+
+def test_segments_of_heads_that_take_turns(inputs, outputs_of, monkeypatch):
+    x, call = inputs((1, 100, 3, 16, 16), torch.float32, 0.1), form(Schedule(16, 16, False, 2))
+    monkeypatch.setattr(chunk.problem, "segments_at_once", lambda *_: 2)
+    whole = outputs_of(call, x)
+    monkeypatch.setattr(chunk.problem, "share_of", lambda *_: Share(1, 2, 2, False))
+    for name, out in outputs_of(call, x).items():
+        assert torch.equal(out, whole[name]), name
 
 
 @pytest.mark.parametrize("materialize", [True, False])

@@ -5,14 +5,13 @@ Without a GPU everything here runs in Triton's interpreter, on small shapes.
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import pytest
 import torch
 
 from gla_kernels import Plan, Schedule, Workload, chunk, config, default_config, gla, machine_of
 from gla_kernels.apply import all_launches
 from gla_kernels.choose import with_walks
+from gla_kernels.chunk.slices import Share
 from gla_kernels.config import Direction, in_turn
 from gla_kernels.launch import execute, interpreting
 
@@ -59,6 +58,23 @@ def test_states_kept_between_slices_are_those_made_again(monkeypatch, inputs, ou
         assert torch.equal(out, again[name]), name
 
 
+@pytest.mark.parametrize(("batches", "heads", "states"), [(2, 3, True), (1, 3, False), (1, 2, True)])
+def test_heads_that_take_turns_have_the_same_gradients(monkeypatch, inputs, outputs_of, states, batches, heads):
+    """Of three sequences of three heads; a group at the end is smaller than the others."""
+    x = inputs((3, 50, 3, 16, 16), torch.float32, 0.1, states)
+    whole = outputs_of(form(final=states), x)
+    in_parts(monkeypatch, batches, heads)
+    for name, out in outputs_of(form(final=states), x).items():
+        assert torch.equal(out, whole[name]), name
+
+
+def in_parts(monkeypatch: pytest.MonkeyPatch, batches: int, heads: int) -> None:
+    """Backward passes go by groups of so many sequences and heads."""
+    monkeypatch.setattr(
+        chunk.problem, "share_of", lambda _B, _H, _, head, at_once, room: Share(batches, heads, at_once, head.in_turn)
+    )
+
+
 def test_each_slice_starts_where_the_one_before_it_ended():
     """And all of them are launched alike, so that one kernel serves."""
     ends: dict[Direction, tuple[str, str]] = {"fwd": ("p_s0", "p_st"), "bwd": ("p_dst", "p_ds0")}
@@ -69,8 +85,7 @@ def test_each_slice_starts_where_the_one_before_it_ended():
         walks = [launch for launch in all_launches(work, plan, forward=plan) if launch.step == step]
         assert [one.args["first_seg"] for one in walks] == ([0, 1, 2, 3] if direction == "fwd" else [3, 2, 1, 0])
         assert {repr(one.constexprs) for one in walks} == {repr(walks[0].constexprs)}
-        offsets = [(one.args[start].storage_offset(), one.args[end].storage_offset()) for one in walks]
-        assert all(before[1] == after[0] for before, after in pairwise(offsets))
+        assert len({id(one.args[name]) for one in walks for name in (start, end)}) == 1
 
 
 @pytest.mark.skipif(not interpreting(), reason="on a GPU tested at full size")
@@ -98,6 +113,26 @@ def test_turns_at_full_size(judge, inputs, walks, gates):
         lambda q, k, v, g, s: gla(q, k, v, g, None, s, True, config=plan),
         inputs((1, 1001, 2, 128, 128), torch.bfloat16, gates),
     )
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("batches", "heads"), [(2, 3), (1, 3), (1, 2)])
+@pytest.mark.parametrize("walks", [False, True])
+def test_heads_that_take_turns_at_full_size(monkeypatch, inputs, outputs_of, walks, batches, heads):
+    """Bit for bit: descriptors of some heads' rows reach no other rows."""
+    schedule = Schedule(64, 64, False)
+    work, capability = Workload("fwd", 3, 1001, 3, 128, 128), machine_of().capability
+    tiles = default_config(128, 128, 2, schedule, capability)
+    plan = Plan(schedule, with_walks(tiles, work, capability) if walks else tiles)
+    x = inputs((3, 1001, 3, 128, 128), torch.bfloat16, 1.0)
+
+    def call(q, k, v, g, s):
+        return gla(q, k, v, g, None, s, True, config=plan)
+
+    whole = outputs_of(call, x)
+    in_parts(monkeypatch, batches, heads)
+    for name, out in outputs_of(call, x).items():
+        assert torch.equal(out, whole[name]), name
 
 
 def test_heads_decide(monkeypatch):

@@ -12,8 +12,9 @@ from ..config import cdiv
 from ..launch import Launcher, settle_keys
 from .grad_qk import grad_qk_kernel
 from .grad_v import grad_v_kernel
+from .handed import Gradients, Kept, rows_of, states_of
 from .output import output_kernel
-from .problem import Kept, Problem
+from .problem import Problem
 from .slices import Slice
 from .states import combine_kernel, grad_states_kernel, states_kernel
 from .steep import grad_steep_kernel, output_steep_kernel
@@ -36,43 +37,39 @@ def forward(
 ) -> tuple[Tensor, Tensor | None, Kept | None]:
     """o [B, T, H, V] in the inputs' dtype, the final state [B, H, K, V] in float32 if asked for, and what the backward
     pass can make use of. ``keep``: whether there will be one that does."""
+    p, whole = p.forward, len(p.parts) == 1
     B, _, H, K, V = p.dims
-    o = torch.empty_like(p.v)
-    final_state = p.q.new_empty(B, H, K, V, dtype=torch.float32) if output_final_state else None
+    o, keep = torch.empty_like(p.v), keep and whole
     kept = keep and p.schedule.materialize
     halves, states = p.half_decays(), p.state_buffer() if kept or p.walk_without_gates is None else None
-    handed = p.handed_buffer(p.initial_state, 0, all_kept=True) if p.in_turn else None
-    starts = _starts(p, None, launch) if handed is None else None
+    handed = p.handed_buffer() if keep and p.in_turn else None
+    carried = p.carried(p.initial_state) if p.in_turn else None
+    starts = _starts(p, None, launch) if carried is None else carried
+    final_state = carried
+    if carried is None and output_final_state:
+        final_state = p.q.new_empty(B, H, K, V, dtype=torch.float32)
     tile, parts = p.config.output, p.slices
-    for part in parts:
-        final = final_state if part == parts[-1] else None
-        if handed is not None:
-            starts, after = _before(part, handed), _after(part, handed)
-            final = after if final is None else final
+    for i, part in enumerate(parts):
+        if handed is not None and carried is not None:
+            handed[i].copy_(carried)
+        final = final_state if part == parts[-1] else carried
         if not _walk(p, part, starts, states, halves, final, o, launch):
             assert states is not None  # which only a walk can do without
             _states(p, part, starts, states, halves, final, launch)
             args = {"p_q": p.q, "p_k": p.k, "p_v": p.v, "p_g": p.g, "p_s": states, "p_h": halves, "p_o": o}
             launch(p.blocks_of(output_kernel, tile, cdiv(V, tile.block_v), args, part, states))
-    return o, final_state, p.kept(states, handed, halves) if keep else None
+    return o, final_state if output_final_state else None, p.kept(states, handed, halves) if keep else None
 
 
-def _before(part: Slice, handed: Tensor) -> Tensor:
-    """The state before a slice that is one segment, or its gradient, [B, H, K, V] of `Problem.handed_buffer`."""
-    return handed[part.first_segment % len(handed)]
-
-
-def _after(part: Slice, handed: Tensor) -> Tensor:
-    """As `_before`, after it."""
-    return handed[(part.first_segment + 1) % len(handed)]
-
-
-def _handed(p: Problem, launch: Launcher) -> Tensor:
-    """The state before each slice, as the forward pass leaves them: `Problem.handed_buffer`."""
-    handed, gamma = p.handed_buffer(p.initial_state, 0, all_kept=True), p.decay_buffer(1)
-    for part in p.slices[:-1]:
-        after = _after(part, handed).flatten(0, 1).unsqueeze(1)
-        _states(p, part, _before(part, handed), after, None, None, launch, p.seg_chunks, last=True, gamma=gamma)
+def _handed(p: Problem, carried: Tensor, launch: Launcher) -> Tensor:
+    """The state before each slice, as the forward pass leaves them: `Problem.handed_buffer`. ``carried``: the one
+    before the first, and after that the one before the last."""
+    handed, gamma = p.handed_buffer(), p.decay_buffer(1)
+    after = carried.view(-1, 1, *carried.shape[2:])
+    for i, part in enumerate(p.slices):
+        handed[i].copy_(carried)
+        if part != p.slices[-1]:
+            _states(p, part, carried, after, None, None, launch, p.seg_chunks, last=True, gamma=gamma)
     return handed
 
 
@@ -183,50 +180,56 @@ def _grad_states(
     )
 
 
-def backward(
-    p: Problem, do: Tensor, d_final: Tensor | None, launch: Launcher, kept: Kept | None = None
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-    """dq, dk, dv, dg and the initial state's gradient.
+def backward(p: Problem, do: Tensor, d_final: Tensor | None, launch: Launcher, kept: Kept | None = None) -> Gradients:
+    """The gradients of all inputs.
 
     do [B, T, H, V]; d_final [B, H, K, V] float32 or None. States are computed again unless the forward pass kept them.
     """
-    dq, dk, dv = torch.empty_like(p.q), torch.empty_like(p.k), torch.empty_like(p.v)
-    dg = None if p.g is None else torch.empty_like(p.g)
+    d_gates = None if p.g is None else torch.empty_like(p.g)
     d_initial = torch.empty_like(p.initial_state) if p.initial_state is not None else None
+    found = Gradients(torch.empty_like(p.q), torch.empty_like(p.k), torch.empty_like(p.v), d_gates, d_initial)
     kept = kept if p.served_by(kept) else None
+    for at in p.parts:
+        _backward(p.part(at), rows_of(do, at), states_of(d_final, at), found.part(at), launch, kept)
+    return found
+
+
+def _backward(
+    p: Problem, do: Tensor, d_final: Tensor | None, into: Gradients, launch: Launcher, kept: Kept | None
+) -> None:
+    """Fill the gradients of what is worked on at once."""
     halves = p.half_decays() if kept is None else kept.halves
     states = p.state_buffer() if kept is None or kept.states is None else kept.states
     again = kept is None or kept.states is None  # whether the chunks' states are made again
-    handed = d_handed = starts = ends = None
+    handed = carried = starts = ends = None
     if p.in_turn:
-        handed = kept.handed if kept is not None else _handed(p, launch)
-        d_handed = p.handed_buffer(d_final, len(p.slices), all_kept=False)
+        carried = p.carried(p.initial_state, into.initial_state)
+        handed = _handed(p, carried, launch) if kept is None else kept.handed
+        ends = p.carried(d_final, carried)
     else:
         starts = _starts(p, halves, launch) if again else None
         ends = _ends(p, do, d_final, launch)
     made = halves if kept is None and (p.in_turn or p.n_seg == 1) else None  # by the pass below, else they are there
     grads = p.state_buffer()
-    for part in reversed(p.slices) if p.in_turn else p.slices:
-        first = d_initial if part.first_segment == 0 else None
-        if handed is not None and d_handed is not None:
-            starts, ends = _before(part, handed), _after(part, d_handed)
-            first = _before(part, d_handed) if first is None else first
+    order = range(len(p.slices))
+    for i in reversed(order) if p.in_turn else order:
+        part = p.slices[i]
+        first = into.initial_state if i == 0 and carried is None else carried
         if again:
-            _states(p, part, starts, states, made, None, launch)
-        walked = _grad_walk(p, part, do, ends, grads, first, halves, dv, launch)
+            _states(p, part, starts if handed is None else handed[i], states, made, None, launch)
+        walked = _grad_walk(p, part, do, ends, grads, first, halves, into.v, launch)
         if not walked:
             _grad_states(p, part, do, ends, grads, first, launch)
-        native = _grad_qk(p, part, do, states, grads, halves, (dq, dk, dg), launch)
+        native = _grad_qk(p, part, do, states, grads, halves, into, launch)
         if not walked:
-            _grad_v(p, part, do, grads, halves, dv, launch)
+            _grad_v(p, part, do, grads, halves, into.v, launch)
         if walked or native:
             args = {
                 "p_q": p.q, "p_k": p.k, "p_v": p.v, "p_g": p.g, "p_do": do, "p_s": states, "p_ds": grads, "p_h": halves,
-                "p_dq": dq if native else None, "p_dk": dk if native else None, "p_dg": dg if native else None,
-                "p_dv": dv if walked else None,
+                "p_dq": into.q if native else None, "p_dk": into.k if native else None,
+                "p_dg": into.g if native else None, "p_dv": into.v if walked else None,
             }  # fmt: skip
             launch(p.steep_of(grad_steep_kernel, args, part, grads))
-    return dq, dk, dv, dg, d_initial
 
 
 def _grad_walk(
@@ -248,12 +251,12 @@ def _grad_walk(
 
 def _grad_qk(
     p: Problem, part: Slice, do: Tensor, states: Tensor, grads: Tensor, halves: Tensor | None,
-    out: tuple[Tensor, Tensor, Tensor | None], launch: Launcher,
+    into: Gradients, launch: Launcher,
 ) -> bool:  # fmt: skip
-    """Fill the slice's rows of dq, dk and dg: ``out``. Whether Hopper's own kernel did, but for what is not mild."""
+    """Fill the slice's rows of the gradients of q, k, g. Whether Hopper's own kernel did, but for what is not mild."""
     args = {
         "p_q": p.q, "p_k": p.k, "p_v": p.v, "p_g": p.g, "p_do": do, "p_s": states, "p_ds": grads, "p_h": halves,
-        "p_dq": out[0], "p_dk": out[1], "p_dg": out[2],
+        "p_dq": into.q, "p_dk": into.k, "p_dg": into.g,
     }  # fmt: skip
     tile = p.config.grad_qk
     native = p.on_hopper(grad_qk_hopper_kernel, tile, p.of_chunks, args, part, states, STAGES=tile.num_stages)

@@ -6,7 +6,7 @@ Nothing here touches a GPU. The order of the passes is in `chunk`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -17,7 +17,8 @@ from torch import Tensor
 from ..config import SEGMENT_ROWS, KernelConfig, Schedule, Tile, cdiv, in_turn, padded
 from ..launch import Launch, described, interpreting
 from .descriptors import blocks
-from .slices import Slice, segments_at_once, slices_of
+from .handed import Kept, Part, parts_of, rows_of, states_of
+from .slices import Head, Share, Slice, room_for, segments_at_once, share_of, slices_of
 from .states import combine_kernel
 
 COMBINED = Tile(16, 64)  # of a state, in a program that adds segments up: few bytes a step, many programs
@@ -29,24 +30,11 @@ LaunchBy = Callable[..., Launch]
 
 
 @dataclass(frozen=True)
-class Kept:
-    """What a forward pass leaves for the backward one, which else computes it again.
-
-    chunk, block_t: rows a chunk and a row block. states [B*H, chunks, K, V]: before each chunk; or where slices took
-    turns, handed, float32 [slices + 1, B, H, K, V]: before each of them. halves, float32 [B*H, n_blocks, K]: log2 of
-    half of each row block's decay, None without gates.
-    """
-
-    chunk: int
-    block_t: int
-    states: Tensor | None
-    handed: Tensor | None
-    halves: Tensor | None
-
-
-@dataclass(frozen=True)
 class Problem:
-    """The inputs of one call. q, k, g [B, T, H, K]; v [B, T, H, V]; initial_state [B, H, K, V] float32."""
+    """The inputs of one call. q, k, g [B, T, H, K]; v [B, T, H, V]; initial_state [B, H, K, V] float32.
+
+    given: what is worked on at once, if that is settled: the problem is part of another.
+    """
 
     q: Tensor
     k: Tensor
@@ -56,12 +44,19 @@ class Problem:
     initial_state: Tensor | None
     schedule: Schedule
     config: KernelConfig
+    given: Share | None = None
 
     @cached_property
     def dims(self) -> tuple[int, int, int, int, int]:
         """B, T, H, K, V."""
         B, T, H, K = self.q.shape
         return B, T, H, K, self.v.shape[-1]
+
+    @cached_property
+    def heads_a_row(self) -> int:
+        """Heads from one row of a tensor to the next: those of the problem that this may be a part of, too."""
+        _, T, H, K, _ = self.dims
+        return self.q.stride(1) // K if T > 1 else H
 
     @cached_property
     def n_chunks(self) -> int:
@@ -77,13 +72,13 @@ class Problem:
     def in_turn(self) -> bool:
         """Whether a slice is one segment, which starts from the state that the slice before it left."""
         B, _, H, _, V = self.dims
-        return in_turn(self.schedule, B * H, V)
+        return in_turn(self.schedule, B * H, V) if self.given is None else self.given.in_turn
 
     @cached_property
     def seg_chunks(self) -> int:
         """Chunks a segment."""
         if self.in_turn:
-            return cdiv(self.n_chunks, cdiv(self.n_chunks, self._at_once(1)))
+            return cdiv(self.n_chunks, cdiv(self.n_chunks, self.share.at_once))
         by_default = self.n_chunks if self.schedule.materialize else SEGMENT_ROWS // self.schedule.chunk
         return min(self.schedule.states_every or by_default, self.n_chunks)
 
@@ -105,14 +100,65 @@ class Problem:
     @cached_property
     def slices(self) -> list[Slice]:
         """What is worked on at once, in order."""
-        at_once = self.n_seg if self.schedule.materialize else 1 if self.in_turn else self._at_once(self.seg_chunks)
+        at_once = self.n_seg if self.schedule.materialize else 1 if self.in_turn else self.share.at_once
         return list(slices_of(self.n_seg, self.n_chunks, self.seg_chunks, at_once))
 
-    def _at_once(self, chunks: int) -> int:
-        """Runs of so many chunks whose states are in memory at once."""
+    @cached_property
+    def share(self) -> Share:
+        """What the backward pass works on at once, where states are not materialized."""
+        if self.given is not None:
+            return self.given
         B, _, H, K, V = self.dims
-        inputs = sum(x.nbytes for x in (self.q, self.k, self.v, self.g) if x is not None)
-        return segments_at_once(chunks * B * H * K * V * self.state_dtype.itemsize, inputs)
+        if B * H == 0:
+            return self._widest
+        row_decays = 0 if self.g is None else self.n_blocks * K * torch.float32.itemsize
+        head = Head(
+            self.n_chunks, self._chunk_bytes, K * V * torch.float32.itemsize, row_decays, self._unit, self.in_turn
+        )
+        room = room_for(self.v.nbytes, self._input_bytes - self.v.nbytes)
+        return share_of(B, H, cdiv(V, 128), head, self._widest.at_once, room)
+
+    @property
+    def _widest(self) -> Share:
+        """All heads at once, and slices as long as the L2 cache wants them at most."""
+        B, _, H, _, _ = self.dims
+        return Share(B, H, segments_at_once(self._unit * B * H * self._chunk_bytes, self._input_bytes), self.in_turn)
+
+    @property
+    def _unit(self) -> int:
+        """Chunks that a slice is a multiple of."""
+        return 1 if self.in_turn else self.seg_chunks
+
+    @property
+    def _chunk_bytes(self) -> int:
+        """Of a chunk's state."""
+        _, _, _, K, V = self.dims
+        return K * V * self.state_dtype.itemsize
+
+    @property
+    def _input_bytes(self) -> int:
+        return sum(x.nbytes for x in (self.q, self.k, self.v, self.g) if x is not None)
+
+    @cached_property
+    def parts(self) -> list[Part]:
+        """What the backward pass works on, one after another."""
+        B, _, H, _, _ = self.dims
+        if self.schedule.materialize or (self.share.batches, self.share.heads) == (B, H):
+            return [None]
+        return list(parts_of(B, H, self.share.batches, self.share.heads))
+
+    def part(self, at: Part) -> Problem:
+        """A part of the problem, on views of its tensors."""
+        if at is None:
+            return self
+        q, k, v = (rows_of(x, at) for x in (self.q, self.k, self.v))
+        g = None if self.g is None else rows_of(self.g, at)
+        return replace(self, q=q, k=k, v=v, g=g, initial_state=states_of(self.initial_state, at), given=self.share)
+
+    @cached_property
+    def forward(self) -> Problem:
+        """The problem as the forward pass works on it: all heads at once."""
+        return self if len(self.parts) == 1 else replace(self, given=self._widest)
 
     @property
     def state_dtype(self) -> torch.dtype:
@@ -129,18 +175,17 @@ class Problem:
         B, _, H, K, V = self.dims
         return self.q.new_empty(B * H, segments, K, V, dtype=torch.float32)
 
-    def handed_buffer(self, given: Tensor | None, before: int, all_kept: bool) -> Tensor:
-        """Room for states, or their gradients, before each slice and after the last one, float32 [places, B, H, K, V]:
-        that before slice i lies at i modulo places. ``given``: the one before so many slices, zero if there is none.
-        ``all_kept``: a place for each, else two, of which a slice reads one and writes the other."""
+    def handed_buffer(self) -> Tensor:
+        """Room for the state before each slice, [slices, B, H, K, V], as chunks' states are kept."""
         B, _, H, K, V = self.dims
-        places = len(self.slices) + 1 if all_kept else 2
-        handed = self.q.new_empty(places, B, H, K, V, dtype=torch.float32)
-        if given is None:
-            handed[before % places].zero_()
-        else:
-            handed[before % places].copy_(given)
-        return handed
+        return self.q.new_empty(len(self.slices), B, H, K, V, dtype=self.state_dtype)
+
+    def carried(self, given: Tensor | None, into: Tensor | None = None) -> Tensor:
+        """A state, or its gradient, that slices carry on in place, float32 [B, H, K, V]: ``given``, or zero. ``into``:
+        where it shall lie."""
+        B, _, H, K, V = self.dims
+        carried = self.q.new_empty(B, H, K, V, dtype=torch.float32) if into is None else into
+        return carried.zero_() if given is None else carried.copy_(given)
 
     def states_a_head(self, states: Tensor | None) -> int:
         """How many there are."""
@@ -177,7 +222,9 @@ class Problem:
         """Whether what was kept is what this backward pass needs."""
         if kept is None or (kept.chunk, kept.block_t) != (self.schedule.chunk, self.config.block_t):
             return False
-        return kept.handed is not None if self.in_turn else kept.states is not None and self.schedule.materialize
+        if self.in_turn:
+            return kept.handed is not None and len(self.parts) == 1 and len(kept.handed) == len(self.slices)
+        return kept.states is not None and self.schedule.materialize
 
     def launch_of(self, kernel: Any, tile: Tile, programs: int, args: dict[str, Any], **constexprs: Any) -> Launch:
         """A launch of so many programs a head."""
@@ -186,7 +233,7 @@ class Problem:
         return Launch(
             kernel,
             (programs * B * H,),
-            args | {"T": T, "H": H},
+            args | {"T": T, "H": self.heads_a_row},
             self.constexprs(tile) | constexprs,
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,

@@ -69,8 +69,9 @@ def retnet_decays(H: int, device: torch.device | str | None = None) -> Tensor:
     """
     if not isinstance(H, int) or isinstance(H, bool) or H < 1:
         raise ValueError(f"H: expected a number of heads > 0, got {H!r}")
-    powers = torch.exp2(-5.0 - torch.arange(H, dtype=torch.float64))
-    return torch.log1p(-powers).to(device, torch.float32)
+    # made where they are used: a copy from the CPU would keep it waiting until the GPU has done all it was given before
+    powers = torch.exp2(-5.0 - torch.arange(H, dtype=torch.float64, device=device))
+    return torch.log1p(-powers).float()
 
 
 def launches(

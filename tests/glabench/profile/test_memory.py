@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from gla_kernels.chunk import slices
 from glabench.profile import memory
 from glabench.profile.memory import KINDS, addresses, kinds_of, replay
 from glabench.run.inputs import input_bytes
@@ -112,15 +111,23 @@ def test_an_initial_state_is_an_input_and_its_gradient_is_none_of_the_states() -
 def test_slices_that_take_turns_hand_on_one_state(mode: str) -> None:
     case = replace(CASE, mode=mode, materialize=False, B=16, T=4096, K=128, V=128)  # type: ignore[arg-type]
     kinds = memory.model(load("gla"), case, "sm_90")
-    chunk, state, rows = 2 * 64 * 128 * 128, 4 * 64 * 128 * 128, 16 * 4096 * 4
-    at_once = slices.segments_at_once(chunk, 2 * rows * 4 * 128)
-    turns = -(-64 // at_once)
-    of_chunks = -(-64 // turns) * chunk
-    forward = of_chunks + (turns + 1) * state  # all of those between slices are kept
-    backward = of_chunks + 2 * state  # a slice reads one gradient and leaves another
-    assert turns > 1
+    chunk, state, decays = 2 * 64 * 128 * 128, 4 * 64 * 128 * 128, 4 * 64 * 64 * 128
+    turns = 8  # of 8 chunks: with 4 of 16 the backward pass would take more than the keys do
+    of_chunks = 8 * chunk
+    forward = of_chunks + state  # which one slice takes from the one before, and leaves
+    backward = 2 * of_chunks + state + turns * chunk  # the states that the forward pass left, and a gradient
     assert kinds is not None
-    assert kinds["states"] == forward + (0 if mode == "fwd" else backward)
+    assert kinds["states"] == (forward if mode == "fwd" else backward)
+    assert 2 * 16 * chunk + state + 4 * chunk + decays > 2 * 16 * 4096 * 4 * 128 >= backward + decays
+
+
+def test_of_heads_that_take_turns_the_first_ones_count() -> None:
+    sizes = {"B": 4, "T": 2048, "H": 16, "K": 128, "V": 128}
+    kinds = memory.model(load("gla"), replace(CASE, mode="fwdbwd", materialize=False, **sizes), "sm_90")  # type: ignore[arg-type]
+    heads, chunk = 32, 2 * 128 * 128  # of 64 heads
+    assert kinds is not None
+    assert kinds["states"] == heads * (2 * 8 * chunk + 2 * chunk + 4 * chunk)  # 8 at once, one carried, four between
+    assert kinds["gradients"] == 2 * 4 * 2048 * 16 * 4 * 128
 
 
 def test_what_is_not_ours_has_no_model() -> None:
