@@ -5,11 +5,16 @@ Without a GPU all but what is marked gpu runs in Triton's interpreter, on small 
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import pytest
 import torch
 
 import gla_kernels.value_gates.problem
 from gla_kernels import Plan, Schedule, default_config, gla, launches, reference
+from gla_kernels.launch import execute
+from gla_kernels.value_gates import autograd
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 # key side and value side: alike, one of them, mild beside strong, and hard resets
@@ -43,6 +48,35 @@ def test_every_schedule(judge, inputs, schedule):
 def test_16_bits(judge, inputs, dtype):
     x = inputs((1, 20, 1, 20, 12), dtype, 4.0, value_gates=1.0)
     judge(form(Schedule(16, 16)), x)
+
+
+@pytest.mark.parametrize(
+    ("gates", "value_gates", "left_out"),
+    [(1.0, 0.06, ("gv_scores", "gv_apply")), (None, 1.0, ("gv_scores", "gv_apply")), (0.06, "closed", ("gv_mild",))],
+    ids=name,
+)
+def test_which_kernel_takes_a_chunk(judge, inputs, monkeypatch, gates, value_gates, left_out):
+    def some(launch):
+        if launch.step not in left_out:
+            execute(launch)
+
+    monkeypatch.setattr(autograd, "execute", some)
+    judge(form(Schedule(16, 16)), inputs((1, 20, 1, 16, 12), torch.float32, gates, value_gates=value_gates))
+
+
+@pytest.mark.parametrize("side", ["g", "gv"])
+def test_a_chunk_that_is_not_mild_among_others(judge, inputs, side):
+    x = inputs((1, 40, 1, 16, 16), torch.float16, 1.0, value_gates=1.0)
+    getattr(x, side)[0, 20, 0, 3] = -1e4
+    judge(form(Schedule(16, 16)), x)
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 48), (torch.float16, 208)], ids=name)
+@pytest.mark.parametrize("over", [-1, 1])
+def test_gates_at_the_limit_of_mild_chunks(judge, inputs, dtype, limit, over):
+    x, decay = inputs((1, 20, 1, 16, 16), dtype, 1.0, value_gates=1.0), (limit + over) / 16  # powers of two a row
+    both = {side: torch.full_like(x.v, -decay * math.log(2)) for side in ("g", "gv")}
+    judge(form(Schedule(16, 16)), replace(x, **both))
 
 
 @pytest.mark.parametrize("T", [1, 17])
@@ -106,8 +140,8 @@ def test_what_there_is_only_without_them(inputs):
 
 def test_launches_of_a_call():
     found = launches("gla", B=1, T=100, H=2, K=32, V=64, dtype=torch.bfloat16, value_gated=True)
-    half = ["gv_walk", "gv_scores", "gv_apply"]
-    assert [launch.step for launch in found] == [*half, *half, "gv_scores", "gv_apply"]
+    side = ["gv_mild", "gv_scores", "gv_apply"]  # what is mild, and what is not
+    assert [launch.step for launch in found] == ["gv_walk", *side, "gv_walk", *side, *side]
 
 
 @pytest.mark.gpu

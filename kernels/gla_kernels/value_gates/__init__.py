@@ -2,9 +2,11 @@
 
     S_t = (exp g_t)^T (exp gv_t) * S_{t-1} + k_t^T v_t          o_t = scale q_t S_t
 
-Chunk by chunk as in `chunk`, in three kernels. With the sum over pairs of rows of (A of the key side) * (dA of the
-value side) the operator is the same from either side, so that each kernel serves both: a walk over time for the states
-and back for their gradients, the scores of a side, and what a side's rows get by the other side's scores.
+Chunk by chunk as in `chunk`. With the sum over pairs of rows of (A of the key side) * (dA of the value side) the
+operator is the same from either side, so that each kernel serves both: a walk over time for the states and back for
+their gradients, and what a side's rows get by the other side's scores. That is one kernel for chunks that are mild on
+both sides (mild.py), as most are; the others are left to two that are right at any gate strength (scores.py, apply.py),
+and look for them on the device (guard.py).
 
 Nothing here touches a GPU: each step builds a `Launch` and hands it to ``launch``.
 """
@@ -16,11 +18,12 @@ from torch import Tensor
 
 from ..launch import Launcher, settle_keys
 from .apply import gv_apply_kernel
+from .mild import gv_mild_kernel
 from .problem import MAX_CHUNK, Problem, Side
 from .scores import gv_scores_kernel
 from .walk import gv_walk_kernel
 
-settle_keys(gv_walk_kernel, gv_scores_kernel, gv_apply_kernel)
+settle_keys(gv_walk_kernel, gv_mild_kernel, gv_scores_kernel, gv_apply_kernel)
 
 # The chunks' states where they are materialized, and the state before each slice.
 Kept = tuple[Tensor | None, list[Tensor]]
@@ -30,14 +33,15 @@ def forward(p: Problem, launch: Launcher) -> tuple[Tensor, Tensor, Kept]:
     """o [B, T, H, V] in the inputs' dtype, the final state [B, H, K, V] in float32, and what the backward pass can make
     use of."""
     o = torch.empty_like(p.v)
-    keys, values = Side(p.q, p.k, p.g, True), Side(None, p.v, p.gv, False)
+    keys, values = p.sides(None)
     state, handed = p.first(p.initial_state), []
     states, scores = p.state_buffer(), p.scores_buffer()
     for part in p.slices:
         handed.append(state)
         state = p.boundary()
-        launch(p.walk(part, (p.k, p.v), handed[-1], states, state))
-        launch(p.scores(part, keys, scores))
+        launch(p.walk(part, (keys, values), handed[-1], states, state))
+        launch(p.mild(part, values, keys, (states, None), (o, None, None)))
+        launch(p.scores(part, keys, values, scores))
         launch(p.apply(part, values, keys, scores, (states, None), (o, None, None)))
     return o, state, (states if p.schedule.materialize else None, handed)
 
@@ -51,29 +55,30 @@ def backward(
     """
     dq, dk, dv = torch.empty_like(p.q), torch.empty_like(p.k), torch.empty_like(p.v)
     dg, dgv = (None if gates is None else torch.empty_like(gates) for gates in (p.g, p.gv))
-    keys, values = Side(p.q, p.k, p.g, True), Side(do, p.v, p.gv, False)
-    stored, handed = kept if kept is not None else (None, _handed(p, launch))
+    keys, values = p.sides(do)
+    stored, handed = kept if kept is not None else (None, _handed(p, (keys, values), launch))
     states = p.state_buffer() if stored is None else stored
     grads, scores = p.state_buffer(), p.scores_buffer()
+    around = (states, grads)
     d_state = p.first(d_final)
     for part, state in zip(reversed(p.slices), reversed(handed), strict=True):
         if stored is None:
-            launch(p.walk(part, (p.k, p.v), state, states, None))
+            launch(p.walk(part, (keys, values), state, states, None))
         d_after, d_state = d_state, p.boundary()
-        launch(p.walk(part, (p.q, do), d_after, grads, d_state, reverse=True))
-        launch(p.scores(part, keys, scores))
-        launch(p.apply(part, values, keys, scores, (states, grads), (None, dv, dgv)))
-        launch(p.scores(part, values, scores))
-        launch(p.apply(part, keys, values, scores, (states, grads), (dq, dk, dg)))
+        launch(p.walk(part, (keys, values), d_after, grads, d_state, reverse=True))
+        for side, other, out in ((values, keys, (None, dv, dgv)), (keys, values, (dq, dk, dg))):
+            launch(p.mild(part, side, other, around, out))
+            launch(p.scores(part, other, side, scores))
+            launch(p.apply(part, side, other, scores, around, out))
     return dq, dk, dv, dg, dgv, d_state
 
 
-def _handed(p: Problem, launch: Launcher) -> list[Tensor]:
+def _handed(p: Problem, sides: tuple[Side, Side], launch: Launcher) -> list[Tensor]:
     """The state before each slice, as the forward pass leaves them."""
     handed = [p.first(p.initial_state)]
     for part in p.slices[:-1]:
         handed.append(p.boundary())
-        launch(p.walk(part, (p.k, p.v), handed[-2], None, handed[-1]))
+        launch(p.walk(part, sides, handed[-2], None, handed[-1]))
     return handed
 
 

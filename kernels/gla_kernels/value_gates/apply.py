@@ -1,4 +1,5 @@
-"""What rows get from the others of their chunk and from the states around it, on either side of the state.
+"""What rows get from the others of their chunk and from the states around it, on either side of the state, at any gate
+strength: for chunks that are not mild (mild.py).
 
     X_i = sum_{j<=i} A_ij e^{c_i - c_j} y_j + scale e^{c_i} (u_i e^{cu_i}) S
     Y_j = sum_{i>=j} A_ij e^{c_i - c_j} x_i + e^{after_j} (w_j e^{afteru_j}) dS
@@ -22,6 +23,7 @@ import triton.language as tl
 from ..chunk.halving import level_pairs, level_sums, log_decay
 from ..chunk.products import product
 from ..chunk.tiles import dot_half, load_operand, load_tile, operand, store_tile
+from .guard import are_mild
 from .halving import around_sums, frame_pairs, frame_sums, gate_gradient, levels
 from .walk import decayed_rows, total_decay
 
@@ -132,47 +134,72 @@ def _rows(
 
 @triton.jit(do_not_specialize=["T", "n_here", "first_chunk"])
 def gv_apply_kernel(
-    p_x, p_y, p_g, p_a, p_u, p_w, p_gu, p_s, p_ds, p_dx, p_dy, p_dg, scale, T, H, n_here, first_chunk,
+    p_x, p_y, p_g, p_h, p_a, p_u, p_w, p_gu, p_hu, p_s, p_ds, p_dx, p_dy, p_dg, scale, T, H, n_here, first_chunk,
     D: tl.constexpr, E: tl.constexpr, C: tl.constexpr, SUB: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
-    X: tl.constexpr, Y: tl.constexpr, STORE_X: tl.constexpr, TRANSPOSED: tl.constexpr,
+    SHARE: tl.constexpr, Y: tl.constexpr, STORE_X: tl.constexpr, TRANSPOSED: tl.constexpr,
     GATED: tl.constexpr, GATED_U: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """X and Y and the gradient of g for n_here chunks from first_chunk on: a program a chunk and tile of D.
+    """X, and with Y also Y and the gradient of g, of n_here chunks from first_chunk on, of those that are not mild: a
+    program SHARE chunks and a tile of D.
 
     p_x, p_y, p_g, and the results p_dx, p_dy, p_dg: [B, T, H, D]; p_u, p_w, p_gu: [B, T, H, E]. p_a [B*H, n_here, C, C]
-    and p_s, p_ds [B*H, n_here, E, D], or [.., D, E] where TRANSPOSED. X, Y: which of the two are made, one after the
-    other, so that few tiles are in registers at once; with both of them and GATED the gradient of g, and X itself is
-    only stored if STORE_X. Arguments that only what is not made would need are None.
+    and p_s, p_ds [B*H, n_here, E, D], or [.., D, E] where TRANSPOSED; p_h [B*H, n_here, D], p_hu [B*H, n_here, E]: see
+    guard.py. X and Y are made one after the other, so that few tiles are in registers at once; X itself is only stored
+    if STORE_X. Arguments that only what is not made would need are None.
     """
-    GRAD: tl.constexpr = GATED and X and Y
     ND: tl.constexpr = (D + BD - 1) // BD
+    n_shares = tl.cdiv(n_here, SHARE)
     i_p = tl.program_id(0)
-    i_d, i_c, i_bh = i_p % ND, (i_p // ND) % n_here, (i_p // (ND * n_here)).to(tl.int64)
-    i_row, i_head = (first_chunk + i_c) * C, (i_bh // H) * T * H + i_bh % H
-    i_here = i_bh * n_here + i_c
-    i_own, i_other, i_state, stride, stride_u = i_head * D, i_head * E, i_here * D * E, H * D, H * E
-    o_d = i_d * BD + tl.arange(0, BD)
-    p_a, p_y = p_a + i_here * C * C, p_y + i_own
-    p_x = p_x + i_own if Y else p_y
+    i_d, i_first, i_bh = i_p % ND, ((i_p // ND) % n_shares) * SHARE, (i_p // (ND * n_shares)).to(tl.int64)
+    if p_h is not None:
+        p_h += i_bh * n_here * D
+    if p_hu is not None:
+        p_hu += i_bh * n_here * E
+    i_head = (i_bh // H) * T * H + i_bh % H
+    i_own, i_other = i_head * D, i_head * E
+    p_y, p_u = p_y + i_own, p_u + i_other
     p_g = p_g + i_own if GATED else p_y
     p_gu = p_gu + i_other if GATED_U else p_y
-    b_dg = tl.zeros([C, BD], dtype=tl.float32)
+    p_dx = p_dx + i_own if STORE_X else p_y
+    if Y:
+        p_x, p_w, p_dy = p_x + i_own, p_w + i_other, p_dy + i_own
+    else:
+        p_x, p_w, p_dy, p_ds = p_y, p_u, p_y, p_s
+    p_dg = p_dg + i_own if GATED and Y else p_y
+    o_d = i_d * BD + tl.arange(0, BD)
+    if not are_mild(p_h, p_hu, i_first, n_here, D, E, SHARE, PRECISION):
+        for i_c in tl.range(i_first, tl.minimum(i_first + SHARE, n_here), disable_licm=True):
+            if not are_mild(p_h, p_hu, i_c, n_here, D, E, 1, PRECISION):
+                i_here = i_bh * n_here + i_c
+                _chunk(
+                    p_x, p_y, p_g, p_a + i_here * C * C, p_u, p_w, p_gu, p_s + i_here * D * E, p_ds + i_here * D * E,
+                    p_dx, p_dy, p_dg, scale, (first_chunk + i_c) * C, T, H, o_d,
+                    D, E, C, SUB, BE, Y, STORE_X, TRANSPOSED, GATED, GATED_U, DOT, PRECISION,
+                )  # fmt: skip
+
+
+@triton.jit
+def _chunk(
+    p_x, p_y, p_g, p_a, p_u, p_w, p_gu, p_s, p_ds, p_dx, p_dy, p_dg, scale, i_row, T, H, o_d,
+    D: tl.constexpr, E: tl.constexpr, C: tl.constexpr, SUB: tl.constexpr, BE: tl.constexpr,
+    Y: tl.constexpr, STORE_X: tl.constexpr, TRANSPOSED: tl.constexpr,
+    GATED: tl.constexpr, GATED_U: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """X, Y and the gradient of g of one chunk and a tile of D."""
+    GRAD: tl.constexpr = GATED and Y
+    stride, stride_u = H * D, H * E
+    b_dg = tl.zeros([C, o_d.shape[0]], dtype=tl.float32)
     if GRAD:
-        b_cross = _crossing(
-            p_gu, p_s + i_state, p_ds + i_state, i_row, T, stride_u, o_d, D, E, C, BE, TRANSPOSED, GATED_U
-        )
+        b_cross = _crossing(p_gu, p_s, p_ds, i_row, T, stride_u, o_d, D, E, C, BE, TRANSPOSED, GATED_U)
         b_dg += (b_cross * tl.exp2(total_decay(load_tile(p_g, i_row, T, stride, o_d, D, C))))[None, :]
-    if X:
-        b_dg = _rows(
-            p_x, p_y, p_g, p_a, p_u + i_other, p_gu, p_s + i_state, p_dx + i_own if STORE_X else p_y, b_dg, scale,
-            i_row, T, stride, stride_u, o_d, D, E, C, SUB, BE,
-            False, GRAD, STORE_X, TRANSPOSED, GATED, GATED_U, DOT, PRECISION,
-        )  # fmt: skip
+    b_dg = _rows(
+        p_x, p_y, p_g, p_a, p_u, p_gu, p_s, p_dx, b_dg, scale, i_row, T, stride, stride_u, o_d,
+        D, E, C, SUB, BE, False, GRAD, STORE_X, TRANSPOSED, GATED, GATED_U, DOT, PRECISION,
+    )  # fmt: skip
     if Y:
         b_dg = _rows(
-            p_y, p_x, p_g, p_a, p_w + i_other, p_gu, p_ds + i_state, p_dy + i_own, b_dg, 1.0,
-            i_row, T, stride, stride_u, o_d, D, E, C, SUB, BE,
-            True, GRAD, True, TRANSPOSED, GATED, GATED_U, DOT, PRECISION,
+            p_y, p_x, p_g, p_a, p_w, p_gu, p_ds, p_dy, b_dg, 1.0, i_row, T, stride, stride_u, o_d,
+            D, E, C, SUB, BE, True, GRAD, True, TRANSPOSED, GATED, GATED_U, DOT, PRECISION,
         )  # fmt: skip
     if GRAD:
-        store_tile(p_dg + i_own, b_dg, i_row, T, stride, o_d, D, C)
+        store_tile(p_dg, b_dg, i_row, T, stride, o_d, D, C)

@@ -3,7 +3,7 @@ GPU; the order of the kernels is in `value_gates`."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -12,24 +12,44 @@ from torch import Tensor
 
 from ..chunk.problem import operand_type
 from ..chunk.slices import Slice, segments_at_once, slices_of
-from ..config import SAFE_COLUMNS, WGMMA_ROWS, Schedule, cdiv, padded
+from ..config import DEFAULT_SHARED_BYTES, MAX_REGISTERS, SAFE_COLUMNS, WGMMA_ROWS, Schedule, cdiv, padded
 from ..launch import Launch
 from .apply import gv_apply_kernel
+from .mild import gv_mild_kernel
 from .scores import gv_scores_kernel
 from .walk import gv_walk_kernel
 
 MAX_CHUNK = 64  # scores of a chunk are one tile of registers
 
 COLUMNS = 64  # of a program's tiles, in both head dimensions
+WIDE_COLUMNS = 128  # of the output of mild chunks in bf16: their scores are made once for so many
+
+# Iterations of a loop whose loads are in flight at once, over time and over the other side's features: so many where
+# their tiles and what products pass on, SCRATCH_BYTES, fit the shared memory of any GPU.
+WALK_STAGES = 3
+MILD_STAGES = 2
+SCRATCH_BYTES = 32 * 1024
+
+# Of a thread, for mild chunks. ptxas is told, for left to itself it settles for 32 at times, and spills all the rest.
+REGISTERS = MAX_REGISTERS - 1
+
+# Chunks that a program looks at for what is not mild, or fewer, so that there are some programs for each SM: most find
+# nothing to do, but all of them a chunk each where gates are strong.
+SHARE = 32
+STRONG_PROGRAMS = 512
 
 
 @dataclass(frozen=True)
 class Side:
-    """One side of the state, [B, T, H, D]: (q, k, g), ``of_keys``, or (do, v, gv), do None in the forward pass."""
+    """One side of the state, [B, T, H, D]: (q, k, g), ``of_keys``, or (do, v, gv), do None in the forward pass.
+
+    halves, float32 [B*H, chunks, D]: log2 of half of the decay of each chunk of a slice, None without gates.
+    """
 
     queries: Tensor | None
     keys: Tensor
     gates: Tensor | None
+    halves: Tensor | None
     of_keys: bool
 
     @property
@@ -75,12 +95,24 @@ class Problem:
     @property
     def state_dtype(self) -> torch.dtype:
         """The chunks' states, as `chunk` keeps them: as they enter a bf16 product, or float32."""
-        return torch.bfloat16 if self.q.dtype == torch.bfloat16 else torch.float32
+        return torch.bfloat16 if self.in_bfloat16 else torch.float32
 
     def state_buffer(self) -> Tensor:
         """Room for one state a chunk of a slice, [B*H, chunks, K, V]: every slice in turn has it."""
         B, _, H, K, V = self.dims
         return self.q.new_empty(B * H, self.slices[0].chunks, K, V, dtype=self.state_dtype)
+
+    def halves_buffer(self, gates: Tensor | None) -> Tensor | None:
+        """Room for a side's half decays of the chunks of a slice, see `Side`; None without gates."""
+        B, _, H, _, _ = self.dims
+        if gates is None:
+            return None
+        return self.q.new_empty(B * H, self.slices[0].chunks, gates.shape[-1], dtype=torch.float32)
+
+    def sides(self, do: Tensor | None) -> tuple[Side, Side]:
+        """That of the keys and that of the values, with room for their half decays."""
+        keys = Side(self.q, self.k, self.g, self.halves_buffer(self.g), True)
+        return keys, Side(do, self.v, self.gv, self.halves_buffer(self.gv), False)
 
     def scores_buffer(self) -> Tensor:
         """Room for the scores of a slice's chunks, float32 [B*H, chunks, chunk, chunk]."""
@@ -98,65 +130,124 @@ class Problem:
         return self.boundary().zero_() if given is None else given
 
     def walk(
-        self, part: Slice, rows: tuple[Tensor, Tensor], start: Tensor, stored: Tensor | None, end: Tensor | None,
+        self, part: Slice, sides: tuple[Side, Side], start: Tensor, stored: Tensor | None, end: Tensor | None,
         reverse: bool = False,
     ) -> Launch:  # fmt: skip
-        """A walk over a slice from ``start`` to ``end`` [B, H, K, V]: forward with rows (k, v), else with (q, do)."""
+        """A walk over a slice from ``start`` to ``end`` [B, H, K, V]: forward with rows (k, v), else with (q, do). With
+        ``stored`` it leaves the chunks' half decays, too."""
         _, _, _, K, V = self.dims
         block_k, block_v = self._columns(K), self._columns(V)
+        x, y = (side.queries if reverse else side.keys for side in sides)
+        h_x, h_y = (None if stored is None else side.halves for side in sides)
         args = {
-            "p_x": rows[0], "p_y": rows[1], "p_gx": self.g, "p_gy": self.gv, "p_start": start, "p_s": stored,
-            "p_end": end, "scale": self.scale if reverse else 1.0,
+            "p_x": x, "p_y": y, "p_gx": self.g, "p_gy": self.gv, "p_start": start, "p_s": stored, "p_hx": h_x,
+            "p_hy": h_y, "p_end": end, "scale": self.scale if reverse else 1.0,
         }  # fmt: skip
         constexprs = {
             "K": K, "V": V, "BK": block_k, "BV": block_v, "REVERSE": reverse, "STORE": stored is not None,
             "STORE_END": end is not None,
             "GATED_K": self.g is not None, "GATED_V": self.gv is not None,
         }  # fmt: skip
-        return self._launch(gv_walk_kernel, part, cdiv(K, block_k) * cdiv(V, block_v), args, constexprs)
+        programs, chunk = cdiv(K, block_k) * cdiv(V, block_v), self.schedule.chunk
+        bytes_a_chunk = chunk * (self._bytes(x, self.g) * block_k + self._bytes(y, self.gv) * block_v)
+        return self._launch(gv_walk_kernel, part, programs, args, constexprs, self._stages(WALK_STAGES, bytes_a_chunk))
 
-    def scores(self, part: Slice, side: Side, into: Tensor) -> Launch:
-        """Scores of a side's queries and keys, of the chunks of a slice."""
-        args = {"p_x": side.queries, "p_y": side.keys, "p_g": side.gates, "p_a": into, "scale": self.scale}
-        constexprs = {"D": side.dim, "BD": self._columns(side.dim), "GATED": side.gates is not None}
-        return self._launch(gv_scores_kernel, part, self.chunks_of(part), args, constexprs)
-
-    def apply(
-        self, part: Slice, side: Side, other: Side, scores: Tensor, states: tuple[Tensor | None, Tensor | None],
+    def mild(
+        self, part: Slice, side: Side, other: Side, states: tuple[Tensor, Tensor | None],
         out: tuple[Tensor | None, Tensor | None, Tensor | None],
     ) -> Launch:  # fmt: skip
-        """X, Y and the gates' gradient of a side, ``out``, from the other side's scores and the states before each
-        chunk and their gradients after it. X alone where there is no Y."""
-        dx, dy, dg = out
-        x, y = dx is not None or dg is not None, dy is not None
-        block = self._columns(side.dim)
+        """X, Y and the gates' gradient of a side, ``out``, of the chunks that are mild, from the other side and the
+        states before each chunk and their gradients after it. X alone where there is no Y."""
+        args, constexprs = self._sums(side, other, states, out)
+        if out[1] is None and self.in_bfloat16:
+            constexprs["BD"] = self._columns(side.dim, WIDE_COLUMNS)
+        columns, rows = constexprs["BD"], self._bytes(other.keys, other.keys, other.gates) * self.schedule.chunk
+        bytes_a_tile = (rows + self._bytes(*states) * columns) * constexprs["BE"]
+        launch = self._launch(
+            gv_mild_kernel, part, cdiv(side.dim, columns) * self.chunks_of(part), args, constexprs,
+            self._stages(MILD_STAGES, bytes_a_tile),
+        )  # fmt: skip
+        return replace(launch, max_registers=REGISTERS)
+
+    def scores(self, part: Slice, side: Side, other: Side, into: Tensor) -> Launch:
+        """Scores of a side's queries and keys, of the chunks that are not mild."""
+        share = self._share(part)
         args = {
-            "p_x": side.queries, "p_y": side.keys, "p_g": side.gates, "p_a": scores,
-            "p_u": other.queries, "p_w": other.keys, "p_gu": other.gates, "p_s": states[0], "p_ds": states[1],
-            "p_dx": dx, "p_dy": dy, "p_dg": dg, "scale": self.scale,
+            "p_x": side.queries, "p_y": side.keys, "p_g": side.gates, "p_h": side.halves, "p_hu": other.halves,
+            "p_a": into, "scale": self.scale,
         }  # fmt: skip
         constexprs = {
-            "D": side.dim, "E": other.dim, "BD": block, "BE": self._columns(other.dim),
-            "X": x, "Y": y, "STORE_X": dx is not None, "TRANSPOSED": side.of_keys,
+            "D": side.dim, "E": other.dim, "BD": self._columns(side.dim), "SUB": self.schedule.rows, "SHARE": share,
+            "GATED": side.gates is not None,
+        }  # fmt: skip
+        return self._launch(gv_scores_kernel, part, cdiv(self.chunks_of(part), share), args, constexprs)
+
+    def apply(
+        self, part: Slice, side: Side, other: Side, scores: Tensor, states: tuple[Tensor, Tensor | None],
+        out: tuple[Tensor | None, Tensor | None, Tensor | None],
+    ) -> Launch:  # fmt: skip
+        """What `mild` is, of the chunks that are not mild, from the other side's scores."""
+        share = self._share(part)
+        args, constexprs = self._sums(side, other, states, out)
+        args, constexprs = args | {"p_a": scores}, constexprs | {"SUB": self.schedule.rows, "SHARE": share}
+        programs = cdiv(side.dim, constexprs["BD"]) * cdiv(self.chunks_of(part), share)
+        return self._launch(gv_apply_kernel, part, programs, args, constexprs)
+
+    def _sums(
+        self, side: Side, other: Side, states: tuple[Tensor, Tensor | None],
+        out: tuple[Tensor | None, Tensor | None, Tensor | None],
+    ) -> tuple[dict[str, Any], dict[str, Any]]:  # fmt: skip
+        """Arguments of a launch that makes X, and Y and the gates' gradient if it has Y to make."""
+        dx, dy, dg = out
+        args = {
+            "p_x": side.queries, "p_y": side.keys, "p_g": side.gates, "p_h": side.halves,
+            "p_u": other.queries, "p_w": other.keys, "p_gu": other.gates, "p_hu": other.halves,
+            "p_s": states[0], "p_ds": states[1], "p_dx": dx, "p_dy": dy, "p_dg": dg, "scale": self.scale,
+        }  # fmt: skip
+        constexprs = {
+            "D": side.dim, "E": other.dim, "BD": self._columns(side.dim), "BE": self._columns(other.dim),
+            "Y": dy is not None, "STORE_X": dx is not None, "TRANSPOSED": side.of_keys,
             "GATED": side.gates is not None, "GATED_U": other.gates is not None,
         }  # fmt: skip
-        return self._launch(gv_apply_kernel, part, cdiv(side.dim, block) * self.chunks_of(part), args, constexprs)
+        return args, constexprs
 
-    def _columns(self, dim: int) -> int:
-        """Columns of a tile: as many as the head dimension fills, but where products of 64 rows go to an H100's own
-        product instruction, as sums of gates do in float32, too. That is miscompiled with fewer than 64 (`feasible`),
-        so they are there, and masked."""
-        filled = min(COLUMNS, padded(dim))
+    def _share(self, part: Slice) -> int:
+        """Chunks that a program looks at for what is not mild."""
+        B, _, H, _, _ = self.dims
+        share = SHARE
+        while share > 1 and cdiv(self.chunks_of(part), share) * B * H < STRONG_PROGRAMS:
+            share //= 2
+        return share
+
+    @property
+    def in_bfloat16(self) -> bool:
+        """Whether products have operands of 16 bits."""
+        return self.q.dtype == torch.bfloat16
+
+    @staticmethod
+    def _bytes(*tensors: Tensor | None) -> int:
+        """Of an element of each of them."""
+        return sum(x.element_size() for x in tensors if x is not None)
+
+    def _stages(self, most: int, iteration_bytes: int) -> int:
+        """Iterations of a loop whose loads are in flight at once: one more than have their tiles in shared memory."""
+        if not self.in_bfloat16:
+            return 1
+        return min(most, 1 + (DEFAULT_SHARED_BYTES - SCRATCH_BYTES) // iteration_bytes)
+
+    def _columns(self, dim: int, most: int = 0) -> int:
+        """Columns of a tile, COLUMNS at most unless it is said: as many as the head dimension fills. But where products
+        of 64 rows go to an H100's own product instruction, as sums of gates do in float32, too, fewer than 64 are
+        miscompiled (`feasible`): so they are there, and masked."""
+        filled = min(most or COLUMNS, padded(dim))
         return filled if self.schedule.chunk < WGMMA_ROWS else max(filled, SAFE_COLUMNS)
 
     def _launch(
-        self, kernel: Any, part: Slice, programs: int, args: dict[str, Any], constexprs: dict[str, Any]
+        self, kernel: Any, part: Slice, programs: int, args: dict[str, Any], constexprs: dict[str, Any], stages: int = 1
     ) -> Launch:
         """A launch of so many programs a head."""
         B, T, H, K, V = self.dims
         dot, precision = operand_type(self.q.dtype, max(K, V))
         args = args | {"T": T, "H": H, "n_here": self.chunks_of(part), "first_chunk": part.first_chunk}
-        constexprs = constexprs | {
-            "C": self.schedule.chunk, "SUB": self.schedule.rows, "DOT": dot, "PRECISION": precision,
-        }  # fmt: skip
-        return Launch(kernel, (programs * B * H,), args, constexprs)
+        constexprs = constexprs | {"C": self.schedule.chunk, "DOT": dot, "PRECISION": precision}
+        return Launch(kernel, (programs * B * H,), args, constexprs, num_stages=stages)

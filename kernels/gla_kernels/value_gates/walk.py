@@ -43,7 +43,7 @@ def decayed_rows(
 
 @triton.jit(do_not_specialize=["T", "n_here", "first_chunk"])
 def gv_walk_kernel(
-    p_x, p_y, p_gx, p_gy, p_start, p_s, p_end, scale, T, H, n_here, first_chunk,
+    p_x, p_y, p_gx, p_gy, p_start, p_s, p_hx, p_hy, p_end, scale, T, H, n_here, first_chunk,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     REVERSE: tl.constexpr, STORE: tl.constexpr, STORE_END: tl.constexpr, GATED_K: tl.constexpr, GATED_V: tl.constexpr,
     DOT: tl.constexpr, PRECISION: tl.constexpr,
@@ -52,7 +52,8 @@ def gv_walk_kernel(
 
     p_x, p_gx [B, T, H, K]: k and g, or q and g; p_y, p_gy [B, T, H, V]: v and gv, or do and gv. p_start, p_end
     [B*H, K, V], float32: where the walk starts and, with STORE_END, what it leads to. With STORE, p_s
-    [B*H, n_here, K, V]: what it comes to each chunk with.
+    [B*H, n_here, K, V]: what it comes to each chunk with, and of the gated sides p_hx [B*H, n_here, K] and p_hy
+    [B*H, n_here, V], float32: log2 of half of each chunk's decay.
     """
     NK: tl.constexpr = (K + BK - 1) // BK
     NV: tl.constexpr = (V + BV - 1) // BV
@@ -68,11 +69,16 @@ def gv_walk_kernel(
     b_s = load_state(p_start + i_bh * K * V, o_k, o_v, K, V)
     for i_step in tl.range(0, n_here):
         i_c = n_here - 1 - i_step if REVERSE else i_step
-        i_row = (first_chunk + i_c) * C
+        i_row, i_here = (first_chunk + i_c) * C, i_bh * n_here + i_c
         if STORE:
-            store_state(p_s + (i_bh * n_here + i_c) * K * V, b_s, o_k, o_v, K, V)
+            store_state(p_s + i_here * K * V, b_s, o_k, o_v, K, V)
         b_x, b_decay_k = decayed_rows(p_x, p_gx, i_row, T, H * K, o_k, K, C, REVERSE, GATED_K, DOT)
         b_y, b_decay_v = decayed_rows(p_y, p_gy, i_row, T, H * V, o_v, V, C, REVERSE, GATED_V, DOT)
+        if STORE:
+            if GATED_K:
+                tl.store(p_hx + i_here * K + o_k, 0.5 * b_decay_k, mask=(o_k < K) & (i_v == 0))
+            if GATED_V:
+                tl.store(p_hy + i_here * V + o_v, 0.5 * b_decay_v, mask=(o_v < V) & (i_k == 0))
         b_s = b_s * tl.exp2(b_decay_k)[:, None] * tl.exp2(b_decay_v)[None, :]
         b_s += scale * product(tl.trans(b_x), b_y, tl.zeros([BK, BV], dtype=tl.float32), DOT, PRECISION)
     if STORE_END:
