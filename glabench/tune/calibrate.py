@@ -2,7 +2,8 @@
 
 Writes ``gla_kernels/model.json`` and says how well each pass is predicted. The more head dimensions and shapes the
 records hold, the better; exhaustive ones are best. Records of another search space, whose passes may be others, are
-left out. Needs scipy (``pip install 'glabench[tune]'``).
+left out, and of other kernels what was measured over a slice, which may have been longer or shorter than slices are
+now. Needs scipy (``pip install 'glabench[tune]'``).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from scipy.optimize import nnls
 from scipy.stats import spearmanr
 
 from gla_kernels import Workload, model
-from gla_kernels.table import space_hash
+from gla_kernels.table import kernels_hash, space_hash
 from glabench.analysis.load import load_tunings
 from glabench.errors import UserError
 from glabench.tune.candidate import Candidate, launch_of
@@ -45,9 +46,11 @@ def samples_of(tunings: Iterable[Tuning]) -> dict[str, list[Sample]]:
     found: dict[str, list[Sample]] = defaultdict(list)
     for tuning in (one for one in tunings if one.header.get("space") == space_hash()):
         work, capability = Workload.from_dict(tuning.workload), _capability(tuning)
+        same_slices = tuning.header.get("kernels") == kernels_hash()
         for trial in tuning.trials:
-            if trial.status == "ok" and trial.samples_ms:
-                candidate = Candidate.from_dict(trial.candidate)
+            candidate = Candidate.from_dict(trial.candidate)
+            whole = candidate.variant.schedule.materialize
+            if trial.status == "ok" and trial.samples_ms and (whole or same_slices):
                 base, effects = model.features(launch_of(work, candidate, capability), capability)
                 found[candidate.step].append(Sample(base, effects, median(trial.samples_ms)))
     if not found:

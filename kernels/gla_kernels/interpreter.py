@@ -5,7 +5,7 @@ it look through the whole language again, and find all of it replaced. And of ev
 integers it works out in 64 bits whether it overflows, then drops the answer, unless it was asked to debug. At small
 shapes most of what is left is to describe values, not to compute them: each operation spells out anew the type, the
 shape and NumPy's dtype of its operands, of which a kernel has few different ones. `lean` leaves the first two out and
-remembers the third; not a bit of any result changes.
+remembers the third (the operators' part of it: see interpreter_operators.py); not a bit of any result changes.
 """
 
 from __future__ import annotations
@@ -13,12 +13,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import triton.language as tl
 from triton.language.semantic import TritonSemantic
 
-_MEMBERS = ("_patch_lang", "_LangPatchScope", "_get_np_dtype", "interpreter_builder")
+from .interpreter_operators import Operators
+
+_MEMBERS = (
+    "_patch_lang", "_patch_attr", "_LangPatchScope", "_get_np_dtype", "TensorHandle",
+    "interpreter_builder", "interpreter_semantic",
+)  # fmt: skip
 
 
 @contextmanager
@@ -36,7 +42,8 @@ def lean() -> Iterator[None]:
     options = replace(builder.options, sanitize_overflow=builder.options.sanitize_overflow and builder.options.debug)
     with ExitStack() as changes:
         for owner, name, value in (
-            (interpreter, "_patch_lang", _patching_once(interpreter)),
+            (interpreter, "_patch_lang", _patching_once(interpreter, options.sanitize_overflow)),
+            (interpreter, "_patch_attr", _patching_attribute(interpreter)),
             (interpreter, "_get_np_dtype", _np_dtypes(interpreter._get_np_dtype)),
             (builder, "options", options),
             (tl.core.block_type, "__init__", _block_types(tl.core.block_type.__init__)),
@@ -47,17 +54,41 @@ def lean() -> Iterator[None]:
         yield
 
 
-def _patching_once(interpreter: Any) -> Callable[[Any], Any]:
+def _patching_once(interpreter: Any, checked: bool) -> Callable[[Any], Any]:
+    """checked: whether integers are checked for overflow, which Triton's own operators do."""
     patch_lang = interpreter._patch_lang
 
     def patch_once(fn: Any) -> Any:
         """What the interpreter calls before a kernel or an inner function runs. Answers what undoes it."""
-        languages = [value for value in fn.__globals__.values() if value is tl or value is tl.core]
-        if any(tl.core.is_builtin(language.load) for language in languages):
-            return patch_lang(fn)
-        return interpreter._LangPatchScope()  # of no changes
+        if not any(tl.core.is_builtin(language.load) for language in _languages(fn)):
+            return interpreter._LangPatchScope()  # of no changes
+        scope = patch_lang(fn)
+        if not checked:
+            Operators(interpreter).replace(scope.set_attr)
+        return scope
 
     return patch_once
+
+
+@cache
+def _languages(fn: Any) -> tuple[Any, ...]:
+    """Triton's languages that a function sees: what is to be replaced."""
+    return tuple(value for value in fn.__globals__.values() if value is tl or value is tl.core)
+
+
+def _patching_attribute(interpreter: Any) -> Callable[..., None]:
+    semantic = interpreter.interpreter_semantic
+
+    def patch_attribute(owner: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
+        """Put a function of the language's that is told for whom in the place of one that asks for it."""
+
+        def told(*args: Any, **kwargs: Any) -> Any:
+            kwargs["_semantic"] = semantic
+            return member(*args, **kwargs)
+
+        scope.set_attr(owner, name, told)
+
+    return patch_attribute
 
 
 def _np_dtypes(of: Callable[[Any], Any]) -> Callable[[Any], Any]:

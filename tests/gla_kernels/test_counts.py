@@ -135,7 +135,7 @@ def listen(patch: pytest.MonkeyPatch, found: Counted) -> None:
         def told(_: Any, x: Any, y: Any) -> None:
             of_product = kind == "create_fadd" and (id(x) in found.products or id(y) in found.products)
             if not of_product and not found.negating:
-                found.tile(kind, x.data, y.data)
+                found.tile(kind, *np.broadcast_arrays(x.data, y.data))
 
         return told
 

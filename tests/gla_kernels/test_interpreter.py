@@ -52,7 +52,8 @@ def state_of_triton() -> tuple[Any, ...]:
     options, broadcast = interpreter.interpreter_builder.options, TritonSemantic.broadcast_impl_value
     described = interpreter._get_np_dtype, tl.block_type.__init__, tl.tensor.__init__, broadcast
     language = tl.core.is_builtin(tl.load), tl.range, hasattr(tl.tensor, "__bool__"), interpreter._patch_lang
-    return *language, options, *described
+    operators = tl.tensor.__add__, tl.tensor.__getitem__, tl.where, tl.core.where, interpreter._patch_attr
+    return *language, options, *described, *operators
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
@@ -86,6 +87,66 @@ def test_types_and_shapes_that_are_remembered_are_not_mixed_up(N):
         expected = x[:, None].long() * 2 + x[None, :]
         expected = torch.where((expected > 3) & (x >= 1)[:, None], expected, -expected) + x.sum()
         assert torch.equal(out, expected)
+
+
+@triton.jit
+def operations_kernel(p_x, p_out, N: tl.constexpr, M: tl.constexpr, SCALE: tl.constexpr, LARGE: tl.constexpr):
+    """x [N, M]: tiles, numbers, pointers and flags in all the pairs that kernels have. Four results [N, M]."""
+    o_n, o_m = tl.arange(0, N), tl.arange(0, M)
+    o_x = o_n[:, None] * M + o_m[None, :]
+    b_h = tl.load(p_x + o_x, mask=(o_n < N - 1)[:, None] & (o_m < M)[None, :], other=0.0)
+    b_x = b_h.to(tl.float32)
+    b_t = tl.trans(b_x) * 0.3 + 1  # lies in memory as b_x does, and so is summed in that order
+    b_row = tl.sum(b_t, axis=0)
+    i_mid, m_mid = tl.program_id(0) + N // 2, tl.program_id(0) < 1
+    m_x = (i_mid > o_n)[:, None] & (o_m >= 2)[None, :] & m_mid | (o_x == 7)
+    b_y = tl.where(m_x, b_x - b_row[:, None], 0.5) * SCALE - tl.where(m_x, 2.0, b_x) + (1 - b_x) + (3.0 * b_x)
+    b_y = tl.where(m_mid, b_y, b_x) + tl.sum(tl.where(m_x, 1.0, 0.0), axis=1)[:, None]
+    o_out = tl.cast(i_mid, tl.int64) * M + o_x - i_mid * M
+    tl.store(p_out + o_out, b_y)
+    m_y = (b_x > b_row[:, None]) | (b_x < -1.0) | (b_x == b_y)
+    tl.store(
+        p_out + N * M + o_out, tl.where(b_x <= b_h, 2, 0) + tl.where(b_x >= b_h, 4, 0) + tl.where(b_x < b_h, 8, m_y)
+    )
+    b_mixed = tl.where(m_x, b_h, b_x * SCALE) + b_h * (b_x + SCALE) + (b_h + b_y)
+    b_other = tl.load(p_x + o_x, mask=(o_n > 1)[:, None] & (o_m != 3)[None, :], other=7.0)
+    tl.store(p_out + 2 * N * M + o_out, b_mixed + b_other)
+    o_far = (o_m * tl.cast(LARGE, tl.int64) + tl.cast(LARGE, tl.int64) * o_m) // LARGE  # beyond 32 bits
+    tl.store(p_out + 3 * N * M + o_far, tl.sum(b_t + 1.0, axis=1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+def test_operators_compute_what_tritons_own_do(dtype):
+    x = torch.randn(16, 8).to(dtype)
+    found, right = torch.zeros(4, 16, 8), torch.zeros(4, 16, 8)
+    with lean():
+        operations_kernel[(1,)](x, found, 16, 8, 0.7, 2**30)
+    operations_kernel[(1,)](x, right, 16, 8, 0.7, 2**30)
+    assert torch.equal(found, right)
+    assert all(len(part.unique()) > 1 for part in right)
+
+
+@triton.jit
+def refused_kernel(p_x, WHICH: tl.constexpr):
+    b_x = tl.load(p_x + tl.arange(0, 8))
+    if WHICH == "and":
+        b_x = b_x & b_x
+    elif WHICH == "pointers":
+        b_x = p_x + p_x
+    elif WHICH == "float offset":
+        b_x = p_x + b_x
+    else:
+        b_x = tl.arange(0, 8) + 2**40
+
+
+@pytest.mark.parametrize("which", ["and", "pointers", "float offset", "range"])
+def test_what_triton_refuses_is_still_refused(which):
+    said = []
+    for running in (lean, nullcontext):
+        with pytest.raises(interpreter.InterpreterError) as error, running():
+            refused_kernel[(1,)](torch.zeros(8), which)
+        said.append(str(error.value))
+    assert said[0] == said[1]
 
 
 @pytest.mark.parametrize("wrong", [(4, 8), (2, 2)], ids=str)

@@ -17,9 +17,16 @@ from glabench.report.model import Figure, Panel, Point, Series
 from glabench.report.text import length, number, rate, times
 from glabench.store import Row
 
+Figures = dict[str, tuple[Figure, ...]]
 
-def figures(rows: list[Row]) -> dict[str, tuple[Figure, ...]]:
+
+def figures(rows: list[Row]) -> Figures:
     return {section.name: section.figures for section in sections(frame(rows))}
+
+
+@pytest.fixture(scope="module")
+def board_figures(board_rows: list[Row]) -> Figures:
+    return figures(board_rows)
 
 
 def panel(figure: Figure, title: str) -> Panel:
@@ -36,15 +43,15 @@ def median(rows: list[Row], system: str, **wanted: object) -> float:
     return statistics.median(row.time["samples_ms"])
 
 
-def test_points_over_length_are_medians(board_rows: list[Row]) -> None:
-    forward = panel(figures(board_rows)["speed"][0], "forward")
+def test_points_over_length_are_medians(board_rows: list[Row], board_figures: Figures) -> None:
+    forward = panel(board_figures["speed"][0], "forward")
     drawn = points(forward, "fa2")
     assert set(drawn) == {1024, 2048, 4096, 8192, 16384}
     assert drawn[2048] == median(board_rows, "fa2", B=16, T=2048, H=4, mode="fwd")
 
 
-def test_speed_up_is_the_ratio_of_medians(board_rows: list[Row]) -> None:
-    over_fa2 = next(f for f in figures(board_rows)["speedup"] if "FlashAttention-2" in f.title)
+def test_speed_up_is_the_ratio_of_medians(board_rows: list[Row], board_figures: Figures) -> None:
+    over_fa2 = next(f for f in board_figures["speedup"] if "FlashAttention-2" in f.title)
     both = panel(over_fa2, "forward + backward")
     at = {"B": 8, "T": 4096, "H": 4, "mode": "fwdbwd"}
     expected = median(board_rows, "fa2", **at) / median(board_rows, "fla", **at)
@@ -52,8 +59,8 @@ def test_speed_up_is_the_ratio_of_medians(board_rows: list[Row]) -> None:
     assert both.reference == (1.0, "as fast as FlashAttention-2")
 
 
-def test_chunk_figure_takes_the_fastest_sub_chunk(board_rows: list[Row]) -> None:
-    forward = panel(figures(board_rows)["schedule"][0], "forward")
+def test_chunk_figure_takes_the_fastest_sub_chunk(board_rows: list[Row], board_figures: Figures) -> None:
+    forward = panel(board_figures["schedule"][0], "forward")
     fastest = min(
         median(board_rows, "gla", T=4096, H=4, mode="fwd", chunk=128, sub_chunk=sub, materialize=True)
         for sub in (16, 32, 64)
@@ -62,8 +69,8 @@ def test_chunk_figure_takes_the_fastest_sub_chunk(board_rows: list[Row]) -> None
     assert set(points(forward, "gla:w")) == {16, 32, 64, 128, 256}
 
 
-def test_floor_is_the_ratio_to_compulsory_bytes(board_rows: list[Row]) -> None:
-    (figure,) = figures(board_rows)["floor"]
+def test_floor_is_the_ratio_to_compulsory_bytes(board_rows: list[Row], board_figures: Figures) -> None:
+    (figure,) = board_figures["floor"]
     forward = panel(figure, "forward")
     place = forward.categories.index("B4 T2k H16 128")
     shape = {"B": 4, "T": 2048, "H": 16, "K": 128, "mode": "fwd"}
@@ -84,8 +91,8 @@ def test_gate_strengths_are_in_the_order_of_numbers(board_rows: list[Row]) -> No
     assert ends == ["no gates", *(f"gate strength {m}" for m in ("0.06", "4", "16", "10000"))]
 
 
-def test_a_panel_on_the_page_has_a_hit_with_values_for_every_point(board_rows: list[Row]) -> None:
-    forward = panel(figures(board_rows)["speed"][0], "forward")
+def test_a_panel_on_the_page_has_a_hit_with_values_for_every_point(board_figures: Figures) -> None:
+    forward = panel(board_figures["speed"][0], "forward")
     svg = ElementTree.fromstring(draw.panel_svg(forward, "p0"))
     hits = [e for e in svg.iter() if e.get("class") == "hit"]
     assert len(hits) == sum(len(s.points) for s in forward.series)
@@ -107,8 +114,8 @@ def test_hits_lie_on_the_markers() -> None:
         assert abs(my - hy) < 0.2
 
 
-def test_colours_on_the_page_are_variables(board_rows: list[Row]) -> None:
-    svg = draw.panel_svg(panel(figures(board_rows)["speed"][0], "forward"), "p0")
+def test_colours_on_the_page_are_variables(board_figures: Figures) -> None:
+    svg = draw.panel_svg(panel(board_figures["speed"][0], "forward"), "p0")
     assert "var(--c-vermillion)" in svg
     assert not re.search(r"(?:fill|stroke): #[0-9a-f]{6}", svg)
     assert "<style" not in svg  # a style element inside would reach the whole page
@@ -130,8 +137,8 @@ def test_any_range_of_values_gets_ticks(values: tuple[float, ...]) -> None:
     assert len(ticks) >= 2
 
 
-def test_files_are_png_and_svg_with_text(board_rows: list[Row], tmp_path: Path) -> None:
-    figure = figures(board_rows)["speed"][0]
+def test_files_are_png_and_svg_with_text(board_figures: Figures, tmp_path: Path) -> None:
+    figure = board_figures["speed"][0]
     png, svg = draw.write(figure, tmp_path)
     assert png.read_bytes().startswith(b"\x89PNG")
     tree = ElementTree.parse(svg)
@@ -162,8 +169,10 @@ def test_numbers_as_people_write_them() -> None:
     assert (rate(13.6e6), rate(850e3), rate(12.0)) == ("13.6 M", "850 k", "12.0")
 
 
-def test_a_loop_off_the_scale_is_told_not_drawn(board_rows: list[Row], quick_rows: list[Row]) -> None:
-    on_gpu = figures(board_rows)["speed"][0]
+def test_a_loop_off_the_scale_is_told_not_drawn(
+    board_rows: list[Row], board_figures: Figures, quick_rows: list[Row]
+) -> None:
+    on_gpu = board_figures["speed"][0]
     at = {"H": 4, "K": 128, "mode": "fwd", "system": "recurrent_torch"}
     medians = [statistics.median(r.time["samples_ms"]) for r in board_rows if r.time and at.items() <= r.case.items()]
     assert "recurrent_torch" not in dict(on_gpu.keys)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from gla_kernels import Workload, chunk, model
-from gla_kernels.table import space_hash
+from gla_kernels.table import kernels_hash, space_hash
 from glabench.analysis.load import load_tunings
 from glabench.tune import calibrate, record
 from glabench.tune.candidate import launch_of
@@ -29,6 +29,10 @@ def made_up_ms(space: Space, key: str) -> float:
     return (0.01 + 0.5 * named["loaded"] + named["blocks"]) * math.exp(0.2 * named["warps_8"])
 
 
+def in_slices(candidate: dict[str, Any]) -> dict[str, Any]:
+    return candidate | {"schedule": candidate["schedule"] | {"materialize": False}}
+
+
 @pytest.fixture(autouse=True)
 def compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Launches as on a GPU: the interpreter's products are all in float32."""
@@ -42,7 +46,8 @@ def spaces(compiled: None) -> list[Space]:
 
 @pytest.fixture
 def records(spaces: list[Space], make_tuning: Any, tmp_path: Path) -> Path:
-    """A file with every candidate of two workloads, and some that failed or are of another space and must not count."""
+    """A file with every candidate of two workloads, and some that failed, are of another space, or went over slices of
+    older kernels, and must not count."""
     path = tmp_path / "tune-made-up.jsonl"
     with path.open("w") as file:
         for space in spaces:
@@ -53,9 +58,12 @@ def records(spaces: list[Space], make_tuning: Any, tmp_path: Path) -> Path:
             trials += [replace(trials[0], status="wrong", reason="made up", samples_ms=(1e6,))]
             tuning = replace(make_tuning(), workload=space.work.to_dict(), trials=tuple(trials))
             tuning = replace(tuning, environment={**tuning.environment, "capability": "9.0"})
-            tuning = replace(tuning, header={"space": space_hash()})
+            tuning = replace(tuning, header={"space": space_hash(), "kernels": kernels_hash()})
             other = replace(trials[0], samples_ms=(1e6,), candidate=trials[0].candidate | {"step": "grad_q"})
             file.write(record.to_json(tuning) + "\n")
+            slices = replace(trials[0], samples_ms=(1e6,), candidate=in_slices(trials[0].candidate))
+            older = replace(tuning, trials=(*trials, slices), header={"space": space_hash(), "kernels": "older"})
+            file.write(record.to_json(older) + "\n")
             file.write(record.to_json(replace(tuning, trials=(other,), header={"space": "another"})) + "\n")
     return path
 
@@ -74,6 +82,11 @@ def test_what_is_fitted_predicts_what_was_measured(
         for key, one in space.candidates.items()
     ]
     assert np.std(errors) < 0.02
+
+
+def test_only_what_is_launched_today_counts(records: Path) -> None:
+    found = calibrate.samples_of(load_tunings([records]))
+    assert max(one.ms for samples in found.values() for one in samples) < 1e3
 
 
 def test_records_that_cannot_be_read_are_one_line(tmp_path: Path, capsys: Any) -> None:
