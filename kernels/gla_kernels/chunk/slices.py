@@ -16,13 +16,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
-from ..config import cdiv
+from ..config import HEADS_IN_TURN, cdiv
 
 # The shared buffer's size: this, or a sixteenth of the inputs where that is more, and a segment at least.
 SLICE_BYTES = 64 * 2**20
 SLICE_SHARE = 16
 LEAST_ROOM = 8 * 2**20  # nobody misses
-ENOUGH = 64  # walks over time, of 128 columns of V: fewer leave half of an H100 idle, as `config.HEADS_IN_TURN` says
+ENOUGH = HEADS_IN_TURN  # walks over time, of 128 columns of V, to fill half a GPU
 
 
 @dataclass(frozen=True)
