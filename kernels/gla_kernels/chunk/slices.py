@@ -3,8 +3,9 @@
 Materialized, all chunks are one slice, and a sequence is one segment unless the schedule cuts it (states_every). Not
 materialized, a sequence is worked on in slices, one after another, whose chunks' states lie in a buffer that all slices
 share: it is small, and mostly stays in the L2 cache. Where there are heads enough to fill a GPU, slices take turns: a
-slice is one segment, and starts from the state that the one before it left, in float32 (`Problem.in_turn`). For fewer
-heads a slice has several segments, which start from states that a first pass keeps.
+slice is one segment, and starts from the state that the one before it left (`Problem.in_turn`): forward in float32, and
+backward, where states are made again, as it was kept, in the type of chunks' states. For fewer heads a slice has
+several segments, which start from states that a first pass keeps.
 
 Short slices have many states between them, long ones large buffers. Where no length keeps the backward pass within its
 room, it works on a group of heads after another (`share_of`).
