@@ -14,7 +14,9 @@ mirrored on the diagonal, R = B Z is what the rows of either half get from those
 
     dq_i += e^{..} R_i  in a later half,  dk_j += e^{..} R_j  in an earlier one,   q dq - k dk += Z R or -Z R
 
-No guard is needed, and no loop over rows. Where gates are mild one anchor does (products.py), at a sixth of the cost.
+No guard is needed, and no loop over rows. Where gates are mild one anchor does (products.py), at a sixth of the cost;
+and where those of a block of ROWS are, which even forgetting most of the state within a few rows leaves them, an anchor
+in the middle of each (`middle_sums`) does for all levels within it.
 """
 
 # mypy: disallow-untyped-defs=False
@@ -22,12 +24,25 @@ import triton
 import triton.language as tl
 
 from ..launch import interpreting
-from .gates import CLOSED, LOG2E, after_rows, load_gates, summed, up_to_rows, whole_decay
+from .gates import (
+    CENTRED_LIMIT,
+    CLOSED,
+    LOG2E,
+    after_rows,
+    load_gates,
+    row_block_limit,
+    summed,
+    up_to_rows,
+    whole_decay,
+)
 from .products import crossing, dot_rows, product, sums_from, through_state
 from .tiles import cut, dot_half, fine, load_operand, load_tile, store_tile
 
 # Where products of bfloat16 are wrong (`problem.operand_type`), and no tensor core asks for them.
 INTERPRETED: tl.constexpr = tl.constexpr(interpreting())
+
+ROWS: tl.constexpr = tl.constexpr(16)  # of a block with an anchor of its own
+LEVELS_IN_BLOCK: tl.constexpr = tl.constexpr(4)
 
 # The matrices below are of rows o_i and o_s, or o_j: [BT, 1] and [1, BT], or [1, BT] and [BT, 1] for a transposed one.
 # half: rows of half a block, a power of two.
@@ -47,6 +62,26 @@ def level_sums(half, o_i, o_s):
 def level_pairs(half, o_i, o_j):
     """Whether row i is in the later half of a block and row j in its earlier half."""
     return ((o_i & (-2 * half)) == (o_j & (-2 * half))) & ((o_i & half) != 0) & ((o_j & half) == 0)
+
+
+@triton.jit
+def middle_sums(o_i, o_s):
+    """m, 1/2, -1/2 or 0: m @ g are half of the gates of a row's block of ROWS up to that row, less half of those after
+    it, so that differences in a block are the gates between two rows."""
+    return tl.where((o_i & -ROWS) == (o_s & -ROWS), tl.where(o_s <= o_i, 0.5, -0.5), 0.0)
+
+
+@triton.jit
+def middle_pairs(o_i, o_j):
+    """Whether rows i > j are in the same block of ROWS."""
+    return ((o_i & -ROWS) == (o_j & -ROWS)) & (o_i > o_j)
+
+
+@triton.jit
+def blocks_are_mild(b_c, PRECISION: tl.constexpr):
+    """Whether decays from the middle of each block of ROWS, in powers of two [BT, BK], are safe as factors."""
+    least = tl.min(tl.min(b_c, axis=1), axis=0)
+    return (least > -0.5 * CENTRED_LIMIT) & (least > -0.5 * row_block_limit(True, PRECISION))
 
 
 @triton.jit
@@ -75,7 +110,14 @@ def scores_by_halving(
         b_k = load_tile(p_k, i_row, T, stride, o_k, K, BT).to(tl.float32)
         b_g = load_tile(p_g, i_row, T, stride, o_k, K, BT)
         b_a += tl.where(o_r[:, None] == o_r[None, :], tl.sum(b_q * b_k, axis=1)[:, None], 0.0)
-        for i_level in tl.range(0, LEVELS, num_stages=1):
+        b_c = log_decay(middle_sums(o_r[:, None], o_r[None, :]), b_g)
+        is_mild = blocks_are_mild(b_c, PRECISION)
+        if is_mild:
+            b_zh, b_zl = cut(b_q * tl.exp2(b_c), DOT, PRECISION)
+            b_z = b_k * tl.exp2(-b_c)
+            b_new = dot_rows(b_zh, b_zl, tl.trans(b_z), tl.zeros([BT, BT], dtype=tl.float32), True, DOT, PRECISION)
+            b_a += tl.where(middle_pairs(o_r[:, None], o_r[None, :]), b_new, 0.0)
+        for i_level in tl.range(0, tl.where(is_mild, LEVELS - LEVELS_IN_BLOCK, LEVELS), num_stages=1):
             half = BT >> (i_level + 1)
             b_e = tl.exp2(log_decay(level_sums(half, o_r[:, None], o_r[None, :]), b_g))
             b_z = tl.where((o_r & half != 0)[:, None], b_q, b_k) * b_e
@@ -134,29 +176,47 @@ def grad_qk_by_halving(
     dA of all its rows."""
     LEVELS: tl.constexpr = BT.bit_length() - 1
     o_r = tl.arange(0, BT)
-    b_q = load_tile(p_q, i_row, T, H * K, o_k, K, BT).to(tl.float32)
-    b_k = load_tile(p_k, i_row, T, H * K, o_k, K, BT).to(tl.float32)
+    b_q = load_tile(p_q, i_row, T, H * K, o_k, K, BT)
+    b_k = load_tile(p_k, i_row, T, H * K, o_k, K, BT)
     b_g = load_tile(p_g, i_row, T, H * K, o_k, K, BT)
     # what comes through the states
     b_x = through_state(p_do, p_s, i_row, T, H * V, o_k, K, V, BT, BK, BV, DOT, PRECISION) * scale
     b_e = tl.exp2(up_to_rows(b_g, BT, DOT))
     b_dq = b_x * b_e
-    b_diff = fine(b_q * b_e, DOT, PRECISION) * b_x
+    b_diff = fine(b_q.to(tl.float32) * b_e, DOT, PRECISION) * b_x
     b_x = through_state(p_v, p_ds, i_row, T, H * V, o_k, K, V, BT, BK, BV, DOT, PRECISION)
     b_e = tl.exp2(after_rows(b_g, p_g, i_row, T, H * K, o_k, K, BT, DOT))
     b_dk = b_x * b_e
-    b_x *= fine(b_k * b_e, DOT, PRECISION)
+    b_x *= fine(b_k.to(tl.float32) * b_e, DOT, PRECISION)
     b_diff -= b_x
     b_phi = crossing(p_s, p_ds, o_k, K, V, BK, BV) * tl.exp2(whole_decay(b_g, BT, DOT)) + tl.sum(b_x, axis=0)
     # inside the chunk; a row's own scores go through no gate
     b_self = tl.sum(tl.where(o_r[:, None] == o_r[None, :], b_da, 0.0), axis=1)[:, None]
-    b_dq += b_self * b_k
-    b_dk += b_self * b_q
-    for i_level in tl.range(0, LEVELS, num_stages=1):
+    b_dq += b_self * b_k.to(tl.float32)
+    b_dk += b_self * b_q.to(tl.float32)
+    b_c = log_decay(middle_sums(o_r[:, None], o_r[None, :]), b_g)
+    is_mild = blocks_are_mild(b_c, PRECISION)
+    if is_mild:
+        b_b = tl.where(middle_pairs(o_r[:, None], o_r[None, :]), b_da, 0.0)
+        b_e = tl.exp2(-b_c)
+        b_z = b_k * b_e
+        b_bh, b_bl = cut(b_b, DOT, PRECISION)
+        b_r = dot_rows(b_bh, b_bl, b_z, tl.zeros([BT, BK], dtype=tl.float32), True, DOT, PRECISION)
+        b_u = b_q * tl.exp2(b_c)
+        b_diff += fine(b_u, DOT, PRECISION) * b_r
+        b_dq += b_r * tl.exp2(b_c)
+        b_bh, b_bl = cut(tl.trans(b_b), DOT, PRECISION)
+        b_r = dot_rows(b_bh, b_bl, b_u, tl.zeros([BT, BK], dtype=tl.float32), True, DOT, PRECISION)
+        b_diff -= fine(b_z, DOT, PRECISION) * b_r
+        b_dk += b_r * b_e
+    for i_level in tl.range(0, tl.where(is_mild, LEVELS - LEVELS_IN_BLOCK, LEVELS), num_stages=1):
         half = BT >> (i_level + 1)
         m_later = (o_r & half != 0)[:, None]
+        b_g = load_tile(p_g, i_row, T, H * K, o_k, K, BT)
         b_e = tl.exp2(log_decay(level_sums(half, o_r[:, None], o_r[None, :]), b_g))
-        b_z = tl.where(m_later, b_q, b_k) * b_e
+        b_q = load_tile(p_q, i_row, T, H * K, o_k, K, BT)
+        b_k = load_tile(p_k, i_row, T, H * K, o_k, K, BT)
+        b_z = tl.where(m_later, b_q, b_k).to(tl.float32) * b_e
         b_b = tl.where(level_pairs(half, o_r[:, None], o_r[None, :]), b_da, 0.0)
         b_bh, b_bl = cut(b_b + tl.trans(b_b), DOT, PRECISION)
         b_r = dot_rows(b_bh, b_bl, b_z, tl.zeros([BT, BK], dtype=tl.float32), True, DOT, PRECISION)
