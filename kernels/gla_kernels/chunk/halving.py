@@ -14,9 +14,9 @@ mirrored on the diagonal, R = B Z is what the rows of either half get from those
 
     dq_i += e^{..} R_i  in a later half,  dk_j += e^{..} R_j  in an earlier one,   q dq - k dk += Z R or -Z R
 
-No guard is needed, and no loop over rows. Where gates are mild one anchor does (products.py), at a sixth of the cost;
-and where those of a block of ROWS are, which even forgetting most of the state within a few rows leaves them, an anchor
-in the middle of each (`middle_sums`) does for all levels within it.
+No guard is needed, and no loop over rows. Where gates are mild one anchor does (products.py), at a sixth of the cost.
+Gates that are too strong for that over a chunk are mostly mild over ROWS rows of it: then an anchor in the middle of each
+block of ROWS (`middle_sums`) stands for all levels within it, in one product.
 """
 
 # mypy: disallow-untyped-defs=False
@@ -212,6 +212,7 @@ def grad_qk_by_halving(
     for i_level in tl.range(0, tl.where(is_mild, LEVELS - LEVELS_IN_BLOCK, LEVELS), num_stages=1):
         half = BT >> (i_level + 1)
         m_later = (o_r & half != 0)[:, None]
+        # q, k and g from the cache at each level: kept in registers from one to the next, they spill
         b_g = load_tile(p_g, i_row, T, H * K, o_k, K, BT)
         b_e = tl.exp2(log_decay(level_sums(half, o_r[:, None], o_r[None, :]), b_g))
         b_q = load_tile(p_q, i_row, T, H * K, o_k, K, BT)
