@@ -15,8 +15,8 @@ mirrored on the diagonal, R = B Z is what the rows of either half get from those
     dq_i += e^{..} R_i  in a later half,  dk_j += e^{..} R_j  in an earlier one,   q dq - k dk += Z R or -Z R
 
 No guard is needed, and no loop over rows. Where gates are mild one anchor does (products.py), at a sixth of the cost.
-Gates that are too strong for that over a chunk are mostly mild over ROWS rows of it: then an anchor in the middle of each
-block of ROWS (`middle_sums`) stands for all levels within it, in one product.
+Gates that are too strong for that over a chunk are mostly mild over ROWS rows of it: then an anchor in the middle of
+each block of ROWS (`middle_sums`) stands for all levels within it, in one product.
 """
 
 # mypy: disallow-untyped-defs=False
