@@ -41,8 +41,8 @@ from .table import Entry, Machine, ShapeClass, Table, refusal, shape_class
 # How far a tuned class may be to serve another, in factors of two: of T, and of B*H, which count three times.
 FARTHEST = 8.0
 HEADS_COUNT = 3.0
-# A plan of another class is doubted if the cost model expects it to take so many times as long as the model's own choice.
-# What was measured of walks, the model mostly meets within a tenth, and misses by a fifth at worst.
+# A plan of another class is doubted if the cost model expects it to take so many times as long as its own choice. The
+# model meets what was measured of walks mostly within a tenth, and misses it by a fifth at worst.
 DOUBTED = 1.4
 
 
