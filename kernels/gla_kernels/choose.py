@@ -2,8 +2,8 @@
 
 `chosen` looks for a tuned plan of the workload's shape class, first in this GPU's own table and in the one shipped for
 it, then in those shipped for other GPUs of the same compute capability. Where the class itself was never tuned, the
-nearest one serves, unless the cost model doubts it: walks over time that fill a GPU for many heads leave it idle for few.
-Without any, the cost model decides.
+nearest one serves, unless the cost model doubts it: walks over time that fill a GPU for many heads leave it idle for
+few. Without any, the cost model decides.
 """
 
 from __future__ import annotations
