@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -130,15 +131,14 @@ def test_a_nearby_plan_that_leaves_the_gpu_idle_is_doubted(tables, machine, entr
 
 
 def test_lengths_of_a_class_are_not_predicted_anew(tables, machine, monkeypatch):
-    asked: list[Any] = []
-    expected = predicted_ms
+    expected = Mock(wraps=predicted_ms)
     choose._expected_best.cache_clear()
-    monkeypatch.setattr(choose, "predicted_ms", lambda *given: asked.append(given) or expected(*given))
+    monkeypatch.setattr(choose, "predicted_ms", expected)
     first = chosen(replace(WORK, T=2000), machine)
-    count = len(asked)
+    count = expected.call_count
     assert count > 0
     assert chosen(replace(WORK, T=2100), machine) == first
-    assert len(asked) == count
+    assert expected.call_count == count
 
 
 def test_heads_count_for_more_than_length(tables, machine, entry, trusting):
