@@ -55,7 +55,7 @@ def test_what_fits_is_worked_on_at_once():
     p = problem(1, 8192, 96, 128, 128)
     assert p.parts == [None]
     assert p.part(None) is p
-    assert p.forward is p
+    assert p.forward(keep=True) is p
 
 
 def test_parts_cover_all_heads_once():
@@ -68,7 +68,14 @@ def test_parts_cover_all_heads_once():
         assert p.part(at).q.shape == p.q[at[0], :, at[1]].shape
         assert p.part(at).heads_a_row == 32
     assert torch.equal(seen, torch.ones(5, 32))
-    assert p.forward.parts == [None]  # the forward pass has room for all
+    assert p.forward(keep=True).parts == [None]  # the forward pass has room for all
+
+
+def test_a_forward_pass_alone_is_not_cut_for_a_backward_pass():
+    p = problem(8, 1024, 8, 64, 64)
+    alone = p.forward(keep=False)
+    assert (len(alone.slices), alone.parts) == (1, [None])
+    assert len(p.forward(keep=True).slices) == len(p.slices) > 1
 
 
 def head(chunks: int = 32, in_turn: bool = True) -> Head:

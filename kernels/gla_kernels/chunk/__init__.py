@@ -37,7 +37,7 @@ def forward(
 ) -> tuple[Tensor, Tensor | None, Kept | None]:
     """o [B, T, H, V] in the inputs' dtype, the final state [B, H, K, V] in float32 if asked for, and what the backward
     pass can make use of. ``keep``: whether there will be one that does."""
-    p, whole = p.forward, len(p.parts) == 1
+    p, whole = p.forward(keep), len(p.parts) == 1
     B, _, H, K, V = p.dims
     o, keep = torch.empty_like(p.v), keep and whole
     kept = keep and p.schedule.materialize

@@ -155,10 +155,10 @@ class Problem:
         g = None if self.g is None else rows_of(self.g, at)
         return replace(self, q=q, k=k, v=v, g=g, initial_state=states_of(self.initial_state, at), given=self.share)
 
-    @cached_property
-    def forward(self) -> Problem:
-        """The problem as the forward pass works on it: all heads at once."""
-        return self if len(self.parts) == 1 else replace(self, given=self._widest)
+    def forward(self, keep: bool) -> Problem:
+        """The problem as the forward pass works on it: all heads at once. ``keep``: in slices that a backward pass will
+        take, where it can make use of what lies between them."""
+        return self if keep and len(self.parts) == 1 else replace(self, given=self._widest)
 
     @property
     def state_dtype(self) -> torch.dtype:
