@@ -35,7 +35,7 @@ from .gates import (
     up_to_rows,
     whole_decay,
 )
-from .products import crossing, dot_rows, product, sums_from, through_state
+from .products import dot_rows, product, sums_from
 from .tiles import cut, dot_half, fine, load_operand, load_tile, store_tile
 
 # Where products of bfloat16 are wrong (`problem.operand_type`), and no tensor core asks for them.
@@ -167,6 +167,27 @@ def grad_v_by_halving(
 
 
 @triton.jit
+def through_states(
+    p_do, p_v, p_s, p_ds, i_row, T, stride, o_k, K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr,
+    BV: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """do S^T and v dS^T, float32 [BT, BK], and the sum over V of S dS, float32 [BK]: each tile of V is waited for once,
+    where `products.through_state` and `crossing` would wait three times."""
+    b_x = tl.zeros([BT, BK], dtype=tl.float32)
+    b_y = tl.zeros([BT, BK], dtype=tl.float32)
+    b_phi = tl.zeros([BK], dtype=tl.float32)
+    for i_v in tl.range(0, (V + BV - 1) // BV, num_stages=1):
+        o_v = i_v * BV + tl.arange(0, BV)
+        b_do = load_tile(p_do, i_row, T, stride, o_v, V, BT)
+        b_v = load_tile(p_v, i_row, T, stride, o_v, V, BT)
+        b_s, b_ds = load_operand(p_s, o_k, o_v, K, V), load_operand(p_ds, o_k, o_v, K, V)
+        b_x = product(b_do, tl.trans(b_s), b_x, DOT, PRECISION)
+        b_y = product(b_v, tl.trans(b_ds), b_y, DOT, PRECISION)
+        b_phi += tl.sum(b_s.to(tl.float32) * b_ds.to(tl.float32), axis=1)
+    return b_x, b_y, b_phi
+
+
+@triton.jit
 def grad_qk_by_halving(
     p_q, p_k, p_v, p_g, p_do, p_s, p_ds, p_dq, p_dk, p_dg, b_da, scale, i_row, T, H, o_k,
     K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
@@ -180,16 +201,16 @@ def grad_qk_by_halving(
     b_k = load_tile(p_k, i_row, T, H * K, o_k, K, BT)
     b_g = load_tile(p_g, i_row, T, H * K, o_k, K, BT)
     # what comes through the states
-    b_x = through_state(p_do, p_s, i_row, T, H * V, o_k, K, V, BT, BK, BV, DOT, PRECISION) * scale
+    b_x, b_y, b_phi = through_states(p_do, p_v, p_s, p_ds, i_row, T, H * V, o_k, K, V, BT, BK, BV, DOT, PRECISION)
+    b_x *= scale
     b_e = tl.exp2(up_to_rows(b_g, BT, DOT))
     b_dq = b_x * b_e
     b_diff = fine(b_q.to(tl.float32) * b_e, DOT, PRECISION) * b_x
-    b_x = through_state(p_v, p_ds, i_row, T, H * V, o_k, K, V, BT, BK, BV, DOT, PRECISION)
     b_e = tl.exp2(after_rows(b_g, p_g, i_row, T, H * K, o_k, K, BT, DOT))
-    b_dk = b_x * b_e
-    b_x *= fine(b_k.to(tl.float32) * b_e, DOT, PRECISION)
-    b_diff -= b_x
-    b_phi = crossing(p_s, p_ds, o_k, K, V, BK, BV) * tl.exp2(whole_decay(b_g, BT, DOT)) + tl.sum(b_x, axis=0)
+    b_dk = b_y * b_e
+    b_y *= fine(b_k.to(tl.float32) * b_e, DOT, PRECISION)
+    b_diff -= b_y
+    b_phi = b_phi * tl.exp2(whole_decay(b_g, BT, DOT)) + tl.sum(b_y, axis=0)
     # inside the chunk; a row's own scores go through no gate
     b_self = tl.sum(tl.where(o_r[:, None] == o_r[None, :], b_da, 0.0), axis=1)[:, None]
     b_dq += b_self * b_k.to(tl.float32)

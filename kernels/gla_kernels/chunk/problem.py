@@ -23,8 +23,9 @@ from .states import combine_kernel
 
 COMBINED = Tile(16, 64)  # of a state, in a program that adds segments up: few bytes a step, many programs
 STEEP = Tile(64, 64, num_warps=8)  # of what Hopper's kernels leave undone, whose features come 64 at a time
-SHARE = 32  # chunks that a program looks at for that, or fewer, so that there are about as many programs as SMs:
-STEEP_PROGRAMS = 128  # each fills one, and most find nothing to do
+STEEP_OUTPUT = Tile(64, 128, num_warps=4)  # of outputs among it, for which two programs fit an SM
+SHARE = 32  # chunks that a program looks at for that, or fewer, so that there are about as many programs as SMs have
+STEEP_WARPS = 1024  # room for: most find nothing to do
 
 LaunchBy = Callable[..., Launch]
 
@@ -277,13 +278,14 @@ class Problem:
         programs = cdiv(self.dims[3], tile.block_k) * args["n_here"]
         return self.launch_of(kernel, tile, programs, args, CHUNK=self.schedule.chunk, **flags)
 
-    def steep_of(self, kernel: Any, args: dict[str, Any], part: Slice, stored: Tensor) -> Launch:
+    def steep_of(self, kernel: Any, tile: Tile, args: dict[str, Any], part: Slice, stored: Tensor) -> Launch:
         """A launch of what Hopper's kernels leave undone of a slice: a program so many chunks."""
         args, share = args | self.chunks_of(part, stored), SHARE
-        B, _, H, _, _ = self.dims
-        while share > 1 and cdiv(args["n_here"], share) * B * H < STEEP_PROGRAMS:
+        B, _, H, _, V = self.dims
+        while share > 1 and cdiv(args["n_here"], share) * B * H * tile.num_warps < STEEP_WARPS:
             share //= 2
-        return self.launch_of(kernel, STEEP, cdiv(args["n_here"], share), args, CHUNK=self.schedule.chunk, SHARE=share)
+        tile = replace(tile, block_v=min(tile.block_v, padded(V)))
+        return self.launch_of(kernel, tile, cdiv(args["n_here"], share), args, CHUNK=self.schedule.chunk, SHARE=share)
 
     def chunks_of(self, part: Slice, stored: Tensor) -> dict[str, Any]:
         """What a pass over the chunks of a slice goes by. ``stored``: states of all of them."""

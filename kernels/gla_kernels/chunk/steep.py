@@ -2,6 +2,8 @@
 
 Each kernel here runs after one of those, over the same chunks of one row block. A program looks at SHARE chunks of a
 head at once, and mostly finds that all are mild. Scores of those that are not are made by halving (halving.py).
+
+Nothing is hoisted out of the loops here: there are no registers left to keep it in.
 """
 
 # mypy: disallow-untyped-defs=False
@@ -44,7 +46,7 @@ def output_steep_kernel(
             p_g + i_row0 * K,
             p_o + i_row0 * V,
         )
-        for i_c in range(i_first, tl.minimum(i_first + SHARE, n_here)):
+        for i_c in tl.range(i_first, tl.minimum(i_first + SHARE, n_here), num_stages=1, disable_licm=True):
             if _least(p_h, i_c, n_here, K, 1) <= least:
                 output_by_halving(
                     p_q, p_k, p_v, p_g, p_s + (i_bh * n_stored + i_c) * K * V, p_o, scale, (first_chunk + i_c) * CHUNK,
@@ -69,14 +71,14 @@ def grad_steep_kernel(
     p_h += (i_bh * n_blocks + first_chunk) * K
     if _least(p_h, i_first, n_here, K, SHARE) <= least:
         i_k0, i_v0 = ((i_bh // H) * T * H + i_bh % H) * K, ((i_bh // H) * T * H + i_bh % H) * V
-        for i_c in range(i_first, tl.minimum(i_first + SHARE, n_here)):
+        for i_c in tl.range(i_first, tl.minimum(i_first + SHARE, n_here), num_stages=1, disable_licm=True):
             if _least(p_h, i_c, n_here, K, 1) <= least:
                 i_row, i_state = (first_chunk + i_c) * CHUNK, (i_bh * n_stored + i_c) * K * V
                 if p_dq is not None:
                     b_da = scores_gradient(
                         p_do + i_v0, p_v + i_v0, scale, i_row, i_row, T, H * V, V, CHUNK, BV, DOT, PRECISION
                     )
-                    for i_k in range(0, (K + BK - 1) // BK):
+                    for i_k in tl.range(0, (K + BK - 1) // BK, num_stages=1, disable_licm=True):
                         o_k = i_k * BK + tl.arange(0, BK)
                         if tl.min(load_half(p_h, i_c, o_k, K), axis=0) <= least:
                             grad_qk_by_halving(
