@@ -168,7 +168,7 @@ def _triton_runtime(device: Device) -> Iterator[Finding]:
     harmful = interpret and device == "cuda"
     fix = "unset TRITON_INTERPRET: your own calls of the kernels would be interpreted" if harmful else None
     yield Finding(group, "TRITON_INTERPRET", interpret or "not set", fix)
-    folder = Path(os.environ.get("TRITON_CACHE_DIR") or Path.home() / ".triton" / "cache")
+    folder = environment.triton_cache()
     problem = unwritable(folder)
     if problem is not None:
         fix = f"set TRITON_CACHE_DIR to a folder that can be written ({problem})"

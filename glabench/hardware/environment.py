@@ -162,6 +162,12 @@ def tuned_folder() -> Path:
     return Path(os.path.expanduser(folder))
 
 
+def triton_cache() -> Path:
+    """Where Triton keeps what it compiles (triton.knobs.cache.dir)."""
+    home = Path(os.environ.get("TRITON_HOME") or Path.home())
+    return Path(os.environ.get("TRITON_CACHE_DIR") or home / ".triton" / "cache")
+
+
 @cache
 def fingerprint() -> str:
     """Twelve hex digits over what can change a result: the sources, the package versions, the plans tuned on this

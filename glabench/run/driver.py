@@ -240,15 +240,17 @@ def worker_env(part: Part, timing: int = 1) -> dict[str, str | None]:
     What is timed on a CPU leaves one core to the rest of the machine, unless OMP_NUM_THREADS says otherwise: a team
     of threads waits for its slowest, and where another program takes a core the times come out ten times too long.
     Where ``timing`` processes time cases at once, each on its own GPU, they divide the cores.
+
+    Triton's cache is named: torch.compile and Helion move it for their whole process where it is not, and whatever is
+    timed there after them would be compiled again.
     """
+    env: dict[str, str | None] = {"TRITON_CACHE_DIR": str(environment.triton_cache())}
     if part == "gate":
-        return {"TRITON_INTERPRET": "1", **ONE_THREAD}
+        return env | {"TRITON_INTERPRET": "1", **ONE_THREAD}
+    env["TRITON_INTERPRET"] = None
     if part == "compile":
-        return {"TRITON_INTERPRET": None, **ONE_THREAD}
-    return {
-        "TRITON_INTERPRET": None,
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, (cores() - 1) // timing)),
-    }
+        return env | ONE_THREAD
+    return env | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, (cores() - 1) // timing))}
 
 
 def cores() -> int:

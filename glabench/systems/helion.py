@@ -69,12 +69,7 @@ def pretuned_for(capability: int, folder: Path) -> int | None:
 
 def variables() -> dict[str, str]:
     """What Helion is to find in the environment where nothing is set; it reads them as the kernels are imported."""
-    import triton
-
-    found = {
-        "HELION_AOT_DATA_DIR": str(cache_folder() / "helion"),  # by default a folder in the working directory
-        "TRITON_CACHE_DIR": triton.knobs.cache.dir,  # else Helion moves it, for our kernels too
-    }
+    found = {"HELION_AOT_DATA_DIR": str(cache_folder() / "helion")}  # by default a folder in the working directory
     if effort() != "pretuned":
         return found
     # Nothing is searched for then, but a search is made ready, and the default one needs scikit-learn.

@@ -2,7 +2,8 @@
 
 `chosen` looks for a tuned plan of the workload's shape class, first in this GPU's own table and in the one shipped for
 it, then in those shipped for other GPUs of the same compute capability. Where the class itself was never tuned, the
-nearest one serves. Without any, the cost model decides.
+nearest one serves, unless the cost model doubts it: walks over time that fill a GPU for many heads leave it idle for
+few. Without any, the cost model decides.
 """
 
 from __future__ import annotations
@@ -40,6 +41,9 @@ from .table import Entry, Machine, ShapeClass, Table, refusal, shape_class
 # How far a tuned class may be to serve another, in factors of two: of T, and of B*H, which count three times.
 FARTHEST = 8.0
 HEADS_COUNT = 3.0
+# A plan of another class is doubted if the cost model expects it to take so many times as long as its own choice. The
+# model meets what was measured of walks mostly within a tenth, and misses it by a fifth at worst.
+DOUBTED = 1.4
 
 
 @dataclass(frozen=True)
@@ -64,16 +68,21 @@ def chosen(work: Workload, machine: Machine | None = None) -> Choice:
 @lru_cache(maxsize=4096)
 def plan_for(work: Workload, machine: Machine) -> Choice:
     """`chosen`, remembered until `refresh`: it is asked at every call."""
-    shape = shape_class(work)
+    shape, capability = shape_class(work), machine.capability
+    typical = replace(work, B=1, T=shape.T, H=shape.heads)  # a length that is new is not predicted anew
     for sources in _sources(machine):
         for entry, source in _candidates(work, shape, sources):
-            if refusal(entry.plan, work, machine.capability) is None:
-                exact = entry.shape == shape
+            exact = entry.shape == shape
+            doubted = not exact and _doubted(entry.plan, typical, capability)
+            if not doubted and refusal(entry.plan, work, capability) is None:
                 at = f"at B={entry.work.B} T={entry.work.T} H={entry.work.H}"
                 stale = source.table.header.stale
                 origin = f"{source.name} {at}{'' if exact else ', the nearest'}{', outdated' if stale else ''}"
                 return Choice(entry.plan, origin, source.own and exact, stale)
-    return Choice(by_model(work, machine.capability), "by the cost model" if work.schedule is None else "by size")
+    plan = _expected_best(typical, capability)
+    if refusal(plan, work, capability) is not None:
+        plan = by_model(work, capability)
+    return Choice(plan, "by the cost model" if work.schedule is None else "by size")
 
 
 def by_model(work: Workload, capability: int) -> Plan:
@@ -203,6 +212,21 @@ def _candidates(work: Workload, shape: ShapeClass, sources: Iterable[_Source]) -
                 found.append((order, entry, source))
     for _, entry, source in sorted(found, key=lambda one: one[0]):
         yield entry, source
+
+
+@lru_cache(maxsize=4096)
+def _expected_best(work: Workload, capability: int) -> Plan:
+    """`by_model`, remembered."""
+    return by_model(work, capability)
+
+
+@lru_cache(maxsize=4096)
+def _doubted(plan: Plan, work: Workload, capability: int) -> bool:
+    """Whether the cost model expects the plan to take much longer than its own choice; work: typical of a class."""
+    if refusal(plan, work, capability) is not None:
+        return False  # it may be too long for what is typical, and not for what is asked
+    best = predicted_ms(work, _expected_best(work, capability), capability)
+    return predicted_ms(work, plan, capability) > DOUBTED * best
 
 
 def _octaves(a: int, b: int) -> float:

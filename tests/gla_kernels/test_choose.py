@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 
-from gla_kernels import Machine, Plan, Schedule, chosen, default_config, keep, refresh, table_files
+from gla_kernels import Machine, Plan, Schedule, choose, chosen, default_config, keep, refresh, table_files
 from gla_kernels.apply import all_launches
 from gla_kernels.choose import by_model, predicted_ms, with_walks
 from gla_kernels.config import SEGMENT_ROWS, Workload, schedules
@@ -19,6 +21,15 @@ WORK = Workload("fwd", 4, 2048, 16, 128, 128)
 H100 = Machine(90, "NVIDIA H100 80GB HBM3", 80 * 2**30)
 A100 = Machine(80, "NVIDIA A100", 80 * 2**30)
 OTHER = Schedule(128, 32, False)
+
+
+@pytest.fixture
+def trusting(monkeypatch):
+    """The cost model doubts no plan: those here are chosen to be told apart, not to be fast."""
+    monkeypatch.setattr(choose, "DOUBTED", math.inf)
+    choose._doubted.cache_clear()
+    yield
+    choose._doubted.cache_clear()
 
 
 def ship(entries: list[Any], machine: Machine) -> None:
@@ -98,7 +109,7 @@ def test_a_class_shares_its_plan(tables, machine, entry):
         assert chosen(same, machine).plan.schedule == OTHER
 
 
-def test_the_nearest_class_serves_where_none_is_the_same(tables, machine, entry):
+def test_the_nearest_class_serves_where_none_is_the_same(tables, machine, entry, trusting):
     keep([entry(T=512, plan=Schedule(32)), entry(T=16384, plan=OTHER)], machine)
     choice = chosen(replace(WORK, T=8192), machine)
     assert choice.plan.schedule == OTHER
@@ -108,14 +119,36 @@ def test_the_nearest_class_serves_where_none_is_the_same(tables, machine, entry)
     assert chosen(replace(WORK, T=64, B=1), machine).origin == "by the cost model"  # an eighth of T
 
 
-def test_heads_count_for_more_than_length(tables, machine, entry):
+def test_a_nearby_plan_that_leaves_the_gpu_idle_is_doubted(tables, machine, entry):
+    walked = entry()
+    walked = replace(walked, plan=replace(walked.plan, config=with_walks(walked.plan.config, WORK)))
+    keep([walked], machine)
+    assert chosen(WORK, machine).plan == walked.plan  # measured, so not asked
+    assert chosen(replace(WORK, B=3), machine).plan == walked.plan
+    few = chosen(replace(WORK, B=1, T=4096), machine)  # 16 walks, twice as long
+    assert few.origin == "by the cost model"
+    assert few.plan.schedule.states_every is not None
+
+
+def test_lengths_of_a_class_are_not_predicted_anew(tables, machine, monkeypatch):
+    expected = Mock(wraps=predicted_ms)
+    choose._expected_best.cache_clear()
+    monkeypatch.setattr(choose, "predicted_ms", expected)
+    first = chosen(replace(WORK, T=2000), machine)
+    count = expected.call_count
+    assert count > 0
+    assert chosen(replace(WORK, T=2100), machine) == first
+    assert expected.call_count == count
+
+
+def test_heads_count_for_more_than_length(tables, machine, entry, trusting):
     keep([entry(B=8, plan=Schedule(32)), entry(T=8192, plan=OTHER)], machine)
     assert chosen(WORK, machine).plan.schedule == OTHER
     keep([entry(B=3, plan=Schedule(128))], machine)
     assert chosen(WORK, machine).plan.schedule == Schedule(128)
 
 
-def test_a_tie_goes_to_the_smaller_class(tables, machine, entry):
+def test_a_tie_goes_to_the_smaller_class(tables, machine, entry, trusting):
     keep([entry(T=4096, plan=OTHER), entry(T=1024, plan=Schedule(32))], machine)
     assert chosen(WORK, machine).plan.schedule == Schedule(32)
 
@@ -149,12 +182,12 @@ def test_a_plan_that_won_with_every_schedule_allowed_serves_its_own(tables, mach
     assert chosen(replace(WORK, schedule=OTHER), machine).plan == own.plan
 
 
-def test_a_plan_that_cannot_run_here_is_passed_over(tables, machine, entry):
+def test_a_plan_that_cannot_run_here_is_passed_over(tables, machine, entry, trusting):
     keep([entry(T=64, plan=Schedule(64)), entry(T=16, plan=Schedule(16))], machine)
     assert chosen(replace(WORK, T=30), machine).plan.schedule == Schedule(16)  # a chunk of 64 is too long for 30
 
 
-def test_here_before_shipped_but_the_same_class_before_a_nearby_one(tables, machine, entry):
+def test_here_before_shipped_but_the_same_class_before_a_nearby_one(tables, machine, entry, trusting):
     ship([entry(plan=Schedule(128)), entry(T=8192, plan=Schedule(128))], machine)
     choice = chosen(WORK, machine)
     assert choice.plan.schedule == Schedule(128)
@@ -166,7 +199,7 @@ def test_here_before_shipped_but_the_same_class_before_a_nearby_one(tables, mach
     assert chosen(replace(WORK, T=4096), machine).plan.schedule == OTHER  # a tie
 
 
-def test_other_gpus_of_the_same_capability_come_next(tables, machine, entry):
+def test_other_gpus_of_the_same_capability_come_next(tables, machine, entry, trusting):
     ship([entry(plan=OTHER), entry(T=8192, plan=OTHER)], machine)
     choice = chosen(WORK, H100)
     assert choice.plan.schedule == OTHER

@@ -238,3 +238,16 @@ def test_timed_work_leaves_a_core_to_others(monkeypatch: pytest.MonkeyPatch) -> 
     assert driver_module.worker_env("gate")["OMP_NUM_THREADS"] == "1"
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert driver_module.worker_env("all")["OMP_NUM_THREADS"] == "3"
+
+
+@pytest.mark.parametrize("part", ["gate", "compile", "all"])
+def test_every_process_finds_triton_s_cache_where_triton_has_it(
+    part: Part, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Named, so that torch.compile and Helion leave it there."""
+    triton = pytest.importorskip("triton")
+    for variable in ("TRITON_CACHE_DIR", "TRITON_HOME"):
+        monkeypatch.delenv(variable, raising=False)
+        assert driver_module.worker_env(part)["TRITON_CACHE_DIR"] == triton.knobs.cache.dir
+        monkeypatch.setenv(variable, str(tmp_path / variable))
+        assert driver_module.worker_env(part)["TRITON_CACHE_DIR"] == triton.knobs.cache.dir

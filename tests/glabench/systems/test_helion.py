@@ -22,9 +22,7 @@ from glabench.spec.case import Case
 from glabench.systems import Unavailable, helion, load
 
 CASE = Case("helion", B=2, T=100, H=3, K=16, V=32, dtype="fp32", mode="fwdbwd")
-VARIABLES = (
-    HELION_EXAMPLES, helion.EFFORT, helion.CACHE, "HELION_AUTOTUNER", "HELION_AOT_DATA_DIR", "TRITON_CACHE_DIR",
-)  # fmt: skip
+VARIABLES = (HELION_EXAMPLES, helion.EFFORT, helion.CACHE, "HELION_AUTOTUNER", "HELION_AOT_DATA_DIR")
 STUB = """
 import os
 from enum import Enum
@@ -208,12 +206,10 @@ def test_pretuned_configs_are_asked_for_before_the_kernels_are_imported(
     examples: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(helion.CACHE, "")  # set, but to nothing
-    monkeypatch.setenv("TRITON_CACHE_DIR", "/elsewhere")
     module = helion.engine()
     assert module.CACHE_AT_IMPORT == helion.PRETUNED
     assert os.environ["HELION_AUTOTUNER"] == "PatternSearch"
     assert os.environ["HELION_AOT_DATA_DIR"] == str(Path(os.environ["GLABENCH_CACHE"]) / "helion")
-    assert os.environ["TRITON_CACHE_DIR"] == "/elsewhere"
     assert helion.effort() == "pretuned"
 
 
