@@ -55,6 +55,7 @@ _KINDS = {
     "case_id": "text", "sweep": "text", "device": "text", "kind": "text", "status": "text", "reason": "text",
     "implementation": "text", "variant": "text", "label": "text", "family": "text", "gate": "text",
     "ms": "number", "ms_lo": "number", "ms_hi": "number", "samples": "number", "interval": "text", "clock": "text",
+    "launch_bound": "text",
     "tokens_per_s": "number", "peak_mib": "number", "beyond_mib": "number", "floor_ms": "number",
     "over_floor": "number", "tflop_per_s": "number", "error_share": "number", "gated": "text",
     "sm_mhz": "number", "power_w": "number", "temperature_c": "number", "throttle": "text",
@@ -90,6 +91,7 @@ def _time(row: Row) -> dict[str, Any]:
     return {
         "ms": found.median, "ms_lo": found.low, "ms_hi": found.high, "samples": found.samples,
         "interval": found.kind, "clock": (row.time or {}).get("clock") if found.samples else None,
+        "launch_bound": bool((row.time or {}).get("launch_bound")),
         "tokens_per_s": tokens / found.median * 1e3 if found.median > 0 else math.nan,
         "floor_ms": floor, "over_floor": found.median / floor,
         "tflop_per_s": (work.get("flops") or math.nan) / found.median / 1e9 if found.median > 0 else math.nan,

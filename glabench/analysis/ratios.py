@@ -23,18 +23,22 @@ LEAST_SHARE = 0.95  # of the ratios that must be alike
 ENTRANT = ["label", "attn_heads", "attn_dim", "seed"]  # what tells the answers to one question apart
 
 Entrant = tuple[Any, ...]  # the values of ENTRANT
-Times = dict[Entrant, tuple[str, float]]  # -> system, median in ms
+Times = dict[Entrant, tuple[str, float, bool]]  # -> system, median in ms, whether its launches bound it
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """ms of ``one`` over ms of ``other`` at a question, in either run."""
+    """ms of ``one`` over ms of ``other`` at a question, in either run.
+
+    launch_bound: the time of one of them, in either run, is that of its launches: of the CPU, not of the GPU.
+    """
 
     question: dict[str, Any]
     one: str
     other: str
     before: float
     after: float
+    launch_bound: bool = False
 
     @property
     def change(self) -> float:
@@ -65,7 +69,8 @@ def ratios(before: Sequence[Row], after: Sequence[Row]) -> list[Ratio]:
             if was_one[0] != was_other[0]:
                 named = dict(zip(QUESTION, question, strict=True))
                 before_ratio, after_ratio = was_one[1] / was_other[1], now_one[1] / now_other[1]
-                found.append(Ratio(named, str(one[0]), str(other[0]), before_ratio, after_ratio))
+                launches = any(time[2] for time in (was_one, now_one, was_other, now_other))
+                found.append(Ratio(named, str(one[0]), str(other[0]), before_ratio, after_ratio, launches))
     if not found:
         raise UserError("no two systems were timed at the same shape, mode and device in both; nothing to compare")
     return sorted(found, key=lambda ratio: ratio.change, reverse=True)
@@ -94,5 +99,6 @@ def _entrants(group: pd.DataFrame) -> Times:
     numbers = group[ENTRANT].astype(object).where(group[ENTRANT].notna(), None)
     keys = numbers.itertuples(index=False, name=None)
     return {
-        key: (str(line["system"]), float(line["ms"])) for key, (_, line) in zip(keys, group.iterrows(), strict=True)
+        key: (str(line["system"]), float(line["ms"]), bool(line["launch_bound"]))
+        for key, (_, line) in zip(keys, group.iterrows(), strict=True)
     }

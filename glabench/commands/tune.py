@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from gla_kernels import Workload
 
 # Options by parameter that mean something for one of the two uses alone.
-TUNING = {"strategy": "--strategy", "budget": "--budget", "out": "--out", "keep": "--no-keep"}
+TUNING = {"strategy": "--strategy", "budget": "--budget", "out": "--out", "keep": "--no-keep", "resume": "--resume"}
 EXPLAINING = {"records": "--from", "all_": "--all", "target": "--target"}
 
 
@@ -37,6 +37,10 @@ def tune(
         bool,
         typer.Option("--keep/--no-keep", help="Whether gla() uses the winners from then on."),
     ] = True,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Leave out shapes that --out has already, by these kernels and this strategy."),
+    ] = False,
     explain: Annotated[
         bool, typer.Option("--explain", help="Tune nothing: say what won, and why each candidate lost. Needs no GPU.")
     ] = False,
@@ -53,7 +57,8 @@ def tune(
 ) -> None:
     """Tune the chunkwise kernels on this GPU. gla() uses the winners from then on.
 
-    A rerun tunes again; the newest tuning counts. After Ctrl-C, what was tuned before is kept.
+    A rerun tunes again, and the newest tuning counts; with --resume it goes on where the last one stopped.
+    After Ctrl-C, what was tuned before is kept.
 
     Exit code: 0 done; 1 some workload has no plan that runs and is right; 2 bad input.
     """
@@ -72,7 +77,7 @@ def tune(
     from glabench.tune.strategies import check_strategy
 
     check_strategy(strategy)
-    _tune(groups, strategy, None if budget is None else seconds(budget), out or _default_out(what), keep)
+    _tune(groups, strategy, None if budget is None else seconds(budget), out or _default_out(what), keep, resume)
 
 
 def _check_options(ctx: typer.Context, explain: bool, shape: bool) -> None:
@@ -91,7 +96,9 @@ def _check_options(ctx: typer.Context, explain: bool, shape: bool) -> None:
         raise UserError("--dtype is for a shape B,T,H,K,V; the cases of a sweep have their own")
 
 
-def _tune(groups: list[list[Workload]], strategy: str, budget_s: float | None, out: Path, keep: bool) -> None:
+def _tune(
+    groups: list[list[Workload]], strategy: str, budget_s: float | None, out: Path, keep: bool, resume: bool
+) -> None:
     from glabench.hardware.environment import require_cuda
     from glabench.tune.session import Session
 
@@ -99,7 +106,10 @@ def _tune(groups: list[list[Workload]], strategy: str, budget_s: float | None, o
     with Session(strategy, budget_s, out, keep=keep) as session:
         say = session.console.print
         try:
-            failed = session.run_all(groups)
+            left = session.left(groups) if resume else groups
+            if len(left) < len(groups):
+                say(f"{len(groups) - len(left)} of {len(groups)} shapes were tuned before", soft_wrap=True)
+            failed = session.run_all(left)
         except KeyboardInterrupt:
             say("\nStopped; what was tuned before is kept" if keep else "\nStopped", soft_wrap=True)
             say(f"Records: {out}", soft_wrap=True)

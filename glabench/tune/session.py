@@ -19,6 +19,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from gla_kernels import Choice, Entry, Machine, Plan, TableError, Workload, chosen, keep
 from gla_kernels.table import header_of
+from glabench.analysis.load import load_tunings
 from glabench.errors import UserError
 from glabench.hardware import nvml
 from glabench.lines import Lines
@@ -64,7 +65,7 @@ class Session:
         env: Mapping[str, str | None] | None = None, keep: bool = True,
     ) -> None:  # fmt: skip
         self.console = console or Console(highlight=False, markup=False)
-        self.budget_s, self.quiet, self.keep = budget_s, quiet, keep
+        self.strategy, self.budget_s, self.out, self.quiet, self.keep = strategy, budget_s, out, quiet, keep
         self._lines = None if out is None else Lines(out)
         arch = arch or this_arch()
         self._gpu, self._pool = Gpu(env=env), CompilePool(arch, env=env)
@@ -87,10 +88,20 @@ class Session:
         if self._lines is not None:
             self._lines.close()
 
+    def left(self, groups: Sequence[Sequence[Workload]]) -> list[Sequence[Workload]]:
+        """The shapes that are not in the records yet, each workload with a winner, by this strategy, these kernels and
+        this GPU. UserError when the records cannot be read."""
+        if self.out is None or not self.out.stat().st_size:
+            return list(groups)
+        header = asdict(header_of(self.machine))
+        found = [one for one in load_tunings([self.out]) if one.header == header and one.strategy == self.strategy]
+        done = {Workload.from_dict(one.workload) for one in found if one.winner is not None}
+        return [works for works in groups if not done.issuperset(works)]
+
     def run_all(self, groups: Sequence[Sequence[Workload]]) -> int:
         """Tune one shape after another; how many of them have a workload without a winner."""
         following = [*groups[1:], ()]
-        return sum(not self.run(works, ahead) for works, ahead in zip(groups, following, strict=True))
+        return sum(not self.run(works, ahead) for works, ahead in zip(groups, following, strict=False))
 
     def run(self, works: Sequence[Workload], following: Sequence[Workload] = ()) -> bool:
         """Tune the workloads of one shape, those that follow it in mind; whether each has a winner."""

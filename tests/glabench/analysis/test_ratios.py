@@ -17,7 +17,7 @@ def row(system: str, ms: float, T: int = 1024, **more: Any) -> Row:
         {"attn_heads": 4, "attn_dim": 64, "gate_strength": None} if system in ("fa2", "cudnn") else {}
     )
     case = Case(system, 2, T, 4, 64, 64, **heads, **more)
-    time = {"clock": "cuda_events_cold_l2", "samples_ms": [ms] * 10}
+    time = {"clock": "cuda_events_cold_l2", "samples_ms": [ms] * 10, "launch_bound": system == "chunkwise_torch"}
     return Row(case.id, "s", case.to_dict(), "ok", time=time, environment={"device": "NVIDIA H200"}, started="2026")
 
 
@@ -34,6 +34,13 @@ def test_a_ratio_is_that_of_medians_and_the_least_alike_come_first() -> None:
     assert [share for _, share in shares[1:]] == [0.5, 0.5]
     assert "(2, 1024, 4, 64, 64) bf16 fwdbwd" in str(found[0])
     assert "10.0% apart" in str(found[0])
+
+
+def test_what_waits_for_its_launches_is_told_apart() -> None:
+    rows = [row("gla", 1.0), row("fa2", 2.0), row("chunkwise_torch", 9.0)]
+    found = {frozenset((one.one, one.other)): one.launch_bound for one in ratios(rows, rows)}
+    assert {launch_bound for pair, launch_bound in found.items() if "PyTorch chunkwise" in pair} == {True}
+    assert found[frozenset(("GLA, default schedule", "FlashAttention-2"))] is False
 
 
 def test_it_is_the_same_change_whichever_run_came_first() -> None:

@@ -148,11 +148,11 @@ def test_spent_of_rows_that_do_not_say_is_one_line(files: list[Path], capsys: py
     assert "no row says where its time went" in errors[0]
 
 
-def timed(path: Path, ms: dict[str, float]) -> Path:
+def timed(path: Path, ms: dict[str, float], launch_bound: str = "") -> Path:
     with Appender(path) as out:
         for system, each in ms.items():
             case = Case(system, 1, 64, 1, 16, 16)
-            time = {"clock": "cpu_wall", "samples_ms": [each] * 10}
+            time = {"clock": "cpu_wall", "samples_ms": [each] * 10, "launch_bound": system == launch_bound}
             facts = {"device": "CPU", "kind": "cpu", "fingerprint": path.name}
             out.append(Row(case.id, "tiny", case.to_dict(), "ok", time=time, environment=facts, started="2026"))
     return path
@@ -165,5 +165,9 @@ def test_ratios_of_two_runs_are_judged(tmp_path: Path, capsys: pytest.CaptureFix
     assert (code, out[0]) == (0, "note: the runs are of different sources or versions")
     assert out[-1] == "1 ratios, 100.0% of them within 1.5%; the worst 1.0% apart"
     assert run(capsys, "ratios", before, after, "--within", "0.5%")[0] == 1
+    times = {"chunkwise_torch": 1.0, "parallel_torch": 2.02, "scan": 3.0}
+    launched = timed(tmp_path / "launched.jsonl", times, launch_bound="scan")
+    _, out, _ = run(capsys, "ratios", launched, launched)
+    assert out[-1].startswith("1 of them without a system that waits for its launches, on the CPU: 100.0%")
     code, _, errors = run(capsys, "ratios", before, after, "--within", "often")
     assert (code, errors[0].count("--within often: expected a share")) == (2, 1)

@@ -101,6 +101,24 @@ def test_a_second_tuning_starts_from_the_first(made_up, tables: Path, console: C
     assert f"1.00x as fast as before ({out.origin})" in said(console)[-1]
 
 
+def test_what_the_records_have_is_not_tuned_again(made_up, tables: Path, console: Console) -> None:
+    out, other = tables / "records.jsonl", [replace(WORK, T=600)]
+    with Session("model", out=out, console=console) as tuning:
+        assert tuning.left([BOTH, other]) == [BOTH, other]
+        tuning.run([WORK])
+        assert tuning.left([BOTH, other]) == [BOTH, other]  # the other direction is missing
+        tuning.run(other)
+        assert tuning.left([[WORK], BOTH, other]) == [BOTH]
+        assert tuning.run_all(tuning.left([[WORK], other])) == 0  # none
+        tuning.strategy = "halving"
+        assert tuning.left([[WORK]]) == [[WORK]]
+        tuning.strategy = "model"
+        lines = [json.loads(line) for line in out.read_text().splitlines()]
+        lines[0]["header"]["kernels"] = "others"
+        out.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        assert tuning.left([[WORK], other]) == [[WORK]]
+
+
 def test_winners_that_are_not_to_be_kept_are_only_recorded(made_up, tables: Path, console: Console) -> None:
     out, before = tables / "records.jsonl", chosen(WORK, MACHINE)
     with Session("model", out=out, console=console, keep=False) as tuning:
