@@ -12,7 +12,9 @@ from pathlib import Path
 
 import matplotlib
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure as Canvas
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 
 from glabench.report import bars, roofline, style, ticks
@@ -58,9 +60,12 @@ def write(figure: Figure, folder: Path) -> list[Path]:
 def panel_svg(panel: Panel, name: str) -> str:
     """``panel`` as an <svg> for the page: colours are CSS variables, ids start with ``name``, points carry titles."""
     with settings():
-        canvas = Canvas(figsize=(WIDTH, _height(panel)), layout="constrained")
+        canvas = Canvas(figsize=(WIDTH, _height(panel)))
+        FigureCanvasSVG(canvas)  # whose measures of text the layout goes by
         axes = canvas.add_subplot()
         draw(axes, panel)
+        # Here, and not by the figure itself, which would draw everything twice: once for the layout alone.
+        ConstrainedLayoutEngine().execute(canvas)
         buffer = io.StringIO()
         canvas.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
         hits = bars.hits(axes, panel) if panel.stacked else _hits(axes, panel)

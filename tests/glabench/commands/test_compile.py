@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,25 +21,15 @@ from glabench.tune.space import space_of
 from glabench.tune.survey import Asked, Kernel, asked_of, sample
 from glabench.tune.survey_table import failures, summary, table, tile
 
-Process = Callable[..., "subprocess.CompletedProcess[str]"]
-
 SWEEP = """
 title: Tiny
-defaults: {B: 1, T: 64, H: 2, K: 32, V: 32, dtype: bf16, chunk: 16}
+defaults: {B: 1, T: 64, H: 2, K: 16, V: 16, dtype: bf16, chunk: 16}
 cases:
   - {system: [gla, gla_recurrent], mode: fwd}
   - {system: gla, mode: fwdbwd, T: 128, K: 600}
   - {system: gla, mode: fwd, initial_state: true, materialize: false}
 """
 OTHERS = "title: Others\naxes: {system: recurrent_torch, B: 1, T: 16, H: 1, K: 8, V: 8}\n"
-
-# A process that compiles takes longer to start than kernels as small as these to compile, and there is one a core.
-ON_ONE_CORE = """
-import os, sys
-os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-from glabench.cli import main
-main(sys.argv[1:])
-"""
 
 # arguments after "glabench compile" -> what the one line says
 BAD = {
@@ -60,6 +49,27 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def compiled(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """``compiled("tiny.yaml", "--space", "0")``: `glabench compile` in the test's folder, which must end with exit code
+    0. Answers what it printed.
+
+    The command runs here, and compiles in processes of its own as ever, but in one at a time: they take longer to start
+    than kernels as small as these to compile.
+    """
+
+    def call(*arguments: str) -> str:
+        monkeypatch.chdir(folder)
+        monkeypatch.setattr("glabench.tune.survey.cores", lambda: 1)
+        with pytest.raises(SystemExit) as stop:
+            main(["compile", *arguments])
+        said = capsys.readouterr()
+        assert stop.value.code == 0, said.out + said.err
+        return said.out
+
+    return call
+
+
 @pytest.mark.parametrize("arguments", BAD, ids=" ".join)
 def test_bad_input_is_one_line_and_exit_code_2(
     refused: Callable[..., str], folder: Path, arguments: tuple[str, ...]
@@ -68,10 +78,9 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert not list(folder.glob("**/*.jsonl"))
 
 
-def test_a_sweep_compiles_for_every_target(python_process: Process, folder: Path) -> None:
-    arguments = ("compile", "tiny.yaml", "--target", "sm_80,sm_90", "--space", "1")
-    done = python_process("-c", ON_ONE_CORE, *arguments, cwd=str(folder))
-    assert "Tiny (tiny): 2 cases of gla (2 others skipped) for sm_80, sm_90" in done.stdout
+def test_a_sweep_compiles_for_every_target(compiled: Callable[..., str], folder: Path) -> None:
+    said = compiled("tiny.yaml", "--target", "sm_80,sm_90", "--space", "1")
+    assert "Tiny (tiny): 2 cases of gla (2 others skipped) for sm_80, sm_90" in said
     rows = [json.loads(line) for line in (folder / "results/local/compile-tiny.jsonl").read_text().splitlines()]
     assert {(row["kind"], row["sweep"], row["status"]) for row in rows} == {("compiled", "tiny", "ok")}
     for target in ("sm_80", "sm_90"):
@@ -82,7 +91,7 @@ def test_a_sweep_compiles_for_every_target(python_process: Process, folder: Path
         assert {row["step"] for row in others} <= {"output", "states"}
         assert all(row["candidate"]["step"] == row["step"] for row in others)
     assert all(row["compiled"]["programs_per_sm"] >= 1 for row in rows)
-    assert "sm_80: 3 kernels, 0 spill, 0 do not fit, 0 failed; sample of the space:" in done.stdout
+    assert "sm_80: 3 kernels, 0 spill, 0 do not fit, 0 failed; sample of the space:" in said
 
 
 def test_a_kernel_that_gla_runs_and_that_does_not_fit_is_exit_code_1(
@@ -100,11 +109,10 @@ def test_a_kernel_that_gla_runs_and_that_does_not_fit_is_exit_code_1(
     assert [row["status"] for row in rows] == ["ok", "compile_error"]
 
 
-def test_heads_of_512_fit_a_geforce(python_process: Process, folder: Path) -> None:
+def test_heads_of_512_fit_a_geforce(compiled: Callable[..., str], folder: Path) -> None:
     text = "title: Huge\naxes: {system: gla, mode: fwd, B: 1, T: 128, H: 1, K: 512, V: 512, chunk: 64}\n"
     (folder / "huge.yaml").write_text(text)
-    arguments = ("compile", "huge.yaml", "--target", "sm_86", "--space", "0")
-    assert "0 do not fit, 0 failed" in python_process("-c", ON_ONE_CORE, *arguments, cwd=str(folder)).stdout
+    assert "0 do not fit, 0 failed" in compiled("huge.yaml", "--target", "sm_86", "--space", "0")
 
 
 def kernel(status: str = "ok", origin: str = "gla", **facts: Any) -> Kernel:

@@ -10,16 +10,26 @@ from typing import Any
 
 import pytest
 
+from glabench.cli import main
 from glabench.commands.profile import parts
 from glabench.spec.case import Case
 
 Process = Callable[..., "subprocess.CompletedProcess[str]"]
 
-SHAPE = "1,128,1,32,32"
+SHAPE = "1,128,1,16,16"
 TINY = """\
 title: Tiny
-defaults: {B: 1, T: 128, H: 1, dtype: bf16, mode: fwd}
-axes: {system: [gla, recurrent_torch], "K,V": [[32, 32], [64, 64]]}
+defaults: {B: 1, T: 64, H: 1, dtype: bf16, mode: fwd}
+axes: {system: [gla_recurrent, sdpa], "K,V": [[16, 16], [32, 32]]}
+settings: {min_time_s: 0.02, max_time_s: 0.02}
+"""
+
+# A process that compiles takes longer to start than these kernels, our smallest, to compile, and there is one a core.
+ON_ONE_CORE = """
+import os, sys
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+from glabench.cli import main
+main(sys.argv[1:])
 """
 
 # name -> (arguments after "glabench profile", what the one line says)
@@ -33,7 +43,7 @@ BAD: dict[str, tuple[list[str], str]] = {
     "a sweep's option of a shape": ([SHAPE, "--only", "gla"], "--only is for a sweep"),
     "a case that is not there": (["tiny.yaml", "--case", "abcdef"], "not a case of tiny"),
     "a system that is not there": (["tiny.yaml", "--only", "fa2"], "has no case of it"),
-    "a system without a model": (["tiny.yaml", "--only", "recurrent_torch"], "only our own kernels can be profiled"),
+    "a system without a model": (["tiny.yaml", "--only", "sdpa"], "only our own kernels can be profiled"),
     "a GPU without a ceiling": ([SHAPE, "--gpu", "H20"], "(did you mean 'H200'?)"),
     "counters without a GPU": ([SHAPE, "--ncu"], "--ncu: there is no GPU"),
     "a trace without a GPU": ([SHAPE, "--trace"], "--trace: there is no GPU"),
@@ -68,10 +78,16 @@ def test_what_is_imported_adds_no_line(python_process: Process, here: Path) -> N
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_a_shape_is_modelled_for_a_gpu_that_is_not_there(python_process: Process, here: Path) -> None:
-    done = python_process("-m", "glabench", "profile", SHAPE, "--gpu", "a100", cwd=str(here))
-    path = here / "results/local/profile-1x128x1x32x32-model-a100.jsonl"
-    assert f"Report: glabench report {path.relative_to(here)}" in done.stdout
+@pytest.fixture
+def command(python_process: Process, here: Path) -> Callable[..., str]:
+    """``command("profile", "tiny.yaml")``: `glabench profile tiny.yaml` in the test's folder. Answers its output."""
+    return lambda *arguments: python_process("-c", ON_ONE_CORE, *arguments, cwd=str(here)).stdout
+
+
+def test_a_shape_is_modelled_for_a_gpu_that_is_not_there(command: Callable[..., str], here: Path) -> None:
+    said = command("profile", SHAPE, "--system", "gla_recurrent", "--gpu", "a100")
+    path = here / "results/local/profile-1x128x1x16x16-model-a100.jsonl"
+    assert f"Report: glabench report {path.relative_to(here)}" in said
     (row,) = rows(path)
     profile = row["profile"]
     assert (row["status"], row["time"], profile["samples_ms"]) == ("ok", None, None)
@@ -81,28 +97,40 @@ def test_a_shape_is_modelled_for_a_gpu_that_is_not_there(python_process: Process
     assert all(kernel["compiled"]["registers"] > 0 for kernel in profile["kernels"])
 
 
-def test_a_rerun_does_what_is_missing_and_another_gpu_is_another_question(python_process: Process, here: Path) -> None:
+def test_a_shape_is_both_directions_of_gla_unless_said_otherwise(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Case] = []
+    monkeypatch.setattr("glabench.commands.profile._run", lambda name, limit_s, cases, *rest: asked.extend(cases))
+    monkeypatch.chdir(here)
+    with pytest.raises(SystemExit):
+        main(["profile", SHAPE])
+    assert asked == [Case("gla", 1, 128, 1, 16, 16, dtype="bf16", mode="fwdbwd")]
+
+
+def test_a_rerun_does_what_is_missing_and_another_gpu_is_another_question(
+    command: Callable[..., str], here: Path
+) -> None:
     path = here / "rows.jsonl"
-    command = ["-m", "glabench", "profile", "tiny.yaml", "--out", str(path)]
-    python_process(*command, cwd=str(here))
+    again = ("profile", "tiny.yaml", "--out", str(path))
+    command(*again)
     cases = [row["case"] for row in rows(path)]  # as they are done
-    assert sorted((case["system"], case["K"]) for case in cases) == [("gla", 32), ("gla", 64)]  # no model of the other
-    again = python_process(*command, cwd=str(here))
-    assert "2 of them finished earlier" in again.stdout
+    ours = [("gla_recurrent", 16), ("gla_recurrent", 32)]
+    assert sorted((case["system"], case["K"]) for case in cases) == ours  # no model of the other
+    assert "2 of them finished earlier" in command(*again)
     assert len(rows(path)) == 2
-    python_process(*command, "--gpu", "H100", "--case", rows(path)[0]["case_id"], cwd=str(here))
+    command(*again, "--gpu", "H100", "--case", rows(path)[0]["case_id"])
     assert [row["profile"]["target"]["name"].removesuffix(" SXM") for row in rows(path)] == [
         "NVIDIA H200", "NVIDIA H200", "NVIDIA H100",
     ]  # fmt: skip
 
 
-def test_what_a_sweep_measured_stays_as_it_was(python_process: Process, here: Path) -> None:
-    python_process("-m", "glabench", "sweep", "tiny.yaml", "--only", "recurrent_torch", cwd=str(here))
+def test_what_a_sweep_measured_stays_as_it_was(command: Callable[..., str], here: Path) -> None:
+    command("sweep", "tiny.yaml", "--only", "sdpa")
     (swept,) = (here / "results/local").glob("tiny-*.jsonl")
     before = swept.read_bytes()
-    python_process("-m", "glabench", "profile", "tiny.yaml", "--only", "gla", cwd=str(here))
+    command("profile", "tiny.yaml", "--only", "gla_recurrent")
     assert swept.read_bytes() == before
-    assert {row["case"]["system"] for row in rows(here / "results/local/profile-tiny-model-h200.jsonl")} == {"gla"}
+    profiled = rows(here / "results/local/profile-tiny-model-h200.jsonl")
+    assert {row["case"]["system"] for row in profiled} == {"gla_recurrent"}
 
 
 def test_our_kernels_are_compiled_before_they_are_measured() -> None:

@@ -48,7 +48,8 @@ def predicted(python_process: PythonProcess, case: Case, *targets: str) -> list[
 
 
 def test_a_machine_without_a_gpu_has_model_compiled_kernels_and_ceilings(python_process: PythonProcess) -> None:
-    h200, a100, unknown = predicted(python_process, CASE, "H200", "NVIDIA A100 80GB SXM", "H300")
+    case = replace(CASE, T=64, K=16, V=16, chunk=16, sub_chunk=16)  # whose kernels compile soonest
+    h200, a100, unknown = predicted(python_process, case, "H200", "NVIDIA A100 80GB SXM", "H300")
     for row, arch, sms in ((h200, "sm_90", 132), (a100, "sm_80", 108)):
         assert row.status == "ok", row.reason
         assert row.time is None

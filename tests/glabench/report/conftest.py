@@ -12,6 +12,15 @@ from typing import Any
 
 import pytest
 
+from glabench.analysis.frame import frame
+from glabench.analysis.load import Profiled
+from glabench.analysis.profile import calls
+from glabench.report.figures import sections
+from glabench.report.page import render
+from glabench.report.papers import Pages
+from glabench.report.papers import render as render_papers
+from glabench.report.profile import render as render_profile
+from glabench.report.profile_figures import sections as profile_sections
 from glabench.spec.case import DTYPE_BYTES, Case, Mode
 from glabench.spec.expand import expand
 from glabench.spec.sweep import load
@@ -247,6 +256,28 @@ def papers_rows() -> list[Row]:
 @pytest.fixture(scope="session")
 def quick_rows() -> list[Row]:
     return quick_cpu()
+
+
+# Pages take seconds to draw: those of these rows are drawn once, for the tests that read them and for the browser.
+
+
+@pytest.fixture(scope="session")
+def board_page(board_rows: list[Row]) -> str:
+    table = frame(board_rows)
+    return render(board_rows, table, sections(table))
+
+
+@pytest.fixture(scope="session")
+def papers_page(papers_rows: list[Row]) -> str:
+    pages = Pages(papers_rows)
+    return render_papers(pages, pages.sections())
+
+
+@pytest.fixture(scope="session")
+def profile_page(profile_rows: list[Row]) -> str:
+    profiled = [Profiled(row, Path("traces")) for row in profile_rows]
+    found = calls(profiled)
+    return render_profile(profiled, found, profile_sections(found))
 
 
 class Outline(HTMLParser):

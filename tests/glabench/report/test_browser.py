@@ -9,14 +9,6 @@ from typing import Any
 
 import pytest
 
-from glabench.analysis.frame import frame
-from glabench.analysis.load import Profiled
-from glabench.analysis.profile import calls
-from glabench.report import papers, profile, profile_figures
-from glabench.report.figures import sections
-from glabench.report.page import render
-from glabench.store import Row
-
 pytestmark = pytest.mark.browser
 
 
@@ -44,29 +36,26 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def address(board_rows: list[Row], tmp_path_factory: pytest.TempPathFactory) -> str:
-    table = frame(board_rows)
-    path: Path = tmp_path_factory.mktemp("page") / "index.html"
-    path.write_text(render(board_rows, table, sections(table)), encoding="utf-8")
-    return path.as_uri()
+def address(board_page: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    return written(board_page, tmp_path_factory.mktemp("page"))
 
 
 @pytest.fixture(scope="module")
-def profiles(profile_rows: list[Row], tmp_path_factory: pytest.TempPathFactory) -> str:
+def profiles(profile_page: str, tmp_path_factory: pytest.TempPathFactory) -> str:
     """The address of a page of profiles."""
-    profiled = [Profiled(row, Path("traces")) for row in profile_rows]
-    found = calls(profiled)
-    path: Path = tmp_path_factory.mktemp("profiles") / "index.html"
-    path.write_text(profile.render(profiled, found, profile_figures.sections(found)), encoding="utf-8")
-    return path.as_uri()
+    return written(profile_page, tmp_path_factory.mktemp("profiles"))
 
 
 @pytest.fixture(scope="module")
-def claims(papers_rows: list[Row], tmp_path_factory: pytest.TempPathFactory) -> str:
+def claims(papers_page: str, tmp_path_factory: pytest.TempPathFactory) -> str:
     """The address of a papers page."""
-    pages = papers.Pages(papers_rows)
-    path: Path = tmp_path_factory.mktemp("papers") / "index.html"
-    path.write_text(papers.render(pages, pages.sections()), encoding="utf-8")
+    return written(papers_page, tmp_path_factory.mktemp("papers"))
+
+
+def written(page: str, folder: Path) -> str:
+    """The address of the page once it is in the folder."""
+    path = folder / "index.html"
+    path.write_text(page, encoding="utf-8")
     return path.as_uri()
 
 

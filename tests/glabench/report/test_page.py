@@ -24,11 +24,6 @@ def page(rows: Sequence[Row]) -> str:
 
 
 @pytest.fixture(scope="module")
-def board_page(board_rows: list[Row]) -> str:
-    return page(board_rows)
-
-
-@pytest.fixture(scope="module")
 def quick_page(quick_rows: list[Row]) -> str:
     return page(quick_rows)
 

@@ -15,7 +15,7 @@ from glabench.analysis.papers import Value
 from glabench.errors import UserError
 from glabench.report import draw, papers
 from glabench.report.model import Figure
-from glabench.report.papers import Pages, claims_table, findings, is_for, render, short
+from glabench.report.papers import Pages, claims_table, findings, is_for, short
 from glabench.store import Row
 
 
@@ -29,26 +29,23 @@ def figures(pages: Pages) -> dict[str, Figure]:
     return {section.name: figure for section in pages.sections() for figure in section.figures}
 
 
-@pytest.fixture(scope="module")
-def html(pages: Pages) -> str:
-    return render(pages, pages.sections())
-
-
-def test_the_page_is_well_formed_and_loads_nothing(html: str, outline: Any) -> None:
-    found = outline(html)
+def test_the_page_is_well_formed_and_loads_nothing(papers_page: str, outline: Any) -> None:
+    found = outline(papers_page)
     assert found.loads == []
     assert found.open == []
     assert len(found.ids) == len(set(found.ids))
-    assert {f'"#{name}"' for name in re.findall(r'<a href="#([^"]+)"', html)} <= {f'"#{name}"' for name in found.ids}
+    assert {f'"#{name}"' for name in re.findall(r'<a href="#([^"]+)"', papers_page)} <= {
+        f'"#{name}"' for name in found.ids
+    }
 
 
-def test_every_claim_is_judged_by_the_sweep_and_a_profile(pages: Pages, html: str) -> None:
+def test_every_claim_is_judged_by_the_sweep_and_a_profile(pages: Pages, papers_page: str) -> None:
     (found,) = pages.claimed.values()
     assert [one.claim for one in found] == list(CLAIMS)
     assert "not measured" not in {one.outcome.verdict for one in found}
     table = claims_table(found)
     assert [row[1].text for row in table.rows] == [one.outcome.verdict for one in found]
-    assert all(row[0].text.replace("'", "&#39;") in html for row in table.rows)
+    assert all(row[0].text.replace("'", "&#39;") in papers_page for row in table.rows)
 
 
 def test_the_answer_counts_verdicts_of_each_version(pages: Pages) -> None:

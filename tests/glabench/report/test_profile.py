@@ -43,11 +43,6 @@ def page_of(rows: list[Row], folder: Path = Path("traces")) -> str:
     return render(profiled, calls(profiled), sections(calls(profiled)))
 
 
-@pytest.fixture(scope="module")
-def page(profile_rows: list[Row]) -> str:
-    return page_of(profile_rows)
-
-
 @pytest.fixture
 def results(profile_rows: list[Row], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file of profiles, the current directory beside it."""
@@ -65,12 +60,12 @@ def run(*arguments: object) -> int:
     return 0
 
 
-def test_the_page_stands_alone_and_is_well_formed(page: str, outline: Any) -> None:
-    found = outline(page)
+def test_the_page_stands_alone_and_is_well_formed(profile_page: str, outline: Any) -> None:
+    found = outline(profile_page)
     assert found.loads == []
     assert found.open == []
     assert len(found.ids) == len(set(found.ids))
-    anchors = set(re.findall(r'<a href="#([\w-]+)"', page))
+    anchors = set(re.findall(r'<a href="#([\w-]+)"', profile_page))
     assert anchors <= set(found.ids)
     assert {"answer", "roofline", "time", "traffic", "floor", "chunks", "energy", "memory", "ceilings"} <= anchors
 
@@ -92,9 +87,9 @@ def test_nothing_from_a_row_becomes_markup(make_profile: MakeProfile, outline: A
     assert outline(html).open == []
 
 
-def test_what_could_not_be_had_is_said_with_its_reason(page: str, profile_rows: list[Row]) -> None:
-    assert "&lt;b&gt;ERR_NVGPUCTRPERM&lt;/b&gt;: counters are for root here" in page
-    assert "parts: only the forward of a schedule that materializes is taken apart" in page
+def test_what_could_not_be_had_is_said_with_its_reason(profile_page: str, profile_rows: list[Row]) -> None:
+    assert "&lt;b&gt;ERR_NVGPUCTRPERM&lt;/b&gt;: counters are for root here" in profile_page
+    assert "parts: only the forward of a schedule that materializes is taken apart" in profile_page
     (failure,) = profile_tables.failures(at(profile_rows))
     assert (failure.status, failure.reason) == ("out of memory", "CUDA out of memory: asked for 48.00 GiB")
     refused = [row for row in profile_rows if row.profile and (row.profile["ncu"] or {}).get("refused")]
