@@ -39,11 +39,12 @@ def simple_walk_kernel(
     b_s = tl.zeros([BK, BV], dtype=tl.float32)
     if HAS_S0:
         b_s += load_state(p_s0 + i_bh * K * V, o_k, o_v, K, V)
-    for i in range(0, n_here):
-        i_c = n_here - 1 - i if REVERSE else i
-        i_row = (first_chunk + i_c) * BT
+    i_first = first_chunk * BT
+    i_end = i_first + n_here * BT
+    for i in range(i_first, i_end, BT):
+        i_row = i_first + i_end - BT - i if REVERSE else i
         if STORE_S:  # by pointers: a tile on its way out would take the shared memory of a second program at K = 128
-            store_state(p_s + (i_bh * n_stored + i_c) * K * V, b_s, o_k, o_v, K, V)
+            store_state(p_s + (i_bh * n_stored + (i_row - i_first) // BT) * K * V, b_s, o_k, o_v, K, V)
         b_q = load_rows(d_q, p_q, i_batch, i_h, i_row, T, H, 0, K, BT, BK)
         b_k = load_rows(d_k, p_k, i_batch, i_h, i_row, T, H, 0, K, BT, BK)
         b_v = load_rows(d_v, p_v, i_batch, i_h, i_row, T, H, i_v * BV, V, BT, BV)
@@ -51,8 +52,8 @@ def simple_walk_kernel(
         # scores first: until they are there S is not looked at, and the product that adds to it may still run
         b_a = product(b_q, tl.trans(b_k), tl.zeros([BT, BT], dtype=tl.float32), DOT, PRECISION)
         b_a *= scale * between(b_c, BT, KEYS_FIRST=REVERSE)
-        b_e = to_end(b_c, b_all) if REVERSE else scale * from_start(b_c)
-        b_o = product(b_q, b_s, tl.zeros([BT, BV], dtype=tl.float32), DOT, PRECISION) * b_e[:, None]
+        b_o = product(b_q, b_s, tl.zeros([BT, BV], dtype=tl.float32), DOT, PRECISION)
+        b_o *= (to_end(b_c, b_all) if REVERSE else scale * from_start(b_c))[:, None]
         b_o = product(b_a, b_v, b_o, DOT, PRECISION)
         b_s = next_state(b_s, b_k, b_v, b_c, b_all, p_c + i_row, scale, REVERSE, DOT, PRECISION)
         store_rows(d_o, p_o, b_o, i_batch, i_h, i_row, T, H, i_v * BV, V, BT, BV)
