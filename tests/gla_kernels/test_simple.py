@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from gla_kernels import Schedule, retnet_decays, simple_gla
-from gla_kernels.simple import call, launches
+from gla_kernels.simple import api, call, launches
 
 GATES = (0.06, 1.0, 4.0, 16.0, 40.0, "resets", "closed")
 KEPT, WALKED = Schedule(32), Schedule(32, materialize=False)
@@ -48,6 +48,37 @@ def name(value: object) -> str:
 @pytest.mark.parametrize("gates", GATES, ids=name)
 def test_every_gate_strength(judge, simple, gates):
     judge(form(KEPT), simple((1, 37, 1, 20, 24), torch.float32, gates))
+
+
+@pytest.fixture
+def walks(monkeypatch):
+    """However few the heads are, walks over time make outputs, and dv on the way back."""
+    monkeypatch.setattr(call, "MANY_WALKS", 1)
+
+
+@pytest.mark.parametrize("schedule", [KEPT, WALKED], ids=name)
+@pytest.mark.parametrize("gates", GATES, ids=name)
+def test_walks_both_ways_at_every_gate_strength(judge, simple, walks, gates, schedule):
+    judge(form(schedule), simple((1, 37, 1, 20, 24), torch.bfloat16, gates))
+
+
+@pytest.mark.parametrize(("K", "V"), [(8, 8), (100, 130)])
+def test_walks_both_ways_of_several_heads_and_tiles(judge, simple, walks, K, V):
+    judge(form(Schedule(16)), simple((2, 33, 2, K, V), torch.bfloat16, "resets"))
+
+
+def test_walks_back_by_slices(judge, simple, walks, monkeypatch):
+    monkeypatch.setattr(call, "segments_at_once", lambda *_: 2)
+    judge(form(Schedule(16, materialize=False)), simple((1, 83, 1, 8, 8), torch.bfloat16, "resets"))
+
+
+def test_states_are_kept_for_a_backward_pass_alone(simple, walks, monkeypatch):
+    stored = []
+    monkeypatch.setattr(api, "execute", lambda launch: stored.append(launch.constexprs.get("STORE_S")))
+    x = simple((1, 20, 1, 8, 8), torch.bfloat16, 1.0)
+    for wanted in (False, True):
+        simple_gla(x.q.requires_grad_(wanted), x.k, x.v, x.g.squeeze(-1))
+    assert stored == [None, False, None, True]  # the sums of gates first
 
 
 def test_a_walk_that_stores_no_states(judge, simple):
@@ -181,6 +212,8 @@ def test_launches_are_those_of_each_direction():
     assert fwd == ["simple_decays", "simple_states", "simple_output"]
     assert bwd == ["simple_states", "simple_grad_qk", "simple_grad_v"]  # states are kept
     assert both == fwd + bwd
+    many = [x.step for x in launches(**(shape | {"H": 32}))]
+    assert many == ["simple_decays", "simple_walk", "simple_walk", "simple_grad_qk"]  # there, and back
     walked = [x.step for x in launches(**shape, schedule=Schedule(64, materialize=False))]
     assert walked[:2] == ["simple_decays", "simple_walk"]
     assert walked.count("simple_states") == 2  # computed again
@@ -200,6 +233,14 @@ def test_launches_are_those_of_each_direction():
 @pytest.mark.parametrize(("K", "V"), [(32, 32), (64, 64), (100, 256), (128, 128), (256, 256)])
 def test_real_sizes(judge, simple, schedule, dtype, gates, K, V):
     judge(form(schedule), simple((2, 1001, 4, K, V), dtype, gates))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("gates", GATES, ids=name)
+@pytest.mark.parametrize("schedule", [Schedule(64), Schedule(64, materialize=False)], ids=name)
+@pytest.mark.parametrize(("K", "V"), [(32, 32), (64, 64), (100, 256), (128, 128)])
+def test_walks_both_ways_at_real_sizes(judge, simple, walks, schedule, gates, K, V):
+    judge(form(schedule), simple((2, 1001, 4, K, V), torch.bfloat16, gates))
 
 
 @pytest.mark.gpu

@@ -100,7 +100,7 @@ def launches(
     call = Call(q, q, v, q[..., 0], float(K**-0.5), state, schedule.chunk, schedule.materialize, capability)
     fwd: list[Launch] = []
     bwd: list[Launch] = []
-    _, final, kept = forward(call, initial_state, fwd.append)
+    _, final, kept = forward(call, initial_state, mode != "fwd", fwd.append)
     backward(call, kept, v, final, gradient_of_g, bwd.append)
     return {"fwd": fwd, "bwd": bwd, "fwdbwd": fwd + bwd}[mode]
 
@@ -140,7 +140,7 @@ class _SimpleGLA(torch.autograd.Function):
         q, k, v = (x.contiguous() for x in (q, k, v))
         initial_state = None if initial_state is None else initial_state.contiguous()
         call = Call(q, k, v, g, scale, initial_state, schedule.chunk, schedule.materialize, capability)
-        o, final_state, kept = forward(call, output_final_state, execute)
+        o, final_state, kept = forward(call, output_final_state, any(ctx.needs_input_grad), execute)
         ctx.save_for_backward(q, k, v, g, initial_state, kept.sums, kept.states)
         ctx.set_materialize_grads(False)
         ctx.scale, ctx.schedule, ctx.capability = scale, schedule, capability

@@ -22,6 +22,7 @@ MAX_DIM = 256  # of a head
 # read them. Compiled for an H100, two programs share an SM then, and bf16 spills 32 bytes a thread at most.
 WALKED_ROWS = 64
 WALKED_BYTES = 256
+MANY_WALKS = FEW_WALKS // 2  # a program an SM
 
 
 @dataclass(frozen=True)
@@ -57,17 +58,38 @@ class Call:
 
     @property
     def walks(self) -> bool:
-        """Whether the forward pass is one walk over time that stores no state. Where states are not materialized and
-        this does not fit a program, slices of the sequence have their states in memory in turn."""
+        """Whether the forward pass is one walk over time. Where states are not materialized it stores none, and where
+        it does not fit a program either, slices of the sequence have their states in memory in turn."""
+        return self._walk_fits and (self._walk_pays or not self.materialize)
+
+    @property
+    def walks_back(self) -> bool:
+        """Whether one walk back makes the states' gradients and dv, instead of a pass for each."""
+        return self._walk_fits and self._walk_pays
+
+    @property
+    def _walk_fits(self) -> bool:
         row = padded(self.dims[3]) * (4 if self.wide else 2)
-        return not self.materialize and row <= WALKED_BYTES and self.chunk <= WALKED_ROWS
+        return row <= WALKED_BYTES and self.chunk <= WALKED_ROWS
+
+    @property
+    def _walk_pays(self) -> bool:
+        """Whether walks fill a GPU, as passes over all chunks at once do for any number of heads. Wide operands spill
+        in them, on an A100 a kilobyte."""
+        B, _, H, _, V = self.dims
+        return not self.wide and B * H * cdiv(V, self.walk_tile().block_v) >= MANY_WALKS
+
+    @property
+    def whole(self) -> Slice:
+        """All chunks."""
+        return Slice(0, 1, 0, self.n_chunks)
 
     @cached_property
     def slices(self) -> list[Slice]:
         """The runs of chunks whose states are in memory at once, in order; all are where states are materialized."""
         B, _, H, K, V = self.dims
         if self.materialize or not self.n_chunks:
-            return [Slice(0, 1, 0, self.n_chunks)]
+            return [self.whole]
         inputs = sum(x.nbytes for x in (self.q, self.k, self.v))
         at_once = segments_at_once(B * H * K * V * self.state_dtype.itemsize, inputs)
         return list(slices_of(self.n_chunks, self.n_chunks, 1, at_once))
@@ -102,6 +124,10 @@ class Call:
         block_v = max(least, min(padded(V), block_v // part))
         warps = 8 if self.chunk > WGMMA_ROWS else 4
         return Tile(block_k, block_v, warps, num_stages=2, descriptors=self.capability == HOPPER)
+
+    def walk_tile(self) -> Tile:
+        """Of a walk that makes outputs too: all of K in each program, so that a row's output is whole."""
+        return self.tile(None, 64)
 
     def over_time(self) -> Tile:
         """Of the passes over time: wide, if that leaves programs enough to fill a GPU."""

@@ -31,21 +31,22 @@ class Kept:
     states: Tensor | None
 
 
-def forward(call: Call, final: bool, launch: Launcher) -> tuple[Tensor, Tensor | None, Kept]:
-    """o [B, T, H, V], the final state [B, H, K, V] in float32 if asked for, and what the backward pass needs."""
-    o, sums = torch.empty_like(call.v), decay_sums(call, launch)
-    if call.walks:
-        last = call.one_state() if final else None
-        _walk(call, sums, o, last, launch)
-        return o, last, Kept(sums, None)
-    states, at = call.chunk_states(), call.initial_state
-    for part in call.slices:
-        ends = part == call.slices[-1]
+def forward(call: Call, final: bool, keep: bool, launch: Launcher) -> tuple[Tensor, Tensor | None, Kept]:
+    """o [B, T, H, V], the final state [B, H, K, V] in float32 if asked for, and what the backward pass needs. ``keep``:
+    whether there will be one."""
+    o, sums, keep = torch.empty_like(call.v), decay_sums(call, launch), keep and call.materialize
+    states = call.chunk_states() if keep or not call.walks else None
+    parts, at = [call.whole] if call.walks else call.slices, call.initial_state
+    for part in parts:
+        ends = part == parts[-1]
         after = call.one_state() if final or not ends else None
-        _states(call, sums, part, at, states, after, launch)
-        _output(call, sums, part, states, o, launch)
+        if call.walks:
+            _walk(call, sums, part, at, states, after, o, launch)
+        else:
+            _states(call, sums, part, at, states, after, launch)
+            _output(call, sums, part, states, o, launch)
         at = after
-    return o, at, Kept(sums, states if call.materialize else None)
+    return o, at, Kept(sums, states if keep else None)
 
 
 def backward(
@@ -71,11 +72,15 @@ def backward(
         if kept.states is None:
             _states(call, kept.sums, part, start, states, None, launch)
         d_before = call.one_state() if part.first_chunk else d_initial
-        _grad_states(call, kept.sums, part, do, d_at, d_states, d_before, launch)
+        if call.walks_back:
+            _grad_walk(call, kept.sums, part, do, d_at, d_states, d_before, dv, launch)
+        else:
+            _grad_states(call, kept.sums, part, do, d_at, d_states, d_before, launch)
         args: dict[str, Any] = {"p_q": call.q, "p_k": call.k, "p_v": call.v, "p_c": kept.sums, "p_do": do}
         args |= {"p_s": states, "p_ds": d_states, "p_dq": dq, "p_dk": dk, "p_dv": dv, "p_dg": parts}
         launch(call.over_slice(simple_grad_qk_kernel, by_k, cdiv(K, by_k.block_k), args, part, GRAD_G=gates))
-        launch(call.over_slice(simple_grad_v_kernel, by_v, cdiv(V, by_v.block_v), args, part))
+        if not call.walks_back:
+            launch(call.over_slice(simple_grad_v_kernel, by_v, cdiv(V, by_v.block_v), args, part))
         d_at = d_before
     dg = None if parts is None else parts.sum(0).to(call.g.dtype)
     return dq, dk, dv, dg, d_initial
@@ -98,7 +103,7 @@ def _states(
     launch: Launcher,
 ) -> None:  # fmt: skip
     """The states of a slice's chunks, into ``stored``; it starts from ``at`` and ends with ``after``."""
-    args = {"p_k": call.k, "p_v": call.v, "scale": 1.0, "p_s0": at, "p_s": stored, "p_st": after}
+    args = {"p_k": call.k, "p_v": call.v, "p_s0": at, "p_s": stored, "p_st": after}
     _over_time(call, sums, part, args, False, launch)
 
 
@@ -107,7 +112,7 @@ def _grad_states(
     launch: Launcher,
 ) -> None:  # fmt: skip
     """Their gradients, from the slice's end to its start."""
-    args = {"p_k": call.q, "p_v": do, "scale": call.scale, "p_s0": at, "p_s": stored, "p_st": after}
+    args = {"p_k": call.q, "p_v": do, "p_s0": at, "p_s": stored, "p_st": after}
     _over_time(call, sums, part, args, True, launch)
 
 
@@ -116,22 +121,44 @@ def _over_time(
 ) -> None:  # fmt: skip
     _, _, _, K, V = call.dims
     tile = call.over_time()
-    flags = {flag: args[x] is not None for flag, x in (("HAS_S0", "p_s0"), ("STORE_S", "p_s"), ("STORE_ST", "p_st"))}
     args = args | {"p_c": sums} | chunks_of(part, args)
     programs = cdiv(K, tile.block_k) * cdiv(V, tile.block_v)
-    launch(call.launch_of(simple_states_kernel, tile, programs, args, REVERSE=reverse, **flags))
+    launch(call.launch_of(simple_states_kernel, tile, programs, args, REVERSE=reverse, **_given(args)))
 
 
-def _output(call: Call, sums: Tensor, part: Slice, states: Tensor, o: Tensor, launch: Launcher) -> None:
+def _given(args: dict[str, Any]) -> dict[str, bool]:
+    """Which states a pass over time starts from and stores."""
+    return {flag: args[x] is not None for flag, x in (("HAS_S0", "p_s0"), ("STORE_S", "p_s"), ("STORE_ST", "p_st"))}
+
+
+def _output(call: Call, sums: Tensor, part: Slice, states: Tensor | None, o: Tensor, launch: Launcher) -> None:
     tile = call.tile(64, 128)
     args = {"p_q": call.q, "p_k": call.k, "p_v": call.v, "p_c": sums, "p_s": states, "p_o": o}
     launch(call.over_slice(simple_output_kernel, tile, cdiv(call.dims[-1], tile.block_v), args, part))
 
 
-def _walk(call: Call, sums: Tensor, o: Tensor, last: Tensor | None, launch: Launcher) -> None:
-    """All of K in each program, so that a row's output is whole."""
-    tile = call.tile(None, 64)
-    args: dict[str, Any] = {"p_q": call.q, "p_k": call.k, "p_v": call.v, "p_c": sums, "p_o": o}
-    args |= {"p_s0": call.initial_state, "p_st": last}
-    flags = {"HAS_S0": call.initial_state is not None, "STORE_ST": last is not None}
-    launch(call.launch_of(simple_walk_kernel, tile, cdiv(call.dims[-1], tile.block_v), args, **flags))
+def _walk(
+    call: Call, sums: Tensor, part: Slice, at: Tensor | None, stored: Tensor | None, after: Tensor | None, o: Tensor,
+    launch: Launcher,
+) -> None:  # fmt: skip
+    """`_states`, and the outputs."""
+    args = {"p_q": call.q, "p_k": call.k, "p_v": call.v, "p_s0": at, "p_s": stored, "p_st": after, "p_o": o}
+    _walk_over(call, sums, part, args, False, launch)
+
+
+def _grad_walk(
+    call: Call, sums: Tensor, part: Slice, do: Tensor, at: Tensor | None, stored: Tensor, after: Tensor | None,
+    dv: Tensor, launch: Launcher,
+) -> None:  # fmt: skip
+    """`_grad_states`, and dv."""
+    args = {"p_q": call.k, "p_k": call.q, "p_v": do, "p_s0": at, "p_s": stored, "p_st": after, "p_o": dv}
+    _walk_over(call, sums, part, args, True, launch)
+
+
+def _walk_over(
+    call: Call, sums: Tensor, part: Slice, args: dict[str, Any], reverse: bool, launch: Launcher
+) -> None:  # fmt: skip
+    tile = call.walk_tile()
+    args = args | {"p_c": sums} | chunks_of(part, args)
+    programs = cdiv(call.dims[-1], tile.block_v)
+    launch(call.launch_of(simple_walk_kernel, tile, programs, args, REVERSE=reverse, **_given(args)))

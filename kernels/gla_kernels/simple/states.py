@@ -16,6 +16,26 @@ from ..chunk.tiles import load_state, store_state
 from .decays import from_start, load_sums, to_end
 
 
+@triton.jit
+def next_state(
+    b_s, b_k, b_v, b_c, b_all, p_first, scale, REVERSE: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr
+):  # fmt: skip
+    """The state after a chunk with keys and values, or REVERSE, its gradient before one with queries and gradients of
+    outputs. b_c, b_all: of `load_sums`; p_first: the sum of the chunk's first row.
+
+    Values bear the decay, not keys: keys then go from memory into the product as they are. Back in time it is counted
+    from the first row on, whose own comes last: no operand is then too small for its parts.
+    """
+    if REVERSE:
+        b_first = tl.load(p_first)
+        b_v = b_v.to(tl.float32) * (scale * from_start(b_c - b_first))[:, None]
+        b_s = product(tl.trans(b_k), b_v, b_s * from_start(b_all - b_first), DOT, PRECISION) * from_start(b_first)
+    else:
+        b_v = b_v.to(tl.float32) * to_end(b_c, b_all)[:, None]
+        b_s = product(tl.trans(b_k), b_v, b_s * from_start(b_all), DOT, PRECISION)
+    return b_s
+
+
 @triton.jit(do_not_specialize=["T", "n_chunks", "first_chunk", "n_here", "n_stored"])
 def simple_states_kernel(
     p_k, p_v, p_c, p_s0, p_s, p_st, d_k, d_v, d_s, scale, T, H, n_chunks, first_chunk, n_here, n_stored,
@@ -47,14 +67,6 @@ def simple_states_kernel(
         b_k = load_rows(d_k, p_k, i_batch, i_h, i_row, T, H, i_k * BK, K, BT, BK)
         b_v = load_rows(d_v, p_v, i_batch, i_h, i_row, T, H, i_v * BV, V, BT, BV)
         b_c, b_all = load_sums(p_c, i_row, BT)
-        # Values bear the decay, not keys: keys then go from memory into the product as they are. Back in time it is
-        # counted from the first row on, whose own comes last: no operand is then too small for its parts.
-        if REVERSE:
-            b_first = tl.load(p_c + i_row)
-            b_v = b_v.to(tl.float32) * (scale * from_start(b_c - b_first))[:, None]
-            b_s = product(tl.trans(b_k), b_v, b_s * from_start(b_all - b_first), DOT, PRECISION) * from_start(b_first)
-        else:
-            b_v = b_v.to(tl.float32) * (scale * to_end(b_c, b_all))[:, None]
-            b_s = product(tl.trans(b_k), b_v, b_s * from_start(b_all), DOT, PRECISION)
+        b_s = next_state(b_s, b_k, b_v, b_c, b_all, p_c + i_row, scale, REVERSE, DOT, PRECISION)
     if STORE_ST:
         store_state(p_st + i_bh * K * V, b_s, o_k, o_v, K, V)

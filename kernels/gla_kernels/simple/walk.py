@@ -1,8 +1,10 @@
-"""States and outputs in one walk over time: what states.py and output.py compute.
+"""States and outputs in one walk over time: what states.py and output.py compute. Back in time, what states.py and
+grad_v.py do, with keys for queries, gradients of outputs for values, and gradients of values for outputs.
 
-    O = scale [(Q S) e^c + ((Q K^T) D) V],      S <- e^{c_C} S + K^T (V e^{c_C - c})
+    O  = scale [(Q S) e^c + ((Q K^T) D) V],                  S  <- e^{c_C} S + K^T (V e^{c_C - c})
+    dV = (K dS) e^{c_C - c} + scale ((Q K^T) D)^T dO,        dS <- e^{c_C} dS + scale Q^T (dO e^c)
 
-No state goes to memory, and q, k and v come from there once.
+The state enters the output's product from the chip, and all rows come from memory once.
 """
 
 # mypy: disallow-untyped-defs=False
@@ -13,16 +15,19 @@ from ..chunk.descriptors import load_rows, store_rows
 from ..chunk.products import product
 from ..chunk.tiles import load_state, store_state
 from .decays import between, from_start, load_sums, to_end
+from .states import next_state
 
 
-@triton.jit(do_not_specialize=["T", "n_chunks"])
+@triton.jit(do_not_specialize=["T", "n_chunks", "first_chunk", "n_here", "n_stored"])
 def simple_walk_kernel(
-    p_q, p_k, p_v, p_c, p_s0, p_o, p_st, d_q, d_k, d_v, d_o, scale, T, H, n_chunks,
-    K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    HAS_S0: tl.constexpr, STORE_ST: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
+    p_q, p_k, p_v, p_c, p_s0, p_s, p_o, p_st, d_q, d_k, d_v, d_o,
+    scale, T, H, n_chunks, first_chunk, n_here, n_stored,
+    K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, REVERSE: tl.constexpr,
+    HAS_S0: tl.constexpr, STORE_S: tl.constexpr, STORE_ST: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """o [B, T, H, V] and the last state; a program has a head's BV columns of V and all of K, which BK covers. p_s0,
-    p_st, p_c: as `simple_states_kernel` has them."""
+    """o [B, T, H, V] of n_here chunks from first_chunk on, and, where STORE_S and STORE_ST ask for them, the states
+    before the chunks and after the last; a program has a head's BV columns of V and all of K, which BK covers. p_s0,
+    p_s, p_st, p_c, REVERSE: as `simple_states_kernel` has them."""
     NV: tl.constexpr = (V + BV - 1) // BV
     i_p = tl.program_id(0)
     i_v, i_bh = i_p % NV, (i_p // NV).to(tl.int64)
@@ -34,17 +39,23 @@ def simple_walk_kernel(
     b_s = tl.zeros([BK, BV], dtype=tl.float32)
     if HAS_S0:
         b_s += load_state(p_s0 + i_bh * K * V, o_k, o_v, K, V)
-    for i_row in range(0, T, BT):
+    i_first = first_chunk * BT
+    i_end = i_first + n_here * BT
+    for i in range(i_first, i_end, BT):
+        i_row = i_first + i_end - BT - i if REVERSE else i
+        if STORE_S:  # by pointers: a tile on its way out would take the shared memory of a second program at K = 128
+            store_state(p_s + (i_bh * n_stored + (i_row - i_first) // BT) * K * V, b_s, o_k, o_v, K, V)
         b_q = load_rows(d_q, p_q, i_batch, i_h, i_row, T, H, 0, K, BT, BK)
         b_k = load_rows(d_k, p_k, i_batch, i_h, i_row, T, H, 0, K, BT, BK)
         b_v = load_rows(d_v, p_v, i_batch, i_h, i_row, T, H, i_v * BV, V, BT, BV)
         b_c, b_all = load_sums(p_c, i_row, BT)
         # scores first: until they are there S is not looked at, and the product that adds to it may still run
-        b_a = product(b_q, tl.trans(b_k), tl.zeros([BT, BT], dtype=tl.float32), DOT, PRECISION) * between(b_c, BT)
-        b_o = product(b_q, b_s, tl.zeros([BT, BV], dtype=tl.float32), DOT, PRECISION) * from_start(b_c)[:, None]
+        b_a = product(b_q, tl.trans(b_k), tl.zeros([BT, BT], dtype=tl.float32), DOT, PRECISION)
+        b_a *= scale * between(b_c, BT, KEYS_FIRST=REVERSE)
+        b_o = product(b_q, b_s, tl.zeros([BT, BV], dtype=tl.float32), DOT, PRECISION)
+        b_o *= (to_end(b_c, b_all) if REVERSE else scale * from_start(b_c))[:, None]
         b_o = product(b_a, b_v, b_o, DOT, PRECISION)
-        b_decayed = b_v.to(tl.float32) * to_end(b_c, b_all)[:, None]
-        b_s = product(tl.trans(b_k), b_decayed, b_s * from_start(b_all), DOT, PRECISION)
-        store_rows(d_o, p_o, b_o * scale, i_batch, i_h, i_row, T, H, i_v * BV, V, BT, BV)
+        b_s = next_state(b_s, b_k, b_v, b_c, b_all, p_c + i_row, scale, REVERSE, DOT, PRECISION)
+        store_rows(d_o, p_o, b_o, i_batch, i_h, i_row, T, H, i_v * BV, V, BT, BV)
     if STORE_ST:
         store_state(p_st + i_bh * K * V, b_s, o_k, o_v, K, V)
