@@ -29,7 +29,8 @@ class Steep(torch.autograd.Function):
         ctx.problem = problem_of(q, k, v, g, q.shape[-1] ** -0.5, state, Plan(SCHEDULE, config))
         found: dict[str, Launch] = {}
         o, final, ctx.kept = chunk.forward(ctx.problem, True, lambda launch: run(launch, found))
-        fill(ctx.problem, output_steep_kernel, found["output"].args | {"p_o": o.fill_(torch.nan)})
+        left = found["output"].args | {"p_o": o.fill_(torch.nan)}
+        fill(ctx.problem, output_steep_kernel, ctx.problem.steep_output, left)
         return o, final
 
     @staticmethod
@@ -39,7 +40,7 @@ class Steep(torch.autograd.Function):
         dq, dk, dv, dg, ds = chunk.backward(x, do.contiguous(), d_final, lambda launch: run(launch, found), ctx.kept)
         assert dg is not None
         grads = {name: one.fill_(torch.nan) for name, one in zip(GRADS, (dq, dk, dg, dv), strict=True)}
-        fill(x, grad_steep_kernel, found["grad_v"].args | found["grad_qk"].args | grads)
+        fill(x, grad_steep_kernel, STEEP, found["grad_v"].args | found["grad_qk"].args | grads)
         return dq, dk, dv, dg, ds
 
 
@@ -50,8 +51,8 @@ def run(launch: Launch, found: dict[str, Launch]) -> None:
     found[launch.step] = launch
 
 
-def fill(problem, kernel, args) -> None:
-    execute(problem.steep_of(kernel, args, problem.whole, problem.state_buffer()))
+def fill(problem, kernel, tile, args) -> None:
+    execute(problem.steep_of(kernel, tile, args, problem.whole, problem.state_buffer()))
 
 
 @pytest.mark.parametrize("gates", [4.0, 16.0, 40.0, "resets", "closed"])

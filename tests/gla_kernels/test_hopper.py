@@ -116,7 +116,8 @@ def test_what_is_left_undone_is_what_decays_too_much(inputs, step):
     portable = found[step]
     fresh = {name: torch.full_like(portable.args[name], torch.nan) for name in outputs}
     args = {"p_s": None, "p_v": x.v, "p_dq": None, "p_dk": None, "p_dg": None, "p_dv": None} | portable.args | fresh
-    execute(problem.steep_of(kernel, args, problem.whole, problem.state_buffer()))
+    tile = problem.steep_output if step == "output" else STEEP
+    execute(problem.steep_of(kernel, tile, args, problem.whole, problem.state_buffer()))
     if step != "grad_qk":  # all of a chunk's rows, or none
         steep = steep.any(-1, keepdim=True)
     for name, filled in fresh.items():

@@ -14,7 +14,7 @@ from .grad_qk import grad_qk_kernel
 from .grad_v import grad_v_kernel
 from .handed import Gradients, Kept, rows_of, states_of
 from .output import output_kernel
-from .problem import STEEP, STEEP_OUTPUT, Problem
+from .problem import STEEP, Problem
 from .slices import Slice
 from .states import combine_kernel, grad_states_kernel, states_kernel
 from .steep import grad_steep_kernel, output_steep_kernel
@@ -150,7 +150,7 @@ def _walk(
         return False
     assert states is not None
     launch(walk)
-    launch(p.steep_of(output_steep_kernel, STEEP_OUTPUT, args, part, states))
+    launch(p.steep_of(output_steep_kernel, p.steep_output, args, part, states))
     return True
 
 

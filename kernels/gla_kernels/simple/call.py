@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -126,8 +126,10 @@ class Call:
         return Tile(block_k, block_v, warps, num_stages=2, descriptors=self.capability == HOPPER)
 
     def walk_tile(self) -> Tile:
-        """Of a walk that makes outputs too: all of K in each program, so that a row's output is whole."""
-        return self.tile(None, 64)
+        """Of a walk that makes outputs too: all of K in each program, so that a row's output is whole. A third stage
+        where two programs fit an H100's SM with it."""
+        deep = self.capability == HOPPER and not self.wide and padded(self.dims[3]) <= SAFE_COLUMNS
+        return replace(self.tile(None, 64), num_stages=3 if deep else 2)
 
     def over_time(self) -> Tile:
         """Of the passes over time: wide, if that leaves programs enough to fill a GPU."""
