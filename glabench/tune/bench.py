@@ -27,11 +27,9 @@ from glabench.run.settings import Settings
 from glabench.spec.catalog import CATALOG
 from glabench.systems.gla import PlannedGla
 from glabench.tune.candidate import Candidate
-from glabench.tune.stage import Stage, UnequalRuns, WrongResult, case_of
+from glabench.tune.stage import STRONG_GATES, Stage, UnequalRuns, WrongResult, case_of, strong_work
 
 SETTINGS = Settings.for_device("cuda")
-STRONG_GATES = 40.0
-STRONG_TOKENS = 1029
 FEWEST_SAMPLES = 3  # of a candidate that is far behind: one of them may be spoiled
 TRIES = 3
 LEAST_CLOCK = 0.75  # share of the maximal SM clock; candidates stand side by side, so that a power cap slows them alike
@@ -128,7 +126,7 @@ def _gate(work: Workload, request: dict[str, Any]) -> dict[str, Any]:
     case = case_of(work)
     cases = [case]
     if work.gated:
-        cases.append(replace(case, T=min(case.T, STRONG_TOKENS), gate_strength=STRONG_GATES))
+        cases.append(replace(case_of(strong_work(work)), gate_strength=STRONG_GATES))
     for one in cases:
         with torch.enable_grad():
             verdict = gate.check(system, one, SETTINGS, "cuda")

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from gla_kernels import Launch, Workload
+from gla_kernels import Launch, Plan, Workload
+from gla_kernels.apply import launches_of
 from glabench.hardware.crosscompile import cross_compile
 from glabench.run import failures
 from glabench.tune.candidate import Candidate, launch_of
-from glabench.tune.shipped import shipped_launches
 
 
 def handle(request: dict[str, Any]) -> dict[str, Any]:
-    """Compile {"workload", "candidate", "arch"}, or where the candidate is None what gla() runs: {..., "step",
-    "initial_state"}. Answers {"status": "ok", "compile_error" or "oom", "reason", "compiled": entry or None}."""
+    """Compile {"workload", "candidate", "arch"}, or one pass of a plan: {"workload", "plan", "initial_state", "step",
+    "arch"}. Answers {"status": "ok", "compile_error" or "oom", "reason", "compiled": entry or None}."""
     try:
         (entry,) = cross_compile([_launch(request)], request["arch"])
     except MemoryError as error:
@@ -25,6 +25,6 @@ def handle(request: dict[str, Any]) -> dict[str, Any]:
 
 def _launch(request: dict[str, Any]) -> Launch:
     work, capability = Workload.from_dict(request["workload"]), int(request["arch"].removeprefix("sm_"))
-    if request["candidate"] is not None:
+    if "candidate" in request:
         return launch_of(work, Candidate.from_dict(request["candidate"]), capability)
-    return shipped_launches(work, capability, request["initial_state"])[request["step"]]
+    return launches_of(work, Plan.from_dict(request["plan"]), request["initial_state"])[request["step"]]

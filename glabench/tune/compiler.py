@@ -9,12 +9,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any
 
-from gla_kernels import Workload
+from gla_kernels import Plan, Workload
+from gla_kernels.apply import launches_of
 from glabench.hardware.crosscompile import kernel_key
 from glabench.run.child import Child, ChildDied, ChildTimeout
 from glabench.run.driver import cores, worker_env
 from glabench.tune.candidate import Candidate, launch_of
-from glabench.tune.shipped import shipped_launches
 
 WORKER = "glabench.tune.compile_worker"
 
@@ -53,10 +53,10 @@ class CompilePool:
             key = repr(request)
         return self._submit(key, request)
 
-    def submit_shipped(self, work: Workload, initial_state: bool = False) -> dict[str, Future[Answer]]:
-        """Compile what gla() runs for the workload, by pass."""
-        launches = shipped_launches(work, self._capability, initial_state)
-        shared = {"workload": work.to_dict(), "candidate": None, "initial_state": initial_state, "arch": self.arch}
+    def submit_plan(self, work: Workload, plan: Plan, initial_state: bool = False) -> dict[str, Future[Answer]]:
+        """Compile all that a plan launches, by pass, and what comes after one that leaves strong gates undone."""
+        launches = launches_of(work, plan, initial_state)
+        shared = {"workload": work.to_dict(), "plan": plan.to_dict(), "initial_state": initial_state, "arch": self.arch}
         return {step: self._submit(kernel_key(launch), shared | {"step": step}) for step, launch in launches.items()}
 
     def forget(self, future: Future[Answer]) -> None:

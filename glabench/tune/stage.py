@@ -32,7 +32,8 @@ SCREEN_LEAST = 1e-4
 
 REFERENCE_ROWS = 16  # a row block of the reference plan
 GATE_STRENGTH = 1.0  # g = logsigmoid(N(0, 1)), as in the sweeps
-
+STRONG_GATES = 40.0  # and where a winner must be right besides, over few tokens
+STRONG_TOKENS = 1029
 
 STARTS = ("p_s0", "p_dst")  # tensors that passes start from, and never write
 
@@ -43,6 +44,11 @@ class WrongResult(Exception):
 
 class UnequalRuns(WrongResult):
     """A candidate does not compute the same twice."""
+
+
+def strong_work(work: Workload) -> Workload:
+    """The workload that a winner must be right at with strong gates."""
+    return replace(work, T=min(work.T, STRONG_TOKENS))
 
 
 def case_of(work: Workload) -> Case:

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from typing import Any, Literal
 
-from gla_kernels import Workload
+from gla_kernels import Machine, Workload, chosen
 from gla_kernels.config import PASSES, tiles
 from gla_kernels.feasible import feasible
 from glabench.run.driver import cores
@@ -142,12 +142,14 @@ def survey(
         origin: Literal["gla", "space"] = "gla" if candidate is None else "space"
         return Kernel(sweep, target, origin, step, work.to_dict(), asked_for, environment=environment)
 
+    capability = int(target.removeprefix("sm_"))
     with CompilePool(target, jobs=cores()) as pool:
         found: dict[Future[Answer], Kernel] = {}
         for one in asked:
-            for step, future in pool.submit_shipped(one.work, one.initial_state).items():
+            plan = chosen(one.work, Machine(capability)).plan
+            for step, future in pool.submit_plan(one.work, plan, one.initial_state).items():
                 found.setdefault(future, draft(one.work, step))
-        for work, candidate in sample(asked, int(target.removeprefix("sm_")), count):
+        for work, candidate in sample(asked, capability, count):
             found.setdefault(pool.submit(work, candidate), draft(work, candidate.step, candidate))
         progress(0, len(found))
         for done, future in enumerate(as_completed(found), start=1):

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gla_kernels import Plan, Workload
 from glabench.tune import finals
-from glabench.tune.candidate import Variant, candidates_of
-from glabench.tune.gpu import Gpu
+from glabench.tune.candidate import Variant
+from glabench.tune.gpu import Answer, Gpu
 from glabench.tune.history import History
 from glabench.tune.record import Trial, Tuning
 from glabench.tune.search import Compiler, Search, Searcher
 from glabench.tune.space import space_of
+from glabench.tune.stage import strong_work
 from glabench.tune.strategies import STRATEGIES
 
 if TYPE_CHECKING:
@@ -26,6 +27,12 @@ if TYPE_CHECKING:
 # What a record keeps of what the compiler made of a kernel.
 COMPILED = ("registers", "spill_bytes", "shared_bytes", "programs_per_sm", "limited_by", "tensor_core", "compile_s")
 FINALS_S = 15.0  # kept free of a budget for what follows the search
+
+
+class PlanCompiler(Compiler, Protocol):
+    """Who compiles whole plans, too: glabench.tune.compiler.CompilePool."""
+
+    def submit_plan(self, work: Workload, plan: Plan) -> dict[str, Future[Answer]]: ...
 
 
 @dataclass
@@ -37,7 +44,7 @@ class Tuner:
     """
 
     gpu: Gpu
-    compiler: Compiler
+    compiler: PlanCompiler
     capability: int
     strategy: str = "model"
     incumbent: Callable[[Workload], Choice | None] = lambda work: None
@@ -94,11 +101,12 @@ class Tuner:
         ]
 
     def _compile_ahead(self, works: Sequence[Workload], incumbents: Sequence[Choice | None]) -> None:
-        """Have the incumbents' kernels compiled by the time of the finals."""
+        """Have the incumbents' kernels compiled by the time of the finals, and those that the gate runs after any
+        plan's, where gates are strong: no candidate has these."""
         for work, incumbent in zip(works, incumbents, strict=True):
             if incumbent is not None:
-                for candidate in candidates_of(work, incumbent.plan, self.capability):
-                    self.compiler.submit(work, candidate)
+                self.compiler.submit_plan(work, incumbent.plan)
+                self.compiler.submit_plan(strong_work(work), incumbent.plan)
 
     def _finish(self, search: Search, incumbent: Choice | None, found: dict[str, Plan]) -> finals.Final:
         """The finals of one workload; its winner is added to ``found``, which a later direction is gated with."""

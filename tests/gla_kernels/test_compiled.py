@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from gla_kernels import Workload
+from gla_kernels import Machine, Workload, chosen
+from gla_kernels.apply import launches_of
 from gla_kernels.config import Direction
 from glabench.hardware.crosscompile import cross_compile
 from glabench.hardware.environment import package_version
-from glabench.tune.shipped import shipped_launches
 
 TARGETS = ("sm_80", "sm_90")
 # B, T, H, K, V: one shape of the board for each pair of head dimensions.
@@ -42,7 +42,8 @@ def compile_all(target: str, shapes: int = len(SHAPES)) -> dict[str, Needs]:
         f"{direction} {K}x{V} {step}": cross_compile([launch], target)[0]
         for B, T, H, K, V in SHAPES[:shapes]
         for direction in DIRECTIONS
-        for step, launch in shipped_launches(Workload(direction, B, T, H, K, V), capability).items()
+        for work in [Workload(direction, B, T, H, K, V)]
+        for step, launch in launches_of(work, chosen(work, Machine(capability)).plan).items()
     }
     broken = [f"{name}: {entry['error']}" for name, entry in entries.items() if entry["error"]]
     assert not broken, f"{target}: " + "; ".join(broken)

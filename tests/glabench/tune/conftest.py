@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from gla_kernels import Workload
+from gla_kernels import Plan, Workload
 from glabench.tune.candidate import Candidate
 from glabench.tune.compiler import CompilePool
 from glabench.tune.gpu import Gpu
@@ -49,17 +49,23 @@ class HereGpu(Gpu):
 
 
 class HereCompiler:
-    """A compiler whose futures a function in this process fulfils at once; ``asked`` keeps the candidates."""
+    """A compiler whose futures a function in this process fulfils at once; ``asked`` keeps the candidates, ``plans``
+    whole plans that nobody waits for."""
 
     def __init__(self, handle: Callable[[Json], Json]) -> None:
         self.handle = handle
         self.asked: list[Candidate] = []
+        self.plans: list[tuple[Workload, Plan]] = []
 
     def submit(self, work: Workload, candidate: Candidate) -> Future[Json]:
         self.asked.append(candidate)
         future: Future[Json] = Future()
         future.set_result(self.handle({"candidate": candidate.to_dict(), "workload": work.to_dict()}))
         return future
+
+    def submit_plan(self, work: Workload, plan: Plan) -> dict[str, Future[Json]]:
+        self.plans.append((work, plan))
+        return {}
 
     def forget(self, future: Future[Json]) -> None:
         future.cancel()

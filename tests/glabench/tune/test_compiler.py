@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gla_kernels import Schedule, Tile, Workload
+from gla_kernels import Machine, Schedule, Tile, Workload, chosen
 from glabench.tune.candidate import Candidate, Variant
 from glabench.tune.compiler import CompilePool
 
@@ -93,8 +93,8 @@ def test_candidates_compile_or_say_why_not() -> None:
         good = pool.submit(WORK, candidate(1))
         crooked = pool.submit(WORK, candidate(1, block_v=24))
         absent = pool.submit(WORK, candidate(1, step="grad_qk"))
-        shipped = pool.submit_shipped(WORK)
-        answers = {step: future.result(timeout=120) for step, future in shipped.items()}
+        whole = pool.submit_plan(WORK, chosen(WORK, Machine(80)).plan)
+        answers = {step: future.result(timeout=120) for step, future in whole.items()}
     assert good.result()["status"] == "ok"
     assert good.result()["compiled"]["arch"] == "sm_80"
     assert (crooked.result()["status"], "power of 2" in crooked.result()["reason"]) == ("compile_error", True)

@@ -17,6 +17,7 @@ from glabench.tune.compiler import CompilePool
 from glabench.tune.gpu import Gpu
 from glabench.tune.record import Tuning
 from glabench.tune.space import space_of
+from glabench.tune.stage import strong_work
 from glabench.tune.tuner import Tuner
 
 WORK = Workload("fwd", 4, 300, 4, 64, 64, schedule=Schedule(64, 64, True))
@@ -166,6 +167,12 @@ def test_the_plan_in_use_is_a_finalist_and_loses_to_a_better_one(here_gpu, here_
     won = tuning.finalists[tuning.winner or 0]
     assert (won.role, won.origin) == ("candidate", "search")
     assert won.samples_ms[0] < incumbent.samples_ms[0]
+
+
+def test_what_the_gate_runs_after_a_plan_is_compiled_ahead(here_gpu, here_compiler) -> None:
+    before, compiler = Choice(default_plan(Schedule(64, 64, True)), "by size"), here_compiler()
+    Tuner(here_gpu(), compiler, 90, incumbent=lambda work: before).tune([WORK])
+    assert compiler.plans == [(WORK, before.plan), (strong_work(WORK), before.plan)]
 
 
 def test_the_plan_in_use_stays_where_the_search_finds_nothing_better(here_gpu, here_compiler) -> None:
