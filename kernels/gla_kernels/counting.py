@@ -33,7 +33,7 @@ class Sizes:
         self.chunk: int = c.get("CHUNK", args.get("chunk", self.BT))
         self.segments: int = args.get("n_seg", 1)
         self.every: int = args.get("every_rows", self.BT)  # rows from one stored state to the next
-        first, room, slices = _slice(args, self.BT, self.chunk, c.get("SHARE", 1))
+        first, room, slices = _slice(args, self.BT, self.chunk)
         self.T = max(0, min(args.get("T", 1) - first, room))
         self.blocks, self.chunks = -(-self.T // self.BT), -(-self.T // self.chunk)
         self.in_k, self.in_v = -(-self.K // self.BK), -(-self.V // self.BV)  # tiles along K and along V
@@ -92,15 +92,14 @@ class Sizes:
         return [self.chunk // self.BT] * full + [-(-rest // self.BT)]
 
 
-def _slice(args: dict[str, int], block_t: int, chunk: int, share: int) -> tuple[int, int, int]:
-    """First row of a launch's slice, rows that there is room for, and programs of a head for each tile; share: chunks
-    a program."""
+def _slice(args: dict[str, int], block_t: int, chunk: int) -> tuple[int, int, int]:
+    """First row of a launch's slice, rows that there is room for, and programs of a head for each tile."""
     if "seg_rows" in args:
         return args["first_seg"] * args["seg_rows"], args["n_seg"] * args["seg_rows"], args["n_seg"]
     if "first_block" in args:
         return args["first_block"] * block_t, args["n_here"] * block_t, args["n_here"]
     if "first_chunk" in args:
-        return args["first_chunk"] * chunk, args["n_here"] * chunk, -(-args["n_here"] // share)
+        return args["first_chunk"] * chunk, args["n_here"] * chunk, -(-args["n_here"] // args.get("share", 1))
     return 0, args.get("T", 1), 1
 
 

@@ -11,8 +11,7 @@ import torch
 
 from gla_kernels import Plan, Schedule, chunk, default_config
 from gla_kernels.apply import problem_of
-from gla_kernels.chunk.problem import STEEP
-from gla_kernels.chunk.steep import grad_steep_kernel, output_steep_kernel
+from gla_kernels.chunk.steep import TILE, grad_steep_kernel, output_steep_kernel, steep_of
 from gla_kernels.launch import Launch, execute
 
 SCHEDULE = Schedule(64)
@@ -30,7 +29,7 @@ class Steep(torch.autograd.Function):
         found: dict[str, Launch] = {}
         o, final, ctx.kept = chunk.forward(ctx.problem, True, lambda launch: run(launch, found))
         left = found["output"].args | {"p_o": o.fill_(torch.nan)}
-        fill(ctx.problem, output_steep_kernel, ctx.problem.steep_output, left)
+        fill(ctx.problem, output_steep_kernel, left)
         return o, final
 
     @staticmethod
@@ -40,7 +39,7 @@ class Steep(torch.autograd.Function):
         dq, dk, dv, dg, ds = chunk.backward(x, do.contiguous(), d_final, lambda launch: run(launch, found), ctx.kept)
         assert dg is not None
         grads = {name: one.fill_(torch.nan) for name, one in zip(GRADS, (dq, dk, dg, dv), strict=True)}
-        fill(x, grad_steep_kernel, STEEP, found["grad_v"].args | found["grad_qk"].args | grads)
+        fill(x, grad_steep_kernel, found["grad_v"].args | found["grad_qk"].args | grads)
         return dq, dk, dv, dg, ds
 
 
@@ -51,13 +50,13 @@ def run(launch: Launch, found: dict[str, Launch]) -> None:
     found[launch.step] = launch
 
 
-def fill(problem, kernel, tile, args) -> None:
-    execute(problem.steep_of(kernel, tile, args, problem.whole, problem.state_buffer()))
+def fill(problem, kernel, args) -> None:
+    execute(steep_of(problem, kernel, args, problem.whole, problem.state_buffer()))
 
 
 @pytest.mark.parametrize("gates", [4.0, 16.0, 40.0, "resets", "closed"])
 def test_every_gate_strength_that_no_anchor_serves(judge, inputs, gates):
-    assert STEEP.block_k < 72
+    assert TILE.block_k < 72
     judge(Steep.apply, inputs((1, 150, 1, 72, 40), torch.float32, gates))
 
 

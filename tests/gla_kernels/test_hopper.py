@@ -12,8 +12,7 @@ from gla_kernels import Plan, Schedule, Workload, default_config
 from gla_kernels.apply import all_launches, problem_of
 from gla_kernels.choose import with_walks
 from gla_kernels.chunk.descriptors import blocks
-from gla_kernels.chunk.problem import STEEP
-from gla_kernels.chunk.steep import grad_steep_kernel, output_steep_kernel
+from gla_kernels.chunk.steep import TILE, grad_steep_kernel, output_steep_kernel, steep_of
 from gla_kernels.config import HOPPER_PASSES, PASSES, tiles
 from gla_kernels.feasible import feasible
 from gla_kernels.launch import Launch, execute, interpreting
@@ -101,7 +100,7 @@ def test_what_is_left_undone_is_what_decays_too_much(inputs, step):
         x.g[0, chunk * 64 : chunk * 64 + 8, head, feature] = -20.0
         steep[chunk, head, feature // 64] = True
     schedule = Schedule(64)
-    config = replace(default_config(128, 64, 2, schedule), block_t=64, output=STEEP, grad_v=STEEP)  # the same sums
+    config = replace(default_config(128, 64, 2, schedule), block_t=64, output=TILE, grad_v=TILE)  # the same sums
     plan = Plan(schedule, config)
     problem = problem_of(x.q, x.k, x.v, x.g, 1.0, None, plan)
     found: dict[str, Launch] = {}
@@ -116,8 +115,7 @@ def test_what_is_left_undone_is_what_decays_too_much(inputs, step):
     portable = found[step]
     fresh = {name: torch.full_like(portable.args[name], torch.nan) for name in outputs}
     args = {"p_s": None, "p_v": x.v, "p_dq": None, "p_dk": None, "p_dg": None, "p_dv": None} | portable.args | fresh
-    tile = problem.steep_output if step == "output" else STEEP
-    execute(problem.steep_of(kernel, tile, args, problem.whole, problem.state_buffer()))
+    execute(steep_of(problem, kernel, args, problem.whole, problem.state_buffer()))
     if step != "grad_qk":  # all of a chunk's rows, or none
         steep = steep.any(-1, keepdim=True)
     for name, filled in fresh.items():

@@ -14,10 +14,10 @@ from .grad_qk import grad_qk_kernel
 from .grad_v import grad_v_kernel
 from .handed import Gradients, Kept, rows_of, states_of
 from .output import output_kernel
-from .problem import STEEP, Problem
+from .problem import Problem
 from .slices import Slice
 from .states import combine_kernel, grad_states_kernel, states_kernel
-from .steep import grad_steep_kernel, output_steep_kernel
+from .steep import grad_steep_kernel, output_steep_kernel, steep_of
 from .walk import walk_kernel
 
 try:
@@ -150,7 +150,7 @@ def _walk(
         return False
     assert states is not None
     launch(walk)
-    launch(p.steep_of(output_steep_kernel, p.steep_output, args, part, states))
+    launch(steep_of(p, output_steep_kernel, args, part, states))
     return True
 
 
@@ -229,7 +229,7 @@ def _backward(
                 "p_dq": into.q if native else None, "p_dk": into.k if native else None,
                 "p_dg": into.g if native else None, "p_dv": into.v if walked else None,
             }  # fmt: skip
-            launch(p.steep_of(grad_steep_kernel, STEEP, args, part, grads))
+            launch(steep_of(p, grad_steep_kernel, args, part, grads))
 
 
 def _grad_walk(

@@ -14,7 +14,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from ..config import SEGMENT_ROWS, KernelConfig, Schedule, Tile, cdiv, in_turn, padded
+from ..config import SEGMENT_ROWS, WGMMA_ROWS, KernelConfig, Schedule, Tile, cdiv, in_turn, padded
 from ..launch import Launch, described, interpreting
 from .descriptors import blocks
 from .handed import Kept, Part, parts_of, rows_of, states_of
@@ -22,12 +22,6 @@ from .slices import Head, Share, Slice, room_for, segments_at_once, share_of, sl
 from .states import combine_kernel
 
 COMBINED = Tile(16, 64)  # of a state, in a program that adds segments up: few bytes a step, many programs
-STEEP = Tile(64, 64, num_warps=8)  # of what Hopper's kernels leave undone, whose features come 64 at a time
-# Of outputs among it, for which two programs fit an SM: where one tile covers V. In a loop over several, Triton 3.6 for
-# 4 warps gets all but the first wrong, by a tenth of what they are or by all of it.
-STEEP_OUTPUT = Tile(64, 128, num_warps=4)
-SHARE = 32  # chunks that a program looks at for that, or fewer, so that there are about as many programs as SMs have
-STEEP_WARPS = 1024  # room for: most find nothing to do
 
 LaunchBy = Callable[..., Launch]
 
@@ -251,7 +245,7 @@ class Problem:
             return None  # on the CPU the interpreter runs, which knows no Gluon
         if self.g is None or not self.q.dtype == self.g.dtype == torch.bfloat16 or not self.scale > 0:
             return None
-        if not self.schedule.chunk == self.config.block_t == STEEP.block_k:
+        if not self.schedule.chunk == self.config.block_t == WGMMA_ROWS:
             return None
         launch = launch_by(kernel, tile, *args, **flags)
         return launch if len(launch.blocks) == len(described(kernel)) else None
@@ -279,20 +273,6 @@ class Problem:
         args = args | self.chunks_of(part, stored)
         programs = cdiv(self.dims[3], tile.block_k) * args["n_here"]
         return self.launch_of(kernel, tile, programs, args, CHUNK=self.schedule.chunk, **flags)
-
-    @property
-    def steep_output(self) -> Tile:
-        """Of `output_steep_kernel`."""
-        v = max(STEEP.block_v, padded(self.dims[-1]))
-        return replace(STEEP_OUTPUT, block_v=v) if v <= STEEP_OUTPUT.block_v else STEEP
-
-    def steep_of(self, kernel: Any, tile: Tile, args: dict[str, Any], part: Slice, stored: Tensor) -> Launch:
-        """A launch of what Hopper's kernels leave undone of a slice: a program so many chunks."""
-        args, share = args | self.chunks_of(part, stored), SHARE
-        B, _, H, _, _ = self.dims
-        while share > 1 and cdiv(args["n_here"], share) * B * H * tile.num_warps < STEEP_WARPS:
-            share //= 2
-        return self.launch_of(kernel, tile, cdiv(args["n_here"], share), args, CHUNK=self.schedule.chunk, SHARE=share)
 
     def chunks_of(self, part: Slice, stored: Tensor) -> dict[str, Any]:
         """What a pass over the chunks of a slice goes by. ``stored``: states of all of them."""

@@ -1,43 +1,77 @@
 """What kernels for mild gates alone leave undone: chunks that decay by too much for a frame of their own.
 
-Each kernel here runs after one of those, over the same chunks of one row block. A program looks at SHARE chunks of a
-head at once, and mostly finds that all are mild. Scores of those that are not are made by halving (halving.py).
+Each kernel here runs after one of those, over the same chunks of one row block. A program looks at its share of a
+head's chunks at once, and mostly finds that all are mild. Scores of those that are not are made by halving.
 
-Nothing is hoisted out of the loops here: there are no registers left to keep it in.
+Nothing is hoisted out of the loops here: there are no registers left to keep it in. How many chunks a share has is no
+constant of the kernels, which take seconds to compile.
 """
 
 # mypy: disallow-untyped-defs=False
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
 import triton
 import triton.language as tl
 
+from ..config import Tile, cdiv, padded
 from .gates import row_block_limit
 from .halving import grad_qk_by_halving, grad_v_by_halving, output_by_halving
 from .products import load_half, scores_gradient
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..launch import Launch
+    from .problem import Problem
+    from .slices import Slice
+
+MOST = tl.constexpr(32)  # chunks a share
+TILE = Tile(64, 64, num_warps=8)  # Hopper's kernels leave features undone 64 at a time
+# For outputs two programs fit an SM, where one tile covers V: in a loop over several, Triton 3.6 for 4 warps gets all
+# but the first wrong.
+OUTPUT_TILE = Tile(64, 128, num_warps=4)
+WARPS = 1024  # about as many as fit a GPU: most programs find nothing to do
+
+
+def steep_of(p: Problem, kernel: Any, args: dict[str, Any], part: Slice, stored: Tensor) -> Launch:
+    """A launch of what Hopper's kernels leave undone of a slice: a program a share of its chunks."""
+    args, share, tile = args | p.chunks_of(part, stored), MOST.value, TILE
+    B, _, H, _, V = p.dims
+    if kernel is output_steep_kernel and padded(V) <= OUTPUT_TILE.block_v:
+        tile = replace(OUTPUT_TILE, block_v=max(TILE.block_v, padded(V)))
+    while share > 1 and cdiv(args["n_here"], share) * B * H * tile.num_warps < WARPS:
+        share //= 2
+    args["share"] = share
+    return p.launch_of(kernel, tile, cdiv(args["n_here"], share), args, CHUNK=p.schedule.chunk)
+
 
 @triton.jit
-def _least(p_h, i_first, n_here, K: tl.constexpr, SHARE: tl.constexpr):
-    """The least h of SHARE chunks from i_first on."""
+def _least(p_h, i_first, i_end, K: tl.constexpr, COUNT: tl.constexpr):
+    """The least h of the chunks i_first .. i_end-1, which are COUNT at most."""
     PADDED: tl.constexpr = triton.next_power_of_2(K)
-    o_c, o_k = i_first + tl.arange(0, SHARE), tl.arange(0, PADDED)
-    m_h = (o_c < n_here)[:, None] & (o_k < K)[None, :]
+    o_c, o_k = i_first + tl.arange(0, COUNT), tl.arange(0, PADDED)
+    m_h = (o_c < i_end)[:, None] & (o_k < K)[None, :]
     return tl.min(tl.min(tl.load(p_h + o_c[:, None] * K + o_k[None, :], mask=m_h, other=0.0), axis=1), axis=0)
 
 
-@triton.jit(do_not_specialize=["T", "n_blocks", "n_here", "first_chunk", "n_stored"])
+@triton.jit(do_not_specialize=["T", "n_blocks", "n_here", "first_chunk", "n_stored", "share"])
 def output_steep_kernel(
-    p_q, p_k, p_v, p_g, p_s, p_h, p_o, scale, T, H, n_blocks, n_here, first_chunk, n_stored,
-    K: tl.constexpr, V: tl.constexpr, CHUNK: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, SHARE: tl.constexpr,
+    p_q, p_k, p_v, p_g, p_s, p_h, p_o, scale, T, H, n_blocks, n_here, first_chunk, n_stored, share,
+    K: tl.constexpr, V: tl.constexpr, CHUNK: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """o [B, T, H, V] of n_here chunks from first_chunk on: of those that are not mild. For the tensors see
     `output.output_kernel`."""
     least = -0.5 * row_block_limit(True, PRECISION)
-    n_shares = tl.cdiv(n_here, SHARE)
+    n_shares = tl.cdiv(n_here, share)
     i_p = tl.program_id(0)
-    i_first, i_bh = (i_p % n_shares) * SHARE, (i_p // n_shares).to(tl.int64)
+    i_first, i_bh = (i_p % n_shares) * share, (i_p // n_shares).to(tl.int64)
+    i_end = tl.minimum(i_first + share, n_here)
     p_h += (i_bh * n_blocks + first_chunk) * K
-    if _least(p_h, i_first, n_here, K, SHARE) <= least:
+    if _least(p_h, i_first, i_end, K, MOST) <= least:
         i_row0 = (i_bh // H) * T * H + i_bh % H
         p_q, p_k, p_v, p_g, p_o = (
             p_q + i_row0 * K,
@@ -46,33 +80,34 @@ def output_steep_kernel(
             p_g + i_row0 * K,
             p_o + i_row0 * V,
         )
-        for i_c in tl.range(i_first, tl.minimum(i_first + SHARE, n_here), num_stages=1, disable_licm=True):
-            if _least(p_h, i_c, n_here, K, 1) <= least:
+        for i_c in tl.range(i_first, i_end, num_stages=1, disable_licm=True):
+            if _least(p_h, i_c, i_end, K, 1) <= least:
                 output_by_halving(
                     p_q, p_k, p_v, p_g, p_s + (i_bh * n_stored + i_c) * K * V, p_o, scale, (first_chunk + i_c) * CHUNK,
                     T, H, K, V, CHUNK, BK, BV, DOT, PRECISION,
                 )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["T", "n_blocks", "n_here", "first_chunk", "n_stored"])
+@triton.jit(do_not_specialize=["T", "n_blocks", "n_here", "first_chunk", "n_stored", "share"])
 def grad_steep_kernel(
     p_q, p_k, p_v, p_g, p_do, p_s, p_ds, p_h, p_dq, p_dk, p_dg, p_dv,
-    scale, T, H, n_blocks, n_here, first_chunk, n_stored,
-    K: tl.constexpr, V: tl.constexpr, CHUNK: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, SHARE: tl.constexpr,
+    scale, T, H, n_blocks, n_here, first_chunk, n_stored, share,
+    K: tl.constexpr, V: tl.constexpr, CHUNK: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dq, dk and dg [B, T, H, K] of n_here chunks from first_chunk on: of those tiles of BK features that are not mild.
     And dv [B, T, H, V] of those chunks that are not. For the tensors see `grad_qk.grad_qk_kernel` and
     `grad_v.grad_v_kernel`; dq, dk and dg, or dv, are None where no kernel has left any of them undone."""
     least = -0.5 * row_block_limit(True, PRECISION)
-    n_shares = tl.cdiv(n_here, SHARE)
+    n_shares = tl.cdiv(n_here, share)
     i_p = tl.program_id(0)
-    i_first, i_bh = (i_p % n_shares) * SHARE, (i_p // n_shares).to(tl.int64)
+    i_first, i_bh = (i_p % n_shares) * share, (i_p // n_shares).to(tl.int64)
+    i_end = tl.minimum(i_first + share, n_here)
     p_h += (i_bh * n_blocks + first_chunk) * K
-    if _least(p_h, i_first, n_here, K, SHARE) <= least:
+    if _least(p_h, i_first, i_end, K, MOST) <= least:
         i_k0, i_v0 = ((i_bh // H) * T * H + i_bh % H) * K, ((i_bh // H) * T * H + i_bh % H) * V
-        for i_c in tl.range(i_first, tl.minimum(i_first + SHARE, n_here), num_stages=1, disable_licm=True):
-            if _least(p_h, i_c, n_here, K, 1) <= least:
+        for i_c in tl.range(i_first, i_end, num_stages=1, disable_licm=True):
+            if _least(p_h, i_c, i_end, K, 1) <= least:
                 i_row, i_state = (first_chunk + i_c) * CHUNK, (i_bh * n_stored + i_c) * K * V
                 if p_dq is not None:
                     b_da = scores_gradient(

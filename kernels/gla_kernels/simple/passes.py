@@ -161,4 +161,5 @@ def _walk_over(
     tile = call.walk_tile()
     args = args | {"p_c": sums} | chunks_of(part, args)
     programs = cdiv(call.dims[-1], tile.block_v)
-    launch(call.launch_of(simple_walk_kernel, tile, programs, args, REVERSE=reverse, **_given(args)))
+    whole = part == call.whole
+    launch(call.launch_of(simple_walk_kernel, tile, programs, args, REVERSE=reverse, WHOLE=whole, **_given(args)))

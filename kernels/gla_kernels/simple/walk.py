@@ -22,12 +22,14 @@ from .states import next_state
 def simple_walk_kernel(
     p_q, p_k, p_v, p_c, p_s0, p_s, p_o, p_st, d_q, d_k, d_v, d_o,
     scale, T, H, n_chunks, first_chunk, n_here, n_stored,
-    K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, REVERSE: tl.constexpr,
+    K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    WHOLE: tl.constexpr, REVERSE: tl.constexpr,
     HAS_S0: tl.constexpr, STORE_S: tl.constexpr, STORE_ST: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """o [B, T, H, V] of n_here chunks from first_chunk on, and, where STORE_S and STORE_ST ask for them, the states
     before the chunks and after the last; a program has a head's BV columns of V and all of K, which BK covers. p_s0,
-    p_s, p_st, p_c, REVERSE: as `simple_states_kernel` has them."""
+    p_s, p_st, p_c, REVERSE: as `simple_states_kernel` has them. WHOLE: these are all chunks there are; a loop that
+    starts at 0 comes to fewer instructions."""
     NV: tl.constexpr = (V + BV - 1) // BV
     i_p = tl.program_id(0)
     i_v, i_bh = i_p % NV, (i_p // NV).to(tl.int64)
@@ -39,10 +41,10 @@ def simple_walk_kernel(
     b_s = tl.zeros([BK, BV], dtype=tl.float32)
     if HAS_S0:
         b_s += load_state(p_s0 + i_bh * K * V, o_k, o_v, K, V)
-    i_first = first_chunk * BT
-    i_end = i_first + n_here * BT
-    for i in range(i_first, i_end, BT):
-        i_row = i_first + i_end - BT - i if REVERSE else i
+    i_first = 0 if WHOLE else first_chunk * BT
+    i_last = i_first + (n_here - 1) * BT
+    for i in range(i_first, T if WHOLE else i_last + BT, BT):
+        i_row = i_first + i_last - i if REVERSE else i
         if STORE_S:  # by pointers: a tile on its way out would take the shared memory of a second program at K = 128
             store_state(p_s + (i_bh * n_stored + (i_row - i_first) // BT) * K * V, b_s, o_k, o_v, K, V)
         b_q = load_rows(d_q, p_q, i_batch, i_h, i_row, T, H, 0, K, BT, BK)
