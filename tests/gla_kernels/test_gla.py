@@ -209,7 +209,13 @@ def test_gate_strengths_at_full_size(judge, inputs, schedule, dtype, gates):
 @pytest.mark.parametrize("gates", [None, 0.0, 1 / 16, 1.0, 2.0, 2.5, 4.0, 8.0, 40.0, 1e4, "resets", "closed"])
 @pytest.mark.parametrize(
     ("schedule", "K", "V"),
-    [(Schedule(64), 128, 64), (Schedule(64, 64, True, 4), 128, 256), (Schedule(64, 64, False), 64, 128)],
+    [
+        (Schedule(64), 128, 64),
+        (Schedule(64), 128, 128),
+        (Schedule(64, 64, True, 4), 128, 256),
+        (Schedule(64, 64, False), 64, 128),
+        (Schedule(64), 64, 192),  # one tile and a half
+    ],
     ids=name,
 )
 def test_walks_at_every_gate_strength(judge, inputs, schedule, K, V, gates):
