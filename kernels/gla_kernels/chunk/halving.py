@@ -129,21 +129,19 @@ def scores_by_halving(
 
 @triton.jit
 def output_by_halving(
-    p_q, p_k, p_v, p_g, p_s, p_o, scale, i_row, T, H, K: tl.constexpr, V: tl.constexpr,
+    p_q, p_k, p_v, p_g, p_s, p_o, scale, i_row, T, H, o_v, K: tl.constexpr, V: tl.constexpr,
     BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """o of a chunk of one row block, output.py's equations. p_s [K, V]."""
+    """Columns o_v [BV] of o of a chunk of one row block, output.py's equations. p_s [K, V]."""
     b_a = scores_by_halving(p_q, p_k, p_g, i_row, T, H * K, K, BT, BK, DOT, PRECISION)
-    for i_v in tl.range(0, (V + BV - 1) // BV, num_stages=1):
-        o_v = i_v * BV + tl.arange(0, BV)
-        b_v = load_tile(p_v, i_row, T, H * V, o_v, V, BT)
-        b_o = dot_half(b_a, b_v, tl.zeros([BT, BV], dtype=tl.float32), DOT, PRECISION)
-        for i_k in tl.range(0, (K + BK - 1) // BK, num_stages=1):
-            o_k = i_k * BK + tl.arange(0, BK)
-            b_q = load_tile(p_q, i_row, T, H * K, o_k, K, BT).to(tl.float32)
-            b_q *= tl.exp2(up_to_rows(load_tile(p_g, i_row, T, H * K, o_k, K, BT), BT, DOT))
-            b_o = product(b_q, load_operand(p_s, o_k, o_v, K, V), b_o, DOT, PRECISION)
-        store_tile(p_o, b_o * scale, i_row, T, H * V, o_v, V, BT)
+    b_v = load_tile(p_v, i_row, T, H * V, o_v, V, BT)
+    b_o = dot_half(b_a, b_v, tl.zeros([BT, BV], dtype=tl.float32), DOT, PRECISION)
+    for i_k in tl.range(0, (K + BK - 1) // BK, num_stages=1):
+        o_k = i_k * BK + tl.arange(0, BK)
+        b_q = load_tile(p_q, i_row, T, H * K, o_k, K, BT).to(tl.float32)
+        b_q *= tl.exp2(up_to_rows(load_tile(p_g, i_row, T, H * K, o_k, K, BT), BT, DOT))
+        b_o = product(b_q, load_operand(p_s, o_k, o_v, K, V), b_o, DOT, PRECISION)
+    store_tile(p_o, b_o * scale, i_row, T, H * V, o_v, V, BT)
 
 
 @triton.jit

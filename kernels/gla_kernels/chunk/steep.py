@@ -30,22 +30,24 @@ if TYPE_CHECKING:
 
 MOST = tl.constexpr(32)  # chunks a share
 TILE = Tile(64, 64, num_warps=8)  # Hopper's kernels leave features undone 64 at a time
-# For outputs two programs fit an SM, where one tile covers V: in a loop over several, Triton 3.6 for 4 warps gets all
-# but the first wrong.
+# For outputs two programs fit an SM. Each has a tile of V, and makes the scores again: in a loop over several, Triton
+# 3.6 for 4 warps gets all but the first wrong.
 OUTPUT_TILE = Tile(64, 128, num_warps=4)
 WARPS = 1024  # about as many as fit a GPU: most programs find nothing to do
 
 
 def steep_of(p: Problem, kernel: Any, args: dict[str, Any], part: Slice, stored: Tensor) -> Launch:
-    """A launch of what Hopper's kernels leave undone of a slice: a program a share of its chunks."""
-    args, share, tile = args | p.chunks_of(part, stored), MOST.value, TILE
+    """A launch of what Hopper's kernels leave undone of a slice: a program a share of its chunks, and for outputs a
+    tile of V."""
+    args, share, tile, columns = args | p.chunks_of(part, stored), MOST.value, TILE, 1
     B, _, H, _, V = p.dims
-    if kernel is output_steep_kernel and padded(V) <= OUTPUT_TILE.block_v:
-        tile = replace(OUTPUT_TILE, block_v=max(TILE.block_v, padded(V)))
-    while share > 1 and cdiv(args["n_here"], share) * B * H * tile.num_warps < WARPS:
+    if kernel is output_steep_kernel:
+        tile = replace(OUTPUT_TILE, block_v=max(TILE.block_v, min(OUTPUT_TILE.block_v, padded(V))))
+        columns = cdiv(V, tile.block_v)
+    while share > 1 and cdiv(args["n_here"], share) * columns * B * H * tile.num_warps < WARPS:
         share //= 2
     args["share"] = share
-    return p.launch_of(kernel, tile, cdiv(args["n_here"], share), args, CHUNK=p.schedule.chunk)
+    return p.launch_of(kernel, tile, cdiv(args["n_here"], share) * columns, args, CHUNK=p.schedule.chunk)
 
 
 @triton.jit
@@ -65,9 +67,11 @@ def output_steep_kernel(
 ):  # fmt: skip
     """o [B, T, H, V] of n_here chunks from first_chunk on: of those that are not mild. For the tensors see
     `output.output_kernel`."""
+    NV: tl.constexpr = (V + BV - 1) // BV
     least = -0.5 * row_block_limit(True, PRECISION)
     n_shares = tl.cdiv(n_here, share)
     i_p = tl.program_id(0)
+    i_v, i_p = i_p % NV, i_p // NV
     i_first, i_bh = (i_p % n_shares) * share, (i_p // n_shares).to(tl.int64)
     i_end = tl.minimum(i_first + share, n_here)
     p_h += (i_bh * n_blocks + first_chunk) * K
@@ -84,7 +88,7 @@ def output_steep_kernel(
             if _least(p_h, i_c, i_end, K, 1) <= least:
                 output_by_halving(
                     p_q, p_k, p_v, p_g, p_s + (i_bh * n_stored + i_c) * K * V, p_o, scale, (first_chunk + i_c) * CHUNK,
-                    T, H, K, V, CHUNK, BK, BV, DOT, PRECISION,
+                    T, H, i_v * BV + tl.arange(0, BV), K, V, CHUNK, BK, BV, DOT, PRECISION,
                 )  # fmt: skip
 
 
