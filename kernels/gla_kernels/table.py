@@ -35,7 +35,7 @@ from .feasible import feasible
 
 FORMAT = 1
 DTYPES = ("bf16", "fp16", "fp32")
-CHUNK = Path(__file__).parent / "chunk"
+CHUNK_FOLDER = Path(__file__).parent / "chunk"
 UNTUNED = ("steep.py", "halving.py")  # kernels for strong gates, whose tiles no plan chooses
 MAX_BYTES = 16 * 2**20  # of a file: some tens of thousands of entries
 MAX_STAGES = 8
@@ -120,7 +120,7 @@ def header_of(machine: Machine) -> Header:
 
 
 @cache
-def kernels_hash(folder: Path = CHUNK) -> str:
+def kernels_hash(folder: Path = CHUNK_FOLDER) -> str:
     """Sixteen hex digits of the sources that tuned passes depend on."""
     sources = [source for source in sorted(folder.glob("*.py")) if source.name not in UNTUNED]
     return _hash(b"\0".join(source.name.encode() + b"\0" + source.read_bytes() for source in sources))

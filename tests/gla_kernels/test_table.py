@@ -14,7 +14,7 @@ import torch
 from gla_kernels import Schedule, Workload, default_config, launches
 from gla_kernels.config import steps_of
 from gla_kernels.table import (
-    CHUNK,
+    CHUNK_FOLDER,
     Entry,
     ShapeClass,
     TableError,
@@ -153,7 +153,7 @@ def test_what_is_shipped_is_sound(path: Path) -> None:
 
 @pytest.mark.parametrize(("name", "same"), [("steep.py", True), ("halving.py", True), ("gates.py", False)])
 def test_kernels_that_no_plan_chooses_make_none_outdated(tmp_path, name, same):
-    shutil.copytree(CHUNK, tmp_path / "chunk", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(CHUNK_FOLDER, tmp_path / "chunk", ignore=shutil.ignore_patterns("__pycache__"))
     before = kernels_hash(tmp_path / "chunk")
     assert before == kernels_hash()
     with (tmp_path / "chunk" / name).open("a") as source:
