@@ -14,8 +14,9 @@ ROWS_OF_V = frozenset(("v", "o", "do", "dv"))  # [B, T, H, V]
 HALVES, GAMMA = "h", "gamma"  # [B*H, n_blocks, K] and [B*H, segments, K]; all other tensors hold states, [.., K, V]
 
 # a program goes through all tiles of K
-LOOPS_OVER_K = frozenset(("output", "grad_v", "walk", "grad_walk", "output_steep", "grad_steep"))
-LOOPS_OVER_V = frozenset(("grad_qk", "grad_steep"))  # and of these, of V
+STEEP = frozenset(("output_steep", "grad_v_steep", "grad_qk_steep"))
+LOOPS_OVER_K = frozenset(("output", "grad_v", "walk", "grad_walk")) | STEEP
+LOOPS_OVER_V = frozenset(("grad_qk", "grad_qk_steep"))  # and of these, of V
 
 
 class Sizes:

@@ -28,7 +28,9 @@ class Launch:
 
     ``args`` holds the run-time arguments by name (tensors, numbers, None for an absent tensor), ``constexprs`` the
     compile-time ones. ``blocks``: of which tensors the kernel gets a tensor descriptor as well, by the argument's name,
-    and of what block (see `descriptor`). ``max_registers``: of a thread.
+    and of what block (see `descriptor`). ``max_registers``: of a thread. ``early``: on Hopper
+    and newer, it may begin before the launch before it is done, and waits for that itself, before it reads what that
+    writes and in any case before it ends (programmatic dependent launch).
     """
 
     kernel: Any  # triton.JITFunction, or InterpretedFunction under TRITON_INTERPRET=1
@@ -39,6 +41,7 @@ class Launch:
     num_stages: int = 1
     blocks: dict[str, tuple[int, ...]] = field(default_factory=dict)
     max_registers: int = MAX_REGISTERS
+    early: bool = False
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -66,7 +69,8 @@ class Launch:
     def options(self) -> dict[str, int]:
         """What Triton is told of the compilation."""
         limit = {} if self.max_registers >= MAX_REGISTERS else {"maxnreg": self.max_registers}
-        return {"num_warps": self.num_warps, "num_stages": self.num_stages, **limit}
+        early = {"launch_pdl": True} if self.early else {}
+        return {"num_warps": self.num_warps, "num_stages": self.num_stages, **limit, **early}
 
     @property
     def name(self) -> str:

@@ -11,7 +11,7 @@ import torch
 
 from gla_kernels import Plan, Schedule, chunk, default_config
 from gla_kernels.apply import problem_of
-from gla_kernels.chunk.steep import TILE, grad_steep_kernel, output_steep_kernel, steep_of
+from gla_kernels.chunk.steep import TILE, grad_qk_steep_kernel, grad_v_steep_kernel, output_steep_kernel, steep_of
 from gla_kernels.launch import Launch, execute
 
 SCHEDULE = Schedule(64)
@@ -39,7 +39,8 @@ class Steep(torch.autograd.Function):
         dq, dk, dv, dg, ds = chunk.backward(x, do.contiguous(), d_final, lambda launch: run(launch, found), ctx.kept)
         assert dg is not None
         grads = {name: one.fill_(torch.nan) for name, one in zip(GRADS, (dq, dk, dg, dv), strict=True)}
-        fill(x, grad_steep_kernel, found["grad_v"].args | found["grad_qk"].args | grads)
+        for kernel, step in ((grad_v_steep_kernel, "grad_v"), (grad_qk_steep_kernel, "grad_qk")):
+            fill(x, kernel, found[step].args | grads)
         return dq, dk, dv, dg, ds
 
 

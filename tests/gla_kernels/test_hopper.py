@@ -12,7 +12,7 @@ from gla_kernels import Plan, Schedule, Workload, default_config
 from gla_kernels.apply import all_launches, problem_of
 from gla_kernels.choose import with_walks
 from gla_kernels.chunk.descriptors import blocks
-from gla_kernels.chunk.steep import TILE, grad_steep_kernel, output_steep_kernel, steep_of
+from gla_kernels.chunk.steep import TILE, grad_qk_steep_kernel, grad_v_steep_kernel, output_steep_kernel, steep_of
 from gla_kernels.config import HOPPER_PASSES, PASSES, tiles
 from gla_kernels.feasible import feasible
 from gla_kernels.launch import Launch, execute, interpreting
@@ -21,8 +21,8 @@ WORK = Workload("bwd", 1, 300, 2, 128, 256)
 
 LEFT_UNDONE = {  # by the pass that does it elsewhere
     "output": (output_steep_kernel, ("p_o",)),
-    "grad_qk": (grad_steep_kernel, ("p_dq", "p_dk", "p_dg")),
-    "grad_v": (grad_steep_kernel, ("p_dv",)),
+    "grad_qk": (grad_qk_steep_kernel, ("p_dq", "p_dk", "p_dg")),
+    "grad_v": (grad_v_steep_kernel, ("p_dv",)),
 }
 
 
@@ -35,7 +35,7 @@ def backward(work: Workload, schedule: Schedule, **changes: bool) -> list[str]:
 
 def test_bf16_in_chunks_of_64_is_done_by_hoppers_kernel():
     found = backward(WORK, Schedule(64))
-    assert found[-3:] == ["grad_qk_hopper_kernel", "grad_v_kernel", "grad_steep_kernel"]
+    assert found[-3:] == ["grad_qk_hopper_kernel", "grad_v_kernel", "grad_qk_steep_kernel"]
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_bf16_in_chunks_of_64_is_done_by_hoppers_kernel():
 def test_all_else_by_the_portable_one(work, schedule, changes):
     found = backward(work, schedule, **changes)
     assert "grad_qk_kernel" in found
-    assert not {"grad_qk_hopper_kernel", "grad_steep_kernel"} & set(found)
+    assert not {"grad_qk_hopper_kernel", "grad_qk_steep_kernel"} & set(found)
 
 
 def test_gates_in_float32_go_to_the_portable_one():
@@ -152,7 +152,7 @@ FORWARD = Workload("fwd", 1, 3000, 2, 128, 256)
 def test_a_walk_does_two_passes_work(schedule, before):
     assert walked(FORWARD, schedule) == [*before, "walk", "output_steep"]
     found = walked(replace(FORWARD, direction="bwd"), schedule)
-    assert found[-3:] == ["grad_walk", "grad_qk", "grad_steep"]
+    assert found[-4:] == ["grad_walk", "grad_qk", "grad_v_steep", "grad_qk_steep"]
     assert "grad_v" not in found
     assert ("grad_states" in found) == bool(before)
 

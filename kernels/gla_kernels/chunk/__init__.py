@@ -17,7 +17,7 @@ from .output import output_kernel
 from .problem import Problem
 from .slices import Slice
 from .states import combine_kernel, grad_states_kernel, states_kernel
-from .steep import grad_steep_kernel, output_steep_kernel, steep_of
+from .steep import grad_qk_steep_kernel, grad_v_steep_kernel, output_steep_kernel, steep_of
 from .walk import walk_kernel
 
 try:
@@ -28,7 +28,7 @@ except (ImportError, AttributeError):  # Gluon is experimental in Triton, and ma
     grad_qk_hopper_kernel = grad_walk_hopper_kernel = walk_hopper_kernel = None
 
 settle_keys(states_kernel, combine_kernel, output_kernel, walk_kernel, output_steep_kernel)
-settle_keys(grad_states_kernel, grad_qk_kernel, grad_v_kernel, grad_steep_kernel)
+settle_keys(grad_states_kernel, grad_qk_kernel, grad_v_kernel, grad_v_steep_kernel, grad_qk_steep_kernel)
 settle_keys(*filter(None, (walk_hopper_kernel, grad_qk_hopper_kernel, grad_walk_hopper_kernel)))
 
 
@@ -223,13 +223,14 @@ def _backward(
         native = _grad_qk(p, part, do, states, grads, halves, into, launch)
         if not walked:
             _grad_v(p, part, do, grads, halves, into.v, launch)
-        if walked or native:
-            args = {
-                "p_q": p.q, "p_k": p.k, "p_v": p.v, "p_g": p.g, "p_do": do, "p_s": states, "p_ds": grads, "p_h": halves,
-                "p_dq": into.q if native else None, "p_dk": into.k if native else None,
-                "p_dg": into.g if native else None, "p_dv": into.v if walked else None,
-            }  # fmt: skip
-            launch(steep_of(p, grad_steep_kernel, args, part, grads))
+        args = {
+            "p_q": p.q, "p_k": p.k, "p_v": p.v, "p_g": p.g, "p_do": do, "p_s": states, "p_ds": grads, "p_h": halves,
+            "p_dq": into.q, "p_dk": into.k, "p_dg": into.g, "p_dv": into.v,
+        }  # fmt: skip
+        if walked:  # neither needs what the launch just before it writes: see `Launch.early`
+            launch(steep_of(p, grad_v_steep_kernel, args, part, grads))
+        if native:
+            launch(steep_of(p, grad_qk_steep_kernel, args, part, grads))
 
 
 def _grad_walk(

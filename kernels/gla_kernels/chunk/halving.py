@@ -146,22 +146,20 @@ def output_by_halving(
 
 @triton.jit
 def grad_v_by_halving(
-    p_q, p_k, p_g, p_do, p_ds, p_dv, scale, i_row, T, H, K: tl.constexpr, V: tl.constexpr,
+    p_q, p_k, p_g, p_do, p_ds, p_dv, scale, i_row, T, H, o_v, K: tl.constexpr, V: tl.constexpr,
     BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dv of a chunk of one row block, grad_v.py's equations. p_ds [K, V]."""
+    """Columns o_v [BV] of dv of a chunk of one row block, grad_v.py's equations. p_ds [K, V]."""
     b_at = tl.trans(scores_by_halving(p_q, p_k, p_g, i_row, T, H * K, K, BT, BK, DOT, PRECISION)) * scale
-    for i_v in tl.range(0, (V + BV - 1) // BV, num_stages=1):
-        o_v = i_v * BV + tl.arange(0, BV)
-        b_do = load_tile(p_do, i_row, T, H * V, o_v, V, BT)
-        b_dv = dot_half(b_at, b_do, tl.zeros([BT, BV], dtype=tl.float32), DOT, PRECISION)
-        for i_k in tl.range(0, (K + BK - 1) // BK, num_stages=1):
-            o_k = i_k * BK + tl.arange(0, BK)
-            b_k = load_tile(p_k, i_row, T, H * K, o_k, K, BT).to(tl.float32)
-            b_g = load_tile(p_g, i_row, T, H * K, o_k, K, BT)
-            b_k *= tl.exp2(after_rows(b_g, p_g, i_row, T, H * K, o_k, K, BT, DOT))
-            b_dv = product(b_k, load_operand(p_ds, o_k, o_v, K, V), b_dv, DOT, PRECISION)
-        store_tile(p_dv, b_dv, i_row, T, H * V, o_v, V, BT)
+    b_do = load_tile(p_do, i_row, T, H * V, o_v, V, BT)
+    b_dv = dot_half(b_at, b_do, tl.zeros([BT, BV], dtype=tl.float32), DOT, PRECISION)
+    for i_k in tl.range(0, (K + BK - 1) // BK, num_stages=1):
+        o_k = i_k * BK + tl.arange(0, BK)
+        b_k = load_tile(p_k, i_row, T, H * K, o_k, K, BT).to(tl.float32)
+        b_g = load_tile(p_g, i_row, T, H * K, o_k, K, BT)
+        b_k *= tl.exp2(after_rows(b_g, p_g, i_row, T, H * K, o_k, K, BT, DOT))
+        b_dv = product(b_k, load_operand(p_ds, o_k, o_v, K, V), b_dv, DOT, PRECISION)
+    store_tile(p_dv, b_dv, i_row, T, H * V, o_v, V, BT)
 
 
 @triton.jit
