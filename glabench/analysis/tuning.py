@@ -7,7 +7,7 @@ consists of them (`Sums`). Whole plans that were timed in turns, the finalists, 
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -224,11 +224,6 @@ def _reached(fall: Sequence[tuple[int, float]], count: int) -> float:
     return next((ms for at, ms in reversed(fall) if at <= count), math.inf) / fall[-1][1]
 
 
-def failed(tuning: Tuning) -> Counter[str]:
-    """Candidates that gave no time, by status."""
-    return Counter(trial.status for trial in tuning.trials if trial.status != "ok")
-
-
 def runs(tunings: Sequence[Tuning]) -> list[Tuning]:
     """One tuning of each run: both directions of a shape are tuned together, and each record has the time of both."""
     shapes = {(t.started, t.wall_s, t.strategy, work_key(t)[:-1]): t for t in tunings}
@@ -261,7 +256,7 @@ def _line(tuning: Tuning) -> dict[str, Any]:
         **{name: work[name] for name in SIZES}, "dtype": work["dtype"], "gated": work["gated"], "asked": asked(work),
         "strategy": tuning.strategy, "started": tuning.started, "feasible": tuning.feasible,
         "measured": tuning.measured, "share": tuning.measured / tuning.feasible if tuning.feasible else math.nan,
-        "failed": failed(tuning).total(), "rank_correlation": rank_correlation(tuning.trials),
+        "failed": tuning.failed.total(), "rank_correlation": rank_correlation(tuning.trials),
         "plan": str(Variant.of(first.plan)) if first else "", "by": first.role if first else "",
         "ms": time.median, "ms_lo": time.low, "ms_hi": time.high, "samples": time.samples,
         "incumbent_ms": median_ms(old.samples_ms) if old else math.nan, "incumbent_origin": old.origin if old else "",

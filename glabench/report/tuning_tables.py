@@ -11,7 +11,7 @@ from glabench.analysis import labels, retuned
 from glabench.analysis.load import device_name
 from glabench.analysis.retuned import Pair
 from glabench.analysis.statistics import geometric_mean
-from glabench.analysis.tuning import Variant, failed, gains, rank_correlation, runs, table, winner, work_key
+from glabench.analysis.tuning import Variant, gains, rank_correlation, runs, table, winner, work_key
 from glabench.report import text
 from glabench.report.headline import Finding
 from glabench.report.tables import SEVERITY, Cell, Failure, Table, number_cell
@@ -107,7 +107,7 @@ def _model(tunings: Sequence[Tuning]) -> list[Finding]:
 
 
 def _failures(tunings: Sequence[Tuning]) -> list[Finding]:
-    counts = sum((failed(tuning) for tuning in tunings), Counter[str]())
+    counts = sum((tuning.failed for tuning in tunings), Counter[str]())
     if not counts:
         return []
     said = ", ".join(f"{n} {labels.STATUS_TITLES.get(status, status)}" for status, n in counts.most_common())

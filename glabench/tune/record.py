@@ -7,6 +7,7 @@ Schema history
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -77,6 +78,11 @@ class Tuning:
     def measured(self) -> int:
         """Candidates that were tried, those that failed included."""
         return len(self.trials)
+
+    @property
+    def failed(self) -> Counter[str]:
+        """How many of them gave no time, by status."""
+        return Counter(trial.status for trial in self.trials if trial.status != "ok")
 
 
 def to_json(tuning: Tuning) -> str:

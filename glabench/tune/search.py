@@ -159,9 +159,11 @@ class Searcher:
         return answer
 
 
-def _together(job: Job) -> tuple[str, int, bool, int, int]:
-    """Jobs that share inputs and reference plan are measured one after another."""
+def _together(job: Job) -> tuple[str, int, bool, int, int, int]:
+    """Jobs that share inputs and reference plan, and without materialized states its slices, are measured one after
+    another."""
     space = job.search.history.space
-    schedule = space.candidates[job.request.key].variant.schedule
-    every = schedule.states_every or 0
-    return space.work.direction, schedule.chunk, schedule.materialize, every, job.request.samples
+    variant = space.candidates[job.request.key].variant
+    schedule, every = variant.schedule, variant.schedule.states_every or 0
+    rows = 0 if schedule.materialize else variant.block_t
+    return space.work.direction, schedule.chunk, schedule.materialize, every, rows, job.request.samples

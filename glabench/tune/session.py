@@ -166,9 +166,10 @@ def describe(work: Workload) -> str:
 
 
 def summary(tuning: Tuning) -> str:
-    """One line: what won, against what was used before, and what it took to find."""
+    """One line: what won, against what was used before, and what it took to find: candidates that failed as well."""
     work = Workload.from_dict(tuning.workload)
-    effort = f"{tuning.measured} of {tuning.feasible} measured, {tuning.wall_s:.0f} s"
+    lost = "".join(f", {count} {status}" for status, count in tuning.failed.most_common())
+    effort = f"{tuning.measured} of {tuning.feasible} measured{lost}, {tuning.wall_s:.0f} s"
     if tuning.winner is None:
         return f"{describe(work)} {work.direction}: no plan runs and is right ({effort}; {tuning.stopped})"
     won = tuning.finalists[tuning.winner]

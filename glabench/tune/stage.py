@@ -2,14 +2,14 @@
 
 A candidate is one kernel of a plan, timed by itself. It needs what the passes before it would have left, and something
 to be compared with: both come from a reference plan of the same chunk and kind (row blocks of 16, the smallest and
-safest there is), run as a whole beforehand. Comparing with it is a screen, to drop broken candidates early; a winner
-faces the gate, which compares with float64.
+safest there is), run as a whole beforehand, in the candidate's slices. Comparing with it is a screen, to drop broken
+candidates early; a winner faces the gate, which compares with float64.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -19,6 +19,7 @@ from gla_kernels import Launch, Plan, Schedule, Workload, chunk, default_config
 from gla_kernels.apply import by_pass, problem_of
 from gla_kernels.chunk.handed import Kept
 from gla_kernels.chunk.problem import Problem
+from gla_kernels.chunk.slices import Share
 from gla_kernels.config import WALK_OF, WALKS
 from gla_kernels.launch import Launcher, execute
 from glabench.run.inputs import DTYPES, Inputs, make_inputs
@@ -86,7 +87,7 @@ class Stage:
         self.work, self.capability = work, capability
         self.inputs = make_inputs(case_of(work), "gla", "cuda")
         self._forward: tuple[Plan, Kept | None] | None = None
-        self._kind: Schedule | None = None
+        self._kind: tuple[Schedule, Share | None] | None = None
         self._passes: Passes = {}
 
     def run(self, plan: Plan, launch: Launcher = execute) -> None:
@@ -107,12 +108,13 @@ class Stage:
 
     def trial(self, candidate: Candidate) -> Callable[[], None]:
         """The candidate's kernel, ready to be timed. Raises WrongResult when it fails the screen."""
-        reference = _pass_of(self._reference(candidate.variant.schedule), candidate, self.work)
+        reference = _pass_of(self._reference(candidate), candidate, self.work)
         launch = self._launch_of(candidate, reference)
-        first = _run_on_poison(launch, reference.outputs)
-        second = _run_on_poison(launch, reference.outputs)
+        outputs = [name for name in reference.outputs if isinstance(launch.args.get(name), torch.Tensor)]
+        first = _run_on_poison(launch, outputs)
+        second = _run_on_poison(launch, outputs)
         roundings = SCREEN_ROUNDINGS * torch.finfo(DTYPES[self.work.dtype]).eps / 2
-        for name in reference.outputs:
+        for name in outputs:
             _compare(name, first[name], second[name], launch.args[name], max(roundings, SCREEN_LEAST))
         timed = replace(launch, args=launch.args | second)
         return lambda: execute(timed)
@@ -122,22 +124,35 @@ class Stage:
         found: list[Launch] = []
         self.run(plan_of(self.work, [candidate], self.capability), found.append)
         launch, block_t = by_pass(found)[candidate.step], candidate.variant.block_t
-        tensors = {name: x for name, x in reference.launch.args.items() if isinstance(x, torch.Tensor)}
-        if "p_h" in tensors and self.inputs.g is not None:  # the reference plan has it of other row blocks
-            tensors["p_h"] = half_decays(self.inputs.g, block_t)
+        tensors = {
+            name: x
+            for name, x in reference.launch.args.items()
+            if isinstance(x, torch.Tensor) and isinstance(launch.args.get(name), torch.Tensor)
+        }  # a walk may store no states
+        if "p_h" in tensors:  # the reference plan has it of other row blocks
+            tensors["p_h"] = half_decays(tensors["p_g"], block_t)
             if "p_h" in reference.outputs:  # of the first slice alone
                 written = reference.launch.args["p_h"][:, :: block_t // REFERENCE_ROWS]
                 tensors["p_h"][written.isnan()] = math.nan
         return replace(launch, args=launch.args | tensors)
 
-    def _reference(self, schedule: Schedule) -> Passes:
-        """The passes of the schedule's reference plan, which has run."""
-        kind = reference_schedule(schedule)
+    def _reference(self, candidate: Candidate) -> Passes:
+        """The passes of the candidate's reference plan, which has run over what the candidate's plan works on at
+        once."""
+        schedule = candidate.variant.schedule
+        kind = reference_schedule(schedule), self._share(candidate)
         if kind != self._kind:
             self._kind, self._passes = None, {}  # before the next one's buffers are made
-            self._passes = _passes(self.inputs, self.work, reference_plan(self.work, schedule, self.capability))
+            plan = reference_plan(self.work, schedule, self.capability)
+            self._passes = _passes(self.inputs, self.work, plan, kind[1])
             self._kind = kind
         return self._passes
+
+    def _share(self, candidate: Candidate) -> Share | None:
+        """What the candidate's plan works on at once, which depends on its row blocks; None for everything."""
+        if candidate.variant.schedule.materialize:
+            return None
+        return _problem(self.inputs, self.work, plan_of(self.work, [candidate], self.capability)).share
 
 
 def reference_schedule(schedule: Schedule) -> Schedule:
@@ -151,9 +166,12 @@ def reference_plan(work: Workload, schedule: Schedule, capability: int) -> Plan:
     return Plan(safe, default_config(work.K, work.V, work.operand_bytes, safe, capability))
 
 
-def run_plan(inputs: Inputs, work: Workload, plan: Plan, launch: Launcher, kept: Kept | None = None) -> None:
-    """What gla() does in one direction, with the plan given and what the forward pass has left for a backward one."""
-    problem = _problem(inputs, work, plan)
+def run_plan(
+    inputs: Inputs, work: Workload, plan: Plan, launch: Launcher, kept: Kept | None = None, share: Share | None = None
+) -> None:
+    """What gla() does in one direction, with the plan given and what the forward pass has left for a backward one.
+    ``share``: what is worked on at once, if not what the plan would choose."""
+    problem = replace(_problem(inputs, work, plan), given=share)
     if work.direction == "bwd":
         chunk.backward(problem, inputs.do, None, launch, kept)
     else:
@@ -164,8 +182,8 @@ def _problem(inputs: Inputs, work: Workload, plan: Plan) -> Problem:
     return problem_of(inputs.q, inputs.k, inputs.v, inputs.g, work.K**-0.5, None, plan)
 
 
-def _passes(inputs: Inputs, work: Workload, plan: Plan) -> Passes:
-    """Run the plan; its passes with what each wrote, over the first slice of a long sequence: later ones would write
+def _passes(inputs: Inputs, work: Workload, plan: Plan, share: Share | None) -> Passes:
+    """Run the plan; its passes with what each wrote, over the first slice that they come to: later ones would write
     over its states. What a pass leaves out is NaN.
 
     A tensor that no earlier pass has seen, and that is none to start from, is an output of the pass.
@@ -180,12 +198,14 @@ def _passes(inputs: Inputs, work: Workload, plan: Plan) -> Passes:
         tensors = {name: x for name, x in launch.args.items() if isinstance(x, torch.Tensor)}
         outputs = tuple(name for name, x in tensors.items() if name not in STARTS and x.data_ptr() not in known)
         known.update(x.data_ptr() for x in tensors.values())
-        passes[key] = Pass(launch, outputs)
+        # a slice starts from the state that it carries on in place, and would again from what it has made of it
+        starts = {name: tensors[name].clone() for name in STARTS if name in tensors}
+        passes[key] = Pass(replace(launch, args=launch.args | starts), outputs)
         for name in outputs:
             tensors[name].fill_(math.nan)
-        execute(launch)
+        execute(passes[key].launch)
 
-    run_plan(inputs, work, plan, keep)
+    run_plan(inputs, work, plan, keep, share=share)
     torch.cuda.synchronize()
     return passes
 
@@ -209,12 +229,18 @@ def half_decays(g: torch.Tensor, block_t: int) -> torch.Tensor:
     return halves.permute(0, 2, 1, 3).reshape(B * H, blocks, K).contiguous()
 
 
-def _run_on_poison(launch: Launch, outputs: tuple[str, ...]) -> dict[str, torch.Tensor]:
+def _run_on_poison(launch: Launch, outputs: Sequence[str]) -> dict[str, torch.Tensor]:
     """Run with new output buffers full of NaN, so that what is not written shows."""
-    fresh = {name: torch.full_like(launch.args[name], math.nan) for name in outputs}
+    fresh = {name: _poison(launch.args[name]) for name in outputs}
     execute(replace(launch, args=launch.args | fresh))
     torch.cuda.synchronize()
     return fresh
+
+
+def _poison(x: torch.Tensor) -> torch.Tensor:
+    """NaN of x's shape and strides: some heads of a tensor lie as far apart as they do there."""
+    span = 1 + sum((count - 1) * stride for count, stride in zip(x.shape, x.stride(), strict=True))
+    return torch.full((span,), math.nan, dtype=x.dtype, device=x.device).as_strided(x.shape, x.stride())
 
 
 def _compare(name: str, first: torch.Tensor, second: torch.Tensor, right: torch.Tensor, allowed: float) -> None:
@@ -225,7 +251,8 @@ def _compare(name: str, first: torch.Tensor, second: torch.Tensor, right: torch.
     first, second, right = first[written], second[written], right[written]
     if not torch.equal(first, second) and not bool(torch.isnan(first).any()):
         raise UnequalRuns(f"two runs of the same inputs differ in {short}")
-    error = float(torch.linalg.vector_norm(first.float() - right.float()) / torch.linalg.vector_norm(right.float()))
+    off, size = (float(torch.linalg.vector_norm(x)) for x in (first.float() - right.float(), right.float()))
+    error = off / size if size else (0.0 if off == 0 else math.inf)  # a first chunk starts from zero
     if not error <= allowed:
         what = "has values that are NaN or infinite" if not math.isfinite(error) else f"is off by {error:.1e}"
         raise WrongResult(f"{short} {what}; {allowed:.1e} from the reference plan is allowed")

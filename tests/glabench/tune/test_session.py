@@ -141,7 +141,8 @@ def test_without_a_winner_nothing_is_kept(made_up, tables: Path, console: Consol
     with Session("exhaustive", out=out, console=console) as tuning:
         tuning._tuner.incumbent = lambda work: None
         assert not tuning.run([WORK])
-    assert f"fwd: no plan runs and is right ({len(every)} of {len(every)} measured" in said(console)[0]
+    assert f"fwd: no plan runs and is right ({len(every)} of {len(every)} measured, " in said(console)[0]
+    assert " compile_error, " in said(console)[0]
     assert record.from_json(out.read_text()).winner is None
     assert not chosen(WORK, MACHINE).here
 
@@ -185,7 +186,7 @@ def test_a_shape_in_words() -> None:
 
 
 def test_a_tuning_in_one_line_and_as_an_entry(make_tuning) -> None:
-    tuning = make_tuning()
+    tuning = make_tuning(failures=False)
     won = tuning.finalists[tuning.winner]
     ms = sorted(won.samples_ms)[len(won.samples_ms) // 2]
     work, plan = Workload.from_dict(tuning.workload), Plan.from_dict(won.plan)
@@ -202,6 +203,14 @@ def test_a_tuning_in_one_line_and_as_an_entry(make_tuning) -> None:
     assert summary(lost).endswith(f" fwd: no plan runs and is right ({effort})")
     with pytest.raises(AssertionError):
         entry_of(lost)
+
+
+def test_candidates_that_failed_are_counted_in_the_line(make_tuning) -> None:
+    tuning = make_tuning()
+    wrong = [replace(one, status="wrong", samples_ms=()) for one in tuning.trials[:3]]
+    good = [one for one in tuning.trials[3:] if one.status == "ok"]
+    assert "measured, 3 wrong, 38 s)" in summary(replace(tuning, trials=(*wrong, *good)))
+    assert "measured, 1 " in summary(tuning)
 
 
 def test_candidates_read_well() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Literal
 
 import pytest
@@ -96,3 +97,47 @@ def test_a_pass_is_compared_with_what_it_does_in_its_plan(
     """Where a walk makes the states within segments, a pass makes those between; in slices, those of one."""
     here = Stage(Workload(direction, 1, 200, 1, 64, 64), 90)
     here.trial(Candidate(Variant(schedule, 64, walks), step, Tile(64, 64, 4, 1)))  # else raises WrongResult
+
+
+@pytest.fixture
+def turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slices of a chunk that take turns, backward over a few heads at a time: fewer with smaller row blocks."""
+    monkeypatch.setattr("gla_kernels.config.HEADS_IN_TURN", 1)
+    monkeypatch.setattr("gla_kernels.chunk.slices.ENOUGH", 1)
+    monkeypatch.setattr("gla_kernels.chunk.problem.segments_at_once", lambda *nbytes: 1)
+    monkeypatch.setattr("gla_kernels.chunk.problem.room_for", lambda *nbytes: 26_000)
+
+
+def shares(work: Workload) -> set[tuple[int, int]]:
+    """Sequences and heads at once, with row blocks of 16 and of 64."""
+    found = [Plan(Schedule(64, rows, False), default_config(16, 16, 4, Schedule(64, rows, False))) for rows in (16, 64)]
+    shares = [stage._problem(Stage(work, 90).inputs, work, one).share for one in found]
+    return {(one.batches, one.heads) for one in shares}
+
+
+TURNS = Workload("bwd", 2, 150, 4, 16, 16, "fp32")
+
+
+@pytest.mark.skipif(not interpreting(), reason="runs on the CPU")
+@pytest.mark.parametrize("rows", [16, 64])
+@pytest.mark.parametrize(
+    ("direction", "step"),
+    [("fwd", "states"), ("fwd", "output"), *(("bwd", step) for step in ("states", "grad_states", "grad_qk", "grad_v"))],
+)
+@pytest.mark.usefixtures("turns")
+def test_a_pass_of_slices_in_turn_is_compared_with_the_same_slice(
+    direction: Literal["fwd", "bwd"], step: str, rows: int
+) -> None:
+    """Which heads a slice has depends on the row blocks, and where it starts from is written over."""
+    found = shares(TURNS)
+    assert len(found) == 2
+    assert (TURNS.B, TURNS.H) not in found
+    here = Stage(replace(TURNS, direction=direction), 90)
+    here.trial(Candidate(Variant(Schedule(64, rows, False), rows), step, Tile(16, 16, 4, 1)))
+
+
+@pytest.mark.skipif(not interpreting(), reason="runs on the CPU")
+@pytest.mark.usefixtures("turns")
+def test_a_walk_over_slices_in_turn_is_compared_with_two_passes() -> None:
+    here = Stage(Workload("fwd", 1, 150, 2, 16, 16, "fp32", gated=False), 90)
+    here.trial(Candidate(Variant(Schedule(64, 64, False), 64, True), "walk", Tile(16, 16, 4, 1)))
