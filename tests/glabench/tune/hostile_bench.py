@@ -46,7 +46,7 @@ def launch_planted(self: Stage, candidate: Candidate, reference: Pass) -> Launch
     if fault is None:
         return launch
     right = {name: reference.launch.args[name] for name in reference.outputs}
-    return replace(launch, kernel=Hostile(fault, launch.kernel, reference.outputs, right))
+    return replace(launch, kernel=Hostile(fault, launch, reference.outputs, right))
 
 
 def execute_planted(launch: Launch) -> None:

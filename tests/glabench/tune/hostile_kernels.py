@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ import triton.language as tl
 from triton.language.extra.cuda import globaltimer
 
 from gla_kernels import Launch
+from gla_kernels.launch import execute
 
 BLOCK = 128
 FAR = 2**42  # elements: nothing is mapped so far behind a buffer
@@ -144,23 +146,25 @@ SCREENED = 2  # calls of a candidate before it is timed
 
 
 class Hostile:
-    """Stands in for a candidate's kernel: the kernel, then something else.
+    """Stands in for the kernel of ``launch``: runs that launch on the arguments given, then something else.
 
     outputs: the names of what the kernel writes. right: what a sound kernel wrote, by name.
     """
 
-    def __init__(self, fault: str, kernel: Any, outputs: tuple[str, ...], right: Tensors) -> None:
-        self.fault, self.kernel, self.outputs, self.right = fault, kernel, outputs, right
+    def __init__(self, fault: str, launch: Launch, outputs: tuple[str, ...], right: Tensors) -> None:
+        self.fault, self.launch, self.outputs, self.right = fault, launch, outputs, right
+        self.arg_names = tuple(launch.args)  # no descriptors among them: the launch itself makes those
         self.calls = 0
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
-        def run(**args: Any) -> None:
+        def run(**given: Any) -> None:
+            args = {name: given[name] for name in self.arg_names}
             self.calls += 1
             if self.fault == "cheats":  # computes nothing, and knows the answer
                 for name in self.outputs:
                     args[name].copy_(self.right[name])
                 return
-            self.kernel[grid](**args)
+            execute(replace(self.launch, args=args))
             if self.fault == "spoils inputs":
                 if self.calls > SCREENED:
                     scale_kernel[_blocks(args["p_k"])](args["p_k"], args["p_k"].numel(), 3.0, BLOCK=BLOCK)

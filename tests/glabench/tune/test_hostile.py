@@ -3,21 +3,28 @@ else is measured, and the winner is the one that wins without them."""
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
 import pytest
+import torch
 
-from gla_kernels import Plan, Schedule, Workload
+from gla_kernels import Launch, Plan, Schedule, Tile, Workload
+from gla_kernels.launch import interpreting
 from glabench.hardware.crosscompile import local_arch
-from glabench.tune.candidate import Candidate, base_config, candidates_of
+from glabench.run.inputs import make_inputs
+from glabench.tune import stage
+from glabench.tune.candidate import Candidate, Variant, base_config, candidates_of
 from glabench.tune.compiler import CompilePool
 from glabench.tune.gpu import Gpu
 from glabench.tune.record import Tuning
+from glabench.tune.stage import Pass, Stage, WrongResult
 from glabench.tune.tuner import Tuner
 
 WORK = Workload("fwd", 2, 4096, 16, 64, 64, schedule=Schedule(64, 64, True))
@@ -149,6 +156,39 @@ def test_the_plants_are_twenty_of_every_kind(plant: object, here_gpu, here_compi
     counts = {fault: list(hostile.values()).count(fault) for fault in PLANTS}
     assert counts == {fault: count for fault, (count, _, _) in PLANTS.items()}
     assert not set(candidates_of(WORK, winner(clean), 90)) & set(hostile)
+
+
+@pytest.mark.skipif(not interpreting(), reason="runs on the CPU")
+@pytest.mark.parametrize(
+    ("step", "fault"),
+    [(step, fault) for step in ("states", "output") for fault in ("wrong", "nan", "spoils inputs")]
+    + [("output", "cheats")],
+)
+def test_a_plant_stands_in_for_a_real_kernel(step: str, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that need no GPU, through the screen as it is."""
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+    hostile_kernels = importlib.import_module("hostile_kernels")
+    real = Stage._launch_of
+
+    def launch_planted(here: Stage, candidate: Candidate, reference: Pass) -> Launch:
+        launch = real(here, candidate, reference)
+        right = {name: reference.launch.args[name] for name in reference.outputs}
+        return replace(launch, kernel=hostile_kernels.Hostile(fault, launch, reference.outputs, right))
+
+    monkeypatch.setattr(Stage, "_launch_of", launch_planted)
+    monkeypatch.setattr(stage, "make_inputs", lambda case, operator, device: make_inputs(case, operator, "cpu"))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    here = Stage(Workload("fwd", 1, 80, 1, 16, 16, "fp32"), 90)
+    candidate = Candidate(Variant(Schedule(32), 32), step, Tile(16, 16, 4, 1))
+    _, status, reason = PLANTS[fault]
+    if status == "wrong" and fault != "cheats":
+        with pytest.raises(WrongResult) as found:
+            here.trial(candidate)
+        assert re.search(reason, str(found.value))
+        return
+    call, keys = here.trial(candidate), here.inputs.k.clone()
+    call()
+    assert torch.equal(here.inputs.k, keys) == (fault == "cheats")
 
 
 def test_compilers_that_are_hostile_are_told_apart(faults_file: Path) -> None:
