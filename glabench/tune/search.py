@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from itertools import chain
@@ -68,15 +68,14 @@ class Searcher:
     deadline: float | None = None
     progress: Callable[[Search], None] = lambda search: None
     measure_s: float = 0.0
-    _searches: tuple[Search, ...] = field(default=(), init=False)
+    _searches: list[Search] = field(default_factory=list, init=False)
     _jobs: list[Job] = field(default_factory=list, init=False)
     _references: dict[tuple[Workload, Schedule], list[Future[Answer]]] = field(default_factory=dict, init=False)
 
-    def begin(self, searches: Sequence[Search]) -> None:
-        """Have each search's first batch compiled."""
-        self._searches = tuple(searches)
-        for search in searches:
-            self._advance(search)
+    def begin(self, search: Search) -> None:
+        """Have the search's first batch compiled, and go through it with the others."""
+        self._searches.append(search)
+        self._advance(search)
 
     def run(self) -> None:
         """Go through the searches that were begun; each then has its history and says why it stopped."""

@@ -73,11 +73,11 @@ class Tuner:
         return tunings
 
     def _prepare(self, works: Sequence[Workload]) -> tuple[Searcher, list[Search]]:
-        """Enumerate the space and have the first candidates compiled."""
-        strategy = STRATEGIES[self.strategy]
-        searches = [Search.of(History(space_of(work, self.capability)), strategy) for work in works]
-        searcher = Searcher(self.gpu, self.compiler)
-        searcher.begin(searches)
+        """Enumerate the spaces, which takes seconds each; the first candidates of one compile during the next."""
+        searcher, searches = Searcher(self.gpu, self.compiler), []
+        for work in works:
+            searches.append(Search.of(History(space_of(work, self.capability)), STRATEGIES[self.strategy]))
+            searcher.begin(searches[-1])
         return searcher, searches
 
     def _tune(

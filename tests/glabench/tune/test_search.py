@@ -46,7 +46,8 @@ def batches_of(*batches: list[Request]) -> Any:
 
 
 def run(searcher: Searcher, *searches: Search) -> None:
-    searcher.begin(searches)
+    for one in searches:
+        searcher.begin(one)
     searcher.run()
 
 
