@@ -106,14 +106,20 @@ def _times(work: Workload, variant: Variant, capability: int) -> dict[str, float
 def _members(work: Workload, variant: Variant, capability: int) -> Iterator[tuple[Candidate, Launch]]:
     """The variant's feasible candidates with their launches.
 
-    Plans are made for all passes at once, the n-th tile of each, because planning is what takes time here.
+    Plans are made for all passes at once, the n-th tile of each, because planning is what takes time here; of those
+    that can run: in the place of a walk that cannot, other passes would run, with other launches.
     """
     base, steps = base_config(work, variant, capability), variant.steps(work)
-    for row in zip_longest(*(tiles(step, work.K, work.V, capability) for step in steps)):
+
+    def runs(step: str, tile: Tile) -> bool:
+        return feasible(step, Plan(variant.schedule, _with_tiles(base, {step: tile})), work, capability) is None
+
+    menus = ([tile for tile in tiles(step, work.K, work.V, capability) if runs(step, tile)] for step in steps)
+    for row in zip_longest(*menus):
         chosen = {step: tile for step, tile in zip(steps, row, strict=True) if tile is not None}
         plan = Plan(variant.schedule, _with_tiles(base, chosen))
         for step, launch in launches_of(work, plan).items():
-            if step in chosen and feasible(step, plan, work, capability) is None:
+            if step in chosen:
                 yield Candidate(variant, step, chosen[step]), launch
 
 

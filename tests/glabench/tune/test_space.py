@@ -131,6 +131,17 @@ def test_segments_of_a_long_sequence_share_all_but_the_walks(direction: Directio
         assert shared == (set() if step in ("states", "grad_states") else set(keys))
 
 
+@pytest.mark.parametrize("direction", ["fwd", "bwd"])
+def test_beside_a_walk_that_cannot_run_no_pass_is_of_another_plan(direction: Direction) -> None:
+    """What segments start from is made by a launch of its own, whichever walk its tile is listed beside."""
+    space = space_of(Workload(direction, 1, 4096, 4, 64, 64), 90)
+    variant, step = Variant(Schedule(64, 64, True, 16), 64, True), "states" if direction == "fwd" else "grad_states"
+    launches = [launch_of(space.work, space.member(variant, step, one), 90) for one in space.menus[variant][step]]
+    assert [key(launch) for launch in launches] == list(space.menus[variant][step])
+    assert len(launches) > len(space.menus[variant][steps_of(space.work, variant.schedule, True)[-1]])
+    assert all(launch.constexprs["LAST"] for launch in launches)
+
+
 def test_a_total_counts_launches_that_are_not_measured() -> None:
     work = Workload("bwd", 1, 4096, 4, 64, 64)
     for schedule in (Schedule(64), Schedule(64, 64, True, 16), Schedule(64, 64, False), Schedule(64, 64, False, 32)):
