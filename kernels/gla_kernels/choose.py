@@ -42,8 +42,9 @@ from .table import Entry, Machine, ShapeClass, Table, refusal, shape_class
 FARTHEST = 8.0
 HEADS_COUNT = 3.0
 # A plan of another class is doubted if the cost model expects it to take so many times as long as its own choice. The
-# model meets what was measured of walks mostly within a tenth, and misses it by a fifth at worst.
-DOUBTED = 1.4
+# model meets what was measured of walks mostly within a tenth. What that costs where a class was never tuned:
+# `python -m glabench.tune.held_out`.
+DOUBTED = 1.1
 
 
 @dataclass(frozen=True)
@@ -68,9 +69,18 @@ def chosen(work: Workload, machine: Machine | None = None) -> Choice:
 @lru_cache(maxsize=4096)
 def plan_for(work: Workload, machine: Machine) -> Choice:
     """`chosen`, remembered until `refresh`: it is asked at every call."""
-    shape, capability = shape_class(work), machine.capability
+    return _choice(work, machine.capability, _sources(machine))
+
+
+def choice_of(work: Workload, table: Table) -> Choice:
+    """What `chosen` would answer if this table were all that was ever tuned."""
+    return _choice(work, table.header.capability, ((_Source("tuned", table),),))
+
+
+def _choice(work: Workload, capability: int, groups: Iterable[Iterable[_Source]]) -> Choice:
+    shape = shape_class(work)
     typical = replace(work, B=1, T=shape.T, H=shape.heads)  # a length that is new is not predicted anew
-    for sources in _sources(machine):
+    for sources in groups:
         for entry, source in _candidates(work, shape, sources):
             exact = entry.shape == shape
             doubted = not exact and _doubted(entry.plan, typical, capability)

@@ -124,7 +124,7 @@ def test_a_nearby_plan_that_leaves_the_gpu_idle_is_doubted(tables, machine, entr
     walked = replace(walked, plan=replace(walked.plan, config=with_walks(walked.plan.config, WORK)))
     keep([walked], machine)
     assert chosen(WORK, machine).plan == walked.plan  # measured, so not asked
-    assert chosen(replace(WORK, B=3), machine).plan == walked.plan
+    assert chosen(replace(WORK, B=6), machine).plan == walked.plan
     few = chosen(replace(WORK, B=1, T=4096), machine)  # 16 walks, twice as long
     assert few.origin == "by the cost model"
     assert few.plan.schedule.states_every is not None
