@@ -28,9 +28,9 @@ class Launch:
 
     ``args`` holds the run-time arguments by name (tensors, numbers, None for an absent tensor), ``constexprs`` the
     compile-time ones. ``blocks``: of which tensors the kernel gets a tensor descriptor as well, by the argument's name,
-    and of what block (see `descriptor`). ``max_registers``: of a thread. ``early``: on Hopper
-    and newer, it may begin before the launch before it is done, and waits for that itself, before it reads what that
-    writes and in any case before it ends (programmatic dependent launch).
+    and of what block (see `descriptor`). ``max_registers``: of a thread. ``early``: on Hopper and newer, it may begin
+    before the launch before it is done, and waits for that itself, before it reads what that writes and in any case
+    before it ends (programmatic dependent launch).
     """
 
     kernel: Any  # triton.JITFunction, or InterpretedFunction under TRITON_INTERPRET=1

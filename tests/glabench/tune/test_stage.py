@@ -9,12 +9,13 @@ from typing import Any, Literal
 import pytest
 import torch
 
-from gla_kernels import Launch, Plan, Schedule, Tile, Workload, default_config
+from gla_kernels import Launch, Plan, Schedule, Tile, Workload, default_config, machine_of
 from gla_kernels.chunk.problem import LaunchBy, Problem
+from gla_kernels.feasible import feasible
 from gla_kernels.launch import execute, interpreting
 from glabench.run.inputs import make_inputs
 from glabench.tune import stage
-from glabench.tune.candidate import Candidate, Variant
+from glabench.tune.candidate import Candidate, Variant, base_config, candidates_of, plan_of, variants
 from glabench.tune.stage import Stage
 
 WORK = Workload("bwd", 1, 80, 1, 16, 16, "fp32")
@@ -26,7 +27,9 @@ def plan(schedule: Schedule) -> Plan:
 
 
 @pytest.fixture(autouse=True)
-def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def on_the_cpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "gpu" in request.keywords:
+        return
     monkeypatch.setattr(stage, "make_inputs", lambda case, operator, device: make_inputs(case, operator, "cpu"))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
 
@@ -141,3 +144,16 @@ def test_a_pass_of_slices_in_turn_is_compared_with_the_same_slice(
 def test_a_walk_over_slices_in_turn_is_compared_with_two_passes() -> None:
     here = Stage(Workload("fwd", 1, 150, 2, 16, 16, "fp32", gated=False), 90)
     here.trial(Candidate(Variant(Schedule(64, 64, False), 64, True), "walk", Tile(16, 16, 4, 1)))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("direction", ["fwd", "bwd"])
+def test_hoppers_kernels_are_judged_over_groups_of_heads_in_turn(direction: Literal["fwd", "bwd"]) -> None:
+    """Here a backward pass without materialized states works on a few heads of a sequence at once."""
+    work = Workload(direction, 4, 2048, 16, 128, 128, schedule=Schedule(64, 64, False))
+    capability = machine_of().capability
+    here = Stage(work, capability)
+    for variant in (one for one in variants(work) if one.block_t == 64):
+        for one in candidates_of(work, Plan(variant.schedule, base_config(work, variant, capability)), capability):
+            if feasible(one.step, plan_of(work, [one], capability), work, capability) is None:
+                here.trial(one)  # else raises WrongResult
