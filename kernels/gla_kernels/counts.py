@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from .chunk.gates import MIN_COLUMNS
-from .counting import GAMMA, HALVES, Count
+from .counting import GAMMA, HALVES, STEEP, Count
 
 ONES = MIN_COLUMNS.value  # columns of what gates are multiplied by for the sum of all rows
 
@@ -390,9 +390,7 @@ KERNELS: dict[str, Callable[[Count], None]] = {
     "grad_v": _grad_v,
     "walk": _walk,
     "grad_walk": _grad_walk,
-    "output_steep": _steep,
-    "grad_v_steep": _steep,
-    "grad_qk_steep": _steep,
+    **dict.fromkeys(STEEP, _steep),
     "recurrent_output": _recurrent_output,
     "recurrent_grad_q": _recurrent_grad_q,
     "recurrent_grad_k": _recurrent_grad_k,

@@ -47,10 +47,10 @@ def steep_of(p: Problem, kernel: Any, args: dict[str, Any], part: Slice, stored:
         columns = cdiv(V, tile.block_v)
     while share > 1 and cdiv(args["n_here"], share) * columns * B * H * tile.num_warps < WARPS:
         share //= 2
-    args["share"] = share
-    flags = {"CHUNK": p.schedule.chunk, "EARLY": not interpreting()}
-    launch = p.launch_of(kernel, tile, cdiv(args["n_here"], share) * columns, args, **flags)
-    return replace(launch, early=not interpreting())
+    args["share"], early = share, not interpreting()
+    programs = cdiv(args["n_here"], share) * columns
+    launch = p.launch_of(kernel, tile, programs, args, CHUNK=p.schedule.chunk, EARLY=early)
+    return replace(launch, early=early)
 
 
 @triton.jit
