@@ -25,6 +25,8 @@ WALKS = ("walk", "grad_walk")  # that do two passes' work
 FEWEST = 5  # candidates of a pass that a rank correlation needs
 SIZES = ("B", "T", "H", "K", "V")
 
+Times = Sequence[tuple[Any, ...]]
+
 
 @dataclass(frozen=True, order=True)
 class Variant:
@@ -77,9 +79,10 @@ def trial_ms(trial: Trial) -> float:
 
 
 class Sums:
-    """What the trials of a tuning say of plans. given: whether a forward pass leaves its states for backward ones."""
+    """What the trials of a tuning say of plans. given: whether a forward pass leaves its states for backward ones.
+    times: `Tuning.times`; without them plans of slices cannot be compared with others, and have no sums then."""
 
-    def __init__(self, trials: Sequence[Trial], given: bool = False) -> None:
+    def __init__(self, trials: Sequence[Trial], given: bool = False, times: Times | None = ()) -> None:
         self.best: dict[Variant, dict[str, Trial]] = {}  # the fastest tile of each pass
         self._by_place: dict[tuple[Variant, str, tuple[int, ...]], Trial] = {}
         needed: dict[tuple[bool, bool], set[str]] = defaultdict(set)
@@ -94,10 +97,19 @@ class Sums:
         self._needed = {kind: tuple(step for step in PASSES if step in steps) for kind, steps in needed.items()}
         backward = any(step.startswith("grad") for steps in needed.values() for step in steps)
         self._left = {"states"} if given and backward else set()
+        self._factors = {(Variant(*variant), step): factor for variant, step, factor in times or ()}
+        whole = times is None and any(variant.materialize for variant in self.best)
+        self._unknown = {variant for variant in self.best if whole and not variant.materialize}
 
     @classmethod
     def of(cls, tuning: Tuning) -> Sums:
-        return cls(tuning.trials, tuning.states_given)
+        return cls(tuning.trials, tuning.states_given, tuning.times)
+
+    def ms(self, variant: Variant, trial: Trial | None) -> float:
+        """What the variant takes of the trial's pass; infinite where that is not known."""
+        if trial is None or variant in self._unknown:
+            return math.inf
+        return self._factors.get((variant, trial.candidate["step"]), 1.0) * trial_ms(trial)
 
     def steps(self, variant: Variant) -> tuple[str, ...]:
         """The passes that a variant runs, in order."""
@@ -116,7 +128,7 @@ class Sums:
     def total(self, variant: Variant) -> float:
         """ms of the variant's fastest tiles; infinite while a pass has none."""
         found, steps = self.best.get(variant, {}), self.steps(variant)
-        return sum(trial_ms(found[step]) for step in steps) if steps and all(s in found for s in steps) else math.inf
+        return sum(self.ms(variant, found.get(step)) for step in steps) if steps else math.inf
 
     def ranking(self) -> list[Variant]:
         """The variants of which every pass has run, fastest first."""
@@ -124,11 +136,10 @@ class Sums:
         return sorted((v for v in totals if totals[v] < math.inf), key=lambda v: (totals[v], v))
 
     def passes(self, plan: Mapping[str, Any]) -> dict[str, float]:
-        """ms of each pass of a plan of a record; NaN for a pass that was not measured on its own."""
+        """ms of each pass of a plan of a record; NaN for a pass of which that is not known."""
         variant = Variant.of(plan)
         places = {step: (variant, step, tuple(plan["tiles"][step])) for step in self.steps(variant)}
-        found = {step: self._by_place.get(place) for step, place in places.items()}
-        times = {step: math.inf if trial is None else trial_ms(trial) for step, trial in found.items()}
+        times = {step: self.ms(variant, self._by_place.get(place)) for step, place in places.items()}
         return {step: ms if ms < math.inf else math.nan for step, ms in times.items()}
 
 
@@ -176,13 +187,13 @@ def rank_correlation(trials: Sequence[Trial]) -> float:
     return sum(found) / len(found) if found else math.nan
 
 
-def descent(trials: Sequence[Trial], given: bool = False) -> Iterator[tuple[int, float]]:
+def descent(tuning: Tuning) -> Iterator[tuple[int, float]]:
     """(candidates measured, ms of the best plan that they make) after each trial, from the first whole plan on."""
-    needed, best, lowest = Sums(trials, given), dict[Variant, dict[str, float]](), math.inf
-    for count, trial in enumerate((trial for trial in trials if trial.samples_ms), 1):
-        step, ms = trial.candidate["step"], trial_ms(trial)
+    needed, best, lowest = Sums.of(tuning), dict[Variant, dict[str, float]](), math.inf
+    for count, trial in enumerate((trial for trial in tuning.trials if trial.samples_ms), 1):
+        step = trial.candidate["step"]
         for variant in variants(trial):
-            found = best.setdefault(variant, {})
+            found, ms = best.setdefault(variant, {}), needed.ms(variant, trial)
             if ms < found.get(step, math.inf):
                 found[step] = ms
                 lowest = min(lowest, sum(found.get(one, math.inf) for one in needed.steps(variant)))
@@ -205,7 +216,7 @@ def progress(tunings: Sequence[Tuning]) -> list[Progress]:
     """By strategy and number of candidates, at 1, 2, 3, 4, 6, 8, 12 ... and at the end of the longest search."""
     found = []
     for strategy in dict.fromkeys(tuning.strategy for tuning in tunings):
-        falls = [(t, list(descent(t.trials, t.states_given))) for t in tunings if t.strategy == strategy]
+        falls = [(t, list(descent(t))) for t in tunings if t.strategy == strategy]
         falls = [(tuning, fall) for tuning, fall in falls if fall]
         most = max((fall[-1][0] for _, fall in falls), default=0)
         for count in [*_halves_of_octaves(most), most] if falls else []:

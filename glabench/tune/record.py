@@ -71,6 +71,10 @@ class Tuning:
     )  # of tables that the winner goes into: gla_kernels.table.Header
     # whether backward plans were timed, and judged, after a forward pass that leaves its states; older ones were not
     states_given: bool = False
+    # How many times what was measured of a pass a plan takes of it, by the cost model, where that is not once: a
+    # variant as in `Trial.shared`, the pass, the factor. Of slices and of segments' first walks one launch is measured.
+    # None in older records.
+    times: tuple[tuple[Any, ...], ...] | None = None
     kind: str = "tuning"
     schema: int = SCHEMA
 
@@ -103,8 +107,10 @@ def from_json(text: str) -> Tuning:
     try:
         trials = tuple(Trial(**{**trial, **_tuples(trial)}) for trial in values["trials"])
         finalists = tuple(Finalist(**{**one, "samples_ms": tuple(one["samples_ms"])}) for one in values["finalists"])
-        return Tuning(**{**values, "trials": trials, "finalists": finalists})
-    except (TypeError, LookupError, AttributeError) as error:
+        times = values.get("times")
+        times = None if times is None else tuple((tuple(variant), step, factor) for variant, step, factor in times)
+        return Tuning(**{**values, "trials": trials, "finalists": finalists, "times": times})
+    except (TypeError, LookupError, AttributeError, ValueError) as error:
         raise ValueError(in_one_line(f"not a tuning: {error}")) from None
 
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gla_kernels import Plan, Workload
@@ -135,15 +134,13 @@ class Tuner:
             started=started,
             wall_s=round(wall, 2),
             spent_s={name: round(seconds, 2) for name, seconds in spent.items()},
+            times=tuple(recorded_times(search.history)),
         )
 
 
 def _trials(history: History) -> Iterator[Trial]:
     """What was looked at, in the order in which it was."""
-    homes: dict[str, list[Variant]] = {}
-    for variant, menu in history.space.menus.items():
-        for key in chain.from_iterable(menu.values()):
-            homes.setdefault(key, []).append(variant)
+    homes = history.space.homes
     for key, result in history.results.items():
         candidate = history.space.candidates[key]
         yield Trial(
@@ -155,6 +152,16 @@ def _trials(history: History) -> Iterator[Trial]:
             compiled=None if result.compiled is None else {name: result.compiled.get(name) for name in COMPILED},
             shared=tuple(_recorded(variant) for variant in homes[key] if variant != candidate.variant),
         )
+
+
+def recorded_times(history: History) -> Iterator[tuple[Any, ...]]:
+    """`Tuning.times`, of variants of which a pass was looked at."""
+    space = history.space
+    seen = {variant for key in history.results for variant in space.homes[key]}
+    for variant in (one for one in space.menus if one in seen):
+        for step, factor in space.times[variant].items():
+            if round(factor, 4) != 1.0:
+                yield _recorded(variant), step, round(factor, 4)
 
 
 def _recorded(variant: Variant) -> tuple[Any, ...]:

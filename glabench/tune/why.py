@@ -177,6 +177,8 @@ class _Judge:
         if total == math.inf:
             steps = self.sums.steps(home)
             missing = [step for step in steps if step not in self.sums.best[home]]
+            if not missing:
+                return "how often its plan runs this kernel was not recorded"
             return f"its variant has no time for {text.listing(missing)}"
         if self.variant is None or home == self.variant:
             return "best of its pass, but not in the plan that was timed as a whole"

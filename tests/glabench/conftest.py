@@ -159,7 +159,7 @@ def judged(
     winner = min(range(len(finalists)), key=lambda i: sorted(finalists[i].samples_ms)[12])
     return Tuning(
         work, strategy, 60.0, feasible, tuple(trials), tuple(finalists), winner, "the strategy ended", H200, started,
-        38.0, {"search": 30.0, "measure": 12.0, "finals": 8.0},
+        38.0, {"search": 30.0, "measure": 12.0, "finals": 8.0}, times=(),
     )  # fmt: skip
 
 

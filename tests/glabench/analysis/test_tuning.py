@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import astuple, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -122,15 +122,39 @@ def test_passes_of_a_plan(trials: list[Trial], make_plan: MakePlan) -> None:
     assert math.isnan(wrong["output"])
 
 
+def test_a_plan_of_slices_takes_its_launches_several_times(
+    trials: list[Trial], make_plan: MakePlan, make_tuning: MakeTuning
+) -> None:
+    times = ((astuple(C), "output", 4.0), (astuple(B), "states", 1.5))
+    tuning = replace(make_tuning(), trials=tuple(trials), times=times)
+    sums = Sums.of(tuning)
+    assert [sums.total(one) for one in (A, B, C)] == [4.0, 3.5, 14.0]
+    assert sums.ranking() == [B, A, C]
+    assert sums.passes(make_plan(C, {"output": SMALL})) == {"output": 14.0}
+    assert min(ms for _, ms in descent(tuning)) == 3.5
+
+
+def test_an_older_record_does_not_compare_slices_with_whole_sequences(
+    trials: list[Trial], make_plan: MakePlan, make_tuning: MakeTuning
+) -> None:
+    tuning = replace(make_tuning(), trials=tuple(trials), times=None)
+    sums = Sums.of(tuning)
+    assert sums.ranking() == [B, A]
+    assert math.isnan(sums.passes(make_plan(C, {"output": SMALL}))["output"])
+    (alone,) = (one for one in trials if Variant.of(one.candidate) == C)
+    assert Sums.of(replace(tuning, trials=(alone,))).ranking() == [C]  # nothing to confuse it with
+
+
 def test_tiles_that_do_not_run_make_no_difference(trials: list[Trial], make_plan: MakePlan) -> None:
     sums = Sums(trials)
     assert sums.same(make_plan(C, {"output": SMALL}), make_plan(C, {"output": SMALL, "states": SMALL}))
     assert not sums.same(make_plan(A, {"output": SMALL}), make_plan(A, {"output": SMALL, "states": SMALL}))
 
 
-def test_the_best_plan_falls_as_candidates_are_measured(trials: list[Trial]) -> None:
+def test_the_best_plan_falls_as_candidates_are_measured(trials: list[Trial], make_tuning: MakeTuning) -> None:
+    tuning = replace(make_tuning(), trials=tuple(trials))
     # A is whole after two; C is better; A's states get better, but not enough; B is whole after five.
-    assert list(descent(trials)) == [(2, 5.0), (3, 3.5), (4, 3.5), (5, 3.0)]
+    assert list(descent(tuning)) == [(2, 5.0), (3, 3.5), (4, 3.5), (5, 3.0)]
 
 
 def test_progress_of_several_searches(trials: list[Trial], make_tuning: MakeTuning) -> None:

@@ -43,7 +43,9 @@ def tuned(work: Workload, plan: Plan, measured: dict[Plan, float], header: dict[
     )
     finalist = Finalist(plan.to_dict(), "candidate", "search", "ok", None, (1.0,) * 3)
     started = "2026-11-22T12:00:00+00:00"
-    return Tuning(work.to_dict(), "model", None, 100, trials, (finalist,), 0, "", {}, started, 1.0, header=header)
+    return Tuning(
+        work.to_dict(), "model", None, 100, trials, (finalist,), 0, "", {}, started, 1.0, header=header, times=()
+    )
 
 
 def test_a_shape_is_held_out_with_its_class() -> None:

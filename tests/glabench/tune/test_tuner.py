@@ -15,10 +15,11 @@ from glabench.tune import record, search, tuner
 from glabench.tune.candidate import Candidate, candidates_of, variants
 from glabench.tune.compiler import CompilePool
 from glabench.tune.gpu import Gpu
+from glabench.tune.history import History, Result
 from glabench.tune.record import Tuning
 from glabench.tune.space import space_of
 from glabench.tune.stage import strong_work
-from glabench.tune.tuner import Tuner
+from glabench.tune.tuner import Tuner, recorded_times
 
 WORK = Workload("fwd", 4, 300, 4, 64, 64, schedule=Schedule(64, 64, True))
 # Twenty, of every kind.
@@ -125,6 +126,18 @@ def test_a_trial_names_the_other_variants_that_run_its_kernel(gpu: Gpu, pool: Co
     assert any(len(homes) > 1 for homes in seen)
     assert all(len(set(homes)) == len(homes) for homes in seen)
     assert sum(map(len, seen)) == sum(len(keys) for menu in menus.values() for keys in menu.values())
+
+
+def test_a_record_says_how_often_plans_of_slices_run_a_kernel() -> None:
+    space = space_of(Workload("fwd", 4, 8192, 96, 64, 64, "bf16", True, Schedule(64, 64, False)), 90)
+    measured = next(iter(space.candidates))
+    (home,) = space.homes[measured]
+    slices = space.times[home]["output"]
+    assert slices > 1
+    found = {(variant, step): factor for variant, step, factor in recorded_times(History(space, {measured: Result()}))}
+    assert found[(64, 64, False, home.block_t, 0, home.walks), "output"] == pytest.approx(slices, rel=1e-4)
+    assert {variant for variant, _ in found} == {(64, 64, False, home.block_t, 0, home.walks)}
+    assert not list(recorded_times(History(space)))
 
 
 def test_a_record_survives_its_file(gpu: Gpu, pool: CompilePool, plant: Callable[[dict[Candidate, str]], None]) -> None:
