@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -49,13 +49,26 @@ def agreement(tunings: Iterable[Tuning]) -> list[Pair]:
 
 
 def searched(tunings: Sequence[Tuning]) -> list[Pair]:
-    """For each workload that was tuned exhaustively: each of its searches (second) beside that (first), the latest."""
-    latest = {(*work_key(t), t.strategy): t for t in sorted(tunings, key=lambda t: t.started)}
+    """For each workload that was tuned exhaustively: each of its searches (second) beside that (first), the latest. An
+    exhaustive tuning that a budget cut off says nothing of what it did not measure, and a plan that was in use already
+    says nothing of a search, though it may have won."""
+    whole = (one for one in tunings if one.strategy != EXHAUSTIVE or one.measured == one.feasible)
+    latest = {(*work_key(t), t.strategy): t for t in sorted(whole, key=lambda t: t.started)}
     return [
-        pair(latest[(*key, EXHAUSTIVE)], tuning)
+        pair(latest[(*key, EXHAUSTIVE)], _by_itself(tuning))
         for (*key, strategy), tuning in latest.items()
         if strategy != EXHAUSTIVE and (*key, EXHAUSTIVE) in latest
     ]
+
+
+def _by_itself(tuning: Tuning) -> Tuning:
+    """The tuning as it would be without the plan in use: the fastest right one of those that it found won."""
+    found = [
+        (median_ms(one.samples_ms), i)
+        for i, one in enumerate(tuning.finalists)
+        if one.role == "candidate" and one.status == "ok" and one.samples_ms
+    ]
+    return replace(tuning, winner=min(found)[1] if found else None)
 
 
 def pair(first: Tuning, second: Tuning) -> Pair:

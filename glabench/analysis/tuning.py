@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -98,8 +98,8 @@ class Sums:
         backward = any(step.startswith("grad") for steps in needed.values() for step in steps)
         self._left = {"states"} if given and backward else set()
         self._factors = {(Variant(*variant), step): factor for variant, step, factor in times or ()}
-        whole = times is None and any(variant.materialize for variant in self.best)
-        self._unknown = {variant for variant in self.best if whole and not variant.materialize}
+        self._sliced = {variant for variant in self.best if times is None and not variant.materialize}
+        self._unknown = self._sliced if len(self._sliced) < len(self.best) else set()
 
     @classmethod
     def of(cls, tuning: Tuning) -> Sums:
@@ -139,7 +139,10 @@ class Sums:
         """ms of each pass of a plan of a record; NaN for a pass of which that is not known."""
         variant = Variant.of(plan)
         places = {step: (variant, step, tuple(plan["tiles"][step])) for step in self.steps(variant)}
-        times = {step: self.ms(variant, self._by_place.get(place)) for step, place in places.items()}
+        times = {
+            step: math.inf if variant in self._sliced else self.ms(variant, self._by_place.get(place))
+            for step, place in places.items()
+        }
         return {step: ms if ms < math.inf else math.nan for step, ms in times.items()}
 
 
@@ -237,7 +240,7 @@ def _reached(fall: Sequence[tuple[int, float]], count: int) -> float:
 
 def runs(tunings: Sequence[Tuning]) -> list[Tuning]:
     """One tuning of each run: both directions of a shape are tuned together, and each record has the time of both."""
-    shapes = {(t.started, t.wall_s, t.strategy, work_key(t)[:-1]): t for t in tunings}
+    shapes = {(t.started, t.wall_s, t.strategy, work_key(replace(t, states_given=False))[:-1]): t for t in tunings}
     return list(shapes.values())
 
 
@@ -289,13 +292,13 @@ class Gains:
 
 # Where the plan in use had been tuned, the farthest last.
 OWN_CLASS = "tuned for their class"
-NEAREST = "tuned for the nearest class"
+NEAREST = "tuned for a class nearby"
 UNTUNED = "not tuned"
 
 
 def reach(origin: str) -> str:
-    """One of the three, from what `gla_kernels.Choice` said of a plan."""
-    if ", the nearest" in origin:
+    """One of the three, from what `gla_kernels.Choice` said of a plan; older ones were of "the nearest" class."""
+    if ", nearby" in origin or ", the nearest" in origin:
         return NEAREST
     return OWN_CLASS if "tuned" in origin else UNTUNED
 

@@ -188,19 +188,19 @@ def test_gain_is_incumbent_over_winner(make_tuning: MakeTuning, make_plan: MakeP
     assert math.isnan(gain(replace(one, finalists=(new,))))
     assert math.isnan(gain(replace(one, finalists=(new, replace(old, status="wrong")))))
     twice = replace(one, finalists=(new, replace(old, samples_ms=(12.0,))))
-    near = replace(one, finalists=(new, replace(old, origin="shipped for X, tuned at B=1 T=2 H=3, the nearest")))
+    near = replace(one, finalists=(new, replace(old, origin="shipped for X, tuned at B=1 T=2 H=3, nearby")))
     own = replace(one, finalists=(new, replace(old, origin="tuned here at B=1 T=2 H=3", samples_ms=(2.0,))))
     found = gains([one, near, twice, own, replace(one, winner=None)])
-    assert list(found) == ["tuned for their class", "tuned for the nearest class", "not tuned"]
+    assert list(found) == ["tuned for their class", "tuned for a class nearby", "not tuned"]
     assert found["not tuned"].mean == pytest.approx(3.0)
     assert (found["not tuned"].worst, found["not tuned"].worst_of, found["not tuned"].count) == (6.0, twice, 2)
-    assert found["tuned for the nearest class"].worst == 1.5
+    assert found["tuned for a class nearby"].worst == 1.5
     assert found["tuned for their class"].worst == 1.0
     assert gains([replace(one, winner=None)]) == {}
 
 
 def test_both_directions_of_a_shape_are_one_run(make_tuning: MakeTuning) -> None:
-    both = [make_tuning(direction) for direction in ("fwd", "bwd")]
+    both = [replace(make_tuning(direction), states_given=direction == "bwd") for direction in DIRECTIONS]
     assert len(runs([*both, make_tuning("fwd", T=1024)])) == 2
 
 
@@ -266,8 +266,24 @@ def test_which_tunings_are_compared(make_tuning: MakeTuning) -> None:
         ("exhaustive", "model"),
         ("exhaustive", "halving"),
     }
-    assert late in [p.second for p in found]
+    assert late.started in [p.second.started for p in found]
     assert len({work_key(t) for t in everything}) == 5
+
+
+def test_a_search_is_judged_by_what_it_found_and_against_all_there_is(
+    make_tuning: MakeTuning, trials: list[Trial], make_plan: MakePlan
+) -> None:
+    a, b, c = (make_plan(variant, {"output": SMALL, "states": SMALL}) for variant in (A, B, C))
+    whole = tuned(make_tuning(strategy="exhaustive"), trials, [(a, 1.0)])
+    whole = replace(whole, feasible=whole.measured)
+    search = tuned(make_tuning(), trials, [(a, 1.0), (c, 1.3), (b, 1.2)])
+    in_use, *others = search.finalists
+    search = replace(search, finalists=(replace(in_use, role="incumbent"), *others))
+    (found,) = searched([whole, search])
+    assert (found.ratio, found.basis) == (1.2, retuned.SAME_RUN)
+    assert searched([replace(whole, feasible=whole.measured + 1), search]) == []
+    (nothing,) = searched([whole, replace(search, finalists=search.finalists[:1])])
+    assert math.isnan(nothing.ratio)
 
 
 def test_records_come_back_as_they_were(tunings: list[Tuning], tmp_path: Path) -> None:
