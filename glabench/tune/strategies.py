@@ -31,7 +31,9 @@ CLOSE_SAMPLES = 15
 SHARE = 0.12  # of the feasible space that a search may measure
 FEWEST = 24  # candidates that it may in any case: enough of each pass, or all of a small space
 FIRST_VARIANTS = 5  # of the cost model's order
-FIRST_TILES = 6  # a pass
+FIRST_TILES = 8  # a pass
+FAR_BEHIND = 1.3  # times the fastest variant: fewer tiles of what is predicted to lie farther, and no climbing there
+FAR_TILES = 2
 CLIMBING_VARIANTS = 3
 RUNG_SAMPLES = 3
 TPE_BATCH = 8  # plans asked for at once, so that they compile side by side
@@ -73,16 +75,19 @@ def model(history: History) -> Iterator[list[Request]]:
     space = history.space
     left = most(history)
     first: dict[str, None] = {}
+    far = FAR_BEHIND * min(map(space.predicted_total, space.menus), default=0.0)
     for variant in promising(space):
-        menu = space.menus[variant].values()
-        best = (sorted(keys, key=space.predicted_ms.__getitem__)[:FIRST_TILES] for keys in menu)
+        menu, count = space.menus[variant].values(), FIRST_TILES if space.predicted_total(variant) <= far else FAR_TILES
+        best = (sorted(keys, key=space.predicted_ms.__getitem__)[:count] for keys in menu)
         first |= dict.fromkeys(key for row in zip_longest(*best) for key in row if key)  # whole plans early
     batch = list(first)[:left]
     while batch:
         left -= len(batch)
         yield [Request(key) for key in batch]
         near: dict[str, None] = {}
-        for variant in history.ranking()[:CLIMBING_VARIANTS]:
+        ranking = history.ranking()
+        close = (v for v in ranking[:CLIMBING_VARIANTS] if history.total(v) <= FAR_BEHIND * history.total(ranking[0]))
+        for variant in close:
             for step in space.menus[variant]:
                 near |= dict.fromkeys(neighbours(space, variant, step, history.best(variant, step)))
         batch = [key for key in near if key not in history.results][: max(left, 0)]

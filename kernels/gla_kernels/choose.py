@@ -1,9 +1,9 @@
 """Which plan a call runs, and why: tuned here, tuned before for a shape nearby, or by the cost model.
 
 `chosen` looks for a tuned plan of the workload's shape class, first in this GPU's own table and in the one shipped for
-it, then in those shipped for other GPUs of the same compute capability. Where the class itself was never tuned, the
-nearest one serves, unless the cost model doubts it: walks over time that fill a GPU for many heads leave it idle for
-few. Without any, the cost model decides.
+it, then in those shipped for other GPUs of the same compute capability. Where that very shape was never tuned, the
+plans of the nearest ones serve, cut into whichever segments: of these the one that is expected to be fastest, by the
+cost model and by what it was off by where the plan was tuned. Without any, the cost model decides alone.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -41,10 +42,10 @@ from .table import Entry, Machine, ShapeClass, Table, refusal, shape_class
 # How far a tuned class may be to serve another, in factors of two: of T, and of B*H, which count three times.
 FARTHEST = 8.0
 HEADS_COUNT = 3.0
-# A plan of another class is doubted if the cost model expects it to take so many times as long as its own choice. The
-# model meets what was measured of walks mostly within a tenth. What that costs where a class was never tuned:
-# `python -m glabench.tune.held_out`.
-DOUBTED = 1.1
+# How many of the nearest tuned shapes are asked, and what each factor of two away adds to what their plans are expected
+# to take. What plans cost that are chosen so: `python -m glabench.tune.held_out`.
+ASKED = 5
+FARTHER = 0.02
 
 
 @dataclass(frozen=True)
@@ -79,16 +80,14 @@ def choice_of(work: Workload, table: Table) -> Choice:
 
 def _choice(work: Workload, capability: int, groups: Iterable[Iterable[_Source]]) -> Choice:
     shape = shape_class(work)
-    typical = replace(work, B=1, T=shape.T, H=shape.heads)  # a length that is new is not predicted anew
     for sources in groups:
-        for entry, source in _candidates(work, shape, sources):
-            exact = entry.shape == shape
-            doubted = not exact and _doubted(entry.plan, typical, capability)
-            if not doubted and refusal(entry.plan, work, capability) is None:
-                at = f"at B={entry.work.B} T={entry.work.T} H={entry.work.H}"
-                stale = source.table.header.stale
-                origin = f"{source.name} {at}{'' if exact else ', the nearest'}{', outdated' if stale else ''}"
-                return Choice(entry.plan, origin, source.own and exact, stale)
+        near = list(_nearest(work, shape, sources, capability))
+        if near and near[0].settles(work, shape):
+            return near[0].choice(near[0].entry.plan, shape)
+        if near:
+            _, found, plan = min(_expected(work, near, capability), key=lambda one: one[0])
+            return found.choice(plan, shape)
+    typical = replace(work, B=1, T=shape.T, H=shape.heads)  # a length that is new is not predicted anew
     plan = _expected_best(typical, capability)
     if refusal(plan, work, capability) is not None:
         plan = by_model(work, capability)
@@ -190,9 +189,67 @@ def _sources(machine: Machine) -> tuple[tuple[_Source, ...], ...]:
     return tuple(same), tuple(others)
 
 
-def _candidates(work: Workload, shape: ShapeClass, sources: Iterable[_Source]) -> Iterator[tuple[Entry, _Source]]:
-    """Entries that may serve the workload: that of its class, then the nearest; a tie goes to the earlier source, then
-    to the length that is nearer, then to the smaller class.
+@dataclass(frozen=True)
+class _Near:
+    """A tuned plan that may serve a workload, so many factors of two away."""
+
+    apart: float
+    entry: Entry
+    source: _Source
+
+    def settles(self, work: Workload, shape: ShapeClass) -> bool:
+        """Whether nothing else needs to be asked: tuned on this GPU for the class, or with as many heads as long."""
+        own, tuned = self.source.own and self.entry.shape == shape, self.entry.work
+        return own or (tuned.B * tuned.H, tuned.T) == (work.B * work.H, work.T)
+
+    def choice(self, plan: Plan, shape: ShapeClass) -> Choice:
+        """Of its plan, or of that with other segments."""
+        same, stale = self.entry.shape == shape, self.source.table.header.stale
+        notes = [
+            "" if same else ", nearby",
+            "" if plan == self.entry.plan else ", other segments",
+            ", outdated" if stale else "",
+        ]
+        at = f"at B={self.entry.work.B} T={self.entry.work.T} H={self.entry.work.H}"
+        return Choice(plan, f"{self.source.name} {at}{''.join(notes)}", self.source.own and same, stale)
+
+
+def _expected(work: Workload, near: Iterable[_Near], capability: int) -> Iterator[tuple[float, _Near, Plan]]:
+    """What each plan, and each with other segments, is expected to take, in ms: what the cost model says, times what it
+    was off by where the plan was tuned. Nearer ones come first, with their own segments."""
+    like = _like(work)
+    for one in near:
+        tuned, plan = one.entry.work, one.entry.plan
+        off = one.entry.ms / _predicted(replace(tuned, B=1, H=tuned.B * tuned.H), plan, capability)
+        for schedule in (plan.schedule, *_other_segments(work, plan.schedule)):
+            cut = replace(plan, schedule=schedule)
+            if cut == plan or refusal(cut, work, capability) is None:
+                yield _predicted(like, cut, capability) * off * (1.0 + FARTHER * one.apart), one, cut
+
+
+def _other_segments(work: Workload, schedule: Schedule) -> Iterator[Schedule]:
+    """Schedules that the workload allows, and that differ only in how long segments are."""
+    for other in schedules(work) if work.schedule is None else ():
+        if other != schedule and replace(other, states_every=schedule.states_every) == schedule:
+            yield other
+
+
+def _like(work: Workload) -> Workload:
+    """What stands for the workload where plans are predicted: as many heads, and a length rounded up to an eighth of a
+    power of two, so that lengths that are new are mostly not predicted anew."""
+    heads, eighth = max(1, work.B * work.H), 1 << max(0, work.T.bit_length() - 4)
+    return replace(work, B=1, H=heads, T=max(1, -(-work.T // eighth) * eighth))
+
+
+@lru_cache(maxsize=4096)
+def _predicted(work: Workload, plan: Plan, capability: int) -> float:
+    """`predicted_ms`, remembered."""
+    return predicted_ms(work, plan, capability)
+
+
+def _nearest(work: Workload, shape: ShapeClass, sources: Iterable[_Source], capability: int) -> Iterator[_Near]:
+    """Entries whose plans may serve the workload: that of its class, then the nearest, `ASKED` in all; a tie goes to
+    the earlier source, then to the length that is nearer, then to the smaller class.
 
     A plan that won with every schedule allowed serves those who ask for its schedule as well.
     """
@@ -219,24 +276,15 @@ def _candidates(work: Workload, shape: ShapeClass, sources: Iterable[_Source]) -
                     other.T,
                     other.heads,
                 )
-                found.append((order, entry, source))
-    for _, entry, source in sorted(found, key=lambda one: one[0]):
-        yield entry, source
+                found.append((order, _Near(apart, entry, source)))
+    ranked = (one for _, one in sorted(found, key=lambda pair: pair[0]))
+    return islice((one for one in ranked if refusal(one.entry.plan, work, capability) is None), ASKED)
 
 
 @lru_cache(maxsize=4096)
 def _expected_best(work: Workload, capability: int) -> Plan:
     """`by_model`, remembered."""
     return by_model(work, capability)
-
-
-@lru_cache(maxsize=4096)
-def _doubted(plan: Plan, work: Workload, capability: int) -> bool:
-    """Whether the cost model expects the plan to take much longer than its own choice; work: typical of a class."""
-    if refusal(plan, work, capability) is not None:
-        return False  # it may be too long for what is typical, and not for what is asked
-    best = predicted_ms(work, _expected_best(work, capability), capability)
-    return predicted_ms(work, plan, capability) > DOUBTED * best
 
 
 def _octaves(a: int, b: int) -> float:

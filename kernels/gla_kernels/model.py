@@ -1,9 +1,9 @@
 """A cost model: about how long a launch takes, from its arguments alone, before anything is compiled.
 
 For each pass, in two factors. The first is a sum of what the work would take at the rates that the GPU was seen to
-reach: products, exponentials and bytes, shared by its SMs, or by as many as there are programs, and the chain of row
-blocks that a program goes through one after another, wave by wave. The second corrects it for how the kernel is tiled
-(warps, stages, registers wanted):
+reach: products, exponentials and bytes of the SM with most programs, and the chain of row blocks that a program goes
+through one after another, wave by wave. The second corrects it for how the kernel is tiled (warps, stages, registers
+wanted):
 
     ms = (base features . base costs) * exp(effect features . effects)
 
@@ -58,7 +58,7 @@ def _unmeasured_ms(launch: Launch, capability: int) -> float:
 
 
 def features(launch: Launch, capability: int) -> tuple[list[float], list[float]]:
-    """(base, effect) features of a launch, as BASE and EFFECTS name them. Work is in millions an SM that has any."""
+    """(base, effect) features of a launch, as BASE and EFFECTS name them. Work is in millions on the fullest SM."""
     work, sms = work_of(launch), SMS.get(capability, DEFAULT_SMS)
     live = work.live / (32 * launch.num_warps)  # a thread
     return _base(work, live, launch.num_warps, sms), _effects(launch, live)
@@ -67,11 +67,11 @@ def features(launch: Launch, capability: int) -> tuple[list[float], list[float]]
 def _base(work: Work, live: float, num_warps: int, sms: int) -> list[float]:
     flops, written = work.tensor_flops, work.write_bytes
     wide = flops["tf32"] + FP32_PRODUCTS * flops["fp32"]
-    busy = max(1, min(sms, work.programs))
+    fullest = math.ceil(work.programs / sms) / max(1, work.programs)  # its share of the work
     counts = (flops["bf16"], wide, work.exps, work.requested_bytes - written, written)
     waves = max(1.0, work.programs / (sms * residents(work, num_warps))) / 1e3
     chain = [waves * work.blocks, waves * work.pairs, waves * work.blocks * live, waves * work.pairs * live]
-    return [1.0, *(count / busy / 1e6 for count in counts), *chain]
+    return [1.0, *(count * fullest / 1e6 for count in counts), *chain]
 
 
 def _effects(launch: Launch, live: float) -> list[float]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock
@@ -24,12 +23,12 @@ OTHER = Schedule(128, 32, False)
 
 
 @pytest.fixture
-def trusting(monkeypatch):
-    """The cost model doubts no plan: those here are chosen to be told apart, not to be fast."""
-    monkeypatch.setattr(choose, "DOUBTED", math.inf)
-    choose._doubted.cache_clear()
+def alike(monkeypatch):
+    """The cost model expects the same of all plans: those here are chosen to be told apart, not to be fast."""
+    monkeypatch.setattr(choose, "predicted_ms", lambda work, plan, capability: 1.0)
+    choose._predicted.cache_clear()
     yield
-    choose._doubted.cache_clear()
+    choose._predicted.cache_clear()
 
 
 def ship(entries: list[Any], machine: Machine) -> None:
@@ -109,46 +108,77 @@ def test_a_class_shares_its_plan(tables, machine, entry):
         assert chosen(same, machine).plan.schedule == OTHER
 
 
-def test_the_nearest_class_serves_where_none_is_the_same(tables, machine, entry, trusting):
+def test_the_nearest_class_serves_where_none_is_the_same(tables, machine, entry, alike):
     keep([entry(T=512, plan=Schedule(32)), entry(T=16384, plan=OTHER)], machine)
     choice = chosen(replace(WORK, T=8192), machine)
     assert choice.plan.schedule == OTHER
-    assert choice.origin == "tuned here at B=4 T=16384 H=16, the nearest"
+    assert choice.origin == "tuned here at B=4 T=16384 H=16, nearby"
     assert not choice.here
     assert chosen(replace(WORK, T=128, B=1), machine).plan.schedule == Schedule(32)  # a quarter of T and of B
     assert chosen(replace(WORK, T=64, B=1), machine).origin == "by the cost model"  # an eighth of T
 
 
-def test_a_nearby_plan_that_leaves_the_gpu_idle_is_doubted(tables, machine, entry):
+def test_a_nearby_plan_that_leaves_the_gpu_idle_is_cut_into_segments(tables, machine, entry):
     walked = entry()
     walked = replace(walked, plan=replace(walked.plan, config=with_walks(walked.plan.config, WORK)))
     keep([walked], machine)
     assert chosen(WORK, machine).plan == walked.plan  # measured, so not asked
     assert chosen(replace(WORK, B=6), machine).plan == walked.plan
     few = chosen(replace(WORK, B=1, T=4096), machine)  # 16 walks, twice as long
-    assert few.origin == "by the cost model"
+    assert few.origin == "tuned here at B=4 T=2048 H=16, nearby, other segments"
     assert few.plan.schedule.states_every is not None
+    assert few.plan.config == walked.plan.config
+    asked = chosen(replace(WORK, B=1, T=4096, schedule=walked.plan.schedule), machine)
+    assert asked.plan == walked.plan
 
 
-def test_lengths_of_a_class_are_not_predicted_anew(tables, machine, monkeypatch):
+def test_of_plans_nearby_the_one_that_is_expected_to_be_fastest_serves(tables, machine, entry, monkeypatch):
+    """Expected of each: the cost model's time here, times what that was off by where the plan was tuned."""
+    times = {(Schedule(32), 2048): 1.0, (Schedule(32), 4096): 2.0, (OTHER, 2048): 9.0, (OTHER, 4096): 12.0}
+    monkeypatch.setattr(choose, "predicted_ms", lambda work, plan, capability: times.get((plan.schedule, work.T), 1e9))
+    choose._predicted.cache_clear()
+    slow, fast = entry(B=3, plan=Schedule(32)), entry(B=6, plan=OTHER)
+    keep([replace(slow, ms=1.0), replace(fast, ms=1.0)], machine)
+    assert chosen(replace(WORK, T=4096), machine).plan.schedule == OTHER  # 1.33 ms, and 2
+    keep([replace(fast, ms=2.0)], machine)
+    assert chosen(replace(WORK, T=4096), machine).plan.schedule == Schedule(32)
+    choose._predicted.cache_clear()
+
+
+def test_a_shape_that_was_tuned_elsewhere_is_not_asked_about_but_its_class_is(tables, machine, entry, monkeypatch):
+    walked = entry()
+    walked = replace(walked, plan=replace(walked.plan, config=with_walks(walked.plan.config, WORK)), ms=1e3)
+    ship([walked, replace(entry(B=5), ms=0.1)], machine)
+    assert chosen(replace(WORK, B=8, H=8), machine).plan == walked.plan
+    assert chosen(replace(WORK, T=2047), machine).plan == entry(B=5).plan
+
+
+def test_lengths_that_are_alike_are_not_predicted_anew(tables, machine, entry, monkeypatch):
     expected = Mock(wraps=predicted_ms)
     choose._expected_best.cache_clear()
+    choose._predicted.cache_clear()
     monkeypatch.setattr(choose, "predicted_ms", expected)
     first = chosen(replace(WORK, T=2000), machine)
     count = expected.call_count
     assert count > 0
     assert chosen(replace(WORK, T=2100), machine) == first
     assert expected.call_count == count
+    keep([entry()], machine)
+    near = chosen(replace(WORK, T=3100), machine)
+    assert expected.call_count > count
+    count = expected.call_count
+    assert chosen(replace(WORK, T=3300), machine) == near
+    assert expected.call_count == count
 
 
-def test_heads_count_for_more_than_length(tables, machine, entry, trusting):
+def test_heads_count_for_more_than_length(tables, machine, entry, alike):
     keep([entry(B=8, plan=Schedule(32)), entry(T=8192, plan=OTHER)], machine)
     assert chosen(WORK, machine).plan.schedule == OTHER
     keep([entry(B=3, plan=Schedule(128))], machine)
     assert chosen(WORK, machine).plan.schedule == Schedule(128)
 
 
-def test_a_tie_goes_to_the_smaller_class(tables, machine, entry, trusting):
+def test_a_tie_goes_to_the_smaller_class(tables, machine, entry, alike):
     keep([entry(T=4096, plan=OTHER), entry(T=1024, plan=Schedule(32))], machine)
     assert chosen(WORK, machine).plan.schedule == Schedule(32)
 
@@ -182,12 +212,12 @@ def test_a_plan_that_won_with_every_schedule_allowed_serves_its_own(tables, mach
     assert chosen(replace(WORK, schedule=OTHER), machine).plan == own.plan
 
 
-def test_a_plan_that_cannot_run_here_is_passed_over(tables, machine, entry, trusting):
+def test_a_plan_that_cannot_run_here_is_passed_over(tables, machine, entry, alike):
     keep([entry(T=64, plan=Schedule(64)), entry(T=16, plan=Schedule(16))], machine)
     assert chosen(replace(WORK, T=30), machine).plan.schedule == Schedule(16)  # a chunk of 64 is too long for 30
 
 
-def test_here_before_shipped_but_the_same_class_before_a_nearby_one(tables, machine, entry, trusting):
+def test_here_before_shipped_but_the_same_class_before_a_nearby_one(tables, machine, entry, alike):
     ship([entry(plan=Schedule(128)), entry(T=8192, plan=Schedule(128))], machine)
     choice = chosen(WORK, machine)
     assert choice.plan.schedule == Schedule(128)
@@ -199,7 +229,7 @@ def test_here_before_shipped_but_the_same_class_before_a_nearby_one(tables, mach
     assert chosen(replace(WORK, T=4096), machine).plan.schedule == OTHER  # a tie
 
 
-def test_other_gpus_of_the_same_capability_come_next(tables, machine, entry, trusting):
+def test_other_gpus_of_the_same_capability_come_next(tables, machine, entry, alike):
     ship([entry(plan=OTHER), entry(T=8192, plan=OTHER)], machine)
     choice = chosen(WORK, H100)
     assert choice.plan.schedule == OTHER
@@ -207,7 +237,7 @@ def test_other_gpus_of_the_same_capability_come_next(tables, machine, entry, tru
     assert chosen(WORK, A100).origin == "by the cost model"
     assert chosen(WORK, Machine(90)).origin == "tuned on NVIDIA H200 at B=4 T=2048 H=16"
     ship([entry(T=1024, plan=Schedule(32))], H100)
-    assert chosen(WORK, H100).plan.schedule == Schedule(32)  # its own, though only the nearest
+    assert chosen(WORK, H100).plan.schedule == Schedule(32)  # its own, though only nearby
     assert chosen(replace(WORK, T=8192, B=16), H100).plan.schedule == OTHER  # its own are too far
 
 

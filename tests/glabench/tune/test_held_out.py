@@ -25,13 +25,13 @@ TILES = {step: replace(tile, max_registers=200) for step, tile in GOOD.config.ti
 SLOW = replace(GOOD, config=replace(GOOD.config, **TILES))  # type: ignore[arg-type]  # fields of a KernelConfig
 
 
-@pytest.fixture(autouse=True)
-def trusting(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The cost model doubts no plan."""
-    monkeypatch.setattr(choose, "DOUBTED", math.inf)
-    choose._doubted.cache_clear()
+@pytest.fixture
+def alike(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The cost model expects the same of all plans."""
+    monkeypatch.setattr(choose, "predicted_ms", lambda work, plan, capability: 1.0)
+    choose._predicted.cache_clear()
     yield
-    choose._doubted.cache_clear()
+    choose._predicted.cache_clear()
 
 
 def tuned(work: Workload, plan: Plan, measured: dict[Plan, float], header: dict[str, object] = HEADER) -> Tuning:
@@ -48,11 +48,12 @@ def tuned(work: Workload, plan: Plan, measured: dict[Plan, float], header: dict[
     )
 
 
+@pytest.mark.usefixtures("alike")
 def test_a_shape_is_held_out_with_its_class() -> None:
     both = {GOOD: 1.0, SLOW: 2.0}
     found = held_out([tuned(HERE, GOOD, both), tuned(SAME_CLASS, GOOD, both), tuned(OTHER_CLASS, SLOW, both)])
     assert [(one.work, one.ratio) for one in found] == [(HERE, 2.0), (SAME_CLASS, 2.0), (OTHER_CLASS, 0.5)]
-    assert found[0].origin.startswith("tuned at B=6 T=2048 H=16, the nearest")
+    assert found[0].origin.startswith("tuned at B=6 T=2048 H=16, nearby")
 
 
 def test_alone_a_shape_is_left_to_the_cost_model() -> None:
@@ -60,6 +61,7 @@ def test_alone_a_shape_is_left_to_the_cost_model() -> None:
     assert (found.ratio, found.origin) == (0.5, "by the cost model")
 
 
+@pytest.mark.usefixtures("alike")
 def test_a_plan_that_was_not_measured_has_no_ratio(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tunings = [tuned(HERE, GOOD, {GOOD: 1.0}), tuned(OTHER_CLASS, SLOW, {GOOD: 1.0, SLOW: 2.0})]
     assert math.isnan(held_out(tunings)[0].ratio)
@@ -67,7 +69,7 @@ def test_a_plan_that_was_not_measured_has_no_ratio(tmp_path: Path, capsys: pytes
     path.write_text("".join(to_json(one) + "\n" for one in tunings))
     main([str(path)])
     said = capsys.readouterr().out.splitlines()
-    assert said[0].startswith("0.500  B=6 T=2048 H=16 K=64 V=64 fp16 fwd: tuned at B=4 T=2048 H=16, the nearest")
+    assert said[0].startswith("0.500  B=6 T=2048 H=16 K=64 V=64 fp16 fwd: tuned at B=4 T=2048 H=16, nearby")
     assert said[1:] == [
         "geometric mean 0.500, worst 0.500, of 1 held out",
         "1 more chose a plan of which a pass was not measured",
