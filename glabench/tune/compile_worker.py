@@ -1,19 +1,27 @@
-"""The child's side of the compile pool: one kernel a request, compiled for a GPU that need not be there."""
+"""The child's side of the compile pool: one kernel a request, compiled for a GPU that need not be there; or a part of a
+space, enumerated."""
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Any
 
 from gla_kernels import Launch, Plan, Workload
 from gla_kernels.apply import launches_of
 from glabench.hardware.crosscompile import cross_compile
 from glabench.run import failures
-from glabench.tune.candidate import Candidate, launch_of
+from glabench.tune.candidate import Candidate, launch_of, variants
+from glabench.tune.space import members_of
 
 
 def handle(request: dict[str, Any]) -> dict[str, Any]:
     """Compile {"workload", "candidate", "arch"}, or one pass of a plan: {"workload", "plan", "initial_state", "step",
-    "arch"}. Answers {"status": "ok", "compile_error" or "oom", "reason", "compiled": entry or None}."""
+    "arch"}. Answers {"status": "ok", "compile_error" or "oom", "reason", "compiled": entry or None}.
+
+    Of {"workload", "part": [first, step], "arch"} the members of each step-th variant: {"status", "reason", "members"}.
+    """
+    if "part" in request:
+        return {"status": "ok", "reason": None, "members": _members(request)}
     try:
         (entry,) = cross_compile([_launch(request)], request["arch"])
     except MemoryError as error:
@@ -21,6 +29,13 @@ def handle(request: dict[str, Any]) -> dict[str, Any]:
     except Exception as error:
         return {"status": "compile_error", "reason": failures.one_line(error), "compiled": None}
     return {"status": "compile_error" if entry["error"] else "ok", "reason": entry["error"], "compiled": entry}
+
+
+def _members(request: dict[str, Any]) -> list[dict[str, Any] | None]:
+    work, capability = Workload.from_dict(request["workload"]), int(request["arch"].removeprefix("sm_"))
+    first, step = request["part"]
+    found = [members_of(work, variant, capability) for variant in islice(variants(work), first, None, step)]
+    return [None if one is None else one.to_dict() for one in found]
 
 
 def _launch(request: dict[str, Any]) -> Launch:

@@ -14,7 +14,8 @@ from gla_kernels.apply import launches_of
 from glabench.hardware.crosscompile import kernel_key
 from glabench.run.child import Child, ChildDied, ChildTimeout
 from glabench.run.driver import cores, worker_env
-from glabench.tune.candidate import Candidate, launch_of
+from glabench.tune.candidate import Candidate, Variant, launch_of
+from glabench.tune.space import Members, Space, joined, members_of, space_of
 
 WORKER = "glabench.tune.compile_worker"
 
@@ -58,6 +59,24 @@ class CompilePool:
         launches = launches_of(work, plan, initial_state)
         shared = {"workload": work.to_dict(), "plan": plan.to_dict(), "initial_state": initial_state, "arch": self.arch}
         return {step: self._submit(kernel_key(launch), shared | {"step": step}) for step, launch in launches.items()}
+
+    def space_of(self, work: Workload) -> Space:
+        """`glabench.tune.space.space_of`, a part of the variants by each process; what one does not answer is
+        enumerated here."""
+        if self.jobs == 1:
+            return space_of(work, self._capability)
+        shared = {"workload": work.to_dict(), "arch": self.arch}
+        requests = [shared | {"part": [first, self.jobs]} for first in range(self.jobs)]
+        parts = [part.result() for part in [self._threads.submit(self._compile, request) for request in requests]]
+
+        def found(place: int, variant: Variant) -> Members | None:
+            part = parts[place % self.jobs]
+            if part["status"] != "ok":
+                return members_of(work, variant, self._capability)
+            values = part["members"][place // self.jobs]
+            return None if values is None else Members.from_dict(values)
+
+        return joined(work, self._capability, found)
 
     def forget(self, future: Future[Answer]) -> None:
         """One of those who submitted it does not wait for it any more; nobody's is cancelled, if it has not begun."""

@@ -68,12 +68,12 @@ class Session:
         self.strategy, self.budget_s, self.out, self.quiet, self.keep = strategy, budget_s, out, quiet, keep
         self._lines = None if out is None else Lines(out)
         arch = arch or this_arch()
+        self._capability = int(arch.removeprefix("sm_"))
         self._gpu, self._pool = Gpu(env=env), CompilePool(arch, env=env)
         self._gpu.start()
         self._tuner = Tuner(
             self._gpu,
             self._pool,
-            int(arch.removeprefix("sm_")),
             strategy,
             incumbent=self._incumbent,
             environment=lambda: self._environment,
@@ -138,7 +138,7 @@ class Session:
         facts = self._environment
         if not facts:
             raise UserError("the measuring process does not start; `glabench doctor` says what is missing")
-        return Machine(self._tuner.capability, facts["device"], facts["memory_bytes"])
+        return Machine(self._capability, facts["device"], facts["memory_bytes"])
 
     def _incumbent(self, work: Workload) -> Choice:
         return chosen(work, self.machine)

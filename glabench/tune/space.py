@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from functools import cached_property
 from itertools import zip_longest
+from typing import Any
 
 from gla_kernels import Launch, Plan, Workload
 from gla_kernels.apply import all_launches, by_pass, launches_of
@@ -61,32 +62,56 @@ class Space:
         return replace(self.candidates[chosen], variant=variant, step=step)
 
 
+@dataclass(frozen=True)
+class Members:
+    """A variant of the space. tiles: (pass, tile, key of its launch, predicted ms) of each that can run. times: see
+    `Space.times`."""
+
+    tiles: list[tuple[str, Tile, str, float]]
+    times: dict[str, float]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"tiles": [(step, astuple(tile), *rest) for step, tile, *rest in self.tiles], "times": self.times}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Members:
+        return cls([(step, Tile(*tile), one, ms) for step, tile, one, ms in values["tiles"]], values["times"])
+
+
 def space_of(work: Workload, capability: int) -> Space:
-    """Enumerate the space. A variant one of whose passes has no feasible tile is left out."""
-    found: dict[str, Candidate] = {}
+    """Enumerate the space."""
+    return joined(work, capability, lambda place, variant: members_of(work, variant, capability))
+
+
+def joined(work: Workload, capability: int, found: Callable[[int, Variant], Members | None]) -> Space:
+    """The space, of what ``found`` knows of each of the workload's variants, by its place among them."""
+    candidates: dict[str, Candidate] = {}
+    predicted: dict[str, float] = {}
     menus: dict[Variant, dict[str, tuple[str, ...]]] = {}
     times: dict[Variant, dict[str, float]] = {}
-    predicted: dict[str, float] = {}
-    for variant in variants(work):
-        menu: dict[str, list[str]] = {}
-        for candidate, launch in _members(work, variant, capability):
-            one = key(launch)
-            if one not in found:
-                found[one], predicted[one] = candidate, predict_ms(launch, capability)
-            menu.setdefault(candidate.step, []).append(one)
-        steps = variant.steps(work)
-        if set(menu) == set(steps):
-            menus[variant] = {step: tuple(dict.fromkeys(menu[step])) for step in steps}
-            times[variant] = _times(work, variant, capability)
-    used = {one for menu in menus.values() for keys in menu.values() for one in keys}
-    return Space(
-        work,
-        capability,
-        {one: candidate for one, candidate in found.items() if one in used},
-        menus,
-        {one: ms for one, ms in predicted.items() if one in used},
-        times,
-    )
+    for place, variant in enumerate(variants(work)):
+        members = found(place, variant)
+        if members is None:
+            continue
+        menu: dict[str, dict[str, None]] = {step: {} for step in variant.steps(work)}
+        for step, tile, one, ms in members.tiles:
+            candidates.setdefault(one, Candidate(variant, step, tile))
+            predicted.setdefault(one, ms)
+            menu[step][one] = None
+        menus[variant] = {step: tuple(keys) for step, keys in menu.items()}
+        times[variant] = members.times
+    return Space(work, capability, candidates, menus, predicted, times)
+
+
+def members_of(work: Workload, variant: Variant, capability: int) -> Members | None:
+    """The variant's members; None when one of its passes has no feasible tile."""
+    tiles = [
+        (candidate.step, candidate.tile, key(launch), predict_ms(launch, capability))
+        for candidate, launch in _launches(work, variant, capability)
+    ]
+    if {step for step, *_ in tiles} != set(variant.steps(work)):
+        return None
+    return Members(tiles, _times(work, variant, capability))
 
 
 def _times(work: Workload, variant: Variant, capability: int) -> dict[str, float]:
@@ -103,7 +128,7 @@ def _times(work: Workload, variant: Variant, capability: int) -> dict[str, float
     return {step: ms / predict_ms(measured[step], capability) for step, ms in spent.items()}
 
 
-def _members(work: Workload, variant: Variant, capability: int) -> Iterator[tuple[Candidate, Launch]]:
+def _launches(work: Workload, variant: Variant, capability: int) -> Iterator[tuple[Candidate, Launch]]:
     """The variant's feasible candidates with their launches.
 
     Plans are made for all passes at once, the n-th tile of each, because planning is what takes time here; of those

@@ -16,7 +16,7 @@ from glabench.tune.gpu import Answer, Gpu
 from glabench.tune.history import History
 from glabench.tune.record import Trial, Tuning
 from glabench.tune.search import Compiler, Search, Searcher
-from glabench.tune.space import space_of
+from glabench.tune.space import Space
 from glabench.tune.stage import strong_work
 from glabench.tune.strategies import STRATEGIES
 
@@ -29,14 +29,16 @@ FINALS_S = 15.0  # kept free of a budget for what follows the search
 
 
 class PlanCompiler(Compiler, Protocol):
-    """Who compiles whole plans, too: glabench.tune.compiler.CompilePool."""
+    """Who compiles whole plans and enumerates spaces, too: glabench.tune.compiler.CompilePool."""
+
+    def space_of(self, work: Workload) -> Space: ...
 
     def submit_plan(self, work: Workload, plan: Plan) -> dict[str, Future[Answer]]: ...
 
 
 @dataclass
 class Tuner:
-    """Tunes workloads on the GPU that ``gpu`` has, of compute capability ``capability`` (90 for 9.0).
+    """Tunes workloads on the GPU that ``gpu`` has.
 
     incumbent: says which plan gla() would run for a workload, and why; environment: what records say of the machine.
     Both are asked once the first kernels compile. progress is told of each trial.
@@ -44,7 +46,6 @@ class Tuner:
 
     gpu: Gpu
     compiler: PlanCompiler
-    capability: int
     strategy: str = "model"
     incumbent: Callable[[Workload], Choice | None] = lambda work: None
     environment: Callable[[], dict[str, Any]] = dict
@@ -72,11 +73,13 @@ class Tuner:
         return tunings
 
     def _prepare(self, works: Sequence[Workload]) -> tuple[Searcher, list[Search]]:
-        """Enumerate the spaces, which takes seconds each; the first candidates of one compile during the next."""
-        searcher, searches = Searcher(self.gpu, self.compiler), []
-        for work in works:
-            searches.append(Search.of(History(space_of(work, self.capability)), STRATEGIES[self.strategy]))
-            searcher.begin(searches[-1])
+        """Enumerate the spaces, by the processes that compile: before any of them has something to compile. Then have
+        the first candidates compiled."""
+        spaces = [self.compiler.space_of(work) for work in works]
+        searches = [Search.of(History(space), STRATEGIES[self.strategy]) for space in spaces]
+        searcher = Searcher(self.gpu, self.compiler)
+        for search in searches:
+            searcher.begin(search)
         return searcher, searches
 
     def _tune(

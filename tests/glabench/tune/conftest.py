@@ -18,6 +18,7 @@ from gla_kernels import Plan, Workload
 from glabench.tune.candidate import Candidate
 from glabench.tune.compiler import CompilePool
 from glabench.tune.gpu import Gpu
+from glabench.tune.space import Space, space_of
 
 Json = dict[str, Any]
 HERE = Path(__file__).parent
@@ -62,6 +63,9 @@ class HereCompiler:
         future: Future[Json] = Future()
         future.set_result(self.handle({"candidate": candidate.to_dict(), "workload": work.to_dict()}))
         return future
+
+    def space_of(self, work: Workload) -> Space:
+        return space_of(work, 90)
 
     def submit_plan(self, work: Workload, plan: Plan) -> dict[str, Future[Json]]:
         self.plans.append((work, plan))

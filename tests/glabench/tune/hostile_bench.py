@@ -68,7 +68,7 @@ def handle(request: Json) -> Json:
 
 
 def compile_planted(request: Json) -> Json:
-    fault = faults().get(name_of(request["candidate"]))
+    fault = faults().get(name_of(request["candidate"])) if "candidate" in request else None
     if fault == "compiler aborts":
         print("LLVM ERROR: planted", file=sys.stderr, flush=True)
         os.abort()

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from gla_kernels import Machine, Schedule, Tile, Workload, chosen
+from gla_kernels import Machine, Schedule, Tile, Workload, chosen, chunk
 from glabench.tune.candidate import Candidate, Variant
 from glabench.tune.compiler import CompilePool
+from glabench.tune.space import space_of
 
 WORK = Workload("fwd", B=1, T=1024, H=2, K=32, V=32)
 PLAIN = Variant(Schedule(16, 16, True), 16)
@@ -101,3 +103,17 @@ def test_candidates_compile_or_say_why_not() -> None:
     assert absent.result() == {"status": "compile_error", "reason": "KeyError: 'grad_qk'", "compiled": None}
     assert set(answers) <= {"states", "output"}
     assert all(answer["status"] == "ok" for answer in answers.values())
+
+
+def test_a_space_is_the_same_by_several_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunk.problem, "interpreting", lambda: False)  # as in processes that compile
+    work = replace(WORK, T=100, gated=False)
+    with CompilePool("sm_80", jobs=2) as pool:
+        found = pool.space_of(work)
+    assert found == space_of(work, 80)
+    assert list(found.candidates) == list(space_of(work, 80).candidates)
+
+
+def test_what_a_process_does_not_enumerate_is_enumerated_here(pool: CompilePool) -> None:
+    work = replace(WORK, T=100, gated=False)
+    assert pool.space_of(work) == space_of(work, 90)  # these processes are made up, and answer that they crashed

@@ -75,7 +75,7 @@ def tune(faults_file: Path) -> Iterator[Callable[[], Tuning]]:
 
     def run() -> Tuning:
         with CompilePool(arch, limit_s=COMPILE_LIMIT_S, module="hostile_bench") as pool:
-            (tuning,) = Tuner(gpu, pool, int(arch.removeprefix("sm_")), "exhaustive").tune([WORK])
+            (tuning,) = Tuner(gpu, pool, "exhaustive").tune([WORK])
         return tuning
 
     yield run
@@ -151,7 +151,7 @@ def test_twenty_hostile_candidates_change_nothing(tune: Callable[[], Tuning], fa
 
 def test_the_plants_are_twenty_of_every_kind(plant: object, here_gpu, here_compiler) -> None:
     """With made-up times: what is planted, and that a tuning survives the choice."""
-    (clean,) = Tuner(here_gpu(), here_compiler(), 90, "exhaustive").tune([WORK])
+    (clean,) = Tuner(here_gpu(), here_compiler(), "exhaustive").tune([WORK])
     hostile = chosen_plants(clean, 90)
     counts = {fault: list(hostile.values()).count(fault) for fault in PLANTS}
     assert counts == {fault: count for fault, (count, _, _) in PLANTS.items()}

@@ -69,7 +69,7 @@ def test_twenty_hostile_candidates_are_recorded_and_the_winner_is_the_same(
 ) -> None:
     def tune() -> Tuning:
         with CompilePool("sm_90", 2, limit_s=2, module="fake_gpu") as pool:
-            (tuning,) = Tuner(gpu, pool, 90, "exhaustive").tune([WORK])
+            (tuning,) = Tuner(gpu, pool, "exhaustive").tune([WORK])
         return tuning
 
     clean = tune()
@@ -96,7 +96,7 @@ def test_twenty_hostile_candidates_are_recorded_and_the_winner_is_the_same(
 
 def test_a_tuning_says_what_it_did_and_another_one_agrees(gpu: Gpu, pool: CompilePool, fake: ModuleType) -> None:
     works = [replace(WORK, schedule=None), replace(WORK, schedule=None, direction="bwd")]
-    tuned = Tuner(gpu, pool, 90, "model", environment=lambda: {"device": "made up"})
+    tuned = Tuner(gpu, pool, "model", environment=lambda: {"device": "made up"})
     first, again = tuned.tune(works), tuned.tune(works)
     for work, one, other in zip(works, first, again, strict=True):
         space = space_of(work, 90)
@@ -116,7 +116,7 @@ def test_a_tuning_says_what_it_did_and_another_one_agrees(gpu: Gpu, pool: Compil
 
 def test_a_trial_names_the_other_variants_that_run_its_kernel(gpu: Gpu, pool: CompilePool) -> None:
     work = replace(WORK, schedule=None, T=32)
-    (tuning,) = Tuner(gpu, pool, 90, "exhaustive").tune([work])
+    (tuning,) = Tuner(gpu, pool, "exhaustive").tune([work])
     menus = space_of(work, 90).menus
     seen = [
         ((v["chunk"], v["sub_chunk"], v["materialize"], trial.candidate["block_t"]), *trial.shared)
@@ -142,7 +142,7 @@ def test_a_record_says_how_often_plans_of_slices_run_a_kernel() -> None:
 
 def test_a_record_survives_its_file(gpu: Gpu, pool: CompilePool, plant: Callable[[dict[Candidate, str]], None]) -> None:
     plant({next(iter(space_of(WORK, 90).candidates.values())): "oom"})
-    (tuning,) = Tuner(gpu, pool, 90, "halving").tune([WORK], budget_s=600)
+    (tuning,) = Tuner(gpu, pool, "halving").tune([WORK], budget_s=600)
     text = record.to_json(tuning)
     assert "\n" not in text
     assert record.from_json(text) == tuning
@@ -173,7 +173,7 @@ def default_plan(schedule: Schedule) -> Plan:
 
 def test_the_plan_in_use_is_a_finalist_and_loses_to_a_better_one(here_gpu, here_compiler) -> None:
     before = Choice(default_plan(Schedule(64, 64, True)), "by size")
-    (tuning,) = Tuner(here_gpu(), here_compiler(), 90, "exhaustive", incumbent=lambda work: before).tune([WORK])
+    (tuning,) = Tuner(here_gpu(), here_compiler(), "exhaustive", incumbent=lambda work: before).tune([WORK])
     (incumbent,) = (one for one in tuning.finalists if one.role == "incumbent")
     assert (incumbent.plan, incumbent.origin, incumbent.status) == (before.plan.to_dict(), "by size", "ok")
     assert len(incumbent.samples_ms) == 25
@@ -184,16 +184,16 @@ def test_the_plan_in_use_is_a_finalist_and_loses_to_a_better_one(here_gpu, here_
 
 def test_what_the_gate_runs_after_a_plan_is_compiled_ahead(here_gpu, here_compiler) -> None:
     before, compiler = Choice(default_plan(Schedule(64, 64, True)), "by size"), here_compiler()
-    Tuner(here_gpu(), compiler, 90, incumbent=lambda work: before).tune([WORK])
+    Tuner(here_gpu(), compiler, incumbent=lambda work: before).tune([WORK])
     assert compiler.plans == [(WORK, before.plan), (strong_work(WORK), before.plan)]
 
 
 def test_the_plan_in_use_stays_where_the_search_finds_nothing_better(here_gpu, here_compiler) -> None:
-    (first,) = Tuner(here_gpu(), here_compiler(), 90, "exhaustive").tune([WORK])
+    (first,) = Tuner(here_gpu(), here_compiler(), "exhaustive").tune([WORK])
     best = Choice(Plan.from_dict(winner(first)), "tuned here")
-    (tuning,) = Tuner(here_gpu(), here_compiler(), 90, "exhaustive", incumbent=lambda work: best).tune([WORK])
+    (tuning,) = Tuner(here_gpu(), here_compiler(), "exhaustive", incumbent=lambda work: best).tune([WORK])
     assert winner(tuning) == winner(first)
-    (nothing,) = Tuner(here_gpu(), here_compiler(), 90, "model", incumbent=lambda work: best).tune([WORK], 1e-9)
+    (nothing,) = Tuner(here_gpu(), here_compiler(), "model", incumbent=lambda work: best).tune([WORK], 1e-9)
     assert [(one.role, one.status) for one in nothing.finalists] == [("incumbent", "ok")]
     assert winner(nothing) == winner(first)
     assert (nothing.trials, nothing.stopped) == ((), "the budget was spent")
@@ -202,7 +202,7 @@ def test_the_plan_in_use_stays_where_the_search_finds_nothing_better(here_gpu, h
 def test_where_nothing_runs_there_is_no_winner(here_gpu, here_compiler, fake: ModuleType) -> None:
     broken = here_compiler(lambda request: {"status": "compile_error", "reason": "no compiler", "compiled": None})
     gpu = here_gpu()
-    (tuning,) = Tuner(gpu, broken, 90, "model").tune([WORK])
+    (tuning,) = Tuner(gpu, broken, "model").tune([WORK])
     assert (tuning.winner, tuning.finalists) == (None, ())
     assert {(trial.status, trial.reason) for trial in tuning.trials} == {("compile_error", "no compiler")}
     assert gpu.asked == []
@@ -210,7 +210,7 @@ def test_where_nothing_runs_there_is_no_winner(here_gpu, here_compiler, fake: Mo
 
 def test_a_backward_plan_is_gated_beside_the_forward_plan_that_won(here_gpu, here_compiler) -> None:
     gpu = here_gpu()
-    forward, backward = Tuner(gpu, here_compiler(), 90, "model").tune([WORK, replace(WORK, direction="bwd")])
+    forward, backward = Tuner(gpu, here_compiler(), "model").tune([WORK, replace(WORK, direction="bwd")])
     gates = [request["plans"] for request in gpu.asked if request["do"] == "gate"]
     assert gates == [{"fwd": winner(forward)}, {"fwd": winner(forward), "bwd": winner(backward)}]
 
@@ -230,7 +230,7 @@ def test_a_budget_that_ends_the_search_leaves_time_for_the_finals(here_gpu, here
         answer: dict[str, Any] = fake.handle(request)
         return answer
 
-    (tuning,) = Tuner(here_gpu(slow), here_compiler(), 90, "exhaustive").tune([WORK], budget_s=tuner.FINALS_S + 50)
+    (tuning,) = Tuner(here_gpu(slow), here_compiler(), "exhaustive").tune([WORK], budget_s=tuner.FINALS_S + 50)
     assert tuning.stopped == "the budget was spent"
     assert tuning.budget_s == tuner.FINALS_S + 50
     assert len(tuning.trials) == 51  # the last begins as the time is up, to the second
@@ -248,7 +248,7 @@ def test_a_budget_that_cuts_one_shape_off_leaves_the_next_its_kernels(
     hanging = next(iter(space_of(WORK, 90).candidates.values()))
     plant({hanging: "compiler hangs"})
     with CompilePool("sm_90", 1, limit_s=2, module="fake_gpu") as pool:
-        tuned = Tuner(gpu, pool, 90, "exhaustive")
+        tuned = Tuner(gpu, pool, "exhaustive")
         (first,) = tuned.tune([WORK], tuner.FINALS_S + 1, following=[longer])
         (second,) = tuned.tune([longer])
     assert first.stopped == "the budget was spent"
@@ -260,9 +260,9 @@ def test_a_budget_that_cuts_one_shape_off_leaves_the_next_its_kernels(
 def test_what_a_budget_cuts_off_is_compiled_no_more(gpu: Gpu, plant: Callable[[dict[Candidate, str]], None]) -> None:
     plant(dict.fromkeys(space_of(WORK, 90).candidates.values(), "compiler hangs"))
     with CompilePool("sm_90", 1, limit_s=1, module="fake_gpu") as pool:
-        (tuning,) = Tuner(gpu, pool, 90, "exhaustive").tune([WORK], budget_s=tuner.FINALS_S + 1)
+        (tuning,) = Tuner(gpu, pool, "exhaustive").tune([WORK], budget_s=tuner.FINALS_S + 1)
         assert tuning.stopped == "the budget was spent"
         plant({})
-        (other,) = Tuner(gpu, pool, 90, "halving").tune([replace(WORK, H=2, T=200)])
+        (other,) = Tuner(gpu, pool, "halving").tune([replace(WORK, H=2, T=200)])
         assert other.winner is not None
         assert sum(future.cancelled() for future in pool._futures.values()) > len(tuning.trials)
