@@ -107,7 +107,7 @@ def test_candidates_compile_or_say_why_not() -> None:
 
 def test_a_space_is_the_same_by_several_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunk.problem, "interpreting", lambda: False)  # as in processes that compile
-    work = replace(WORK, T=100, gated=False)
+    work = replace(WORK, schedule=Schedule(64, 64, True))
     with CompilePool("sm_80", jobs=2) as pool:
         found = pool.space_of(work)
     assert found == space_of(work, 80)
@@ -115,5 +115,5 @@ def test_a_space_is_the_same_by_several_processes(monkeypatch: pytest.MonkeyPatc
 
 
 def test_what_a_process_does_not_enumerate_is_enumerated_here(pool: CompilePool) -> None:
-    work = replace(WORK, T=100, gated=False)
+    work = replace(WORK, schedule=Schedule(64, 64, True))
     assert pool.space_of(work) == space_of(work, 90)  # these processes are made up, and answer that they crashed
