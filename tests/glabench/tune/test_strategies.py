@@ -17,7 +17,7 @@ from glabench.tune.history import History
 from glabench.tune.space import Space, space_of
 from glabench.tune.strategies import CLOSE_SAMPLES, FEWEST, SHARE, STRATEGIES, Request, check_strategy, settle
 
-WORKS = [Workload("fwd", 4, 2048, 16, 128, 128), Workload("bwd", 4, 2048, 16, 128, 128)]
+WORKS = [Workload("fwd", 4, 512, 16, 128, 128), Workload("bwd", 4, 512, 16, 128, 128)]
 MOST_BATCHES = 500
 needs_optuna = pytest.mark.skipif(find_spec("optuna") is None, reason="needs optuna")
 ALL = [pytest.param(name, marks=needs_optuna if name == "tpe" else ()) for name in STRATEGIES]
