@@ -14,6 +14,7 @@ from typing import Any
 from glabench.errors import in_one_line
 
 SCHEMA = 1
+VARIANT = 6  # values of a variant in a record: see `Trial.shared`
 
 
 @dataclass(frozen=True)
@@ -107,11 +108,19 @@ def from_json(text: str) -> Tuning:
     try:
         trials = tuple(Trial(**{**trial, **_tuples(trial)}) for trial in values["trials"])
         finalists = tuple(Finalist(**{**one, "samples_ms": tuple(one["samples_ms"])}) for one in values["finalists"])
-        times = values.get("times")
-        times = None if times is None else tuple((tuple(variant), step, factor) for variant, step, factor in times)
-        return Tuning(**{**values, "trials": trials, "finalists": finalists, "times": times})
+        return Tuning(**{**values, "trials": trials, "finalists": finalists, "times": _times(values.get("times"))})
     except (TypeError, LookupError, AttributeError, ValueError) as error:
         raise ValueError(in_one_line(f"not a tuning: {error}")) from None
+
+
+def _times(found: Any) -> tuple[tuple[Any, ...], ...] | None:
+    """`Tuning.times` from JSON. ValueError when it is none."""
+    if found is None:
+        return None
+    times = tuple((tuple(variant), step, factor) for variant, step, factor in found)
+    if not all(len(variant) == VARIANT and type(factor) in (int, float) for variant, _, factor in times):
+        raise ValueError(f"times: expected {VARIANT} values of a variant, a pass and a factor of each")
+    return times
 
 
 def _tuples(trial: dict[str, Any]) -> dict[str, Any]:

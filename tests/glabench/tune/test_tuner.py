@@ -151,6 +151,22 @@ def test_a_record_survives_its_file(gpu: Gpu, pool: CompilePool, plant: Callable
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ('[[[64, 64, true], "states", 2.0]]', "times: expected 6 values of a variant"),
+        ('[[[64, 64, true, 64, 0, true], "states", "2"]]', "times: expected 6 values of a variant"),
+        ('[["states", 2.0]]', "not a tuning: .*unpack"),
+        ("3", "not a tuning: .*not iterable"),
+    ],
+)
+def test_times_that_are_none_are_refused(text: str, message: str) -> None:
+    """What a variant or a factor lacks is found when the record is read, not where a report adds up."""
+    record_of = f'{{"kind": "tuning", "schema": 1, "trials": [], "finalists": [], "times": {text}}}'
+    with pytest.raises(ValueError, match=message):
+        record.from_json(record_of)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
         ("[1]", "expected a JSON object of kind tuning"),
         ('{"kind": "row"}', "expected a JSON object of kind tuning"),
         ('{"kind": "tuning", "schema": 0}', "tuning of schema 0, this glabench reads 1"),
