@@ -1,6 +1,6 @@
 """Files of lines that one process appends to and many may read: nothing torn, nothing lost, nothing read without bound.
 
-What is in a line is its owner's business: rows (``glabench.store``), tunings (``glabench.tune.record``), compilations.
+What is in a line is its owner's business: rows (``glabench.store``), tunings (``glabench.tuning_store``), compilations.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class Row:
     # [{"kernel": str, "arch": "sm_90", "registers": int, "spill_bytes": int, "shared_bytes": int, "num_warps": int,
     #   "num_stages": int, "tensor_core": "wgmma|mma|none", "error": str|None}]
     compiled: list[dict[str, Any]] | None = None
-    # {"flops": int, "hbm_bytes": int}: the case's compulsory work, from analysis/work.py
+    # {"flops": int, "hbm_bytes": int}: the case's compulsory work, from spec/work.py
     work: dict[str, Any] | None = None
     # {"sm_mhz": f, "sm_mhz_max": f, "power_w": f, "temperature_c": f, "throttle": [str]}: read while timing
     clocks: dict[str, Any] | None = None
@@ -68,7 +68,7 @@ class Row:
     wall_s: float = 0.0
     # how each process died that this case was tried in: "the process was killed by SIGSEGV"; see run/attempts.py
     deaths: list[str] | None = None
-    # [{"part": "compile|gate|all", "began": f, "seconds": {phase: f}}]: one for each process; see run/spent.py
+    # [{"part": "compile|gate|all", "began": f, "seconds": {phase: f}}]: one for each process; see spent.py
     spent: list[dict[str, Any]] | None = None
     schema: int = SCHEMA
 

@@ -43,9 +43,9 @@ def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
 def test_system(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     """It passes the gate and is timed on a CPU."""
     from glabench.run.pipeline import run_case
-    from glabench.run.settings import Settings
     from glabench.spec import catalog
     from glabench.spec.case import Case
+    from glabench.spec.settings import Settings
     from glabench.systems.base import load as load_system
 
     load("glabench/systems/sdpa_math.py")

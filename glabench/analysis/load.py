@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from glabench import tuning_store
 from glabench.errors import UserError
 from glabench.lines import bounded, warn_on_stderr
 from glabench.store import Row, open_to_read, read
-from glabench.tune import record
-from glabench.tune.record import Tuning
+from glabench.tuning_store import Tuning
 
 UNSHOWN = ("compiled", "rival")  # what the lines of files say that they are for which there is no page
 NEEDED_CASE = ("system", "B", "T", "H", "K", "V", "dtype", "mode")
@@ -113,7 +113,7 @@ def _tunings(path: Path, warn: Callable[[str], None]) -> list[Tuning]:
         for number, line in bounded(file):
             if line is None or line.strip():
                 try:
-                    found.append(record.from_json((line or b"").decode()))
+                    found.append(tuning_store.from_json((line or b"").decode()))
                 except ValueError as error:
                     broken.append(f"{path}:{number}: not a tuning, skipped: {error}")
     if not found:

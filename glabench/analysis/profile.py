@@ -21,7 +21,7 @@ from glabench.analysis import labels
 from glabench.analysis.bounds import RESOURCES, bounds, number, rate, ratio, tensor_flops, total
 from glabench.analysis.load import Profiled, device_name
 from glabench.analysis.statistics import NOTHING, Estimate, estimate
-from glabench.analysis.work import floor_ms, work
+from glabench.spec.work import floor_ms, work
 from glabench.store import Row
 
 STEPS = ("T", "chunk", "sub_chunk")  # of a case: what its question is asked over

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from glabench.analysis.tuning import Sums, Variant, median_ms, winner, work_key
-from glabench.tune.record import Finalist, Tuning
+from glabench.tuning_store import Finalist, Tuning
 
 EXHAUSTIVE = "exhaustive"
 AGREE = 1.01  # two winners whose times are within this factor count as one

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from glabench.errors import UserError
-from glabench.run.spent import PHASES, Spent, spent_of
+from glabench.spent import PHASES, Spent, spent_of
 from glabench.store import Row
 
 PAUSE_S = 60.0  # a sweep that runs never waits as long between two cases: it was stopped, and started again later

@@ -17,7 +17,7 @@ import pandas as pd
 
 from glabench.analysis.load import device_name
 from glabench.analysis.statistics import Estimate, estimate, geometric_mean
-from glabench.tune.record import Finalist, Trial, Tuning
+from glabench.tuning_store import Finalist, Trial, Tuning
 
 # In the order in which they run; grad_q and grad_k are of records from before one pass did both.
 PASSES = ("states", "output", "walk", "grad_states", "grad_walk", "grad_q", "grad_k", "grad_qk", "grad_v")

@@ -21,9 +21,9 @@ from glabench.check.timing import judge_time
 from glabench.check.verdict import CaseVerdict, Check, retimed
 from glabench.errors import UserError
 from glabench.run.driver import known_environment, worker_env
-from glabench.run.settings import Device, Settings
 from glabench.run.worker import PIPELINE, Worker
 from glabench.spec.case import CASE_FIELDS, Case
+from glabench.spec.settings import Device, Settings
 from glabench.store import Row
 
 TURNS = 4  # of each side

@@ -12,7 +12,7 @@ from glabench.errors import UserError, did_you_mean
 
 if TYPE_CHECKING:
     from glabench.check.verdict import Check
-    from glabench.run.settings import Device
+    from glabench.spec.settings import Device
     from glabench.store import Row
 
 # What --out writes, by the file's suffix.
@@ -166,7 +166,7 @@ def _rendered(found: Check, suffix: str) -> str:
     from glabench.check import formats
 
     if suffix == ".html":
-        from glabench.report import check as page  # brings matplotlib, which the rest does without
+        from glabench.check import page  # brings matplotlib, which the rest does without
 
         return page.render(found)
     if suffix == ".md":

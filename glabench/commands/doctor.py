@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import typer
@@ -10,21 +11,36 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from glabench.hardware.diagnosis import Finding
+    from glabench.spec.settings import Device
 
 
 def doctor() -> None:
     """Examine GPU, clocks, driver, versions and baselines; say what to fix. Exit code 1 when something is broken."""
     from rich.console import Console
 
-    from glabench.hardware.diagnosis import examine
+    from glabench.hardware import diagnosis, environment
 
-    findings = examine()
+    findings = [*diagnosis.examine(), *_systems(environment.detect_device())]
     console = Console(highlight=False, markup=False)
     for group in dict.fromkeys(finding.group for finding in findings):
         _print_group(console, group, [finding for finding in findings if finding.group == group])
     _print_fixes(console, [finding for finding in findings if finding.fix is not None])
     if any(finding.broken for finding in findings):
         raise typer.Exit(1)
+
+
+def _systems(device: Device) -> Iterator[Finding]:
+    """Every system by name: a missing rival is no defect, so nothing here is to be fixed."""
+    from glabench.hardware.diagnosis import Finding
+    from glabench.systems.base import every
+
+    for info, missing in every(device):
+        if missing is not None:
+            yield Finding("Systems", info.name, f"not here: {missing}")
+        elif info.triton and device == "cpu":
+            yield Finding("Systems", info.name, "checked and cross-compiled, not timed")
+        else:
+            yield Finding("Systems", info.name, "ready")
 
 
 def _print_group(console: Console, group: str, findings: list[Finding]) -> None:

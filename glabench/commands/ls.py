@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from glabench.run.settings import Device
+    from glabench.spec.settings import Device
 
 FAMILIES = {
     "gla": "gated linear attention", "linear": "linear attention", "attention": "softmax attention",
@@ -62,17 +62,15 @@ def _systems(device: Device) -> Table:
     """Name, what it is, and whether it runs here."""
     from rich.text import Text
 
-    from glabench.spec.catalog import CATALOG
-    from glabench.systems.base import load
+    from glabench.systems.base import every
 
     table = _table("name", "system", "here")
-    for name, info in CATALOG.items():
-        missing = load(name).unavailable(device)
+    for info, missing in every(device):
         if missing is not None:
             here = Text(f"no: {missing.reason}\n→ {missing.remedy}", style="yellow")
         elif info.triton and device == "cpu":
             here = Text("checked in the interpreter and cross-compiled, not timed", style="green")
         else:
             here = Text("yes", style="green")
-        table.add_row(name, f"{info.title}; {FAMILIES[info.family]}", here)
+        table.add_row(info.name, f"{info.title}; {FAMILIES[info.family]}", here)
     return table

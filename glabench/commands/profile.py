@@ -13,8 +13,8 @@ from glabench.commands import running
 from glabench.commands.running import pick_device, rows_file, run_cases
 
 if TYPE_CHECKING:
-    from glabench.run.settings import Device, Part, Settings
     from glabench.spec.case import Case
+    from glabench.spec.settings import Device, Part, Settings
     from glabench.store import Row
 
 PIPELINE = "glabench.profile.pipeline"
@@ -107,7 +107,7 @@ def _is_shape(what: str) -> bool:
 def _target(gpu: str | None) -> str:
     """The short name of the GPU whose ceilings stand in; UserError for one without a datasheet."""
     from glabench.hardware.datasheet import DATASHEET, datasheet_for
-    from glabench.run.settings import Profile
+    from glabench.spec.settings import Profile
 
     sheet = datasheet_for(Profile().target if gpu is None else gpu)
     return next(name for name, one in DATASHEET.items() if one is sheet)
@@ -172,7 +172,7 @@ def _with_model(cases: Sequence[Case], name: str) -> list[Case]:
 def _settings(kind: Device, ncu: bool, traces: str | None, target: str) -> Settings:
     from dataclasses import replace
 
-    from glabench.run.settings import Profile, Settings
+    from glabench.spec.settings import Profile, Settings
 
     return replace(Settings.for_device(kind), profile=Profile(ncu, traces, target))
 

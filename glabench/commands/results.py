@@ -136,7 +136,7 @@ def _print_account(found: Account) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from glabench.run.spent import PHASES
+    from glabench.spent import PHASES
 
     phases = [phase for phase in PHASES if any(line.seconds.get(phase) for line in found.lines)]
     table = Table(box=None, pad_edge=False)

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from glabench.run.driver import Driver
     from glabench.run.progress import SweepProgress
-    from glabench.run.settings import Device
     from glabench.spec.case import Case
+    from glabench.spec.settings import Device
     from glabench.store import Appender
 
 # Statuses that make the exit code 1. The others are answers: what does not fit, does not exist or takes too long.

@@ -12,8 +12,8 @@ from glabench.commands import running
 from glabench.commands.running import pick_device, rows_file, run_cases
 
 if TYPE_CHECKING:
-    from glabench.run.settings import Device
     from glabench.spec.case import Case
+    from glabench.spec.settings import Device
     from glabench.spec.sweep import Sweep
 
 

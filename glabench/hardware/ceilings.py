@@ -11,26 +11,23 @@ import hashlib
 import json
 import math
 import os
-import statistics
 import sys
 import tempfile
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
-from functools import cache
 from pathlib import Path
 from typing import Any, Self
 
 from glabench.errors import UserError
 from glabench.hardware import nvml
+from glabench.hardware.bandwidth import copy_bytes_per_s
 from glabench.hardware.datasheet import Datasheet, datasheet_for, find_datasheet
 from glabench.hardware.environment import cache_folder, gpu_name, package_version, require_cuda, slug
 
 SHIPPED = Path(__file__).parent / "measured"
 METHOD = 1  # raise it when something is measured in another way: what was kept is then measured anew
-COPY_BYTES = 2 * 2**30  # far beyond any L2, so that every byte travels
-COPY_SAMPLES = 20
 UNMEASURED = ("l2_read_bytes_per_s", "exps_per_s", "launch_gap_s", "launch_host_s")  # may be None
 
 
@@ -100,32 +97,6 @@ def _check(name: str, value: Any) -> None:
         return
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         raise ValueError(f"{name} is {value!r}, not a positive number")
-
-
-@cache
-def copy_bytes_per_s() -> float:
-    """Bytes read plus bytes written per second of a device-to-device copy, the median of 20; CUDA only.
-
-    The buffers are 2 GiB each, or a fifth of the free memory where that is less. Measured once per process.
-    """
-    import torch
-
-    free, _ = torch.cuda.mem_get_info()
-    size = min(COPY_BYTES, free // 5)
-    source = torch.zeros(size, dtype=torch.uint8, device="cuda")
-    target = torch.empty_like(source)
-    for _ in range(3):
-        target.copy_(source)
-    marks = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(COPY_SAMPLES)]
-    for start, end in marks:
-        start.record()
-        target.copy_(source)
-        end.record()
-    torch.cuda.synchronize()
-    seconds = statistics.median(start.elapsed_time(end) / 1000 for start, end in marks)
-    del source, target
-    torch.cuda.empty_cache()  # the memory of the next case is its own
-    return 2 * size / seconds
 
 
 def measure() -> Ceilings:

@@ -22,10 +22,10 @@ from triton.compiler import ASTSource
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from gla_kernels.config import SHARED_BYTES
+from glabench import failures
 from glabench.hardware.environment import cuobjdump
 from glabench.hardware.occupancy import occupancy
-from glabench.run import failures
-from glabench.run.spent import Phases
+from glabench.spent import Phases
 
 if TYPE_CHECKING:
     from gla_kernels.launch import Launch

@@ -13,9 +13,7 @@ from pathlib import Path
 
 import glabench
 from glabench.hardware import environment, nvml
-from glabench.run.settings import Device
-from glabench.spec.catalog import CATALOG
-from glabench.systems.base import load
+from glabench.spec.settings import Device
 
 # The oldest versions that the kernels and the measuring are tested with.
 OLDEST = {"torch": (2, 11), "triton": (3, 6)}
@@ -35,9 +33,9 @@ class Finding:
 
 
 def examine() -> list[Finding]:
-    """Everything that ``glabench doctor`` shows. Works without a GPU, without torch and without Triton."""
+    """Machine, GPU, software and Triton. Works without a GPU, without torch and without Triton."""
     device = environment.detect_device()
-    steps: tuple[Callable[[Device], Iterator[Finding]], ...] = (_machine, _gpu, _versions, _triton_runtime, _baselines)
+    steps: tuple[Callable[[Device], Iterator[Finding]], ...] = (_machine, _gpu, _versions, _triton_runtime)
     return [finding for step in steps for finding in step(device)]
 
 
@@ -195,15 +193,3 @@ def unwritable(folder: Path) -> str | None:
             return None
     except OSError as error:
         return error.strerror or str(error)
-
-
-def _baselines(device: Device) -> Iterator[Finding]:
-    """Every system by name: a missing baseline is no defect, so nothing here is to be fixed."""
-    for name, info in CATALOG.items():
-        missing = load(name).unavailable(device)
-        if missing is not None:
-            yield Finding("Systems", name, f"not here: {missing}")
-        elif info.triton and device == "cpu":
-            yield Finding("Systems", name, "checked and cross-compiled, not timed")
-        else:
-            yield Finding("Systems", name, "ready")

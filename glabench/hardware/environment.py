@@ -18,30 +18,17 @@ from typing import Any
 import glabench
 from glabench.errors import UserError
 from glabench.hardware import nvml
-from glabench.run.settings import Device
+from glabench.hardware.bandwidth import copy_bytes_per_s
+from glabench.spec.settings import Device
 
 # What of this package can change a result. Reports, commands and the driver read and move rows, no more.
 RESULT_SOURCES = (
-    "spec/case.py",
+    *(f"spec/{name}.py" for name in ("case", "settings", "work")),
     "systems/*.py",
     "systems/baselines/*.py",
     "hardware/*.py",
-    "analysis/work.py",
-    *(
-        f"run/{name}.py"
-        for name in (
-            "settings",
-            "pipeline",
-            "inputs",
-            "errors",
-            "oracle",
-            "retention",
-            "ssm",
-            "gate",
-            "measure",
-            "memory",
-        )
-    ),
+    *(f"run/{name}.py" for name in ("pipeline", "rotation", "measure", "memory")),
+    *(f"run/{name}.py" for name in ("gate", "errors", "question", "oracle", "retention", "ssm", "ssd")),
 )
 # Where Nsight Compute is when it is not on the PATH.
 NCU_PLACES = (
@@ -281,8 +268,6 @@ def environment(device: Device, bandwidth: bool = True) -> dict[str, Any]:
         "cpu_count": cpu_count(),
     }
     if device == "cuda":
-        from glabench.hardware.ceilings import copy_bytes_per_s
-
         properties = torch.cuda.get_device_properties(torch.cuda.current_device())
         info = nvml.gpu_info(str(properties.uuid))
         facts |= {

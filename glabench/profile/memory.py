@@ -14,9 +14,9 @@ import torch
 from glabench.profile.kernels import launches_of
 from glabench.run import oracle
 from glabench.run.gate import run_once
-from glabench.run.inputs import Inputs, input_bytes, inputs_for
 from glabench.spec.case import DTYPE_BYTES, Case
 from glabench.systems.base import System
+from glabench.systems.inputs import Inputs, input_bytes
 
 if TYPE_CHECKING:
     from gla_kernels.launch import Launch
@@ -173,7 +173,7 @@ def breakdown(system: System, case: Case, arch: str) -> dict[str, Any]:
     Inputs are all that was made for the call; modes bwd and fwdbwd are a forward and its backward. The second call
     counts: the first may autotune.
     """
-    inputs = inputs_for(system, case, "cuda")
+    inputs = system.draw_inputs(case, "cuda")
     gradients = case.mode in ("bwd", "fwdbwd")
     run_once(system, inputs, case, gradients)
     torch.cuda.synchronize()

@@ -11,7 +11,6 @@ import sys
 import torch
 
 from glabench.run import measure
-from glabench.run.inputs import inputs_for
 from glabench.spec.case import Case
 from glabench.systems.base import load
 
@@ -21,7 +20,7 @@ WARM_CALLS = 2  # the first compiles, or tunes
 def main(case: Case) -> None:
     """Make the call. Errors are the process's."""
     system = load(case.system)
-    (call,) = measure.calls(system, case, [inputs_for(system, case, "cuda")])
+    (call,) = measure.calls(system, case, [system.draw_inputs(case, "cuda")])
     for _ in range(WARM_CALLS):
         call()
     torch.cuda.synchronize()

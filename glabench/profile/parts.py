@@ -18,13 +18,13 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from glabench.profile import NotMeasured
-from glabench.run.inputs import make_inputs
 from glabench.spec.case import Case
 from glabench.systems.base import System
+from glabench.systems.inputs import make_inputs
 
 if TYPE_CHECKING:
     from gla_kernels.launch import Launch
-    from glabench.run.inputs import Inputs
+    from glabench.systems.inputs import Inputs
 
 SAMPLES = 30
 STATE_LINES = (

@@ -24,16 +24,18 @@ from typing import Any
 import torch
 
 from gla_kernels import machine_of
+from glabench import failures
 from glabench.errors import UserError
 from glabench.hardware.ceilings import Ceilings, ceilings_of, kept
 from glabench.hardware.datasheet import datasheet_for
 from glabench.hardware.environment import environment
 from glabench.profile import NotMeasured, counters, energy, kernels, launches, memory, parts
-from glabench.run import failures, measure
+from glabench.run import measure
 from glabench.run.measure import Call
-from glabench.run.pipeline import Draft, can_run, compile_kernels, passes_gate, release, rotated_inputs, row_of
-from glabench.run.settings import Settings
+from glabench.run.pipeline import Draft, can_run, compile_kernels, passes_gate, release, row_of
+from glabench.run.rotation import rotated_inputs
 from glabench.spec.case import Case
+from glabench.spec.settings import Settings
 from glabench.store import Row
 from glabench.systems.base import System
 

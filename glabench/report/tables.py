@@ -12,10 +12,10 @@ import pandas as pd
 from glabench.analysis import labels
 from glabench.analysis.compare import by
 from glabench.analysis.frame import label, share
-from glabench.analysis.work import floor_ms
 from glabench.hardware.datasheet import DATASHEET
 from glabench.report import text
 from glabench.report.parts import conditions
+from glabench.spec.work import floor_ms
 from glabench.store import Row
 
 SIZES = ("B", "T", "H", "K", "V")

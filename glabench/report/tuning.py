@@ -16,7 +16,7 @@ from glabench.report.model import Section
 from glabench.report.tables import Table
 from glabench.report.tuning_figures import devices, sections
 from glabench.store import Row
-from glabench.tune.record import Tuning
+from glabench.tuning_store import Tuning
 
 
 def render(tunings: Sequence[Tuning], found: Sequence[Section]) -> str:

@@ -21,7 +21,7 @@ from glabench.analysis.tuning import (
 )
 from glabench.report import parts, text
 from glabench.report.model import Figure, Panel, Point, Section, Series
-from glabench.tune.record import Trial, Tuning
+from glabench.tuning_store import Trial, Tuning
 
 MOST_POINTS = 1500  # of the scatter, so that the page stays below a megabyte
 MOST_SPLIT = 12  # workloads whose time is split into passes, in each direction

@@ -16,7 +16,7 @@ from glabench.report import text
 from glabench.report.headline import Finding
 from glabench.report.tables import SEVERITY, Cell, Failure, Table, number_cell
 from glabench.report.tuning_figures import devices
-from glabench.tune.record import Tuning
+from glabench.tuning_store import Tuning
 
 MOST_NAMED = 12  # candidates that fail for one reason; the count says how many there are
 

@@ -7,9 +7,9 @@ from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from glabench.run.settings import Settings
 from glabench.run.worker import Worker
 from glabench.spec.case import Case
+from glabench.spec.settings import Settings
 from glabench.store import Row
 
 MOST_DEATHS = 2

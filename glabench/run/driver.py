@@ -20,10 +20,10 @@ from glabench.hardware import environment
 from glabench.run.attempts import Attempts
 from glabench.run.gpus import only_this
 from glabench.run.parts import merge, parts
-from glabench.run.settings import Device, Part, Settings
 from glabench.run.sharing import Shared
 from glabench.run.worker import PIPELINE, Worker
 from glabench.spec.case import Case
+from glabench.spec.settings import Device, Part, Settings
 from glabench.store import Appender, Row
 
 # Untimed work runs in as many processes as there are cores, each with one thread.

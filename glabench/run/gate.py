@@ -14,11 +14,11 @@ import torch
 
 from glabench.run import oracle
 from glabench.run.errors import distance
-from glabench.run.inputs import DTYPES, Inputs, inputs_for, pick_pairs
-from glabench.run.settings import Settings
-from glabench.run.spent import Phases
 from glabench.spec.case import Case
+from glabench.spec.settings import Settings
+from glabench.spent import Phases
 from glabench.systems.base import System
+from glabench.systems.inputs import DTYPES, Inputs
 
 # The least that is allowed, in units of the dtype's rounding (u = eps / 2), whatever the plain form's error is: storing
 # the result costs up to one u, one rounded operand another. In fp32 the exponent of a decay, a sum of gates over a
@@ -63,7 +63,7 @@ def check(system: System, case: Case, settings: Settings, where: str, phases: Ph
     with phases("reference"):
         right = oracle.answer(question)
     with phases("inputs"):
-        inputs = inputs_for(system, case, settings.device)
+        inputs = system.draw_inputs(case, settings.device)
         _poison(inputs)
     with phases("compile"):
         first = run_once(system, inputs, case, gradients)
@@ -122,7 +122,7 @@ def _bits_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
 def _pick(x: torch.Tensor | None, name: str, question: oracle.Question) -> torch.Tensor | None:
     if x is None:
         return None
-    return pick_pairs(x, question.pairs, time_axis=question.case.mode != "step" and "state" not in name)
+    return oracle.pick_pairs(x, question.pairs, time_axis=question.case.mode != "step" and "state" not in name)
 
 
 def _score(name: str, x: torch.Tensor | None, right: oracle.Answer, dtype: str, factor: float) -> dict[str, Any]:

@@ -24,10 +24,10 @@ from typing import Any, Protocol
 import torch
 
 from glabench.hardware import nvml
-from glabench.run.inputs import Inputs
-from glabench.run.settings import Settings
 from glabench.spec.case import Case
+from glabench.spec.settings import Settings
 from glabench.systems.base import System
+from glabench.systems.inputs import Inputs
 
 Call = Callable[[], object]
 
@@ -326,8 +326,3 @@ def _measure_cuda(run: Sequence[Call], settings: Settings) -> Timing:
         "host_ms": round(sampler.host_s * 1000, 4),
     }
     return Timing(facts, nvml.summarise(found.readings))
-
-
-def rotated(case: Case, sets: int) -> int:
-    """Input sets to rotate: mode bwd keeps a whole autograd graph for each of them, so it has two at most."""
-    return min(sets, 2) if case.mode == "bwd" else sets

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 
 from glabench.run.gate import run_once
-from glabench.run.inputs import Inputs, inputs_for
 from glabench.run.oracle import Outputs
-from glabench.run.settings import Settings
 from glabench.spec.case import Case
+from glabench.spec.settings import Settings
 from glabench.systems.base import System
+from glabench.systems.inputs import Inputs
 
 
 def peak_memory(system: System, case: Case, settings: Settings) -> dict[str, Any] | None:
@@ -30,7 +30,7 @@ def peak_memory(system: System, case: Case, settings: Settings) -> dict[str, Any
     """
     if settings.device == "cpu":
         return None
-    inputs = inputs_for(system, case, settings.device)
+    inputs = system.draw_inputs(case, settings.device)
     gradients = case.mode in ("bwd", "fwdbwd")
     run_once(system, inputs, case, gradients)
     torch.cuda.synchronize()

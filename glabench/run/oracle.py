@@ -16,11 +16,10 @@ import torch
 from gla_kernels import reference
 from glabench.run import retention, ssd, ssm
 from glabench.run.errors import Distance, distance, sizes
-from glabench.run.inputs import Inputs, make_inputs, pick_pairs
 from glabench.run.question import asked
 from glabench.spec.case import Case
 from glabench.spec.catalog import Operator
-from glabench.systems.sdpa import attention_shape
+from glabench.systems.inputs import Inputs, make_inputs
 
 Outputs = dict[str, torch.Tensor]
 Pairs = tuple[tuple[int, int], ...]
@@ -75,7 +74,7 @@ def ask(case: Case, device: str, pair_count: int) -> Question:
     question = asked(case)
     operator = question.operator
     # the channels of a selective scan share B and C, and so do the heads of SSD: they go together as one head
-    heads = {"attention": attention_shape(case)[0], "ssm": 1, "ssd": 1}.get(operator, case.H)
+    heads = {"attention": case.attention_shape[0], "ssm": 1, "ssd": 1}.get(operator, case.H)
     every = [(b, h) for b in range(case.B) for h in range(heads)]
     middle = every[1:-1]
     drawn = random.Random(case.seed).sample(middle, min(max(pair_count - 2, 0), len(middle)))
@@ -240,3 +239,12 @@ def _attention_tile(
     into["dv"][:end] += p.to(q.dtype).T @ do
     into["dq"][rows] += ds @ k
     into["dk"][:end] += ds.T @ q
+
+
+def pick_pairs(x: torch.Tensor, pairs: tuple[tuple[int, int], ...], time_axis: bool = True) -> torch.Tensor:
+    """The (batch, head) pairs of ``x`` side by side: [B,T,H,D] -> [1,T,P,D], or [B,H,...] -> [1,P,...]."""
+    batch = torch.tensor([b for b, _ in pairs], device=x.device)
+    head = torch.tensor([h for _, h in pairs], device=x.device)
+    if time_axis:
+        return x.detach()[batch, :, head].transpose(0, 1).unsqueeze(0).contiguous()
+    return x.detach()[batch, head].unsqueeze(0).contiguous()

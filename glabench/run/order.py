@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from glabench.analysis.work import DEFAULT_CHUNK, work
 from glabench.run.question import Asked
 from glabench.spec.case import Case
+from glabench.spec.work import DEFAULT_CHUNK, work
 
 # Of a large GPU of today, to the nearest power of ten: the order of cases depends on no more.
 FLOP_PER_S = 1e14

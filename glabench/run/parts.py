@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from glabench.run.settings import Device, Part
 from glabench.spec.case import Case
 from glabench.spec.catalog import CATALOG
+from glabench.spec.settings import Device, Part
 from glabench.store import Row
 
 

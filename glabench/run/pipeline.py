@@ -12,20 +12,19 @@ from typing import Any
 
 import torch
 
-from glabench.analysis.work import work
+from glabench import failures
 from glabench.hardware.environment import environment
-from glabench.run import failures, gate, measure, memory
-from glabench.run.inputs import Inputs, input_bytes, inputs_for, set_count
+from glabench.run import gate, measure, memory
 from glabench.run.parts import merge, parts
-from glabench.run.settings import Settings
-from glabench.run.spent import Phases
+from glabench.run.rotation import rotated_inputs
 from glabench.spec.case import Case
+from glabench.spec.settings import Settings
+from glabench.spec.work import work
+from glabench.spent import Phases
 from glabench.store import Row
 from glabench.systems.base import System, load
 
 __all__ = ["merge", "run_case"]
-
-CPU_CACHE_BYTES = 32 * 2**20  # a common size of a laptop's last-level cache; what is rotated on a CPU is twice this
 
 
 @dataclass
@@ -135,17 +134,6 @@ def _measure(draft: Draft, case: Case, settings: Settings, system: System) -> No
     with draft.phases("samples"):
         timing = measure.measure(measure.calls(system, case, sets), settings)
     draft.found |= {"time": timing.time, "clocks": timing.clocks}
-
-
-def rotated_inputs(case: Case, settings: Settings, system: System) -> list[Inputs]:
-    """As many sets of inputs as it takes that none is in a cache any more when its turn comes again."""
-    if settings.device == "cuda":
-        cache = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
-        free, _ = torch.cuda.mem_get_info()
-    else:
-        cache, free = CPU_CACHE_BYTES, environment("cpu")["memory_bytes"]
-    count = measure.rotated(case, set_count(input_bytes(case), cache, free))
-    return [inputs_for(system, case, settings.device, salt) for salt in range(count)]
 
 
 def compile_kernels(draft: Draft, case: Case, settings: Settings, system: System) -> None:

@@ -12,8 +12,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, T
 from rich.progress import Progress as RichProgress
 from rich.text import Text
 
-from glabench.run.settings import Part
 from glabench.spec.case import Case
+from glabench.spec.settings import Part
 from glabench.store import Row
 
 COLOURS = {"ok": "green", "unsupported": "yellow", "oom": "yellow", "timeout": "yellow"}  # others: red

@@ -19,9 +19,9 @@ from glabench.run.attempts import Attempts
 from glabench.run.driver import Driver, Outcome, known_environment, worker_env
 from glabench.run.order import longest_first
 from glabench.run.parts import merge
-from glabench.run.settings import Device, Part, Settings
 from glabench.run.worker import Worker
 from glabench.spec.case import Case
+from glabench.spec.settings import Device, Part, Settings
 from glabench.store import Row
 
 MAX_RETRIES = 3  # of a task whose machine or Ray process was lost; Ray's own default

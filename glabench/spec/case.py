@@ -52,6 +52,11 @@ class Case:
         text = json.dumps(named, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
+    @property
+    def attention_shape(self) -> tuple[int, int]:
+        """(heads, dimension) of the attention that answers the case: its own, or the case's H heads of V."""
+        return self.attn_heads or self.H, self.attn_dim or self.V
+
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from glabench.spec.case import Case
+
 Family = Literal["gla", "linear", "scalar", "attention", "ssm"]
 Operator = Literal["gla", "simple", "retention", "ssd", "attention", "ssm"]
 
@@ -20,6 +22,12 @@ ONE_LEVEL = frozenset({"chunk", "materialize"})  # without sub-chunks
 # The selective scan that is measured beside a layer is Mamba's: twice the layer's width in channels of 16 states.
 SSM_EXPAND = 2
 SSM_STATE = 16
+
+
+def ssm_shape(case: Case) -> tuple[int, int]:
+    """(channels, states) of the selective scan that answers the case: Mamba's at the case's width, H heads of V."""
+    return SSM_EXPAND * case.H * case.V, SSM_STATE
+
 
 GLA_PAPER = "Yang et al. 2024, Gated Linear Attention Transformers with Hardware-Efficient Training, arXiv:2312.06635"
 FA2_PAPER = "Dao 2023, FlashAttention-2, arXiv:2307.08691"

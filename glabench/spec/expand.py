@@ -7,9 +7,9 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from glabench.run.settings import Device
 from glabench.spec.case import Case
 from glabench.spec.catalog import CATALOG, SCHEDULE
+from glabench.spec.settings import Device
 from glabench.spec.source import Loc, Source
 from glabench.spec.sweep import Attention, HeadDim, Section, Sweep
 from glabench.spec.values import Axis, read_block, read_fixed, read_match

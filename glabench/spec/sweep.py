@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from glabench.errors import UserError, did_you_mean
-from glabench.run.settings import Device, Settings
+from glabench.spec.settings import Device, Settings
 from glabench.spec.source import Loc, Source, read_yaml
 
 Block = dict[str, Any]
@@ -49,7 +49,7 @@ class Section(BaseModel):
     # these. Not given: all of them. Compiling takes seconds a case, checking a fraction of that.
     compile: list[Block] | None = None
     limit_s: Annotated[float, Field(gt=0)] = 600.0  # a case that takes longer is killed: status "timeout"
-    settings: dict[str, int | float] = {}  # of glabench.run.settings.Settings, by name
+    settings: dict[str, int | float] = {}  # of glabench.spec.settings.Settings, by name
 
 
 class SweepFile(Section):

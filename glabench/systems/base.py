@@ -5,18 +5,19 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from glabench.run.settings import Device
 from glabench.spec.case import Case
 from glabench.spec.catalog import CATALOG, SystemInfo
+from glabench.spec.settings import Device
 
 if TYPE_CHECKING:
     import torch
 
     from gla_kernels.launch import Launch
-    from glabench.run.inputs import Inputs
+    from glabench.systems.inputs import Inputs
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,12 @@ class System(ABC):
         """The same numbers and shapes in the memory layout that is natural to it; gates and clocks start after this."""
         return inputs
 
+    def draw_inputs(self, case: Case, device: str, salt: int = 0) -> Inputs:
+        """``make_inputs`` of its operator, laid out in memory as it takes them."""
+        from glabench.systems.inputs import make_inputs  # imports torch
+
+        return self.lay_out(make_inputs(case, self.info.operator, device, salt))
+
     @abstractmethod
     def forward(self, inputs: Inputs, case: Case) -> tuple[torch.Tensor, torch.Tensor | None]:
         """``(o [B,T,H,V], final_state [B,H,K,V] or None)``, differentiable with respect to every input that
@@ -81,6 +88,12 @@ class System(ABC):
         Empty for systems that are not our kernels.
         """
         return []
+
+
+def every(device: Device) -> Iterator[tuple[SystemInfo, Unavailable | None]]:
+    """All systems of the catalog, in its order, and for each that cannot run on this machine, why."""
+    for name, info in CATALOG.items():
+        yield info, load(name).unavailable(device)
 
 
 def load(name: str) -> System:

@@ -6,8 +6,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from glabench.hardware.environment import package_version
-from glabench.run.settings import Device
 from glabench.spec.case import Case
+from glabench.spec.settings import Device
 from glabench.systems.base import System, Unavailable
 from glabench.systems.gla import head_dim_refusal, kernels_unavailable
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     import torch
 
     from gla_kernels.launch import Launch
-    from glabench.run.inputs import Inputs
     from glabench.systems.baselines import Form
+    from glabench.systems.inputs import Inputs
 
 
 class Baseline(System):
@@ -61,8 +61,8 @@ class Baseline(System):
     def launches(self, case: Case, arch: str) -> list[Launch]:
         import torch
 
-        from glabench.run.inputs import DTYPES
         from glabench.systems.baselines import launches
+        from glabench.systems.inputs import DTYPES
 
         rows = (case.B, case.T, case.H)
         q, v = (torch.empty(*rows, d, dtype=DTYPES[case.dtype], device="meta") for d in (case.K, case.V))

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from glabench.hardware.environment import package_version
-from glabench.run.settings import Device
 from glabench.spec.case import Case
+from glabench.spec.settings import Device
 from glabench.systems.base import System
 
 if TYPE_CHECKING:
     import torch
 
-    from glabench.run.inputs import Inputs
+    from glabench.systems.inputs import Inputs
 
 DEFAULT_CHUNK = 64
 SUB_CHUNK = 16

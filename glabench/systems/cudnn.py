@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from glabench.hardware.environment import package_version
-from glabench.run.settings import Device
 from glabench.spec.case import Case
+from glabench.spec.settings import Device
 from glabench.systems.base import System, Unavailable, needs_gpu
 from glabench.systems.sdpa import attention_refusal, sdpa, sdpa_step
 
 if TYPE_CHECKING:
     import torch
 
-    from glabench.run.inputs import Inputs
+    from glabench.systems.inputs import Inputs
 
 
 class CudnnAttention(System):

@@ -6,15 +6,15 @@ import importlib.util
 from typing import TYPE_CHECKING
 
 from glabench.hardware.environment import package_version
-from glabench.run.settings import Device
 from glabench.spec.case import Case
+from glabench.spec.settings import Device
 from glabench.systems.base import System, Unavailable, needs_gpu
-from glabench.systems.sdpa import attention_refusal, attention_shape, sdpa, sdpa_step
+from glabench.systems.sdpa import attention_refusal, sdpa, sdpa_step
 
 if TYPE_CHECKING:
     import torch
 
-    from glabench.run.inputs import Inputs
+    from glabench.systems.inputs import Inputs
 
 MAX_HEAD_DIM = 256
 
@@ -26,7 +26,7 @@ class FlashAttention2(System):
         return needs_gpu(device)
 
     def unsupported(self, case: Case, device: Device) -> str | None:
-        _, dim = attention_shape(case)
+        _, dim = case.attention_shape
         if case.dtype == "fp32":
             return "FlashAttention-2 takes fp16 and bf16, not fp32"
         if dim > MAX_HEAD_DIM:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from glabench.hardware.environment import package_version
-from glabench.run.settings import Device
 from glabench.spec.case import Case
+from glabench.spec.settings import Device
 from glabench.systems.base import System, Unavailable, missing_package, needs_gpu
-from glabench.systems.sdpa import attention_refusal, attention_shape
+from glabench.systems.sdpa import attention_refusal
 
 if TYPE_CHECKING:
     import torch
 
-    from glabench.run.inputs import Inputs
+    from glabench.systems.inputs import Inputs
 
 INSTALL = "build it in the folder hopper of https://github.com/Dao-AILab/flash-attention"
 MAX_HEAD_DIM = 256
@@ -26,7 +26,7 @@ class FlashAttention3(System):
         return missing_package("flash_attn_interface", INSTALL) or needs_gpu(device)
 
     def unsupported(self, case: Case, device: Device) -> str | None:
-        _, dim = attention_shape(case)
+        _, dim = case.attention_shape
         if case.dtype == "fp32":
             return "FlashAttention-3 takes fp16 and bf16, not fp32"
         if dim > MAX_HEAD_DIM:

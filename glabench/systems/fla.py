@@ -8,14 +8,14 @@ import re
 from typing import TYPE_CHECKING
 
 from glabench.hardware.environment import package_version
-from glabench.run.settings import Device
 from glabench.spec.case import Case
+from glabench.spec.settings import Device
 from glabench.systems.base import System, Unavailable, missing_package, needs_gpu
 
 if TYPE_CHECKING:
     import torch
 
-    from glabench.run.inputs import Inputs
+    from glabench.systems.inputs import Inputs
 
 INSTALL = "pip install fla-core einops"
 HOPPER_MAJOR = 9  # of the compute capability

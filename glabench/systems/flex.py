@@ -6,15 +6,15 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from glabench.hardware.environment import package_version
-from glabench.run.settings import Device
 from glabench.spec.case import Case
+from glabench.spec.settings import Device
 from glabench.systems.base import System, Unavailable, missing_package, needs_gpu
 from glabench.systems.sdpa import attention_refusal
 
 if TYPE_CHECKING:
     import torch
 
-    from glabench.run.inputs import Inputs
+    from glabench.systems.inputs import Inputs
 
 
 @cache

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from glabench.hardware.environment import package_version
-from glabench.run.settings import Device
 from glabench.spec.case import Case
+from glabench.spec.settings import Device
 from glabench.systems.base import System, Unavailable, missing_package
 
 if TYPE_CHECKING:
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from gla_kernels import Choice, Machine, Plan, Schedule, Workload
     from gla_kernels.launch import Launch
     from gla_kernels.plans import Config
-    from glabench.run.inputs import Inputs
     from glabench.spec.catalog import SystemInfo
+    from glabench.systems.inputs import Inputs
 
 MAX_HEAD_DIM = 512
 
@@ -161,7 +161,7 @@ def kernel_launches(
 ) -> list[Launch]:
     """What the kernels' API would launch for the case, on meta tensors."""
     import gla_kernels
-    from glabench.run.inputs import DTYPES
+    from glabench.systems.inputs import DTYPES
 
     return gla_kernels.launches(
         op,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from glabench.run.settings import Device
 from glabench.spec.case import Case
+from glabench.spec.settings import Device
 from glabench.systems.base import System, Unavailable
 from glabench.systems.gla import head_dim_refusal, kernel_launches, kernels_unavailable, kernels_version
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import torch
 
     from gla_kernels.launch import Launch
-    from glabench.run.inputs import Inputs
+    from glabench.systems.inputs import Inputs
 
 
 class GlaRecurrent(System):

@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from glabench.hardware.environment import HELION_EXAMPLES, cache_folder, folder_digest, package_version
-from glabench.run.settings import Device
 from glabench.spec.case import Case
+from glabench.spec.settings import Device
 from glabench.systems.base import System, Unavailable, missing_package, needs_gpu
 
 if TYPE_CHECKING:
     import torch
 
-    from glabench.run.inputs import Inputs
+    from glabench.systems.inputs import Inputs
 
 CHECKOUT = f"set {HELION_EXAMPLES} to the folder examples of a checkout of https://github.com/pytorch/helion"
 ENGINE = "linear_attention_engine"

@@ -14,9 +14,9 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from glabench.hardware.environment import package_version
-from glabench.run.settings import Device
 from glabench.spec.case import Case
 from glabench.spec.catalog import SystemInfo
+from glabench.spec.settings import Device
 from glabench.systems import mamba_scan
 from glabench.systems.base import Unavailable
 from glabench.systems.simple_gla import SimpleGla
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import torch
 
     from gla_kernels.launch import Launch
-    from glabench.run.inputs import Inputs
+    from glabench.systems.inputs import Inputs
 
 CHUNK = 256  # of mamba_ssm's own layer
 

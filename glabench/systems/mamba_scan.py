@@ -8,9 +8,9 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from glabench.hardware.environment import package_version
-from glabench.run.settings import Device
 from glabench.spec.case import Case
-from glabench.spec.catalog import SSM_EXPAND, SSM_STATE, SystemInfo
+from glabench.spec.catalog import SystemInfo, ssm_shape
+from glabench.spec.settings import Device
 from glabench.systems.base import System, Unavailable
 from glabench.systems.gla import kernels_unavailable
 
@@ -18,12 +18,7 @@ if TYPE_CHECKING:
     import torch
 
     from gla_kernels.launch import Launch
-    from glabench.run.inputs import Inputs
-
-
-def ssm_shape(case: Case) -> tuple[int, int]:
-    """(channels, state) of the selective scan that answers the case: Mamba's at the case's width, H heads of V."""
-    return SSM_EXPAND * case.H * case.V, SSM_STATE
+    from glabench.systems.inputs import Inputs
 
 
 def ssm_parameters(channels: int, state: int, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -101,8 +96,8 @@ class MambaScan(System):
     def launches(self, case: Case, arch: str) -> list[Launch]:
         import torch
 
-        from glabench.run.inputs import DTYPES
         from glabench.systems.baselines.selective_scan import launches
+        from glabench.systems.inputs import DTYPES
 
         x, b = (torch.empty(case.B, case.T, n, dtype=DTYPES[case.dtype], device="meta") for n in ssm_shape(case))
         return launches(x, b, case.mode)

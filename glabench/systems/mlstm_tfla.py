@@ -13,15 +13,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from glabench.hardware.environment import package_version
-from glabench.run.settings import Device
 from glabench.spec.case import Case
+from glabench.spec.settings import Device
 from glabench.systems.base import System, Unavailable, missing_package, needs_gpu
 from glabench.systems.helion import heads_first
 
 if TYPE_CHECKING:
     import torch
 
-    from glabench.run.inputs import Inputs
+    from glabench.systems.inputs import Inputs
 
 CHUNK = 128  # the package's own default
 OPEN = 40.0  # an input gate before its sigmoid, which is 1 in float32 then

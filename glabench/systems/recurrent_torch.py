@@ -11,7 +11,7 @@ from glabench.systems.base import System
 if TYPE_CHECKING:
     import torch
 
-    from glabench.run.inputs import Inputs
+    from glabench.systems.inputs import Inputs
 
 
 class RecurrentTorch(System):

@@ -11,7 +11,7 @@ from glabench.systems.simple_gla import SimpleGla
 if TYPE_CHECKING:
     import torch
 
-    from glabench.run.inputs import Inputs
+    from glabench.systems.inputs import Inputs
 
 
 class Retention(SimpleGla):

@@ -6,20 +6,15 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from glabench.hardware.environment import package_version
-from glabench.run.settings import Device
 from glabench.spec.case import Case
+from glabench.spec.settings import Device
 from glabench.systems.base import System
 
 if TYPE_CHECKING:
     import torch
     from torch.nn.attention import SDPBackend
 
-    from glabench.run.inputs import Inputs
-
-
-def attention_shape(case: Case) -> tuple[int, int]:
-    """(heads, dim) of the attention that answers the case: its own, or the case's H heads of V."""
-    return case.attn_heads or case.H, case.attn_dim or case.V
+    from glabench.systems.inputs import Inputs
 
 
 def sdpa(inputs: Inputs, backend: SDPBackend | None = None, causal: bool = True) -> torch.Tensor:

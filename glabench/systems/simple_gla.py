@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from glabench.run.settings import Device
 from glabench.spec.case import Case
+from glabench.spec.settings import Device
 from glabench.systems.base import System, Unavailable
 from glabench.systems.gla import kernels_unavailable, kernels_version, schedule_of
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from gla_kernels import Schedule
     from gla_kernels.launch import Launch
-    from glabench.run.inputs import Inputs
+    from glabench.systems.inputs import Inputs
 
 MOST = 256
 
@@ -69,7 +69,7 @@ class SimpleGla(System):
 
     def launches(self, case: Case, arch: str) -> list[Launch]:
         from gla_kernels.simple import launches
-        from glabench.run.inputs import DTYPES
+        from glabench.systems.inputs import DTYPES
 
         return launches(
             B=case.B,

@@ -19,12 +19,13 @@ from typing import Any
 import torch
 
 from gla_kernels import Plan, Workload, machine_of
+from glabench import failures
 from glabench.hardware.crosscompile import local_arch
 from glabench.hardware.environment import environment
-from glabench.run import failures, gate
+from glabench.run import gate
 from glabench.run.measure import Call, ColdSampler
-from glabench.run.settings import Settings
 from glabench.spec.catalog import CATALOG
+from glabench.spec.settings import Settings
 from glabench.systems.gla import PlannedGla
 from glabench.tune.candidate import Candidate
 from glabench.tune.stage import STRONG_GATES, Stage, UnequalRuns, WrongResult, case_of, strong_work

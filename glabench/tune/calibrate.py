@@ -27,7 +27,7 @@ from gla_kernels.table import kernels_hash, space_hash
 from glabench.analysis.load import load_tunings
 from glabench.errors import UserError
 from glabench.tune.candidate import Candidate, launch_of
-from glabench.tune.record import Tuning
+from glabench.tuning_store import Tuning
 
 RIDGE = 1e-2  # keeps effects near zero that the records say little about
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from gla_kernels import Launch, Plan, Workload
 from gla_kernels.apply import launches_of
+from glabench import failures
 from glabench.hardware.crosscompile import cross_compile
-from glabench.run import failures
 from glabench.tune.candidate import Candidate, launch_of, variants
 from glabench.tune.space import members_of
 

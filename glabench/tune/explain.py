@@ -11,8 +11,8 @@ from rich.table import Table
 
 from glabench.analysis.statistics import Estimate
 from glabench.report import text
-from glabench.tune.record import Tuning
 from glabench.tune.why import PassTime, Row, explanation, spread
+from glabench.tuning_store import Tuning
 
 TOP = 20  # candidates of a pass that are shown
 

@@ -15,7 +15,7 @@ from gla_kernels import Plan, Workload
 from glabench.tune.candidate import Variant, plan_of
 from glabench.tune.gpu import Gpu
 from glabench.tune.history import History
-from glabench.tune.record import Finalist
+from glabench.tuning_store import Finalist
 
 MOST = 3  # plans of the search that reach the finals
 CLOSE = 1.05  # how far behind the best sum of passes a plan may be for that

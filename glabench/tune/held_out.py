@@ -22,8 +22,8 @@ from glabench.analysis.load import load_tunings
 from glabench.analysis.statistics import geometric_mean
 from glabench.analysis.tuning import Sums
 from glabench.errors import UserError
-from glabench.tune.record import Tuning
 from glabench.tune.session import describe, entry_of
+from glabench.tuning_store import Tuning
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from glabench.hardware.occupancy import SMS
 from glabench.report import text
 from glabench.tune.candidate import Variant
 from glabench.tune.explain import TOP, explain
-from glabench.tune.record import Tuning
 from glabench.tune.space import Space, space_of
+from glabench.tuning_store import Tuning
 
 PATTERNS = ("local/tune-*.jsonl", "*/tune-*.jsonl")  # in results/, where records are by default
 DEFAULT_CAPABILITY = 90

@@ -35,7 +35,7 @@ def handle(request: dict[str, Any]) -> dict[str, Any]:
     """The child: the case once forward and backward, and what ran it."""
     import torch
 
-    from glabench.run.inputs import make_inputs
+    from glabench.systems.inputs import make_inputs
 
     system, case = load("fla"), Case.from_dict(request["case"])
     inputs = make_inputs(case, "gla", "cuda").with_grad()

@@ -19,17 +19,17 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from gla_kernels import Choice, Entry, Machine, Plan, TableError, Workload, chosen, keep
 from gla_kernels.table import header_of
+from glabench import tuning_store
 from glabench.analysis.load import load_tunings
 from glabench.errors import UserError
 from glabench.hardware import nvml
 from glabench.lines import Lines
 from glabench.systems.gla import schedule_name
-from glabench.tune import record
 from glabench.tune.compiler import CompilePool
 from glabench.tune.gpu import Gpu
-from glabench.tune.record import Tuning
 from glabench.tune.search import Search
 from glabench.tune.tuner import Tuner
+from glabench.tuning_store import Tuning
 
 SAY_EVERY_S = 15.0  # where no bar can be drawn
 
@@ -122,7 +122,7 @@ class Session:
         header = asdict(header_of(self.machine))
         for tuning in tunings:
             if self._lines is not None:
-                self._lines.write(record.to_json(replace(tuning, header=header)))
+                self._lines.write(tuning_store.to_json(replace(tuning, header=header)))
             self.console.print(summary(tuning), soft_wrap=True)
         if self.keep:
             self._keep(tunings)

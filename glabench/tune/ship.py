@@ -15,8 +15,8 @@ from gla_kernels.table import Header, TableError, kernels_hash, space_hash
 from gla_kernels.table_files import ship
 from glabench.analysis.load import load_tunings
 from glabench.errors import UserError
-from glabench.tune.record import Tuning
 from glabench.tune.session import entry_of
+from glabench.tuning_store import Tuning
 
 
 def table_of(tunings: Sequence[Tuning]) -> Path:

@@ -22,8 +22,8 @@ from gla_kernels.chunk.problem import Problem
 from gla_kernels.chunk.slices import Share
 from gla_kernels.config import WALK_OF, WALKS
 from gla_kernels.launch import Launcher, execute
-from glabench.run.inputs import DTYPES, Inputs, make_inputs
 from glabench.spec.case import Case
+from glabench.systems.inputs import DTYPES, Inputs, make_inputs
 from glabench.tune.candidate import Candidate, plan_of
 
 # How far a candidate may be from the reference plan, which has rounding errors of its own: in units of the dtype's

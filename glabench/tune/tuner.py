@@ -14,11 +14,11 @@ from glabench.tune import finals
 from glabench.tune.candidate import Variant
 from glabench.tune.gpu import Answer, Gpu
 from glabench.tune.history import History
-from glabench.tune.record import Trial, Tuning
 from glabench.tune.search import Compiler, Search, Searcher
 from glabench.tune.space import Space
 from glabench.tune.stage import strong_work
 from glabench.tune.strategies import STRATEGIES
+from glabench.tuning_store import Trial, Tuning
 
 if TYPE_CHECKING:
     from gla_kernels.choose import Choice

@@ -12,7 +12,7 @@ from glabench.analysis.statistics import Estimate, estimate
 from glabench.analysis.tuning import PASSES, Sums, Variant, median_ms, trial_ms, variants, winner
 from glabench.report import text
 from glabench.tune.finals import KERNEL_TIE, TIE
-from glabench.tune.record import Trial, Tuning
+from glabench.tuning_store import Trial, Tuning
 
 WORDS = {
     "wrong": "wrong",

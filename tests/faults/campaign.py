@@ -27,8 +27,8 @@ from glabench import store
 from glabench.errors import UserError
 from glabench.run.attempts import MOST_DEATHS
 from glabench.run.driver import Driver, finished, known_environment
-from glabench.run.settings import Part, Settings
 from glabench.spec.case import Case
+from glabench.spec.settings import Part, Settings
 from glabench.store import Appender, Row
 
 

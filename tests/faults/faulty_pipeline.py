@@ -16,9 +16,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from glabench.run import failures
-from glabench.run.settings import Settings
+from glabench import failures
 from glabench.spec.case import Case
+from glabench.spec.settings import Settings
 from glabench.store import Row
 
 FOLDER = Path(os.environ["FAULTS"])

@@ -16,13 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gla_kernels import table
-from glabench import store
+from glabench import store, tuning_store
 from glabench.errors import UserError
 from glabench.hardware import ceilings
 from glabench.spec.case import CASE_FIELDS, Case
 from glabench.spec.expand import check
 from glabench.spec.sweep import SweepFile, load
-from glabench.tune import record
 
 ROOT = Path(__file__).parents[2]
 MOST_LINE = 2000  # characters of an error
@@ -171,7 +170,7 @@ def tunings() -> st.SearchStrategy[str]:
 @given(tunings())
 def test_records_of_tunings(content: str) -> None:
     try:
-        assert isinstance(record.from_json(content), record.Tuning)
+        assert isinstance(tuning_store.from_json(content), tuning_store.Tuning)
     except ValueError as error:
         clear(error)
 

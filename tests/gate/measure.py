@@ -37,10 +37,10 @@ from glabench.commands.running import only, pick_device
 from glabench.errors import UserError
 from glabench.run.child import Child, ChildDied, ChildTimeout
 from glabench.run.driver import FIRST_CASE, Driver, finished, known_environment, worker_env
-from glabench.run.settings import Device, Part, Settings
 from glabench.run.worker import Worker
 from glabench.spec.case import Case
 from glabench.spec.expand import expand
+from glabench.spec.settings import Device, Part, Settings
 from glabench.spec.sweep import find, load
 from glabench.store import Appender, Row
 

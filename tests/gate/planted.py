@@ -26,13 +26,14 @@ import triton
 import triton.language as tl
 
 from gla_kernels.launch import Launch, execute
+from glabench.failures import one_line
 from glabench.hardware import nvml
 from glabench.run import measure
-from glabench.run.failures import one_line
 from glabench.run.measure import Call, ColdSampler, Sampler
-from glabench.run.pipeline import Draft, can_run, release, rotated_inputs, row_of
-from glabench.run.settings import Settings
+from glabench.run.pipeline import Draft, can_run, release, row_of
+from glabench.run.rotation import rotated_inputs
 from glabench.spec.case import Case
+from glabench.spec.settings import Settings
 from glabench.store import Row
 from glabench.systems.base import System, load
 

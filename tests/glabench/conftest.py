@@ -13,7 +13,7 @@ import pytest
 from glabench.analysis.tuning import Sums, Variant
 from glabench.spec.case import Case, Mode
 from glabench.store import Row
-from glabench.tune.record import Finalist, Trial, Tuning
+from glabench.tuning_store import Finalist, Trial, Tuning
 
 MakeTuning = Callable[..., Tuning]
 STEPS = {"fwd": ("states", "output"), "bwd": ("states", "grad_states", "grad_qk", "grad_v")}

@@ -27,8 +27,8 @@ from glabench import store
 from glabench.analysis.frame import timing
 from glabench.analysis.spent import wall
 from glabench.errors import UserError
-from glabench.run.spent import Spent, spent_of
 from glabench.spec.sweep import find
+from glabench.spent import Spent, spent_of
 from glabench.store import Row
 
 SWEEP = "several_gpus"

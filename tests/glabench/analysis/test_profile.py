@@ -15,8 +15,8 @@ from glabench.analysis.bounds import bounds
 from glabench.analysis.load import Profiled, located, profiles
 from glabench.analysis.profile import Call, calls
 from glabench.analysis.traffic import Traffic
-from glabench.analysis.work import floor_ms, work
 from glabench.errors import UserError
+from glabench.spec.work import floor_ms, work
 from glabench.store import Row, to_json
 
 MakeProfile = Callable[..., Row]

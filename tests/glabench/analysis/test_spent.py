@@ -6,7 +6,7 @@ import pytest
 
 from glabench.analysis.spent import PAUSE_S, Line, Wall, account, wall
 from glabench.errors import UserError
-from glabench.run.spent import Spent
+from glabench.spent import Spent
 from glabench.store import Row
 
 

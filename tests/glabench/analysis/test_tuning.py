@@ -33,7 +33,7 @@ from glabench.analysis.tuning import (
 )
 from glabench.errors import UserError
 from glabench.store import to_json as row_to_json
-from glabench.tune.record import Finalist, Trial, Tuning, from_json, to_json
+from glabench.tuning_store import Finalist, Trial, Tuning, from_json, to_json
 
 MakeTrial = Callable[..., Trial]
 MakePlan = Callable[..., dict[str, Any]]

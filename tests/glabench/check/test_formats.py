@@ -7,9 +7,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from glabench.check import formats
+from glabench.check import formats, page
 from glabench.check.verdict import Check, check
-from glabench.report import check as page
 
 from .conftest import FULL, MakeRun
 

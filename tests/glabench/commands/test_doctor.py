@@ -6,7 +6,7 @@ import pytest
 import typer
 
 from glabench.commands.doctor import doctor
-from glabench.hardware import diagnosis
+from glabench.hardware import diagnosis, environment
 from glabench.hardware.diagnosis import Finding
 
 
@@ -17,6 +17,17 @@ def test_the_doctor_runs_here(capsys: pytest.CaptureFixture[str], monkeypatch: p
     for word in ("Machine", "GPU", "Software", "torch", "Triton", "Systems", "chunkwise_torch"):
         assert word in printed
     assert all(len(line) <= 80 for line in printed.splitlines())
+
+
+def test_a_rival_that_cannot_run_here_is_no_defect(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment, "gpu_name", lambda: None)
+    monkeypatch.setenv("COLUMNS", "200")
+    show([], monkeypatch)
+    printed = capsys.readouterr().out
+    assert any("fa2" in line and "needs an NVIDIA GPU" in line for line in printed.splitlines())
+    assert "Nothing to fix" in printed
 
 
 def show(findings: list[Finding], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,10 +14,11 @@ import glabench.tune.compiler
 import glabench.tune.gpu
 from gla_kernels import Machine, Workload, refresh, table_files
 from gla_kernels.table import read
+from glabench import tuning_store
 from glabench.cli import main
-from glabench.tune import lookup, record, session
-from glabench.tune.record import Tuning
+from glabench.tune import lookup, session
 from glabench.tune.tuner import Tuner
+from glabench.tuning_store import Tuning
 
 FAKES = Path(__file__).parent.parent / "tune"  # fake_gpu, a measuring and a compiling process with made-up times
 TINY = """
@@ -98,7 +99,7 @@ def test_bad_calls_are_one_line(
 
 
 def records(path: Path) -> list[Tuning]:
-    return [record.from_json(line) for line in path.read_text().splitlines()]
+    return [tuning_store.from_json(line) for line in path.read_text().splitlines()]
 
 
 def heads(folder: Path) -> set[int]:
@@ -155,7 +156,7 @@ def test_a_workload_without_a_plan_is_exit_code_1(gpu: Path, monkeypatch: pytest
 
 def write(path: str, *tunings: Tuning) -> None:
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    Path(path).write_text("".join(record.to_json(one) + "\n" for one in tunings))
+    Path(path).write_text("".join(tuning_store.to_json(one) + "\n" for one in tunings))
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ import torch
 
 from glabench.profile import memory
 from glabench.profile.memory import KINDS, addresses, kinds_of, replay
-from glabench.run.inputs import input_bytes
 from glabench.spec.case import Case
 from glabench.systems.base import load
+from glabench.systems.inputs import input_bytes
 
 OURS = [{"name": "state_buffer", "filename": "/x/gla_kernels/chunk/__init__.py", "line": 1}]
 THEIRS = [{"name": "state_buffer", "filename": "/x/another/chunk.py", "line": 1}]

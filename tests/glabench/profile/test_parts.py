@@ -14,9 +14,9 @@ import torch
 from gla_kernels import reference
 from gla_kernels.launch import execute
 from glabench.profile import NotMeasured, parts
-from glabench.run.inputs import make_inputs
 from glabench.spec.case import Case
 from glabench.systems.base import load
+from glabench.systems.inputs import make_inputs
 
 CASE = Case("gla", 1, 96, 2, 16, 16, "fp32", "fwd", chunk=32, sub_chunk=16, materialize=True)
 

@@ -19,8 +19,8 @@ from glabench.profile import NotMeasured, counters, energy, kernels, launches, m
 from glabench.profile.launches import Event, Launched
 from glabench.run import measure
 from glabench.run.pipeline import Draft
-from glabench.run.settings import Profile, Settings
 from glabench.spec.case import Case
+from glabench.spec.settings import Profile, Settings
 from glabench.systems.base import load
 
 CASE = Case("gla", 1, 256, 2, 32, 32, "bf16", "fwd", chunk=64, sub_chunk=64, materialize=True)
@@ -33,7 +33,7 @@ PREDICT = """
 from dataclasses import replace
 from glabench import store
 from glabench.profile.pipeline import run_case
-from glabench.run.settings import Profile, Settings
+from glabench.spec.settings import Profile, Settings
 from glabench.spec.case import Case
 case = Case(**{case!r})
 for target in {targets!r}:

@@ -19,7 +19,7 @@ from glabench.cli import main
 from glabench.report import tuning_tables
 from glabench.report.tuning import render
 from glabench.report.tuning_figures import MOST_POINTS, sections
-from glabench.tune.record import Tuning, from_json, to_json
+from glabench.tuning_store import Tuning, from_json, to_json
 
 MakeTuning = Callable[..., Tuning]
 

@@ -17,9 +17,9 @@ from glabench.errors import UserError
 from glabench.lines import Lines
 from glabench.run import driver as driver_module
 from glabench.run.driver import Driver, finished
-from glabench.run.settings import Device, Part, Settings
-from glabench.run.spent import spent_of
 from glabench.spec.case import Case
+from glabench.spec.settings import Device, Part, Settings
+from glabench.spent import spent_of
 from glabench.store import Appender, Row
 
 

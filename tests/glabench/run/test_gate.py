@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from glabench.run import gate
-from glabench.run.inputs import Inputs
-from glabench.run.settings import Settings
 from glabench.spec.case import Case
 from glabench.spec.catalog import CATALOG
+from glabench.spec.settings import Settings
 from glabench.systems.base import System
+from glabench.systems.inputs import Inputs
 
 Result = tuple[torch.Tensor, torch.Tensor | None]
 Change = Callable[[torch.Tensor], torch.Tensor]

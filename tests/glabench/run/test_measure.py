@@ -11,11 +11,11 @@ import torch
 
 from glabench.hardware import nvml
 from glabench.run import measure
-from glabench.run.inputs import make_inputs
 from glabench.run.measure import StoppingRule, running_noise
-from glabench.run.settings import Settings
 from glabench.spec.case import Case
+from glabench.spec.settings import Settings
 from glabench.systems.base import load
+from glabench.systems.inputs import make_inputs
 
 RULE = StoppingRule(min_samples=10, max_samples=500, min_time_s=0.1, max_time_s=2.0, max_noise=0.005)
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from glabench.run import memory
-from glabench.run.inputs import Inputs, make_inputs
-from glabench.run.settings import Settings
 from glabench.spec.case import Case
 from glabench.spec.catalog import CATALOG
+from glabench.spec.settings import Settings
 from glabench.systems.base import System
+from glabench.systems.inputs import Inputs, make_inputs
 
 CASE = Case("chunkwise_torch", 1, 64, 2, 8, 8, "fp32", "fwd")
 OUTPUT_BYTES = 4 * 64 * 2 * 8
@@ -56,6 +56,9 @@ class Littering(System):
     def implementation(self, case: Case) -> str:
         return "a system of the tests"
 
+    def draw_inputs(self, case: Case, device: str, salt: int = 0) -> Inputs:
+        return make_inputs(case, "gla", "cpu", salt)
+
     def forward(self, inputs: Inputs, case: Case) -> tuple[torch.Tensor, torch.Tensor | None]:
         self.calls += 1
         if self.calls == 1:
@@ -68,7 +71,6 @@ class Littering(System):
 
 @pytest.fixture
 def system(monkeypatch: pytest.MonkeyPatch) -> Littering:
-    monkeypatch.setattr(memory, "inputs_for", lambda system, case, device: make_inputs(case, "gla", "cpu"))
     return Littering(Allocator(monkeypatch))
 
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from glabench.run import oracle
-from glabench.run.inputs import make_inputs
 from glabench.spec.case import Case
+from glabench.systems.inputs import make_inputs
 
 CASE = Case("gla", 3, 40, 4, 8, 8, "fp32", initial_state=True)
 
@@ -91,3 +91,13 @@ def test_attention_and_its_gradients_are_those_of_autograd(tokens: int) -> None:
     assert set(found) == set(expected)
     for name in found:
         assert torch.allclose(found[name], expected[name], atol=1e-12), name
+
+
+def test_pairs_are_picked_side_by_side() -> None:
+    x = torch.arange(2 * 5 * 3 * 4).view(2, 5, 3, 4)
+    picked = oracle.pick_pairs(x, ((0, 1), (1, 2)))
+    assert picked.shape == (1, 5, 2, 4)
+    assert torch.equal(picked[0, :, 0], x[0, :, 1])
+    assert torch.equal(picked[0, :, 1], x[1, :, 2])
+    state = torch.arange(2 * 3 * 4 * 6).view(2, 3, 4, 6)
+    assert torch.equal(oracle.pick_pairs(state, ((1, 0),), time_axis=False), state[1:, :1])

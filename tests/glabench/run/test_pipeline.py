@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from glabench import store
-from glabench.run.inputs import Inputs
 from glabench.run.parts import merge, parts
 from glabench.run.pipeline import run_case
-from glabench.run.settings import Device, Part, Settings
-from glabench.run.spent import spent_of
 from glabench.spec.case import Case
 from glabench.spec.catalog import CATALOG
+from glabench.spec.settings import Device, Part, Settings
+from glabench.spent import spent_of
 from glabench.systems.base import System, Unavailable, load
+from glabench.systems.inputs import Inputs
 
 SETTINGS = replace(Settings.for_device("cpu"), warmup_s=0.0, min_time_s=0.0, max_time_s=0.01, gate_tokens_cpu=64)
 CASE = Case("chunkwise_torch", 1, 100, 2, 8, 8, "fp32", "fwdbwd")
@@ -167,7 +167,7 @@ def test_our_kernels_are_compiled_in_a_part_of_their_own() -> None:
 PART = """
 from glabench import store
 from glabench.run.pipeline import run_case
-from glabench.run.settings import Settings
+from glabench.spec.settings import Settings
 from glabench.spec.case import Case
 print(store.to_json(run_case(Case(**{case!r}), "tests", Settings.for_device("cpu").with_part("{part}"))))
 """

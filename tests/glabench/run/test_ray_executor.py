@@ -12,8 +12,8 @@ import pytest
 from glabench import store
 from glabench.errors import UserError
 from glabench.run.ray_executor import RayDriver, connect, environment_there
-from glabench.run.settings import Device, Part, Settings
 from glabench.spec.case import Case
+from glabench.spec.settings import Device, Part, Settings
 from glabench.store import Appender, Row
 
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from glabench.run.settings import Settings
-from glabench.run.spent import spent_of
 from glabench.run.worker import Worker
 from glabench.spec.case import Case
+from glabench.spec.settings import Settings
+from glabench.spent import spent_of
 from glabench.store import Row
 
 SETTINGS = Settings.for_device("cpu")
@@ -136,7 +136,7 @@ def test_a_child_does_not_outlive_its_parent(calls: Path) -> None:
         [
             sys.executable,
             "-c",
-            "from glabench.run.worker import Worker; from glabench.run.settings import Settings;"
+            "from glabench.run.worker import Worker; from glabench.spec.settings import Settings;"
             "from glabench.spec.case import Case;"
             "Worker(pipeline='misbehaving').run(Case('gla', 1, 8, 1, 8, 8, seed=5), 's', Settings(device='cpu'), 600)",
         ]

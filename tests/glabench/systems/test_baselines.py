@@ -10,15 +10,16 @@ import pytest
 import torch
 
 from gla_kernels import reference
-from glabench.run import failures, gate, oracle
+from glabench import failures
+from glabench.run import gate, oracle
 from glabench.run.errors import distance, sizes
-from glabench.run.inputs import DTYPES, Inputs, make_inputs
-from glabench.run.settings import Settings
 from glabench.spec.case import Case, Mode
 from glabench.spec.catalog import CATALOG
+from glabench.spec.settings import Settings
 from glabench.systems import System, load
 from glabench.systems.baselines import Form
 from glabench.systems.baselines.lightning2 import lightning
+from glabench.systems.inputs import DTYPES, Inputs, make_inputs
 from glabench.systems.lightning2 import Lightning2
 
 CHUNKED = {"chunkwise_direct": 16}

@@ -11,10 +11,10 @@ import torch
 
 import gla_kernels
 from gla_kernels import Entry, Machine, Plan, Schedule, Workload, choose, default_config, table, table_files
-from glabench.run.inputs import make_inputs
 from glabench.spec.case import Case
 from glabench.spec.catalog import CATALOG
 from glabench.systems.gla import Gla, PlannedGla, schedule_name
+from glabench.systems.inputs import make_inputs
 
 CASE = Case("gla", 1, 300, 2, 16, 16, "fp32")
 FWD, BWD = Schedule(32, 32, False), Schedule(128, 16, False)

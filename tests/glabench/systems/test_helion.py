@@ -15,11 +15,11 @@ import torch
 
 from glabench.hardware.environment import HELION_EXAMPLES, folder_digest
 from glabench.run import gate
-from glabench.run.inputs import Inputs, inputs_for, make_inputs
-from glabench.run.pipeline import rotated_inputs
-from glabench.run.settings import Settings
+from glabench.run.rotation import rotated_inputs
 from glabench.spec.case import Case
+from glabench.spec.settings import Settings
 from glabench.systems import Unavailable, helion, load
+from glabench.systems.inputs import Inputs, make_inputs
 
 CASE = Case("helion", B=2, T=100, H=3, K=16, V=32, dtype="fp32", mode="fwdbwd")
 VARIABLES = (HELION_EXAMPLES, helion.EFFORT, helion.CACHE, "HELION_AUTOTUNER", "HELION_AOT_DATA_DIR")
@@ -164,7 +164,7 @@ def test_the_row_says_what_ran_and_how_it_was_tuned(
 def test_inputs_are_laid_out_heads_first_before_anything_runs(examples: Path) -> None:
     system = load("helion")
     plain = make_inputs(CASE, "gla", "cpu")
-    sets = [inputs_for(system, CASE, "cpu"), rotated_inputs(CASE, Settings.for_device("cpu"), system)[0]]
+    sets = [system.draw_inputs(CASE, "cpu"), rotated_inputs(CASE, Settings.for_device("cpu"), system)[0]]
     for laid in sets:
         for name, x in laid.tensors():
             assert torch.equal(x, getattr(plain, name))
@@ -174,7 +174,7 @@ def test_inputs_are_laid_out_heads_first_before_anything_runs(examples: Path) ->
 
 
 def test_states_keep_their_layout(examples: Path) -> None:
-    laid = inputs_for(load("helion"), replace(CASE, mode="fwd", initial_state=True), "cpu")
+    laid = load("helion").draw_inputs(replace(CASE, mode="fwd", initial_state=True), "cpu")
     assert laid.initial_state is not None
     assert laid.initial_state.is_contiguous()
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from glabench.run import gate, oracle, ssd
-from glabench.run.inputs import make_inputs
-from glabench.run.settings import Settings
 from glabench.spec.case import Case
+from glabench.spec.settings import Settings
 from glabench.systems import load, mamba2_ssd, mamba_scan
+from glabench.systems.inputs import make_inputs
 
 CUDA = torch.cuda.is_available()
 SETTINGS = Settings.for_device("cuda" if CUDA else "cpu")

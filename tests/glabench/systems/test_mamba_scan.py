@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from glabench.run import gate, oracle, ssm
-from glabench.run.inputs import DTYPES, input_bytes, make_inputs
-from glabench.run.settings import Settings
 from glabench.spec.case import Case
+from glabench.spec.catalog import ssm_shape
+from glabench.spec.settings import Settings
 from glabench.systems import load
 from glabench.systems.baselines import selective_scan as kernels
-from glabench.systems.mamba_scan import MambaScan, ssm_parameters, ssm_shape
+from glabench.systems.inputs import DTYPES, input_bytes, make_inputs
+from glabench.systems.mamba_scan import MambaScan, ssm_parameters
 
 CUDA = torch.cuda.is_available()
 SETTINGS = Settings.for_device("cuda" if CUDA else "cpu")

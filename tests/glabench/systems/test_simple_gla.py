@@ -13,10 +13,10 @@ import torch
 
 from gla_kernels import reference, retnet_decays
 from glabench.run import gate, oracle, retention
-from glabench.run.inputs import input_bytes, make_inputs
-from glabench.run.settings import Settings
 from glabench.spec.case import Case
+from glabench.spec.settings import Settings
 from glabench.systems import load
+from glabench.systems.inputs import input_bytes, make_inputs
 
 CUDA = torch.cuda.is_available()
 SETTINGS = Settings.for_device("cuda" if CUDA else "cpu")

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from glabench.run.gate import check
-from glabench.run.inputs import make_inputs
-from glabench.run.settings import Settings
 from glabench.spec.case import Case
 from glabench.spec.catalog import CATALOG
+from glabench.spec.settings import Settings
 from glabench.systems import load
+from glabench.systems.inputs import make_inputs
 
 CASE = Case("gla", 1, 64, 2, 16, 16)
 

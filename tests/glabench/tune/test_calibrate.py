@@ -13,11 +13,12 @@ import pytest
 
 from gla_kernels import Workload, chunk, model
 from gla_kernels.table import kernels_hash, space_hash
+from glabench import tuning_store
 from glabench.analysis.load import load_tunings
-from glabench.tune import calibrate, record
+from glabench.tune import calibrate
 from glabench.tune.candidate import launch_of
-from glabench.tune.record import Trial
 from glabench.tune.space import Space, space_of
+from glabench.tuning_store import Trial
 
 WORKS = (Workload("fwd", 4, 2048, 16, 64, 64), Workload("fwd", 1, 512, 4, 64, 64))
 
@@ -60,11 +61,11 @@ def records(spaces: list[Space], make_tuning: Any, tmp_path: Path) -> Path:
             tuning = replace(tuning, environment={**tuning.environment, "capability": "9.0"})
             tuning = replace(tuning, header={"space": space_hash(), "kernels": kernels_hash()})
             other = replace(trials[0], samples_ms=(1e6,), candidate=trials[0].candidate | {"step": "grad_q"})
-            file.write(record.to_json(tuning) + "\n")
+            file.write(tuning_store.to_json(tuning) + "\n")
             slices = replace(trials[0], samples_ms=(1e6,), candidate=in_slices(trials[0].candidate))
             older = replace(tuning, trials=(*trials, slices), header={"space": space_hash(), "kernels": "older"})
-            file.write(record.to_json(older) + "\n")
-            file.write(record.to_json(replace(tuning, trials=(other,), header={"space": "another"})) + "\n")
+            file.write(tuning_store.to_json(older) + "\n")
+            file.write(tuning_store.to_json(replace(tuning, trials=(other,), header={"space": "another"})) + "\n")
     return path
 
 
@@ -101,7 +102,7 @@ def test_records_that_cannot_be_read_are_one_line(tmp_path: Path, capsys: Any) -
 
 def test_records_of_another_space_are_one_line(make_tuning: Any, tmp_path: Path, capsys: Any) -> None:
     path = tmp_path / "tune-older.jsonl"
-    path.write_text(record.to_json(make_tuning()) + "\n")
+    path.write_text(tuning_store.to_json(make_tuning()) + "\n")
     with pytest.raises(SystemExit) as stop:
         calibrate.main([str(path), "--out", str(tmp_path / "model.json")])
     assert stop.value.code == 2

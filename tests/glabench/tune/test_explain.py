@@ -12,8 +12,8 @@ from rich.console import Console
 
 from glabench.analysis.tuning import Variant
 from glabench.tune.explain import explain
-from glabench.tune.record import Finalist, Trial, Tuning
 from glabench.tune.why import Explanation, Row, explanation
+from glabench.tuning_store import Finalist, Trial, Tuning
 
 MakeTrial = Callable[..., Trial]
 MakePlan = Callable[..., dict[str, Any]]

@@ -15,7 +15,7 @@ from gla_kernels.table import header_of
 from glabench.errors import UserError
 from glabench.tune.candidate import candidates_of
 from glabench.tune.held_out import held_out, main
-from glabench.tune.record import Finalist, Trial, Tuning, to_json
+from glabench.tuning_store import Finalist, Trial, Tuning, to_json
 
 HEADER = asdict(header_of(Machine(90, "NVIDIA H200", 2**37)))
 HERE = Workload("fwd", 4, 2048, 16, 64, 64, "fp16")

@@ -18,14 +18,14 @@ import torch
 from gla_kernels import Launch, Plan, Schedule, Tile, Workload
 from gla_kernels.launch import interpreting
 from glabench.hardware.crosscompile import local_arch
-from glabench.run.inputs import make_inputs
+from glabench.systems.inputs import make_inputs
 from glabench.tune import stage
 from glabench.tune.candidate import Candidate, Variant, base_config, candidates_of
 from glabench.tune.compiler import CompilePool
 from glabench.tune.gpu import Gpu
-from glabench.tune.record import Tuning
 from glabench.tune.stage import Pass, Stage, WrongResult
 from glabench.tune.tuner import Tuner
+from glabench.tuning_store import Tuning
 
 WORK = Workload("fwd", 2, 4096, 16, 64, 64, schedule=Schedule(64, 64, True))
 TRIAL_LIMIT_S = 8.0

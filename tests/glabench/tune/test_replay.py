@@ -11,9 +11,9 @@ from gla_kernels.table import space_hash
 from glabench.analysis.load import load_tunings
 from glabench.tune.candidate import Candidate, key, launch_of
 from glabench.tune.history import History
-from glabench.tune.record import Tuning
 from glabench.tune.space import space_of
 from glabench.tune.strategies import SAMPLES, model
+from glabench.tuning_store import Tuning
 
 ROOT = Path(__file__).parents[3]
 MOST_MEASURED = 0.15

@@ -15,9 +15,10 @@ from rich.console import Console
 
 from gla_kernels import Entry, Machine, Plan, Schedule, Tile, Workload, chosen, table_files
 from gla_kernels.choose import refresh
+from glabench import tuning_store
 from glabench.errors import UserError
 from glabench.systems.gla import schedule_name
-from glabench.tune import record, session
+from glabench.tune import session
 from glabench.tune.candidate import Candidate
 from glabench.tune.compiler import CompilePool
 from glabench.tune.gpu import Gpu
@@ -78,7 +79,7 @@ def test_winners_are_written_and_used_from_then_on(made_up, tables: Path, consol
     with Session("model", out=out, console=console) as tuning:
         assert tuning.machine == MACHINE
         assert tuning.run(BOTH)
-    tunings = [record.from_json(line) for line in out.read_text().splitlines()]
+    tunings = [tuning_store.from_json(line) for line in out.read_text().splitlines()]
     assert [Workload.from_dict(one.workload) for one in tunings] == BOTH
     assert said(console) == [summary(one) for one in tunings]
     assert before.origin in {one.origin for one in tunings[0].finalists if one.role == "incumbent"}
@@ -128,7 +129,7 @@ def test_winners_that_are_not_to_be_kept_are_only_recorded(made_up, tables: Path
     origins = [
         one.origin
         for line in out.read_text().splitlines()
-        for one in record.from_json(line).finalists
+        for one in tuning_store.from_json(line).finalists
         if one.role == "incumbent"
     ]
     assert origins == [before.origin] * 2
@@ -143,7 +144,7 @@ def test_without_a_winner_nothing_is_kept(made_up, tables: Path, console: Consol
         assert not tuning.run([WORK])
     assert f"fwd: no plan runs and is right ({len(every)} of {len(every)} measured, " in said(console)[0]
     assert " compile_error, " in said(console)[0]
-    assert record.from_json(out.read_text()).winner is None
+    assert tuning_store.from_json(out.read_text()).winner is None
     assert not chosen(WORK, MACHINE).here
 
 

@@ -10,7 +10,8 @@ import pytest
 
 from gla_kernels import Machine, Plan, Schedule, Workload, default_config, table_files
 from gla_kernels.table import header_of, read
-from glabench.tune import record, ship
+from glabench import tuning_store
+from glabench.tune import ship
 from glabench.tune.session import entry_of
 
 MACHINE = Machine(90, "NVIDIA H200", 2**37)
@@ -35,8 +36,8 @@ def tuned(make_tuning: Any) -> Any:
     return replace(made, finalists=finalists, header=asdict(header_of(MACHINE)))
 
 
-def write(path: Path, *tunings: record.Tuning) -> str:
-    path.write_text("".join(record.to_json(one) + "\n" for one in tunings))
+def write(path: Path, *tunings: tuning_store.Tuning) -> str:
+    path.write_text("".join(tuning_store.to_json(one) + "\n" for one in tunings))
     return str(path)
 
 

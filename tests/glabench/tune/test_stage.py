@@ -13,7 +13,7 @@ from gla_kernels import Launch, Plan, Schedule, Tile, Workload, default_config, 
 from gla_kernels.chunk.problem import LaunchBy, Problem
 from gla_kernels.feasible import feasible
 from gla_kernels.launch import execute, interpreting
-from glabench.run.inputs import make_inputs
+from glabench.systems.inputs import make_inputs
 from glabench.tune import stage
 from glabench.tune.candidate import Candidate, Variant, base_config, candidates_of, plan_of, variants
 from glabench.tune.stage import Stage

@@ -11,15 +11,16 @@ from typing import Any
 import pytest
 
 from gla_kernels import Choice, Plan, Schedule, Workload, default_config
-from glabench.tune import record, search, tuner
+from glabench import tuning_store
+from glabench.tune import search, tuner
 from glabench.tune.candidate import Candidate, candidates_of, variants
 from glabench.tune.compiler import CompilePool
 from glabench.tune.gpu import Gpu
 from glabench.tune.history import History, Result
-from glabench.tune.record import Tuning
 from glabench.tune.space import space_of
 from glabench.tune.stage import strong_work
 from glabench.tune.tuner import Tuner, recorded_times
+from glabench.tuning_store import Tuning
 
 WORK = Workload("fwd", 4, 300, 4, 64, 64, schedule=Schedule(64, 64, True))
 # Twenty, of every kind.
@@ -143,9 +144,9 @@ def test_a_record_says_how_often_plans_of_slices_run_a_kernel() -> None:
 def test_a_record_survives_its_file(gpu: Gpu, pool: CompilePool, plant: Callable[[dict[Candidate, str]], None]) -> None:
     plant({next(iter(space_of(WORK, 90).candidates.values())): "oom"})
     (tuning,) = Tuner(gpu, pool, "halving").tune([WORK], budget_s=600)
-    text = record.to_json(tuning)
+    text = tuning_store.to_json(tuning)
     assert "\n" not in text
-    assert record.from_json(text) == tuning
+    assert tuning_store.from_json(text) == tuning
 
 
 @pytest.mark.parametrize(
@@ -161,7 +162,7 @@ def test_times_that_are_none_are_refused(text: str, message: str) -> None:
     """What a variant or a factor lacks is found when the record is read, not where a report adds up."""
     record_of = f'{{"kind": "tuning", "schema": 1, "trials": [], "finalists": [], "times": {text}}}'
     with pytest.raises(ValueError, match=message):
-        record.from_json(record_of)
+        tuning_store.from_json(record_of)
 
 
 @pytest.mark.parametrize(
@@ -177,7 +178,7 @@ def test_times_that_are_none_are_refused(text: str, message: str) -> None:
 )
 def test_what_is_no_record_is_refused(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        record.from_json(text)
+        tuning_store.from_json(text)
 
 
 # --- The plan in use before ------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from glabench.run.settings import Part
+from glabench.spec.settings import Part
 from glabench.store import Row
 
 # What a phase holds. Work that a GPU was given in one phase and does in the next counts for the next.

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from glabench.analysis.work import floor_ms, work
 from glabench.spec.case import Case
+from glabench.spec.work import floor_ms, work
 
 
 def of(system: str = "gla", **changes: Any) -> dict[str, int]:

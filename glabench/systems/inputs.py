@@ -4,18 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 
 from glabench.spec.case import Case
-from glabench.spec.catalog import CATALOG, Operator
-from glabench.systems.mamba_scan import ssm_shape
-from glabench.systems.sdpa import attention_shape
-
-if TYPE_CHECKING:
-    from glabench.systems.base import System
+from glabench.spec.catalog import CATALOG, Operator, ssm_shape
 
 DTYPES: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -76,7 +70,7 @@ def make_inputs(case: Case, operator: Operator, device: str, salt: int = 0) -> I
         return torch.randn(shape, generator=generator, device=device).to(dtype)
 
     if operator == "attention":
-        heads, dim = attention_shape(case)
+        heads, dim = case.attention_shape
         tokens = 1 if case.mode == "step" else case.T
         q, k, v, do = (normal(case.B, rows, heads, dim) for rows in (tokens, case.T, case.T, tokens))
         return Inputs(q, k, v, do)
@@ -113,17 +107,12 @@ def gate_width(case: Case, operator: Operator) -> int:
     return 1 if operator == "simple" else case.K
 
 
-def inputs_for(system: System, case: Case, device: str, salt: int = 0) -> Inputs:
-    """``make_inputs``, laid out in memory as the system takes them."""
-    return system.lay_out(make_inputs(case, system.info.operator, device, salt))
-
-
 def input_bytes(case: Case) -> int:
     """Bytes of one set of inputs, without making it."""
     operator = CATALOG[case.system].operator
     e = DTYPES[case.dtype].itemsize
     if operator == "attention":
-        heads, dim = attention_shape(case)
+        heads, dim = case.attention_shape
         tokens = 1 if case.mode == "step" else case.T
         return 2 * e * case.B * (case.T + tokens) * heads * dim
     if operator == "ssm":
@@ -136,22 +125,3 @@ def input_bytes(case: Case) -> int:
     states = 1 if case.mode == "step" else 2 * int(case.initial_state)
     values = 3 if case.value_gate else 2
     return e * rows * (2 * case.K + gates + values * case.V) + 4 * states * case.B * case.H * case.K * case.V
-
-
-def set_count(nbytes: int, cache_bytes: int, free_bytes: int, most: int = 8) -> int:
-    """How many input sets to rotate so that none is still in the cache when its turn comes again.
-
-    Together they hold twice the cache, at least two sets, but never more than an eighth of the free memory.
-    """
-    wanted = max(2, -(-2 * cache_bytes // max(nbytes, 1)))
-    fits = max(1, free_bytes // (8 * max(nbytes, 1)))
-    return min(wanted, fits, most)
-
-
-def pick_pairs(x: torch.Tensor, pairs: tuple[tuple[int, int], ...], time_axis: bool = True) -> torch.Tensor:
-    """The (batch, head) pairs of ``x`` side by side: [B,T,H,D] -> [1,T,P,D], or [B,H,...] -> [1,P,...]."""
-    batch = torch.tensor([b for b, _ in pairs], device=x.device)
-    head = torch.tensor([h for _, h in pairs], device=x.device)
-    if time_axis:
-        return x.detach()[batch, :, head].transpose(0, 1).unsqueeze(0).contiguous()
-    return x.detach()[batch, head].unsqueeze(0).contiguous()

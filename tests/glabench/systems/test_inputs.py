@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from glabench.run.inputs import input_bytes, make_inputs, pick_pairs, set_count
 from glabench.spec.case import Case
 from glabench.spec.catalog import CATALOG
+from glabench.systems.inputs import input_bytes, make_inputs
 
 CASE = Case("gla", 2, 20, 3, 8, 12, "bf16", chunk=64, initial_state=True)
 
@@ -81,20 +81,3 @@ def test_gates_are_never_positive_and_as_strong_as_asked() -> None:
 def test_bytes_are_known_before_anything_is_made(case: Case) -> None:
     inputs = make_inputs(case, CATALOG[case.system].operator, "cpu")
     assert input_bytes(case) == inputs.nbytes
-
-
-def test_enough_sets_to_leave_the_cache() -> None:
-    assert set_count(nbytes=10, cache_bytes=50, free_bytes=10**9, most=100) == 10
-    assert set_count(nbytes=10, cache_bytes=50, free_bytes=10**9) == 8
-    assert set_count(nbytes=1000, cache_bytes=50, free_bytes=10**9) == 2
-    assert set_count(nbytes=1000, cache_bytes=50, free_bytes=9000) == 1  # an eighth of the memory and no more
-
-
-def test_pairs_are_picked_side_by_side() -> None:
-    x = torch.arange(2 * 5 * 3 * 4).view(2, 5, 3, 4)
-    picked = pick_pairs(x, ((0, 1), (1, 2)))
-    assert picked.shape == (1, 5, 2, 4)
-    assert torch.equal(picked[0, :, 0], x[0, :, 1])
-    assert torch.equal(picked[0, :, 1], x[1, :, 2])
-    state = torch.arange(2 * 3 * 4 * 6).view(2, 3, 4, 6)
-    assert torch.equal(pick_pairs(state, ((1, 0),), time_axis=False), state[1:, :1])

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from glabench import store
-from glabench.run.spent import NEEDED, PHASES, Phases, Spent, spent_of
+from glabench.spent import NEEDED, PHASES, Phases, Spent, spent_of
 from glabench.store import Row
 
 
