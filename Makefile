@@ -6,6 +6,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 NAME = $(basename $(notdir $(SWEEP)))
 
+# Container images like to set this: every process would then compile PyTorch's modules anew, three seconds each time.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help sweep test lint format venv clean
 
