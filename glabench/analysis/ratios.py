@@ -22,23 +22,35 @@ from glabench.store import Row
 LEAST_SHARE = 0.95  # of the ratios that must be alike
 ENTRANT = ["label", "attn_heads", "attn_dim", "seed"]  # what tells the answers to one question apart
 
+# What a time may depend on beside the GPU's work: the CPU, and how good the chip and its cooling are.
+LAUNCH_BOUND = "that waits for its launches, on the CPU"
+HELD_BACK = "whose clock was held back, by the power cap or heat"
+
 Entrant = tuple[Any, ...]  # the values of ENTRANT
-Times = dict[Entrant, tuple[str, float, bool]]  # -> system, median in ms, whether its launches bound it
+
+
+@dataclass(frozen=True)
+class Timed:
+    """One system's answer to a question: its median in ms, and what disturbed it, of LAUNCH_BOUND and HELD_BACK."""
+
+    system: str
+    ms: float
+    disturbed: frozenset[str]
+
+
+Times = dict[Entrant, Timed]
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """ms of ``one`` over ms of ``other`` at a question, in either run.
-
-    launch_bound: the time of one of them, in either run, is that of its launches: of the CPU, not of the GPU.
-    """
+    """ms of ``one`` over ms of ``other`` at a question, in either run; ``disturbed``: what disturbed any of them."""
 
     question: dict[str, Any]
     one: str
     other: str
     before: float
     after: float
-    launch_bound: bool = False
+    disturbed: frozenset[str] = frozenset()
 
     @property
     def change(self) -> float:
@@ -66,11 +78,11 @@ def ratios(before: Sequence[Row], after: Sequence[Row]) -> list[Ratio]:
         both = {key: (times[key], new[question][key]) for key in times if key in new.get(question, {})}
         for one, other in combinations(both, 2):
             (was_one, now_one), (was_other, now_other) = both[one], both[other]
-            if was_one[0] != was_other[0]:
+            if was_one.system != was_other.system:
                 named = dict(zip(QUESTION, question, strict=True))
-                before_ratio, after_ratio = was_one[1] / was_other[1], now_one[1] / now_other[1]
-                launches = any(time[2] for time in (was_one, now_one, was_other, now_other))
-                found.append(Ratio(named, str(one[0]), str(other[0]), before_ratio, after_ratio, launches))
+                disturbed = was_one.disturbed | now_one.disturbed | was_other.disturbed | now_other.disturbed
+                values = was_one.ms / was_other.ms, now_one.ms / now_other.ms
+                found.append(Ratio(named, str(one[0]), str(other[0]), *values, disturbed))
     if not found:
         raise UserError("no two systems were timed at the same shape, mode and device in both; nothing to compare")
     return sorted(found, key=lambda ratio: ratio.change, reverse=True)
@@ -99,6 +111,11 @@ def _entrants(group: pd.DataFrame) -> Times:
     numbers = group[ENTRANT].astype(object).where(group[ENTRANT].notna(), None)
     keys = numbers.itertuples(index=False, name=None)
     return {
-        key: (str(line["system"]), float(line["ms"]), bool(line["launch_bound"]))
+        key: Timed(str(line["system"]), float(line["ms"]), _disturbed(line))
         for key, (_, line) in zip(keys, group.iterrows(), strict=True)
     }
+
+
+def _disturbed(line: pd.Series) -> frozenset[str]:
+    said = {LAUNCH_BOUND: bool(line["launch_bound"]), HELD_BACK: isinstance(line["throttle"], str)}
+    return frozenset(reason for reason, holds in said.items() if holds)

@@ -96,20 +96,24 @@ def ratios(
     after: Annotated[Path, typer.Argument(metavar="AFTER", help="Rows of the other run.")],
     within: Annotated[str, typer.Option(help="By how much a ratio may differ.")] = "1.5%",
     worst: Annotated[int, typer.Option(min=0, help="How many of the least alike are named.")] = 10,
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="SYSTEM", help="Compare this system's cases only; may be given again.")
+    ] = None,
 ) -> None:
     """Compare the ratios of two systems in two runs of the same cases, an hour or a machine apart.
 
-    Of every two systems that both runs have at a shape, mode and gate strength: the ratio of their medians.
+    Of every two systems that both runs have at a shape, mode and gate strength: the ratio of their medians. Apart from
+    the others are counted those with a system that waits for its launches, or whose clock was held back.
 
     Exit code: 0 95 % of the ratios or more are alike; 1 fewer are; 2 bad input, or no ratio is in both.
     """
-    from glabench.analysis.load import located, only_rows
+    from glabench.analysis.load import only_rows
     from glabench.analysis.ratios import LEAST_SHARE, share_within, shares_by_system
     from glabench.analysis.ratios import ratios as ratios_of
-    from glabench.commands.check import parse_share
+    from glabench.commands.check import load, parse_share
 
     most = parse_share(within, "--within")
-    runs = [[row for _, row in located(only_rows([path]))] for path in (before, after)]
+    runs = [load(only_rows([path]), only or []) for path in (before, after)]
     found = ratios_of(*runs)
     sources = [{row.environment.get("fingerprint") for row in run} for run in runs]
     if sources[0] != sources[1]:
@@ -120,13 +124,12 @@ def ratios(
         typer.echo(f"{system}: {share:.1%} of its ratios within {most:.1%}")
     share = share_within(found, most)
     typer.echo(f"{len(found)} ratios, {share:.1%} of them within {most:.1%}; the worst {found[0].change:.1%} apart")
-    others = [ratio for ratio in found if not ratio.launch_bound]
-    if 0 < len(others) < len(found):
-        share_of_others = share_within(others, most)
-        typer.echo(
-            f"{len(others)} of them without a system that waits for its launches, on the CPU: {share_of_others:.1%}; "
-            f"the worst {others[0].change:.1%} apart"
-        )
+    for reason in sorted({reason for ratio in found for reason in ratio.disturbed}):
+        some = [ratio for ratio in found if reason in ratio.disturbed]
+        typer.echo(f"  {len(some)} with a system {reason}: {share_within(some, most):.1%}")
+    calm = [ratio for ratio in found if not ratio.disturbed]
+    if 0 < len(calm) < len(found):
+        typer.echo(f"  {len(calm)} undisturbed: {share_within(calm, most):.1%}; the worst {calm[0].change:.1%} apart")
     if share < LEAST_SHARE:
         raise typer.Exit(1)
 

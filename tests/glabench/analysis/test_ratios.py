@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from glabench.analysis.ratios import ratios, share_within, shares_by_system
+from glabench.analysis.ratios import HELD_BACK, LAUNCH_BOUND, ratios, share_within, shares_by_system
 from glabench.errors import UserError
 from glabench.spec.case import Case
 from glabench.store import Row
@@ -36,11 +37,17 @@ def test_a_ratio_is_that_of_medians_and_the_least_alike_come_first() -> None:
     assert "10.0% apart" in str(found[0])
 
 
-def test_what_waits_for_its_launches_is_told_apart() -> None:
+def test_what_waits_for_its_launches_or_was_held_back_is_told_apart() -> None:
     rows = [row("gla", 1.0), row("fa2", 2.0), row("chunkwise_torch", 9.0)]
-    found = {frozenset((one.one, one.other)): one.launch_bound for one in ratios(rows, rows)}
-    assert {launch_bound for pair, launch_bound in found.items() if "PyTorch chunkwise" in pair} == {True}
-    assert found[frozenset(("GLA, default schedule", "FlashAttention-2"))] is False
+    hot = [*rows[:1], replace(rows[1], clocks={"sm_mhz": 1750.0, "throttle": ["power cap"]}), *rows[2:]]
+    found = {frozenset((one.one, one.other)): one.disturbed for one in ratios(rows, hot)}
+    gla, fa2, plain = "GLA, default schedule", "FlashAttention-2", "PyTorch chunkwise"
+    assert found == {
+        frozenset((gla, fa2)): {HELD_BACK},
+        frozenset((gla, plain)): {LAUNCH_BOUND},
+        frozenset((fa2, plain)): {HELD_BACK, LAUNCH_BOUND},
+    }
+    assert not any(one.disturbed for one in ratios(rows[:2], rows[:2]))
 
 
 def test_it_is_the_same_change_whichever_run_came_first() -> None:

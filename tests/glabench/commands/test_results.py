@@ -168,6 +168,10 @@ def test_ratios_of_two_runs_are_judged(tmp_path: Path, capsys: pytest.CaptureFix
     times = {"chunkwise_torch": 1.0, "parallel_torch": 2.02, "scan": 3.0}
     launched = timed(tmp_path / "launched.jsonl", times, launch_bound="scan")
     _, out, _ = run(capsys, "ratios", launched, launched)
-    assert out[-1].startswith("1 of them without a system that waits for its launches, on the CPU: 100.0%")
+    assert out[-2] == "  2 with a system that waits for its launches, on the CPU: 100.0%"
+    assert out[-1] == "  1 undisturbed: 100.0%; the worst 0.0% apart"
+    _, out, _ = run(capsys, "ratios", launched, launched, "--only", "scan", "--only", "parallel_torch")
+    assert out[-1] == "  1 with a system that waits for its launches, on the CPU: 100.0%"
+    assert run(capsys, "ratios", launched, launched, "--only", "scam")[0] == 2
     code, _, errors = run(capsys, "ratios", before, after, "--within", "often")
     assert (code, errors[0].count("--within often: expected a share")) == (2, 1)
