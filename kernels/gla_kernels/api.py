@@ -16,6 +16,7 @@ from . import chunk, recurrent, value_gates
 from .apply import DTYPES, all_launches, problem_of
 from .choose import machine_of
 from .config import Schedule, Workload
+from .eager import eager
 from .launch import Launch, execute
 from .plans import Config, check_config, check_plan, plan_of, tune
 from .table import Machine
@@ -25,6 +26,7 @@ from .value_gates.autograd import ValueGatedGLA, check_schedule
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
+@eager
 def gla(
     q: Tensor,
     k: Tensor,
@@ -45,7 +47,9 @@ def gla(
 
     q, k: [B, T, H, K], float32, float16 or bfloat16; K from 1 to 512.
     v: [B, T, H, V], dtype of q; V from 1 to 512.
-    g: [B, T, H, K], natural log of the decay, <= 0, dtype of q or float32. None: no decay (plain linear attention).
+    g: [B, T, H, K], natural log of the decay, <= 0 and finite (-1e4 forgets all; sums with -inf would be NaN), dtype of
+        q or float32. In float32 beside bfloat16 inputs Hopper's own kernels do not serve, and untuned ones run. None:
+        no decay (plain linear attention).
     scale: factor on the output; K^-1/2 by default.
     initial_state: [B, H, K, V], float32; zeros by default.
     output_final_state: whether to return the state after the last token.
@@ -95,6 +99,7 @@ def gla(
     return _ChunkGLA.apply(q, k, v, g, scale, initial_state, output_final_state, plans[0], plans[-1], keep)
 
 
+@eager
 def gla_recurrent(
     q: Tensor,
     k: Tensor,
@@ -115,6 +120,7 @@ def gla_recurrent(
     return _RecurrentGLA.apply(q, k, v, g, gv, scale, initial_state, output_final_state)
 
 
+@eager
 def gla_step(
     q: Tensor,
     k: Tensor,
@@ -128,7 +134,8 @@ def gla_step(
     """One token of decoding: ``state`` is updated in place, o is returned.
 
     q, k, g: [B, H, K]; v, gv: [B, H, V]; state: [B, H, K, V], float32, contiguous. Returns o [B, H, V] in the dtype of
-    q. Not differentiable. Raises ValueError, naming the argument, for a wrong shape, dtype or device.
+    q. Not differentiable: a backward pass that still needs what was in the state raises RuntimeError. Raises
+    ValueError, naming the argument, for a wrong shape, dtype or device.
     """
     if state is None:
         raise ValueError("state: expected a tensor [B, H, K, V], got None")
@@ -139,7 +146,9 @@ def gla_step(
         raise ValueError("gla_step: expected inputs without gradients (torch.no_grad()), got one that requires them")
     scale = check_scale(scale, q.shape[-1])
     q, k, v, g, gv = _contiguous(q, k, v, g, gv)
-    return recurrent.step(q, k, v, g, state, scale, execute, gv)
+    o = recurrent.step(q, k, v, g, state, scale, execute, gv)
+    torch.autograd.graph.increment_version(state)  # a backward pass that still needs what was in it says so
+    return o
 
 
 def launches(
@@ -175,7 +184,7 @@ def launches(
     v = torch.empty(*lead, V, dtype=dtype, device="meta")
     g = torch.empty_like(q) if gated else None
     gv = torch.empty_like(v) if value_gated else None
-    state = torch.empty(B, H, K, V, device="meta") if initial_state or op == "gla_step" else None
+    state = torch.empty(B, H, K, V, dtype=torch.float32, device="meta") if initial_state or op == "gla_step" else None
     check_inputs(q, q, v, g, state, rows=op != "gla_step", gv=gv)
     scale = float(K**-0.5)
     fwd: list[Launch] = []
@@ -204,6 +213,11 @@ def _contiguous(*tensors: Tensor | None) -> tuple[Any, ...]:
     return tuple(None if x is None else x.contiguous() for x in tensors)
 
 
+def _if_any(state: Tensor | None) -> Tensor | None:
+    """The state, or None where there are no sequences or no heads to have one."""
+    return None if state is None or state.numel() == 0 else state
+
+
 def _both_or_neither(d_final: Tensor | None, final_state: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
     """The final state and its gradient for the kernels: both or neither."""
     if d_final is None or final_state is None:
@@ -217,9 +231,10 @@ class _ChunkGLA(torch.autograd.Function):
         ctx, q, k, v, g, scale, initial_state, output_final_state, plan, backward_plan, keep
     ):
         q, k, v, g, initial_state = _contiguous(q, k, v, g, initial_state)
-        problem = problem_of(q, k, v, g, scale, initial_state, plan)
+        some = _if_any(initial_state)
+        problem = problem_of(q, k, v, g, scale, some, plan)
         o, final_state, kept = chunk.forward(problem, output_final_state, execute, keep)
-        if not problem_of(q, k, v, g, scale, initial_state, backward_plan).served_by(kept):
+        if not problem_of(q, k, v, g, scale, some, backward_plan).served_by(kept):
             kept = None
         ctx.kept = kept is not None
         between = (kept.states, kept.handed, kept.halves) if kept is not None else (None, None, None)
@@ -232,12 +247,13 @@ class _ChunkGLA(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, do, d_final):  # type: ignore[no-untyped-def]
         q, k, v, g, initial_state, *between = ctx.saved_tensors
-        problem = problem_of(q, k, v, g, ctx.scale, initial_state, ctx.plan)
+        some = _if_any(initial_state)
+        problem = problem_of(q, k, v, g, ctx.scale, some, ctx.plan)
         kept = problem.kept(*between) if ctx.kept else None
         do = torch.zeros_like(v) if do is None else do.contiguous()
-        d_final = None if d_final is None else d_final.contiguous()
+        d_final = None if d_final is None else _if_any(d_final.contiguous())
         dq, dk, dv, dg, d_initial = chunk.backward(problem, do, d_final, execute, kept)
-        return dq, dk, dv, dg, None, d_initial, None, None, None, None
+        return dq, dk, dv, dg, None, initial_state if some is None else d_initial, None, None, None, None
 
 
 class _RecurrentGLA(torch.autograd.Function):

@@ -62,5 +62,5 @@ def _on_meta(work: Workload, plan: Plan, initial_state: bool) -> Problem:
     v = torch.empty(B, T, H, work.V, dtype=dtype, device="meta")
     # of its own: torch.empty_like takes six times as long on the meta device
     g = torch.empty(B, T, H, work.K, dtype=dtype, device="meta") if work.gated else None
-    state = torch.empty(B, H, work.K, work.V, device="meta") if initial_state else None
+    state = torch.empty(B, H, work.K, work.V, dtype=torch.float32, device="meta") if initial_state else None
     return problem_of(q, q, v, g, work.K**-0.5, state, plan)

@@ -34,6 +34,7 @@ from .config import (
     Workload,
     padded,
     schedules,
+    segments,
 )
 from .launch import interpreting
 from .model import predict_ms
@@ -229,9 +230,10 @@ def _expected(work: Workload, near: Iterable[_Near], capability: int) -> Iterato
 
 def _other_segments(work: Workload, schedule: Schedule) -> Iterator[Schedule]:
     """Schedules that the workload allows, and that differ only in how long segments are."""
-    for other in schedules(work) if work.schedule is None else ():
-        if other != schedule and replace(other, states_every=schedule.states_every) == schedule:
-            yield other
+    if work.schedule is None and schedule.materialize:
+        for every in segments(work, schedule.chunk):
+            if every != schedule.states_every:
+                yield replace(schedule, states_every=every)
 
 
 def _like(work: Workload) -> Workload:

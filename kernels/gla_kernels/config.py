@@ -74,7 +74,8 @@ class Schedule:
     states_every: int | None = None
 
     def __post_init__(self) -> None:
-        if self.chunk not in CHUNKS or isinstance(self.chunk, bool):
+        # 64.0 equals 64: it would be taken from every cache that knows the schedule, and no kernel takes it
+        if type(self.chunk) is not int or self.chunk not in CHUNKS:
             raise ValueError(f"chunk: expected one of {', '.join(map(str, CHUNKS))}, got {self.chunk!r}")
         if self.sub_chunk is None:
             object.__setattr__(self, "sub_chunk", min(self.chunk, 64))
@@ -137,6 +138,16 @@ class KernelConfig:
         found = {name: getattr(self, name) for name in PASSES}
         return {name: tile for name, tile in found.items() if tile is not None}
 
+    @property
+    def numbers(self) -> list[int]:
+        """The rows of a row block, and all that is a number in the tiles."""
+        return [self.block_t, *(n for tile in self.tiles().values() for n in astuple(tile)[:-2])]
+
+    @property
+    def whole(self) -> bool:
+        """Whether the numbers are integers > 0. What comes out of a file, or from a caller, need not be."""
+        return all(type(n) is int and n > 0 for n in self.numbers)
+
 
 PASSES = tuple(f.name for f in fields(KernelConfig) if f.name != "block_t")
 
@@ -144,6 +155,9 @@ PASSES = tuple(f.name for f in fields(KernelConfig) if f.name != "block_t")
 WALKS = {"walk": ("states", "output"), "grad_walk": ("grad_states", "grad_v")}
 
 Direction = Literal["fwd", "bwd"]
+DTYPES = ("bf16", "fp16", "fp32")
+MAX_SIZE = 2**40  # of B, T and H: no tensor has as many rows
+HEAD_DIMS = (("K", 1, MAX_HEAD_DIM), ("V", 1, MAX_HEAD_DIM))
 
 WALK_OF: dict[Direction, str] = {"fwd": "walk", "bwd": "grad_walk"}
 
@@ -177,12 +191,12 @@ class Plan:
         if given | set(WALKS) != set(PASSES):
             raise ValueError(f"tiles: expected {', '.join(PASSES)}, got {', '.join(sorted(given))}")
         tiles = {name: Tile(*sizes) for name, sizes in values["tiles"].items()}
-        numbers = [values["block_t"], *(n for tile in tiles.values() for n in astuple(tile)[:-2])]
-        if not all(type(n) is int and n > 0 for n in numbers):
-            raise ValueError(f"block_t and tiles: expected positive integers, got {numbers}")
+        config = KernelConfig(block_t=values["block_t"], **tiles)
+        if not config.whole:
+            raise ValueError(f"block_t and tiles: expected positive integers, got {config.numbers}")
         if not all(type(flag) is bool for tile in tiles.values() for flag in astuple(tile)[-2:]):
             raise ValueError("tiles: expected true or false for descriptors and hopper, the last two entries")
-        return cls(Schedule(**values["schedule"]), KernelConfig(block_t=values["block_t"], **tiles))
+        return cls(Schedule(**values["schedule"]), config)
 
 
 @dataclass(frozen=True)
@@ -190,7 +204,7 @@ class Workload:
     """What is asked of the operator in one direction: all that a plan is chosen by.
 
     B sequences of T tokens, H heads of K (queries, keys, gates) and V (values). dtype: "bf16", "fp16" or "fp32".
-    schedule: what the user asks for; None leaves it open.
+    schedule: what the user asks for; None leaves it open. Raises ValueError for another direction, dtype or size.
     """
 
     direction: Direction
@@ -202,6 +216,18 @@ class Workload:
     dtype: str = "bf16"
     gated: bool = True
     schedule: Schedule | None = None
+
+    def __post_init__(self) -> None:
+        if self.direction not in WALK_OF:
+            raise ValueError(f"direction: expected fwd or bwd, got {self.direction!r}")
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype: expected {', '.join(DTYPES)}, got {self.dtype!r}")
+        for name, least, most in (("B", 0, MAX_SIZE), ("T", 0, MAX_SIZE), ("H", 0, MAX_SIZE), *HEAD_DIMS):
+            size = getattr(self, name)
+            if type(size) is not int or not least <= size <= most:
+                raise ValueError(f"{name}: expected an integer from {least} to {most}, got {size!r:.60}")
+        if not isinstance(self.gated, bool):
+            raise ValueError(f"gated: expected True or False, got {self.gated!r}")
 
     @property
     def operand_bytes(self) -> int:
@@ -272,15 +298,19 @@ def schedules(work: Workload) -> Iterator[Schedule]:
     """Every schedule that can make a difference for the workload: no chunk of more than twice the sequence; segments
     only where walks over all of it are too few to fill a GPU; states materialized where the sequence is so short that
     the very same would run without."""
-    walks = work.B * work.H * -(-work.K // WALK[0]) * -(-work.V // WALK[1])
-    segments = [rows for rows in SEGMENTS if rows < work.T and walks < FEW_WALKS]
     for chunk in CHUNKS:
         if chunk < 2 * work.T or chunk == CHUNKS[0]:
             for sub_chunk in (sub for sub in CHUNKS if sub <= chunk):
-                for rows in (None, *segments):
-                    yield Schedule(chunk, sub_chunk, True, None if rows is None else rows // chunk)
+                for every in segments(work, chunk):
+                    yield Schedule(chunk, sub_chunk, True, every)
                 if work.T > SEGMENT_ROWS:
                     yield Schedule(chunk, sub_chunk, False)
+
+
+def segments(work: Workload, chunk: int) -> list[int | None]:
+    """Chunks a segment that can make a difference for the workload: None, for no segments, first."""
+    walks = work.B * work.H * -(-work.K // WALK[0]) * -(-work.V // WALK[1])
+    return [None, *(rows // chunk for rows in SEGMENTS if rows < work.T and walks < FEW_WALKS)]
 
 
 HEADS_IN_TURN = 64  # of all sequences, of 128 columns of V: fewer walks over time leave half of an H100 idle

@@ -104,10 +104,13 @@ running = lean if interpreting() else nullcontext  # around a launch
 
 
 def execute(launch: Launch) -> None:
-    """Run the kernel on the device that its tensors are on. An empty grid (no batch, no heads) runs nothing."""
+    """Run the kernel on the device that its tensors are on. An empty grid (no batch, no heads) runs nothing, nor does
+    anything on meta tensors, which have shapes and no data."""
     if math.prod(launch.grid) == 0:
         return
     tensor = next(x for x in launch.args.values() if isinstance(x, torch.Tensor))
+    if tensor.is_meta:
+        return
     with torch.cuda.device_of(tensor), running():  # Triton launches on the current GPU, which need not be the tensors'
         launch.kernel[launch.grid](**launch.arguments, **launch.constants, **launch.options)
 

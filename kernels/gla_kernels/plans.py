@@ -10,9 +10,9 @@ from typing import Literal
 import torch
 
 from .choose import by_model, machine_of, plan_for, refresh
-from .config import KernelConfig, Plan, Schedule, Workload
+from .config import PASSES, WALKS, KernelConfig, Plan, Schedule, Tile, Workload
 from .feasible import feasible
-from .table import Machine, key_of
+from .table import Machine, key_of, unsound
 
 Config = KernelConfig | Plan | tuple[Plan | None, Plan | None] | Literal["tune"] | None
 
@@ -44,8 +44,17 @@ def check_config(schedule: Schedule | None, config: Config, device: torch.device
 
 
 def _check_plan(schedule: Schedule | None, plan: Plan) -> None:
+    if not isinstance(plan.schedule, Schedule) or not isinstance(plan.config, KernelConfig):
+        kinds = f"{type(plan.schedule).__name__} and {type(plan.config).__name__}"
+        raise ValueError(f"config: expected a plan of a Schedule and a KernelConfig, got {kinds}")
+    for name in PASSES:
+        tile = getattr(plan.config, name)
+        if not isinstance(tile, Tile) and not (tile is None and name in WALKS):
+            raise ValueError(f"config: expected a Tile for {name}, got {type(tile).__name__}")
     if schedule not in (None, plan.schedule):
         raise ValueError(f"config: its plan is for {plan.schedule}, and {schedule} is asked for")
+    if (reason := unsound(plan)) is not None:
+        raise ValueError(f"config: {reason}")
     if plan.schedule.rows % plan.config.block_t:
         raise ValueError(f"config: block_t={plan.config.block_t} does not divide sub_chunk={plan.schedule.rows}")
 
@@ -80,7 +89,8 @@ def tune(works: Sequence[Workload], device: torch.device) -> None:
     new = [work for work, choice in choices.items() if not choice.here]
     if not new:
         return
-    _tried.update((*key_of(work), machine) for work in new)
+    tried = {(*key_of(work), machine) for work in new}
+    _tried.update(tried)
     try:
         tuner = import_module("glabench.tune.on_demand")  # the harness, which this package does without otherwise
         with torch.cuda.device(device):
@@ -89,4 +99,7 @@ def tune(works: Sequence[Workload], device: torch.device) -> None:
         reason = (str(error) or "no reason given").splitlines()[0]
         origins = " and ".join(dict.fromkeys(choices[work].origin for work in new))
         warnings.warn(f'config="tune": {type(error).__name__}: {reason}; going on with plans {origins}', stacklevel=3)
+    except BaseException:  # interrupted: not tried
+        _tried.difference_update(tried)
+        raise
     refresh()

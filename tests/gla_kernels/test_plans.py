@@ -12,7 +12,20 @@ from typing import Any
 import pytest
 import torch
 
-from gla_kernels import Plan, Schedule, Workload, api, choose, default_config, gla, keep, launches, plans, table_files
+from gla_kernels import (
+    Plan,
+    Schedule,
+    Tile,
+    Workload,
+    api,
+    choose,
+    default_config,
+    gla,
+    keep,
+    launches,
+    plans,
+    table_files,
+)
 from gla_kernels.table import header_of
 
 DEVICE = torch.device("cuda", 0)
@@ -22,6 +35,12 @@ RAN = "gla_kernels.api.execute"
 
 def plan(schedule: Schedule, K: int = 16, V: int = 16, operand_bytes: int = 4) -> Plan:
     return Plan(schedule, default_config(K, V, operand_bytes, schedule))
+
+
+def tiles(**changes: Any) -> Plan:
+    """A plan with something else in its tiles."""
+    sound = plan(Schedule())
+    return replace(sound, config=replace(sound.config, **changes))
 
 
 def form(config: Any):
@@ -137,6 +156,15 @@ def test_tuned_plans_are_what_runs(tables, machine, entry, inputs, ran, monkeypa
             {"config": plan(Schedule(64, 64)).config, "schedule": Schedule(64, 16)},
             "config: block_t=64 does not divide sub_chunk=16",
         ),
+        (
+            {"config": Plan(Schedule(), None)},
+            "config: expected a plan of a Schedule and a KernelConfig, .* NoneType",
+        ),
+        ({"config": tiles(states=None)}, "config: expected a Tile for states, got NoneType"),
+        ({"config": tiles(block_t=0)}, "config: expected block_t and the sizes of tiles to be integers > 0, got .0"),
+        ({"config": tiles(block_t=8)}, "config: block_t=8 is none of 16, 32, 64"),
+        ({"config": tiles(output=Tile(48, 64))}, "config: block_k=48 is no power of two"),
+        ({"config": tiles(output=Tile(32, 64.0))}, "config: expected block_t and the sizes of tiles to be integers"),
         ({"config": "tune"}, 'config: "tune" measures on a CUDA device, and the tensors are on meta'),
     ],
 )
@@ -224,6 +252,17 @@ def test_a_tuner_that_fails_is_warned_of_once(tuner):
         warnings.simplefilter("error")
         plans.tune([WORK], DEVICE)
     assert tuner.asked == [[WORK]]
+
+
+def test_a_tuning_that_was_interrupted_is_not_taken_for_tried(tuner):
+    def interrupt(works: list[Workload]) -> None:
+        raise KeyboardInterrupt
+
+    tuner.does = interrupt
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            plans.tune([WORK], DEVICE)
+    assert tuner.asked == [[WORK], [WORK]]
 
 
 def test_without_the_harness_nothing_is_tuned(tuner, monkeypatch):

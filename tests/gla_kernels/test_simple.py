@@ -78,7 +78,9 @@ def test_states_are_kept_for_a_backward_pass_alone(simple, walks, monkeypatch):
     x = simple((1, 20, 1, 8, 8), torch.bfloat16, 1.0)
     for wanted in (False, True):
         simple_gla(x.q.requires_grad_(wanted), x.k, x.v, x.g.squeeze(-1))
-    assert stored == [None, False, None, True]  # the sums of gates first
+    with torch.no_grad():
+        simple_gla(x.q, x.k, x.v, x.g.squeeze(-1))
+    assert stored == [None, False, None, True, None, False]  # the sums of gates first
 
 
 def test_a_walk_that_stores_no_states(judge, simple):
@@ -204,6 +206,19 @@ def test_what_cannot_be_is_refused_by_name(changed, message):
 def test_decays_are_of_a_number_of_heads(H):
     with pytest.raises(ValueError, match="H: expected a number of heads > 0"):
         retnet_decays(H)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"mode": "step"}, "mode: expected fwd, bwd or fwdbwd, got 'step'"),
+        ({"K": 300}, "q: expected a head dimension .* from 1 to 256, got 300"),
+        ({"dtype": torch.float64}, "q: expected float32, float16 or bfloat16, got torch.float64"),
+    ],
+)
+def test_launches_of_what_cannot_be_called_are_refused(changed, message):
+    with pytest.raises(ValueError, match=message):
+        launches(**({"B": 1, "T": 8, "H": 1, "K": 16, "V": 16, "dtype": torch.bfloat16} | changed))
 
 
 def test_launches_are_those_of_each_direction():

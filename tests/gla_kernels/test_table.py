@@ -73,12 +73,12 @@ def test_an_entry_from_before_there_were_segments_has_none(entry):
 @pytest.mark.parametrize(
     ("where", "value", "message"),
     [
-        ("workload.T", -4096, "integers > 0"),
-        ("workload.B", True, "integers > 0"),
+        ("workload.T", -4096, "T: expected an integer from 0"),
+        ("workload.B", True, "B: expected an integer from 0"),
         ("workload.B", 8, "class: not that of the workload"),
-        ("workload.dtype", "fp8", "dtype 'fp8'"),
-        ("workload.direction", "sideways", "direction 'sideways'"),
-        ("workload.gated", 1, "gated 1"),
+        ("workload.dtype", "fp8", "dtype: expected bf16, fp16, fp32, got 'fp8'"),
+        ("workload.direction", "sideways", "direction: expected fwd or bwd, got 'sideways'"),
+        ("workload.gated", 1, "gated: expected True or False, got 1"),
         ("workload.schedule", {"chunk": 48}, "chunk: expected one of"),
         ("workload.schedule", {"chunk": 128}, "not of the schedule that was asked for"),
         ("class", {}, "class: not that"),

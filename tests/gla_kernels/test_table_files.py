@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import re
@@ -183,9 +184,11 @@ def test_an_entry_that_is_unsound_goes_and_the_others_stay(tables, machine, entr
     path = add([entry(), entry(T=256)], machine)
     values = json.loads(path.read_text())
     values["entries"][0]["plan"]["block_t"] = 48
-    values["entries"].append("what?")
+    values["entries"] += ["what?", copy.deepcopy(values["entries"][1]), copy.deepcopy(values["entries"][1])]
+    values["entries"][-2]["ms"] = 10**300
+    values["entries"][-1]["workload"]["T"] = 10**400
     path.write_text(json.dumps(values))
-    assert "2 of 3 entries refused, such as entry 1: plan: block_t=48" in refused(machine)
+    assert "4 of 5 entries refused, such as entry 1: plan: block_t=48" in refused(machine)
     add([entry(T=512)], machine)
     table = own_table(machine)
     assert table is not None

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from gla_kernels import Schedule, gla, gla_recurrent, gla_step, launches
+from gla_kernels import Schedule, Workload, gla, gla_recurrent, gla_step, launches
 
 
 def zeros(*shape: int, device: str = "meta", **options: Any) -> torch.Tensor:
@@ -60,6 +60,7 @@ def test_integer_inputs():
     ("arguments", "message"),
     [
         ({"chunk": 48}, "chunk: expected one of 16, 32, 64, 128, 256, got 48"),
+        ({"chunk": 64.0, "sub_chunk": 16}, "chunk: expected one of 16, 32, 64, 128, 256, got 64.0"),
         ({"chunk": 64, "sub_chunk": 48}, "sub_chunk: expected a divisor of chunk=64 from 16 to 64, got 48"),
         ({"chunk": 32, "sub_chunk": 64}, "sub_chunk: expected a divisor of chunk=32 from 16 to 32, got 64"),
         ({"chunk": 64, "sub_chunk": 8}, "sub_chunk: expected a divisor of chunk=64 from 16 to 64, got 8"),
@@ -77,6 +78,22 @@ def test_bad_schedule(arguments, message):
 def test_schedule_of_the_wrong_type():
     with pytest.raises(ValueError, match="schedule: expected a Schedule or None, got int"):
         gla(**good(schedule=64))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"direction": "forward"}, "direction: expected fwd or bwd, got 'forward'"),
+        ({"dtype": torch.bfloat16}, "dtype: expected bf16, fp16, fp32, got torch.bfloat16"),
+        ({"gated": None}, "gated: expected True or False, got None"),
+        ({"T": 10**400}, "T: expected an integer from 0 to 1099511627776, got 1000"),
+        ({"K": 1000}, "K: expected an integer from 1 to 512, got 1000"),
+        ({"V": 64.0}, "V: expected an integer from 1 to 512, got 64.0"),
+    ],
+)
+def test_bad_workload(changes, message):
+    with pytest.raises(ValueError, match=message):
+        Workload(**{"direction": "fwd", "B": 1, "T": 8, "H": 1, "K": 16, "V": 16} | changes)
 
 
 def test_step_needs_its_state():

@@ -11,12 +11,14 @@ from torch.autograd.function import once_differentiable
 
 from ..choose import machine_of
 from ..config import CHUNKS, Schedule
+from ..eager import eager
 from ..launch import Launch, execute
 from ..validate import check_inputs, check_scale
 from .call import MAX_CHUNK, MAX_DIM, Call
 from .passes import Kept, backward, forward
 
 
+@eager
 def simple_gla(
     q: Tensor,
     k: Tensor,
@@ -50,15 +52,12 @@ def simple_gla(
 
     Raises ValueError, naming the argument, for a wrong shape, dtype, device or schedule.
     """
-    check_inputs(q, k, v, None, initial_state)
-    check_gates(g, q)
-    for name, dim in (("q", q.shape[-1]), ("v", v.shape[-1])):
-        if dim > MAX_DIM:
-            raise ValueError(f"{name}: expected a head dimension (last axis) from 1 to {MAX_DIM}, got {dim}")
+    check_call(q, k, v, g, initial_state)
     scale = check_scale(scale, q.shape[-1])
     schedule = check_schedule(schedule)
     capability = machine_of(q.device).capability
-    return _SimpleGLA.apply(q, k, v, g, scale, initial_state, output_final_state, schedule, capability)
+    needed = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, g, initial_state))
+    return _SimpleGLA.apply(q, k, v, g, scale, initial_state, output_final_state, schedule, capability, needed)
 
 
 def retnet_decays(H: int, device: torch.device | str | None = None) -> Tensor:
@@ -95,7 +94,10 @@ def launches(
     """
     q = torch.empty(B, T, H, K, dtype=dtype, device="meta")
     v = torch.empty(B, T, H, V, dtype=dtype, device="meta")
-    state = torch.empty(B, H, K, V, device="meta") if initial_state else None
+    state = torch.empty(B, H, K, V, dtype=torch.float32, device="meta") if initial_state else None
+    check_call(q, q, v, q[..., 0], state)
+    if mode not in ("fwd", "bwd", "fwdbwd"):
+        raise ValueError(f"mode: expected fwd, bwd or fwdbwd, got {mode!r}")
     schedule = check_schedule(schedule)
     call = Call(q, q, v, q[..., 0], float(K**-0.5), state, schedule.chunk, schedule.materialize, capability)
     fwd: list[Launch] = []
@@ -103,6 +105,15 @@ def launches(
     _, final, kept = forward(call, initial_state, mode != "fwd", fwd.append)
     backward(call, kept, v, final, gradient_of_g, bwd.append)
     return {"fwd": fwd, "bwd": bwd, "fwdbwd": fwd + bwd}[mode]
+
+
+def check_call(q: Tensor, k: Tensor, v: Tensor, g: Tensor, initial_state: Tensor | None) -> None:
+    """The tensors of a call. Raises ValueError, naming the argument, for a wrong shape, dtype or device."""
+    check_inputs(q, k, v, None, initial_state)
+    check_gates(g, q)
+    for name, dim in (("q", q.shape[-1]), ("v", v.shape[-1])):
+        if dim > MAX_DIM:
+            raise ValueError(f"{name}: expected a head dimension (last axis) from 1 to {MAX_DIM}, got {dim}")
 
 
 def check_gates(g: Tensor, q: Tensor) -> None:
@@ -135,12 +146,12 @@ def check_schedule(schedule: Schedule | None) -> Schedule:
 class _SimpleGLA(torch.autograd.Function):
     @staticmethod
     def forward(  # type: ignore[no-untyped-def]  # autograd's calling convention
-        ctx, q, k, v, g, scale, initial_state, output_final_state, schedule, capability
+        ctx, q, k, v, g, scale, initial_state, output_final_state, schedule, capability, keep
     ):
         q, k, v = (x.contiguous() for x in (q, k, v))
         initial_state = None if initial_state is None else initial_state.contiguous()
         call = Call(q, k, v, g, scale, initial_state, schedule.chunk, schedule.materialize, capability)
-        o, final_state, kept = forward(call, output_final_state, any(ctx.needs_input_grad), execute)
+        o, final_state, kept = forward(call, output_final_state, keep, execute)
         ctx.save_for_backward(q, k, v, g, initial_state, kept.sums, kept.states)
         ctx.set_materialize_grads(False)
         ctx.scale, ctx.schedule, ctx.capability = scale, schedule, capability
@@ -155,4 +166,4 @@ class _SimpleGLA(torch.autograd.Function):
         do = torch.zeros_like(v) if do is None else do.contiguous()
         d_final = None if d_final is None else d_final.contiguous()
         dq, dk, dv, dg, d_initial = backward(call, Kept(*kept), do, d_final, ctx.needs_input_grad[3], execute)
-        return dq, dk, dv, dg, None, d_initial, None, None, None
+        return dq, dk, dv, dg, None, d_initial, None, None, None, None

@@ -49,7 +49,8 @@ class ValueGatedGLA(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, do, d_final):  # type: ignore[no-untyped-def]
-        given, between = ctx.saved_tensors[:6], ctx.saved_tensors[6:]
+        saved = ctx.saved_tensors  # read once: a checkpoint hands them out once
+        given, between = saved[:6], saved[6:]
         problem = _problem(given, ctx.scale, ctx.schedule)
         kept: Kept | None = (between[0], list(between[1:])) if between else None
         do = torch.zeros_like(problem.v) if do is None else do.contiguous()

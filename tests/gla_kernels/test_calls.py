@@ -1,0 +1,82 @@
+"""What PyTorch does with a function that is given to it: checkpoints, compilation, meta tensors, changes in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from gla_kernels import Schedule, gla, gla_recurrent, gla_step, launches, simple_gla
+
+Call = Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
+
+CALLS: dict[str, Call] = {
+    "gla": gla,
+    "gla with gates on the value side": lambda q, k, v, g, *more: gla(q, k, v, g, *more, gv=g),
+    "gla_recurrent": gla_recurrent,
+    "simple_gla": lambda q, k, v, g, *more: simple_gla(q, k, v, g[..., 0], *more),
+}
+EVERY = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def drawn(B: int = 1, T: int = 20, H: int = 1, D: int = 16, device: str = DEVICE) -> list[torch.Tensor]:
+    """q, k, v and g, which require gradients."""
+    q, k, v, g = (torch.randn(B, T, H, D, device=device) for _ in range(4))
+    return [x.requires_grad_() for x in (q, k, v, -g.abs())]
+
+
+@EVERY
+def test_a_checkpoint_computes_the_same_again(call):
+    given = drawn()
+    want = torch.autograd.grad(call(*given)[0].sum(), given)
+    got = torch.autograd.grad(checkpoint(lambda *x: call(*x)[0], *given, use_reentrant=False).sum(), given)
+    assert all(torch.equal(a, b) for a, b in zip(want, got, strict=True))
+
+
+@EVERY
+@pytest.mark.parametrize("empty", [{"B": 0}, {"H": 0}], ids=str)
+def test_no_sequence_or_head_is_no_work(call, empty):
+    given = drawn(**empty)
+    state = torch.zeros(given[0].shape[0], given[0].shape[2], 16, 16, device=DEVICE, requires_grad=True)
+    o, final = call(*given, None, state, True)
+    assert (o.shape, final.shape) == (given[2].shape, state.shape)
+    grads = torch.autograd.grad(o.sum() + final.sum(), [*given, state])
+    assert [grad.shape for grad in grads] == [x.shape for x in (*given, state)]
+
+
+@EVERY
+def test_meta_tensors_get_the_shapes_of_results_and_gradients(call):
+    given = drawn(T=70, device="meta")
+    o, final = call(*given, None, None, True)
+    assert (o.shape, final.shape) == ((1, 70, 1, 16), (1, 1, 16, 16))
+    assert [grad.shape for grad in torch.autograd.grad(o.sum() + final.sum(), given)] == [x.shape for x in given]
+
+
+def test_torch_compile_calls_the_kernels_as_they_are():
+    given = drawn()
+    compiled = torch.compile(lambda *x: gla(*x)[0] * 2, backend="eager")
+    assert torch.equal(compiled(*given), gla(*given)[0] * 2)
+    assert all(x is not None for x in torch.autograd.grad(compiled(*given).sum(), given))
+
+
+def test_a_state_that_a_step_changed_is_missed_by_the_backward_pass_that_needs_it():
+    q, k, v, g = drawn()
+    state = torch.randn(1, 1, 16, 16, device=DEVICE)
+    o, _ = gla(q, k, v, g, None, state, schedule=Schedule(16, materialize=False))
+    with torch.no_grad():
+        gla_step(q[:, 0], k[:, 0], v[:, 0], g[:, 0], state)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        o.sum().backward()
+
+
+def test_what_is_planned_does_not_hang_on_the_default_dtype():
+    want = launches("gla_step", B=1, T=1, H=1, K=16, V=16, dtype=torch.float16, mode="step")
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        got = launches("gla_step", B=1, T=1, H=1, K=16, V=16, dtype=torch.float16, mode="step")
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert [launch.name for launch in got] == [launch.name for launch in want]
