@@ -57,8 +57,8 @@ def test_meta_tensors_get_the_shapes_of_results_and_gradients(call):
 
 def test_torch_compile_calls_the_kernels_as_they_are():
     given = drawn()
-    compiled = torch.compile(lambda *x: gla(*x)[0] * 2, backend="eager")
-    assert torch.equal(compiled(*given), gla(*given)[0] * 2)
+    compiled = torch.compile(lambda q, k, v, g: gla(q, k, v, g)[0] * 2, backend="eager")
+    assert torch.equal(compiled(*given), gla(given[0], given[1], given[2], given[3])[0] * 2)
     assert all(x is not None for x in torch.autograd.grad(compiled(*given).sum(), given))
 
 

@@ -157,14 +157,14 @@ def test_tuned_plans_are_what_runs(tables, machine, entry, inputs, ran, monkeypa
             "config: block_t=64 does not divide sub_chunk=16",
         ),
         (
-            {"config": Plan(Schedule(), None)},
+            {"config": Plan(*(Schedule(), None))},  # type: ignore[arg-type]  # that is the point
             "config: expected a plan of a Schedule and a KernelConfig, .* NoneType",
         ),
         ({"config": tiles(states=None)}, "config: expected a Tile for states, got NoneType"),
         ({"config": tiles(block_t=0)}, "config: expected block_t and the sizes of tiles to be integers > 0, got .0"),
         ({"config": tiles(block_t=8)}, "config: block_t=8 is none of 16, 32, 64"),
         ({"config": tiles(output=Tile(48, 64))}, "config: block_k=48 is no power of two"),
-        ({"config": tiles(output=Tile(32, 64.0))}, "config: expected block_t and the sizes of tiles to be integers"),
+        ({"config": tiles(output=Tile(32, -64))}, "config: expected block_t and the sizes of tiles to be integers"),
         ({"config": "tune"}, 'config: "tune" measures on a CUDA device, and the tensors are on meta'),
     ],
 )
