@@ -84,3 +84,16 @@ def test_the_script_measures_then_checks(tmp_path: Path, codes: dict[str, str], 
         assert [line.split()[0] for line in said] == ["sweep", "sweep", "check"]
         assert "--against abc" in said[-1]
         assert said[-1].count("run-") == 2
+
+
+def test_paths_that_the_script_is_given_are_seen_from_where_it_is_called(tmp_path: Path) -> None:
+    stub, calls = tmp_path / "glabench", tmp_path / "calls"
+    stub.write_text(SWEEP_STUB)
+    stub.chmod(0o755)
+    env = {**os.environ, "GLABENCH": "./glabench", "CALLS": str(calls), "RUNS": "1", "TREND": "trend.jsonl"}
+    script = ROOT / ".ci" / "gpu-regression"
+    done = subprocess.run([script, "out"], env=env, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    said = calls.read_text().splitlines()[-1]
+    assert f"--trend {tmp_path / 'trend.jsonl'}" in said
+    assert f"--out {tmp_path / 'out' / 'check.html'}" in said

@@ -26,9 +26,8 @@ FOLDER = Path("results") / "baselines"
 
 def device_slug(rows: Sequence[Row]) -> str:
     """The GPU that the rows are of, as in file names. UserError when they are of several."""
-    found = sorted(
-        {str(row.environment.get("device_slug") or slug(str(row.environment.get("device")))) for row in rows}
-    )
+    # What a row says becomes part of a path: no more of it than a name may hold.
+    found = sorted({slug(str(row.environment.get("device_slug") or row.environment.get("device"))) for row in rows})
     if len(found) > 1:
         raise UserError(f"rows of {' and '.join(found)}: check one device at a time")
     return found[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -17,6 +18,7 @@ from glabench.check.verdict import ORDER, REGRESSIONS, CaseVerdict, Check
 
 QUIET = ("same", "better", "new")  # verdicts that need no line of their own in a terminal or a summary
 UNDECIDED = ("not comparable", "ambiguous")
+NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def render_text(check: Check) -> str:
@@ -47,7 +49,8 @@ def render_github(check: Check) -> str:
         if level is not None:
             message = "\n".join([wording.name(case), *wording.details(case)])
             lines.append(f"::{level} title={_property(wording.verdict(case))}::{_escaped(message)}")
-    return "\n".join([*lines, f"{check.device}: {wording.summary(check)}"])
+    # The word in front keeps a device that is called "::error::" from being a command.
+    return "\n".join([*lines, f"On {check.device}: {wording.summary(check)}"])
 
 
 def step_summary(check: Check) -> str:
@@ -69,10 +72,10 @@ def render_junit(check: Check) -> str:
     failures = sum(case.verdict in REGRESSIONS for case in check.cases)
     skipped = sum(case.verdict in UNDECIDED for case in check.cases)
     counts = {"tests": str(len(check.cases)), "failures": str(failures), "skipped": str(skipped), "errors": "0"}
-    suite = ElementTree.Element("testsuite", {"name": f"glabench check on {check.device}", **counts})
+    suite = ElementTree.Element("testsuite", {"name": _xml(f"glabench check on {check.device}"), **counts})
     for case in check.cases:
-        system = str(case.pair.case["system"])
-        test = ElementTree.SubElement(suite, "testcase", {"classname": system, "name": wording.name(case)})
+        names = {"classname": _xml(str(case.pair.case["system"])), "name": _xml(wording.name(case))}
+        test = ElementTree.SubElement(suite, "testcase", names)
         words = "\n".join(wording.details(case))
         kind = "failure" if case.verdict in REGRESSIONS else "skipped" if case.verdict in UNDECIDED else None
         if kind is not None:
@@ -172,5 +175,5 @@ def _cell(value: str) -> str:
 
 
 def _xml(value: str) -> str:
-    """Without the control characters that XML cannot hold; a reason may quote whatever a process printed."""
-    return "".join(mark for mark in value if mark in "\t\n" or ord(mark) >= 32)
+    """Without what XML cannot hold (its production "Char"); a reason may quote whatever a process printed."""
+    return NO_XML.sub("", value)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from glabench.check.comparable import CONDITIONS, difference
+from glabench.errors import in_one_line
 from glabench.store import Row
 
+T = TypeVar("T")
+Keyed = dict[tuple[str, str], T]  # by kernel and architecture
 # Memory that a call needs beyond its inputs: more of it counts from 1 % and 1 MiB on, less is the allocator's rounding.
 MEMORY_SHARE, MEMORY_BYTES = 0.01, 2**20
 # An error that grew counts from 10 % on, if that is also 2 % of what the gate allows: another order of summation moves
@@ -51,9 +54,18 @@ def _spills(before: Row, after: Row) -> Finding | None:
     """By kernel and architecture. A kernel that is new counts only if all spills together grew: work may move."""
     if not before.compiled or not after.compiled or not _same_compiler(before, after):
         return None
+    failed_before, failed_now = _failed(before.compiled), _failed(after.compiled)
     old, new = _spilled(before.compiled), _spilled(after.compiled)
+    broken = [
+        f"{kernel} ({arch}) no longer compiles: {in_one_line(error)}"
+        for (kernel, arch), error in failed_now.items()
+        if (kernel, arch) not in failed_before and _compiled(kernel, arch, old, failed_before)
+    ]
+    for key in failed_before.keys() - failed_now.keys():  # what compiles at last has no spills before
+        old.pop(key, None)
+        new.pop(key, None)
     grew = sum(new.values()) > sum(old.values())
-    worse = [
+    worse = broken + [
         f"{kernel} ({arch}) spills {new[kernel, arch]} B, {old.get((kernel, arch), 0)} before"
         for kernel, arch in new
         if new[kernel, arch] > old.get((kernel, arch), 0) and ((kernel, arch) in old or grew)
@@ -64,13 +76,27 @@ def _spills(before: Row, after: Row) -> Finding | None:
     return Finding("spills", "better" if sum(new.values()) < sum(old.values()) else "same", total)
 
 
-def _spilled(compiled: list[dict[str, Any]]) -> dict[tuple[str, str], int]:
+def _compiled(kernel: str, arch: str, old: Keyed[int], failed: Keyed[str]) -> bool:
+    """Whether the kernel compiled before or, where it is new, all kernels of its architecture did."""
+    return (kernel, arch) in old or (any(a == arch for _, a in old) and all(a != arch for _, a in failed))
+
+
+def _failed(compiled: list[dict[str, Any]]) -> Keyed[str]:
+    """Why kernels did not compile; one of several launches that fails is enough."""
+    return {
+        (str(kernel.get("kernel")), str(kernel.get("arch"))): str(kernel["error"])
+        for kernel in compiled
+        if kernel.get("error")
+    }
+
+
+def _spilled(compiled: list[dict[str, Any]]) -> Keyed[int]:
     """The most that any launch of a kernel spills."""
-    found: dict[tuple[str, str], int] = {}
+    found: Keyed[int] = {}
     for kernel in compiled:
         if not kernel.get("error"):
-            key = kernel["kernel"], kernel["arch"]
-            found[key] = max(found.get(key, 0), int(kernel["spill_bytes"] or 0))
+            key = str(kernel.get("kernel")), str(kernel.get("arch"))
+            found[key] = max(found.get(key, 0), int(kernel.get("spill_bytes") or 0))
     return found
 
 
@@ -85,7 +111,7 @@ def _accuracy(before: Row, after: Row) -> Finding | None:
     old, new = before.accuracy, after.accuracy
     if not old or not new or any(old.get(key) != new.get(key) for key in ("where", "shape", "reference", "pairs")):
         return None
-    changes = list(_errors(old["outputs"], new["outputs"]))
+    changes = list(_errors(old.get("outputs") or {}, new.get("outputs") or {}))
     worse = [words for grew, words in changes if grew > 0]
     if worse:
         return Finding("accuracy", "worse", "; ".join(worse))
@@ -95,8 +121,11 @@ def _accuracy(before: Row, after: Row) -> Finding | None:
 
 def _errors(old: dict[str, Any], new: dict[str, Any]) -> Iterator[tuple[int, str]]:
     """(1, 0 or -1 for grew, stayed or shrank; the words) of each output that both have."""
-    for name in old.keys() & new.keys():
-        a, b, allowed = float(old[name]["error"]), float(new[name]["error"]), float(new[name]["tolerance"])
+    for name in old:
+        figures = [old[name].get("error"), *(new.get(name, {}).get(key) for key in ("error", "tolerance"))]
+        if None in figures:
+            continue
+        a, b, allowed = map(float, figures)
         counts = abs(b - a) > ERROR_SHARE * allowed
         grew = (b > (1 + ERROR_GROWTH) * a) - (a > (1 + ERROR_GROWTH) * b) if counts else 0
         yield grew, f"{name} off by {a:.2e} before, {b:.2e} now ({allowed:.2e} is allowed)"

@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean, median
+from statistics import NormalDist, fmean, median
 
+from scipy import stats
+
+from glabench.check.likeness import likeness
 from glabench.store import Row
 
 # The spread of a run's median, as a standard deviation of its logarithm, where no case was run more than once. No
@@ -14,35 +17,72 @@ from glabench.store import Row
 DEFAULT_SPREAD = {"cuda_events_cold_l2": 0.003, "cpu_wall": 0.05}
 # No case is taken to be quieter than this: the events' clock has steps, and a handful of runs may agree by chance.
 LEAST_SPREAD = 0.001
-# With fewer repeats over all cases the default stands in for those that lack: a handful may agree by chance.
+# With fewer repeats over all cases the default stands beside what was measured: a handful may agree by chance.
 ENOUGH_REPEATS = 10
-# How many degrees of freedom the other cases' spread counts for against the case's own.
-POOL_WEIGHT = 4.0
 
 
 @dataclass(frozen=True)
 class Noise:
-    """The spread of run medians, by case and over all; see ``spread``."""
+    """The spread of run medians, by case and over all; see ``spread`` and ``reach``."""
 
     pooled: float | None  # None where no case has a second run
     repeats: int  # runs beyond the first, over all cases and both sides: the degrees of freedom
     cases: Mapping[str, tuple[float, int]] = field(default_factory=dict)  # id -> (sum of squares, degrees of freedom)
+    most: float = math.inf  # what a case's variance counts for at most in ``pooled``
+    alike: float = math.inf  # how many degrees of freedom ``pooled`` counts for against a case's own
 
     def spread(self, case_id: str, clock: str) -> float:
         """Standard deviation of log(median) from run to run of the case.
 
-        Its own runs and those of all cases, weighted by degrees of freedom: a case with few runs leans on the others.
+        Its own runs and those of the other cases, weighted by degrees of freedom: a case with few runs leans on the
+        others, the more the more alike they are.
         """
         squares, freedom = self.cases.get(case_id, (0.0, 0))
-        return max(LEAST_SPREAD, math.sqrt((POOL_WEIGHT * self._common(clock) + squares) / (POOL_WEIGHT + freedom)))
+        if self._unknown(freedom):
+            return max(_default(clock), self.pooled or 0.0)
+        if freedom == 0:
+            return max(LEAST_SPREAD, self.pooled or 0.0)
+        weight = self._weight(freedom)
+        variance = (weight * self._others(squares, freedom) + squares) / (weight + freedom)
+        return max(LEAST_SPREAD, math.sqrt(variance))
 
-    def _common(self, clock: str) -> float:
-        """The variance over all cases, or the default's, or both by how many repeats there are."""
-        default = DEFAULT_SPREAD.get(clock, max(DEFAULT_SPREAD.values())) ** 2
-        if self.pooled is None:
-            return default
-        lacking = max(0, ENOUGH_REPEATS - self.repeats)
-        return (self.repeats * self.pooled**2 + lacking * default) / (self.repeats + lacking)
+    def reach(self, case_id: str, clock: str, tail: float) -> float:
+        """How far log(median) of a run comes out above its mean with the probability ``tail``.
+
+        Student's t, because the spread is an estimate. Where there are few repeats it is the default's at least, and
+        the default is no estimate: its quantile is the normal one.
+        """
+        normal = NormalDist().inv_cdf(1 - tail)
+        freedom = self.cases.get(case_id, (0.0, 0))[1]
+        if self._unknown(freedom):
+            return normal * self.spread(case_id, clock)
+        effective = max(1, math.floor(freedom + self._weight(freedom)))
+        found = float(stats.t.isf(tail, effective)) * self.spread(case_id, clock)
+        return max(found, normal * _default(clock)) if self.repeats < ENOUGH_REPEATS else found
+
+    def beside(self, others: Noise) -> Noise:
+        """The noise of these cases, and that of the others where these have none."""
+        return _over({**others.cases, **self.cases})
+
+    def _unknown(self, freedom: int) -> bool:
+        """Whether there is nothing but the default to go by: one repeat tells next to nothing of a spread."""
+        return self.repeats < ENOUGH_REPEATS and freedom < 2
+
+    def _weight(self, freedom: int) -> float:
+        """What the other cases' spread counts for: no more than it was measured with."""
+        return min(self.alike, self.repeats - freedom)
+
+    def _others(self, squares: float, freedom: int) -> float:
+        """The variance over all cases but one, which is given by its own sum of squares and degrees of freedom."""
+        if self.repeats == freedom:
+            return 0.0  # there is no other
+        own = min(squares / freedom, self.most) * freedom
+        everything = (self.pooled or 0.0) ** 2 * self.repeats
+        return max(0.0, everything - own) / (self.repeats - freedom)
+
+
+def _default(clock: str) -> float:
+    return DEFAULT_SPREAD.get(clock, max(DEFAULT_SPREAD.values()))
 
 
 def run_medians(runs: Iterable[Row]) -> list[float]:
@@ -67,21 +107,26 @@ def noise_of_turns(cases: Iterable[tuple[str, Sequence[Row], Sequence[Row]]]) ->
 
 
 def _pooled(groups: Iterable[tuple[str, Sequence[float], float]]) -> Noise:
-    """The spread of the values within groups, (case id, values, the share of their variance that counts).
-
-    Over all it is the mean square over cases, each at most three times the median case's: a few restless cases must not
-    hide what the quiet ones show.
-    """
+    """The spread of the values within groups, (case id, values, the share of their variance that counts)."""
     found: dict[str, tuple[float, int]] = {}
     for case_id, logs, share in groups:
         if len(logs) > 1:
             middle = fmean(logs)
             squares, freedom = found.get(case_id, (0.0, 0))
             found[case_id] = (squares + share * sum((x - middle) ** 2 for x in logs), freedom + len(logs) - 1)
-    if not found:
+    return _over(found)
+
+
+def _over(cases: Mapping[str, tuple[float, int]]) -> Noise:
+    """The spread over all cases: the mean square, each at most three times the median case's, for a few restless cases
+    must not hide what the quiet ones show."""
+    if not cases:
         return Noise(None, 0)
-    variances = {case_id: squares / freedom for case_id, (squares, freedom) in found.items()}
+    variances = {case_id: squares / freedom for case_id, (squares, freedom) in cases.items()}
     most = 9 * median(variances.values())
-    freedoms = sum(freedom for _, freedom in found.values())
-    pooled = sum(min(variances[case_id], most) * freedom for case_id, (_, freedom) in found.items()) / freedoms
-    return Noise(math.sqrt(pooled), freedoms, found)
+    freedoms = [freedom for _, freedom in cases.values()]
+    repeats = sum(freedoms)
+    pooled = sum(min(variances[case_id], most) * freedom for case_id, (_, freedom) in cases.items()) / repeats
+    # What agrees to the last digit has no logarithm, and `spread` takes no case to be quieter than this either.
+    alike = likeness([max(variance, LEAST_SPREAD**2) for variance in variances.values()], freedoms)
+    return Noise(math.sqrt(pooled), repeats, cases, most, alike)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from glabench.store import Row
+from glabench.store import Row, to_json
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,12 @@ def pairs(before: Iterable[Row], after: Iterable[Row]) -> list[Pair]:
 
 def _runs(rows: Iterable[Row]) -> dict[str, tuple[Row, ...]]:
     """Runs by case. Those of other sources or versions than the case's last run are of other code, and left out: a
-    sweep that is resumed after a change appends to the file of the code before."""
+    sweep that is resumed after a change appends to the file of the code before.
+
+    A row that is given twice, as where files lie beside what they were merged into, is one run: it shows no noise.
+    """
     found: dict[str, list[Row]] = {}
-    for row in sorted(rows, key=lambda row: row.started):
+    for row in sorted({to_json(row): row for row in rows}.values(), key=lambda row: row.started):
         found.setdefault(row.case_id, []).append(row)
     return {
         case_id: tuple(run for run in runs if _sources(run) == _sources(runs[-1])) for case_id, runs in found.items()

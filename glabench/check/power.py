@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from glabench.check.noise import noise
 from glabench.check.pairs import pairs
 from glabench.check.timing import BLOCKS
 from glabench.check.verdict import check
+from glabench.errors import UserError
 from glabench.store import Row
 
 SPREADS = (0.001, 0.003, 0.005, 0.01)
@@ -28,17 +30,18 @@ PLANTED = (1.0, 1.01, 1.02, 1.03, 1.05)
 
 @dataclass(frozen=True)
 class Calls:
-    """Shares of cases called slower, faster and ambiguous, over all rounds."""
+    """Shares of cases called slower, faster and ambiguous, over all rounds, and of rounds in which any was called."""
 
     slower: float
     faster: float
     ambiguous: float
+    rounds: float
 
 
 def simulate(
     rows: Sequence[Row],
     factor: float,
-    spread: float,
+    spread: float | Sequence[float],
     runs: int = 3,
     rounds: int = 20,
     threshold: float = 0.03,
@@ -46,15 +49,22 @@ def simulate(
 ) -> Calls:
     """Checks of ``runs`` runs a side of every row, with times after multiplied by ``factor``.
 
-    spread: standard deviation of log(run median) from run to run.
+    spread: standard deviation of log(run median) from run to run, one for all rows or one for each.
     """
     random = np.random.default_rng(seed)
+    spreads = [spread] * len(rows) if isinstance(spread, float) else spread
     verdicts: list[str] = []
+    failed = 0
     for _ in range(rounds):
-        before = [drawn(row, 1.0, spread, random) for row in rows for _ in range(runs)]
-        after = [drawn(row, factor, spread, random) for row in rows for _ in range(runs)]
-        verdicts += [case.time.verdict for case in check(before, after, threshold).cases if case.time]
-    return Calls(*(verdicts.count(name) / len(verdicts) for name in ("slower", "faster", "ambiguous")))
+        before, after = (
+            [drawn(row, by, own, random) for row, own in zip(rows, spreads, strict=True) for _ in range(runs)]
+            for by in (1.0, factor)
+        )
+        found = [case.time.verdict for case in check(before, after, threshold).cases if case.time]
+        failed += "slower" in found or "faster" in found
+        verdicts += found
+    slower, faster, ambiguous = (verdicts.count(name) / len(verdicts) for name in ("slower", "faster", "ambiguous"))
+    return Calls(slower, faster, ambiguous, failed / rounds)
 
 
 def drawn(row: Row, factor: float, spread: float, random: np.random.Generator) -> Row:
@@ -85,15 +95,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     rows = [row for _, row in located(options.rows)]
     cases = [pair for pair in pairs((), rows) if timed(pair.after)]
+    if not cases:
+        raise UserError(f"{options.rows[0]}: no row with times at full clock, whose samples could be drawn from")
     measured = noise((pair.case_id, pair.after) for pair in cases).pooled
     print(f"{len(cases)} cases, {options.runs} runs a side, {options.rounds} checks a line")
-    print(f"{'spread of runs':>16} {'planted':>8} {'slower':>8} {'faster':>8} {'ambiguous':>10}")
+    print(f"{'spread of runs':>16} {'planted':>8} {'slower':>8} {'faster':>8} {'ambiguous':>10} {'checks':>8}")
     for spread in SPREADS if measured is None else (measured,):
         for factor in PLANTED:
             calls = simulate(timed(rows), factor, spread, options.runs, options.rounds)
-            shares = f"{calls.slower:8.1%} {calls.faster:8.1%} {calls.ambiguous:10.1%}"
+            shares = f"{calls.slower:8.1%} {calls.faster:8.1%} {calls.ambiguous:10.1%} {calls.rounds:8.1%}"
             print(f"{spread:16.2%} {factor - 1:8.0%} {shares}", flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except UserError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)

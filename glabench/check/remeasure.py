@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import glabench
-from glabench.check.comparable import difference, throttled
+from glabench.check.comparable import Compared, clocks_apart, difference, throttled
 from glabench.check.noise import noise, noise_of_turns
 from glabench.check.timing import judge_time
-from glabench.check.verdict import CaseVerdict, Check, retimed
+from glabench.check.verdict import BROKEN, CaseVerdict, Check, judge_case, retimed, timed_runs, wording_of
 from glabench.errors import UserError
 from glabench.run.driver import known_environment, worker_env
 from glabench.run.worker import PIPELINE, Worker
@@ -82,20 +82,34 @@ class Turns:
 
 def settle(check: Check, turns: Turns, against: Tree | None) -> Check:
     """The check with its suspicious cases re-measured: those that are slower and, where there is a tree to run
-    ``against``, those that are ambiguous or have no baseline to be compared with."""
+    ``against``, those that are ambiguous or have no baseline to be compared with, whether they still run or not."""
     wanted = ("slower",) if against is None else ("slower", "ambiguous", "new")
-    suspects = {case.pair.case_id: case for case in check.cases if _suspicious(case, wanted)}
+    suspects = {case.pair.case_id: case for case in check.cases if _times_verdict(case) in wanted}
     if not suspects:
         return check
-    cases = [case_of(suspect) for suspect in suspects.values()]
     if against is None:
-        before, after = [run for case in suspects.values() for run in case.pair.before], turns.alone(cases)
+        before = [run for case in suspects.values() for run in case.pair.before]
+        after = turns.alone([case_of(suspect) for suspect in suspects.values()])
         how = f"{turns.turns} times more"
     else:
-        before, after = turns.interleaved(cases, against, Tree())
+        before, after = _both(turns, against, suspects.values())
         how = f"in {turns.turns} turns with the commit before"
     rows = {case_id: (_of(case_id, before), _of(case_id, after)) for case_id in suspects}
     return _judged(check, rows, against.commit if against is not None else None, how)
+
+
+def _both(turns: Turns, against: Tree, suspects: Iterable[CaseVerdict]) -> tuple[list[Row], list[Row]]:
+    """Rows of the commit and of this code. What did not run now takes one turn: each may be a wait for a timeout."""
+    rows: tuple[list[Row], list[Row]] = ([], [])
+    timed: dict[bool, list[Case]] = {True: [], False: []}
+    for suspect in suspects:
+        timed[any(run.time for run in suspect.pair.after)].append(case_of(suspect))
+    for cases, count in ((timed[True], turns.turns), (timed[False], 1)):
+        if cases:
+            before, after = replace(turns, turns=count).interleaved(cases, against, Tree())
+            rows[0].extend(before)
+            rows[1].extend(after)
+    return rows
 
 
 def _judged(check: Check, rows: dict[str, tuple[list[Row], list[Row]]], commit: str | None, how: str) -> Check:
@@ -106,21 +120,34 @@ def _judged(check: Check, rows: dict[str, tuple[list[Row], list[Row]]], commit: 
         floor = noise_of_turns(usable)
     else:
         floor = noise((case_id, runs) for case_id, *sides in usable for runs in sides)
-    count = max(check.compared, len(rows))
+    # Few cases do not show how alike they are: those of the first comparison stand beside them.
+    floor = floor.beside(check.noise)
+    # Corrected for what is measured again only: in turns all runs are new, so that none of them picked the cases, and
+    # against the baseline's own runs a call can only be taken back.
+    count = len(usable)
 
     def judged(case: CaseVerdict) -> CaseVerdict:
         case_id = case.pair.case_id
         if case_id not in rows:
             return case
-        if why[case_id] is not None:
-            return replace(case, remeasured=f"could not be re-measured: {why[case_id]}")
         old, new = rows[case_id]
-        time = judge_time(case_id, old, new, floor, check.threshold, count)
+        reason = why[case_id]
         runs = replace(case.pair, before=tuple(old), after=tuple(new))
-        return case if time is None else retimed(case, runs, time, how)
+        if (broken := _broken(old, new)) is not None:
+            return replace(case, pair=runs, verdict="wrong", remeasured=f"measured again: {broken}")
+        if case.time is None and old and new and not _of_others(old, commit):
+            timed = Compared(runs, reason) if timed_runs(runs) is not None else None
+            found = judge_case(runs, timed, floor, check.threshold, count)
+            said = f": {wording_of(found.time)}" if found.time else ""
+            return replace(found, remeasured=f"measured in turns with the commit before{said}")
+        if reason is not None:
+            verdict = "not comparable" if case.time is None else case.verdict
+            return replace(case, verdict=verdict, remeasured=f"could not be re-measured: {reason}")
+        time = judge_time(case_id, old, new, floor, check.threshold, count)
+        return case if time is None else retimed(case, time, how)
 
     cases = tuple(judged(case) for case in check.cases)
-    return replace(check, cases=cases, compared=count, noise=check.noise if check.compared else floor)
+    return replace(check, cases=cases, compared=check.compared or count, noise=check.noise if check.compared else floor)
 
 
 def case_of(verdict: CaseVerdict) -> Case:
@@ -128,26 +155,43 @@ def case_of(verdict: CaseVerdict) -> Case:
     return Case.from_dict({name: value for name, value in verdict.pair.case.items() if name in CASE_FIELDS})
 
 
-def _suspicious(case: CaseVerdict, wanted: Sequence[str]) -> bool:
-    times = case.time.verdict if case.time else case.verdict
-    return times in wanted and any(run.time for run in case.pair.after)
+def _times_verdict(case: CaseVerdict) -> str:
+    return case.time.verdict if case.time else case.verdict
 
 
 def _of(case_id: str, rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if row.case_id == case_id]
 
 
+def _broken(before: Sequence[Row], after: Sequence[Row]) -> str | None:
+    """How this code fails the case where it must not, in words: as no code may, or although ``before`` ran."""
+    failed = [row for row in after if row.status != "ok"]
+    bad = next((row for row in failed if row.status in BROKEN), None)
+    if bad is None and before and all(row.status == "ok" for row in before):
+        bad = next(iter(failed), None)
+    return None if bad is None else f"{bad.status} now, {bad.reason or 'no reason given'}"
+
+
+def _of_others(before: Sequence[Row], commit: str | None) -> bool:
+    """Whether rows that ran are not of the commit that they should be of."""
+    return commit is not None and any(row.environment.get("commit") != commit for row in before if row.status == "ok")
+
+
 def _unusable(before: Sequence[Row], after: Sequence[Row], commit: str | None) -> str | None:
     """Why rows that were measured again say nothing about time; ``commit`` is what ``before`` must be of, if it ran."""
+    if not before or not after:
+        return "this version makes another case of it"
+    if _of_others(before, commit):
+        return f"the process for {str(commit)[:12]} imported other sources"
     for rows, which in ((before, "before"), (after, "now")):
         for row in rows:
             if row.status != "ok" or not row.time:
                 return f"{which} {row.status}, {row.reason or 'no time'}"
             if (reason := throttled(row)) is not None:
                 return f"{which} {reason}"
-    if commit is not None and any(row.environment.get("commit") != commit for row in before):
-        return f"the process for {commit[:12]} imported other sources"
-    return next((other for row in before if (other := difference(row, after[-1])) is not None), None)
+    here = after[-1]
+    reasons = (difference(row, here) or clocks_apart(row, here) for row in (*before, *after))
+    return next((reason for reason in reasons if reason is not None), None)
 
 
 def code_here() -> Path:

@@ -3,17 +3,19 @@
 For each case, in logarithms: d is the mean of the run medians after, less that before. e is its standard error from the
 samples within the runs, by a bootstrap over blocks of consecutive samples, because neighbours are alike where a GPU
 warms up. s is the spread from run to run (``glabench.check.noise``), and sqrt(1/before + 1/after) of it is in d. With m
-cases compared, z is the normal quantile at which ERROR_RATE of such checks call any case by chance (Bonferroni: one
-false call fails a build, so the chance of any is what must be small; and unlike step-wise corrections it leaves each
-case an interval that can be shown). The interval is d ± z e; the floor is z s, times that root. With the threshold t,
-as a logarithm:
+cases compared, z and t are the quantiles, normal and of Student's t, at which ERROR_RATE of such checks call any case
+by chance (Bonferroni: one false call fails a build, so the chance of any is what must be small; and unlike step-wise
+corrections it leaves each case an interval that can be shown). Student's t, because s is an estimate from few runs: its
+degrees of freedom are the case's own and, where cases are alike, those that the other cases lend it. The interval is
+d ± z e; the floor is t s, times that root. With the threshold, as a logarithm:
 
-    slower     the interval is above the floor, and d is at least t less the floor
+    slower     the interval is above the floor, and d is at least the threshold less the floor
     faster     the mirror image
-    same       interval and floor lie within t on both sides: a change of t is ruled out
+    same       interval and floor lie within the threshold on both sides: such a change is ruled out
     ambiguous  neither: the noise is too large for these runs to tell
 
-So a change of t itself is found, although half of its measurements come out below t, and one within the noise is not.
+So a change of just the threshold is found, although half of its measurements come out below it, and one within the
+noise is not.
 """
 
 from __future__ import annotations
@@ -61,9 +63,10 @@ def judge_time(
         return None
     clock = next(run.time["clock"] for run in after if run.time)
     change = fmean(new) - fmean(old)
-    z = NormalDist().inv_cdf(1 - ERROR_RATE / (2 * max(1, cases)))
+    tail = ERROR_RATE / (2 * max(1, cases))
+    z = NormalDist().inv_cdf(1 - tail)
     reach = z * math.hypot(_standard_error(before), _standard_error(after))
-    floor = z * noise.spread(case_id, clock) * math.sqrt(1 / len(old) + 1 / len(new))
+    floor = noise.reach(case_id, clock, tail) * math.sqrt(1 / len(old) + 1 / len(new))
     return TimeVerdict(
         verdict=_call(change, reach, floor, math.log1p(threshold)),
         ratio=math.exp(change),

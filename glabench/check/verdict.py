@@ -60,22 +60,19 @@ class Check:
 def check(before: Sequence[Row], after: Sequence[Row], threshold: float) -> Check:
     """The verdicts on rows after a change, by rows before it. ``threshold``: the slow-down to find, 0.03 for 3 %."""
     matched = pairs(before, after)
-    timed = [found for pair in matched if (found := _timed(pair)) is not None]
+    timed = [found for pair in matched if (found := timed_runs(pair)) is not None]
     compared = {pair.case_id: comparable(pair) for pair in timed}
     usable = [found.pair for found in compared.values() if found.reason is None]
     floor = noise(group for pair in usable for group in ((pair.case_id, pair.before), (pair.case_id, pair.after)))
-    cases = tuple(_case(pair, compared.get(pair.case_id), floor, threshold, len(usable)) for pair in matched)
+    cases = tuple(judge_case(pair, compared.get(pair.case_id), floor, threshold, len(usable)) for pair in matched)
     return Check(cases, floor, threshold, device(after[-1]), len(usable))
 
 
-def retimed(case: CaseVerdict, runs: Pair, time: TimeVerdict, how: str) -> CaseVerdict:
-    """The case as its re-measurement says, which decides: only a slow-down that holds is one.
-
-    runs: those of the re-measurement, which are kept where the case had no times to compare before.
-    """
+def retimed(case: CaseVerdict, time: TimeVerdict, how: str) -> CaseVerdict:
+    """The case, whose times were compared, as its re-measurement says, which decides: only a slow-down that holds is
+    one."""
+    assert case.time is not None
     said = f"measured {how}: {wording_of(time)}"
-    if case.time is None:
-        return replace(case, pair=runs, time=time, verdict=_worst(time.verdict, case.measures), remeasured=said)
     if case.time.verdict == "slower":
         said = f"{'held' if time.verdict == 'slower' else 'did not hold'} when {said}"
     contradicted = case.time.verdict == "slower" and time.verdict == "faster"
@@ -88,7 +85,12 @@ def wording_of(time: TimeVerdict) -> str:
     return f"{100 * (time.ratio - 1):+.1f} %, {time.verdict}"
 
 
-def _case(pair: Pair, compared: Compared | None, floor: Noise, threshold: float, count: int) -> CaseVerdict:
+def judge_case(pair: Pair, compared: Compared | None, floor: Noise, threshold: float, count: int) -> CaseVerdict:
+    """The verdict on one case by all its measures.
+
+    compared: what of its runs can be compared, None where a side was not timed. threshold: the slow-down to find, 0.03
+    for 3 %. count: how many cases are compared, for which intervals are corrected.
+    """
     if (early := _without_comparison(pair)) is not None:
         return early
     others = tuple(findings([run for run in pair.before if run.status == "ok"][-1], pair.after[-1]))
@@ -114,7 +116,9 @@ def _without_comparison(pair: Pair) -> CaseVerdict | None:
         verdict = "wrong" if now.status in BROKEN else "new"
         return CaseVerdict(pair, verdict, f"the baseline does not have this case; {said}")
     if all(run.status != "ok" for run in pair.before):
-        verdict = "new" if now.status == "ok" else "same"
+        # A case that starts to fit and comes out wrong became worse; one that was broken already did not.
+        broke = now.status in BROKEN and not any(run.status in BROKEN for run in pair.before)
+        verdict = "new" if now.status == "ok" else "wrong" if broke else "same"
         return CaseVerdict(pair, verdict, f"{pair.before[-1].status} before, {said}")
     if now.status == "ok":
         return None
@@ -124,7 +128,7 @@ def _without_comparison(pair: Pair) -> CaseVerdict | None:
     return CaseVerdict(pair, "wrong", f"ok before, {said}")
 
 
-def _timed(pair: Pair) -> Pair | None:
+def timed_runs(pair: Pair) -> Pair | None:
     """The pair with its runs that were timed; None where a side has none, or has no good row at all."""
     before, after = (tuple(run for run in runs if run.status == "ok" and run.time) for _, runs in _sides(pair))
     broken = any(run.status != "ok" for run in pair.after)

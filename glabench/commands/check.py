@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -41,7 +42,7 @@ def check(
     ] = None,
     trend: Annotated[Path | None, typer.Option(help="Append one line of JSON to this file.")] = None,
     accept: Annotated[
-        str | None, typer.Option(metavar="WHY", help="Make these rows the GPU's baseline, for this reason.")
+        str | None, typer.Option(metavar="WHY", help="Make all these rows the GPU's baseline, for this reason.")
     ] = None,
 ) -> None:
     """Compare rows with a baseline, and fail when a case became slower, wrong or more wasteful, or is missing.
@@ -54,10 +55,17 @@ def check(
     if format not in formats.FORMATS:
         raise UserError(f"unknown format {format!r}{did_you_mean(format, formats.FORMATS)}")
     check_suffixes(out or [])
-    rows = load(results, only or [])
     if accept is not None:
-        _accept(rows, accept)
+        # A baseline is all rows that are given: with --only it would lose its other systems.
+        _refuse_beside_accept({"--only": only, "--out": out, "--trend": trend, "--against": against,
+                               "--baseline": baseline != "auto", "--format": format != "text"})  # fmt: skip
+        _accept(load(results, []), accept)
         return
+    if against is not None and not remeasure:
+        raise UserError(
+            f"--against {against} is there to measure again, which --no-remeasure forbids: give one of them"
+        )
+    rows = load(results, only or [])
     found = _check(rows, baseline, share, against, remeasure, only or [])
     _write(found, out or [], trend)
     typer.echo(formats.FORMATS[format](found))
@@ -94,6 +102,12 @@ def load(paths: list[Path], systems: list[str]) -> list[Row]:
     return rows
 
 
+def _refuse_beside_accept(given: dict[str, object]) -> None:
+    """UserError when there is an option that --accept would ignore."""
+    if found := [option for option, value in given.items() if value]:
+        raise UserError(f"--accept compares nothing and takes all rows: leave out {', '.join(found)}")
+
+
 def _accept(rows: list[Row], why: str) -> None:
     from glabench.check.baseline import accept
 
@@ -116,7 +130,9 @@ def _check(
             f"no baseline for {slug} in {FOLDER}; accept one (`glabench check RESULTS --accept WHY`), name a file "
             "(--baseline FILE), or run a commit in turns with this one (--against REV)"
         )
-    before = load([file], systems) if file is not None else []
+    # A system that is new to the baseline has no row there, which is no mistake.
+    known = load([file], []) if file is not None else []
+    before = [row for row in known if not systems or row.case["system"] in systems]
     found = check(before, rows, share)
     return _settled(found, rows, against) if remeasure or against is not None else found
 
@@ -135,6 +151,7 @@ def _settled(found: Check, rows: list[Row], against: str | None) -> Check:
         raise UserError(f"--against {against}: the rows are of {now.get('device')}, which is not this machine")
     if not here or (against is None and fingerprint() != now.get("fingerprint")):
         return found  # other sources than the rows': a re-measurement would be of other code
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: the checkout below is to be taken away
     turns = Turns(kind, lambda words: typer.echo(words, err=True))
     with checkout(against) if against is not None else nullcontext() as tree:
         return settle(found, turns, tree)
@@ -179,5 +196,8 @@ def _summarise(found: Check) -> None:
     from glabench.check import formats
 
     if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
-        with Path(summary).open("a", encoding="utf-8") as file:
-            file.write(formats.step_summary(found))
+        try:
+            with Path(summary).open("a", encoding="utf-8") as file:
+                file.write(formats.step_summary(found))
+        except OSError as error:
+            raise UserError(f"GITHUB_STEP_SUMMARY: {summary}: cannot be written ({error.strerror})") from None

@@ -3,7 +3,7 @@
 Writes ``gla_kernels/model.json`` and says how well each pass is predicted. The more head dimensions and shapes the
 records hold, the better; exhaustive ones are best. Records of another search space, whose passes may be others, are
 left out, and of other kernels what was measured over a slice, which may have been longer or shorter than slices are
-now. Needs scipy (``pip install 'glabench[tune]'``).
+now.
 """
 
 from __future__ import annotations

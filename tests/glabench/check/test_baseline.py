@@ -33,6 +33,12 @@ def test_what_is_accepted_is_found_again_with_who_when_and_why(
     assert all(entry["when"].startswith("20") for entry in log)
 
 
+def test_a_row_does_not_say_where_its_baseline_is_written(make_run: MakeRun, tmp_path: Path) -> None:
+    path, _ = baseline.accept([make_run(environment={"device_slug": "../../pwned"})], "x", tmp_path / "baselines")
+    assert path == tmp_path / "baselines" / "pwned.jsonl"
+    assert [path.name for path in tmp_path.iterdir()] == ["baselines"]
+
+
 def test_what_must_not_be_a_baseline_is_refused(make_run: MakeRun, tmp_path: Path) -> None:
     good = make_run()
     wrong = make_run(status="wrong", reason="o is off", time=None)

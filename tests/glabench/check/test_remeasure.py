@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ from glabench.errors import UserError
 from glabench.spec.case import Case
 from glabench.store import Row
 
-from .conftest import MakeRun
+from .conftest import FULL, MakeRun
 
 BEFORE = Tree(Path("before"), "c0ffee")
 
@@ -30,16 +31,19 @@ class Fake(Turns):
     make: MakeRun | None = None
     ms: dict[Path | None, float] = field(default_factory=dict)
     order: list[Path | None] = field(default_factory=list)
+    fields: dict[Path | None, dict[str, Any]] = field(default_factory=dict)  # of the rows, by tree
 
     def run(self, cases: Sequence[Case], tree: Tree) -> list[Row]:
         assert self.make is not None
         self.order.append(tree.root)
         made = [self.make(T=case.T, ms=self.ms[tree.root], seed=len(self.order)) for case in cases]
-        return [row if self.ms[tree.root] else replace(row, status="crashed", reason="SIGSEGV") for row in made]
+        rows = [row if self.ms[tree.root] else replace(row, status="crashed", reason="SIGSEGV") for row in made]
+        return [replace(row, **self.fields.get(tree.root, {})) for row in rows]
 
 
-def fake(make_run: MakeRun, before: float, after: float) -> Fake:
-    return Fake("cuda", lambda words: None, make=make_run, ms={BEFORE.root: before, None: after})
+def fake(make_run: MakeRun, before: float, after: float, **now: Any) -> Fake:
+    """``now``: fields of the rows of this code."""
+    return Fake("cuda", lambda words: None, make=make_run, ms={BEFORE.root: before, None: after}, fields={None: now})
 
 
 @pytest.fixture
@@ -88,6 +92,54 @@ def test_a_process_that_imported_other_sources_settles_nothing(make_run: MakeRun
 def test_without_a_baseline_every_case_runs_in_turns(make_run: MakeRun) -> None:
     found = settle(check([], [make_run()], 0.03), fake(make_run, 1.0, 1.1), BEFORE)
     assert (found.cases[0].verdict, found.exit_code, found.compared) == ("slower", 1, 1)
+
+
+@pytest.mark.parametrize("status", ["unsupported", "oom", "timeout"])
+def test_a_case_that_no_longer_runs_is_run_by_the_commit_before(make_run: MakeRun, status: str) -> None:
+    failed: dict[str, Any] = {"status": status, "reason": "why", "time": None}
+    turns = fake(make_run, 1.0, 1.0, **failed)
+    found = settle(check([], [make_run(**failed)], 0.03), turns, BEFORE)
+    assert (found.cases[0].verdict, found.exit_code) == ("wrong", 1)
+    assert found.cases[0].remeasured == f"measured again: {status} now, why"
+    assert turns.order == [BEFORE.root, None]  # once will do
+    turns.fields[BEFORE.root] = failed
+    found = settle(check([], [make_run(**failed)], 0.03), turns, BEFORE)
+    assert (found.cases[0].verdict, found.exit_code) == ("same", 0)
+
+
+def test_without_a_baseline_memory_and_spills_are_those_of_the_commit_before(make_run: MakeRun) -> None:
+    kernel = {"kernel": "k", "arch": "sm_90", "spill_bytes": 0, "error": None}
+    now = {"memory": {"beyond_inputs_bytes": 300 << 20}, "compiled": [{**kernel, "spill_bytes": 512}]}
+    turns = fake(make_run, 1.0, 1.0, **now)
+    turns.fields[BEFORE.root] = {"compiled": [kernel]}
+    found = settle(check([], [make_run(**now)], 0.03), turns, BEFORE)
+    assert (found.cases[0].verdict, found.exit_code) == ("worse", 1)
+    assert [finding.verdict for finding in found.cases[0].measures] == ["worse", "worse"]
+    assert str(found.cases[0].remeasured).endswith("same")
+
+
+def test_a_case_that_the_commit_before_cannot_run_is_new(make_run: MakeRun) -> None:
+    found = settle(check([], [make_run()], 0.03), fake(make_run, 0, 1.0), BEFORE)
+    assert (found.cases[0].verdict, found.cases[0].reason) == ("new", "crashed before, ok now")
+
+
+@pytest.mark.parametrize("before", [[], [0.97, 1.0, 1.03]])
+def test_what_is_wrong_when_measured_again_is_wrong(make_run: MakeRun, before: list[float]) -> None:
+    rows = [make_run(ms=ms, seed=i) for i, ms in enumerate(before)]
+    after = [make_run(ms=ms, seed=i + 5) for i, ms in enumerate((0.99, 1.02, 1.04))]
+    found = settle(check(rows, after, 0.03), fake(make_run, 1.0, 1.0, status="wrong", reason="o is off"), BEFORE)
+    assert (found.cases[0].verdict, found.exit_code) == ("wrong", 1)
+    assert found.cases[0].remeasured == "measured again: wrong now, o is off"
+
+
+@pytest.mark.parametrize("tree", [BEFORE, None])
+def test_clocks_that_lie_apart_settle_nothing(make_run: MakeRun, slower: Check, tree: Tree | None) -> None:
+    capped = {**FULL, "sm_mhz": 1700.0, "throttle": ["power cap"]}
+    found = settle(slower, fake(make_run, 1.0, 1.0, clocks=capped), tree)
+    assert (found.cases[0].verdict, found.exit_code) == ("slower", 1)
+    assert "could not be re-measured: SM clock at 100.0%" in str(found.cases[0].remeasured)
+    new = settle(check([], [make_run()], 0.03), fake(make_run, 1.0, 1.0, clocks=capped), BEFORE)
+    assert (new.cases[0].verdict, new.exit_code) == ("not comparable", 3)
 
 
 def test_a_bad_revision_is_one_line() -> None:

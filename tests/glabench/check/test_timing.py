@@ -103,10 +103,43 @@ def test_without_repeats_the_default_of_the_clock_holds(make_run: MakeRun) -> No
     assert Noise(0.0, 50).spread("x", "cuda_events_cold_l2") == LEAST_SPREAD
 
 
+def test_a_case_among_others_that_are_not_alike_leans_on_its_own_runs(make_run: MakeRun) -> None:
+    """A quantile of an estimate from four degrees of freedom is larger than a normal one, where nothing is lent."""
+    clock, tail = "cuda_events_cold_l2", 1e-4
+    alike, mixed = (
+        noise([(str(i), [make_run(ms=1 + (spread if j == 1 else 0), seed=7) for j in range(5)]) for i, spread in given])
+        for given in (enumerate([0.01] * 20), enumerate([0.003] * 10 + [0.03] * 10))
+    )
+    assert alike.alike > 8 > 2 >= mixed.alike
+    normal, four = 3.72, 13.04
+    assert normal < alike.reach("19", clock, tail) / alike.spread("19", clock) < 5.0
+    assert 9.0 < mixed.reach("19", clock, tail) / mixed.spread("19", clock) <= four
+
+
+def test_a_case_alone_has_nothing_but_its_own_runs(make_run: MakeRun) -> None:
+    found = noise([("x", [make_run(ms=ms, seed=7) for ms in (0.97, 1.0, 1.03)])])
+    assert found.spread("x", "cuda_events_cold_l2") == pytest.approx(0.03, rel=0.01)
+    assert found.reach("x", "cuda_events_cold_l2", 0.005) == pytest.approx(9.925 * 0.03, rel=0.01)
+
+
+def test_few_cases_stand_beside_those_of_another_comparison(make_run: MakeRun) -> None:
+    quiet = noise([(str(i), [make_run(ms=ms, seed=7) for ms in (1.0, 1.002, 1.004)]) for i in range(20)])
+    few = noise([("0", [make_run(ms=ms, seed=7) for ms in (1.0, 1.004)])]).beside(quiet)
+    assert few.repeats == 19 * 2 + 1
+    assert few.cases["0"][1] == 1
+
+
 # Spread of 0.3 % from run to run, three runs a side: the rates that the gate must keep.
 def test_a_a_comparisons_are_not_called(make_run: MakeRun) -> None:
     calls = simulate([make_run(T=64 * i) for i in range(1, 11)], 1.0, 0.003, rounds=10)
     assert calls.slower + calls.faster <= 0.01
+
+
+def test_restless_cases_among_quiet_ones_do_not_fail_checks(make_run: MakeRun) -> None:
+    """With quantiles of the normal distribution it was a tenth of them."""
+    rows = [make_run(T=64 * i, time={"clock": "cuda_events_cold_l2", "samples_ms": [1.0]}) for i in range(1, 17)]
+    calls = simulate(rows, 1.0, [0.003] * 12 + [0.02] * 4, rounds=20)
+    assert calls.rounds <= 0.05
 
 
 @pytest.mark.parametrize(("factor", "least"), [(1.03, 0.90), (1.05, 0.99)])

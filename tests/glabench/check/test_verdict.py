@@ -66,6 +66,15 @@ def test_what_failed_before_may_fail_still_and_is_new_once_it_runs(make_run: Mak
     assert only([oom], [make_run()])[0].verdict == "new"
 
 
+@pytest.mark.parametrize("before", ["oom", "unsupported", "timeout"])
+@pytest.mark.parametrize("now", ["wrong", "crashed", "compile_error"])
+def test_what_did_not_fit_and_is_broken_now_is_wrong(make_run: MakeRun, before: str, now: str) -> None:
+    rows = [make_run(status=status, reason="why", time=None) for status in (before, now)]
+    case, found = only(rows[:1], rows[1:])
+    assert (case.verdict, found.exit_code) == ("wrong", 1)
+    assert only(rows[1:], rows[1:])[0].verdict == "same"  # no worse than it was
+
+
 def test_a_new_case_that_is_wrong_is_wrong(make_run: MakeRun) -> None:
     case, found = only([], [make_run(status="wrong", reason="o is off", time=None)])
     assert (case.verdict, found.exit_code) == ("wrong", 1)
@@ -135,6 +144,14 @@ def test_runs_of_older_sources_in_the_same_file_are_of_other_code(make_run: Make
     assert case.time.runs == (1, 1)
 
 
+def test_a_row_that_is_given_twice_is_one_run(make_run: MakeRun) -> None:
+    before, after = make_run(), make_run(seed=1)
+    case, found = only([before, before], [after, after])
+    assert case.time is not None
+    assert case.time.runs == (1, 1)
+    assert found.noise.pooled is None
+
+
 def test_a_time_that_is_lost_is_said(make_run: MakeRun) -> None:
     case, found = only([make_run()], [make_run(time=None)])
     assert (case.verdict, case.reason, found.exit_code) == ("not comparable", "no time now", 3)
@@ -159,6 +176,38 @@ def test_spills_that_move_to_a_new_kernel_and_shrink_do_not(make_run: MakeRun) -
     before = make_run(compiled=[{**KERNEL, "spill_bytes": 40}])
     after = make_run(compiled=[KERNEL, {**KERNEL, "kernel": "walk_kernel", "spill_bytes": 16}])
     assert only([before], [after])[0].verdict == "better"
+
+
+FAILED = {"spill_bytes": None, "error": "PassManager::run failed\nat line 3"}
+
+
+def test_a_kernel_that_no_longer_compiles_for_one_architecture_fails(make_run: MakeRun) -> None:
+    other = {**KERNEL, "arch": "sm_80"}
+    spilling = {**KERNEL, "spill_bytes": 128}
+    broken = make_run(compiled=[other, {**KERNEL, **FAILED}])
+    case, found = only([make_run(compiled=[other, spilling])], [broken])
+    assert (case.verdict, found.exit_code) == ("worse", 1)
+    assert [f.words for f in case.measures if f.verdict == "worse"] == [
+        "states_kernel (sm_90) no longer compiles: PassManager::run failed at line 3"
+    ]
+    assert only([broken], [broken])[0].verdict == "same"
+    assert only([broken], [make_run(compiled=[other, spilling])])[0].verdict == "same"  # it compiles at last
+
+
+def test_a_new_kernel_that_does_not_compile_fails(make_run: MakeRun) -> None:
+    after = make_run(compiled=[{**KERNEL, **FAILED, "kernel": "walk_kernel"}])
+    assert only([make_run(compiled=[KERNEL])], [after])[0].verdict == "worse"
+    before = make_run(compiled=[KERNEL, {**KERNEL, **FAILED, "kernel": "old_kernel"}])
+    assert only([before], [after])[0].verdict == "same"  # one did not before: it may have another name now
+
+
+def test_parts_of_rows_that_lack_what_is_compared_are_not_compared(make_run: MakeRun) -> None:
+    for odd in (
+        make_run(compiled=[{}]),
+        make_run(accuracy={"where": "cuda"}),
+        make_run(accuracy={"outputs": {"o": {}}}),
+    ):
+        assert only([odd], [odd])[0].verdict == "same"
 
 
 def test_spills_of_two_compilers_are_not_compared(make_run: MakeRun) -> None:

@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from glabench.check import power, remeasure
+from glabench.check.remeasure import Tree
 from glabench.cli import main
+from glabench.errors import UserError
+from glabench.hardware.environment import device_slug
 from glabench.spec.case import Case
 from glabench.store import Row, to_json
 
 Run = Callable[..., tuple[int, str, str]]
 
 
-def write(path: Path, ms: float, **environment: Any) -> str:
-    """A file with one run of one case."""
-    case = Case("gla", 4, 1024, 16, 128, 128, mode="fwd")
-    samples = [ms * (1 + 0.001 * (i % 7 - 3)) for i in range(50)]
+def write(path: Path, ms: float | None, system: str = "gla", **environment: Any) -> str:
+    """A file with one run of one case, not timed where ``ms`` is None."""
+    case = Case(system, 4, 1024, 16, 128, 128, mode="fwd")
     facts = {"device": "NVIDIA Test", "device_slug": "nvidia-test", "kind": "cuda", "commit": "c0ffee", **environment}
-    time = {"clock": "cuda_events_cold_l2", "samples_ms": samples}
+    time = None
+    if ms is not None:
+        samples = [ms * (1 + 0.001 * (i % 7 - 3)) for i in range(50)]
+        time = {"clock": "cuda_events_cold_l2", "samples_ms": samples}
     path.write_text(to_json(Row(case.id, "board", case.to_dict(), "ok", time=time, environment=facts)) + "\n")
     return str(path)
 
@@ -78,6 +87,56 @@ def test_files_are_written_by_their_suffix(tmp_path: Path, run: Run, monkeypatch
     assert "<svg" in (tmp_path / "check.html").read_text()
 
 
+def test_a_system_that_is_new_to_the_baseline_is_new(tmp_path: Path, run: Run) -> None:
+    before = write(tmp_path / "before.jsonl", 1.0)
+    after = write(tmp_path / "after.jsonl", 1.0, system="fla")
+    code, out, err = run(after, "--baseline", before, "--only", "fla", "--no-remeasure")
+    assert (code, err) == (0, "")
+    assert "NVIDIA Test: 1 new" in out
+
+
+def test_a_summary_that_cannot_be_written_is_one_line(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = write(tmp_path / "rows.jsonl", 1.0)
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "nowhere" / "summary"))
+    code, _, err = run(rows, "--baseline", rows, "--format", "github")
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert "GITHUB_STEP_SUMMARY: " in err
+
+
+def test_sigterm_takes_the_checkout_away(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    places: list[Path] = []
+
+    @contextmanager
+    def checkout(revision: str) -> Iterator[Tree]:
+        places.append(tmp_path / "tree")
+        places[0].mkdir()
+        try:
+            yield Tree(places[0], revision)
+        finally:
+            places[0].rmdir()
+
+    monkeypatch.setattr(remeasure, "checkout", checkout)
+    monkeypatch.setattr(remeasure, "settle", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        here = {"kind": "cpu", "device": "this one", "device_slug": device_slug("cpu")}
+        assert run(write(tmp_path / "rows.jsonl", 1.0, **here), "--against", "HEAD")[0] == 130
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert places
+    assert not places[0].exists()
+
+
+def test_the_simulation_says_what_is_wrong_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no such file"):
+        power.main([str(tmp_path / "nothing.jsonl")])
+    untimed = write(tmp_path / "rows.jsonl", None)
+    with pytest.raises(UserError, match="no row with times"):
+        power.main([untimed])
+
+
 BAD = {
     "no such file": (["nothing.jsonl"], "nothing.jsonl: no such file"),
     "no such baseline": (["rows.jsonl", "--baseline", "row.jsonl"], "did you mean"),
@@ -88,6 +147,13 @@ BAD = {
     "no row of a system": (["rows.jsonl", "--only", "fla"], "the systems that it has rows of: gla"),
     "unknown suffix": (["rows.jsonl", "--out", "check.pdf"], "--out check.pdf: expected a file that ends in"),
     "another machine": (["rows.jsonl", "--against", "HEAD"], "NVIDIA Test, which is not this machine"),
+    "times of zero": (["zero.jsonl"], "samples_ms"),
+    "accepted beside --only": (["rows.jsonl", "--accept", "x", "--only", "gla"], "leave out --only"),
+    "accepted beside others": (
+        ["rows.jsonl", "--accept", "x", "--against", "y", "--out", "z.html"],
+        "--out, --against",
+    ),
+    "measured again and not": (["rows.jsonl", "--no-remeasure", "--against", "HEAD"], "give one of them"),
     "accepted without a reason": (["rows.jsonl", "--accept", ""], "--accept: expected why"),
 }
 
@@ -95,9 +161,10 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 def test_bad_input_is_one_line_and_exit_code_2(tmp_path: Path, run: Run, name: str) -> None:
     write(tmp_path / "rows.jsonl", 1.0)
+    write(tmp_path / "zero.jsonl", 0.0)
     arguments, said = BAD[name]
     code, out, err = run(*arguments)
     assert (code, out) == (2, "")
     assert len(err.splitlines()) == 1
     assert said in err
-    assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["rows.jsonl", "zero.jsonl"]
