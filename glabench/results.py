@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from glabench.errors import UserError
-from glabench.lines import Lines, warn_on_stderr
+from glabench.lines import warn_on_stderr
 from glabench.store import Row, has_checksum, parsed
 
 
@@ -42,19 +44,35 @@ def merge(paths: Sequence[Path], out: Path, warn: Callable[[str], None] = warn_o
     """Write the rows of ``paths`` to ``out``, a new file, in their order and as they are, each different one once.
 
     Answers how many rows it wrote, and how many lines were bad: those are reported to ``warn`` and left out.
-    Raises UserError when ``out`` is there already, or a file cannot be read or written.
+    Raises UserError when ``out`` is there already, or a file cannot be read or written; nothing is written then.
     """
     if out.exists():
         raise UserError(f"--out {out}: is there already; name a new file")
-    seen: set[bytes] = set()
+    rows: dict[bytes, None] = {}  # in their order
     bad = 0
-    with Lines(out) as file:
-        for path in paths:
-            for number, line, found in parsed(path):
-                if isinstance(found, str):
-                    bad += 1
-                    warn(f"{path}:{number}: not a row, left out: {found}")
-                elif (text := line.strip()) not in seen:
-                    seen.add(text)
-                    file.write(text.decode())
-    return len(seen), bad
+    for path in paths:
+        for number, line, found in parsed(path):
+            if isinstance(found, str):
+                bad += 1
+                warn(f"{path}:{number}: not a row, left out: {found}")
+            else:
+                rows[line.strip()] = None
+    _write_whole(out, rows)
+    return len(rows), bad
+
+
+def _write_whole(path: Path, lines: Iterable[bytes]) -> None:
+    """Write the lines so that the file has all of them, on the disk, or is not there. UserError when it cannot be."""
+    part = path.with_name(f".{path.name}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with part.open("wb") as file:
+            file.writelines(line + b"\n" for line in lines)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {error.strerror}") from None
+    finally:
+        with contextlib.suppress(OSError):  # it is there when writing was stopped
+            part.unlink()

@@ -1,7 +1,8 @@
 """Rows: what one case came to, one JSON object a line, appended as they come.
 
 Every line is strict JSON: a number that JSON cannot hold is written as the string "NaN", "Infinity" or "-Infinity" and
-comes back as a float on reading (inside the nested parts of a row only; a text field is never touched).
+comes back as a float on reading (inside the nested parts of a row only; a text field is never touched). What the nested
+parts may hold is in ``glabench.nested``.
 
 The last key of a line is ``checksum``: the first 16 hex digits of the SHA-256 of the line as it is without that key. It
 is of the bytes, so that any change of a line shows. Rows of schemas 1 and 2 have none and are read as they are.
@@ -25,11 +26,13 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from glabench import nested
 from glabench.errors import UserError, in_one_line
 from glabench.lines import MAX_LINE_BYTES, Lines, bounded, open_locked, warn_on_stderr
 
 SCHEMA = 4
 FIRST_WITH_CHECKSUM = 3
+ROW_START = b'{"case_id": "'  # of every line that was ever written
 TOO_LONG = f"longer than any row, over {MAX_LINE_BYTES >> 20} MiB"
 
 STATUSES = ("ok", "wrong", "compile_error", "oom", "timeout", "crashed", "unsupported")
@@ -62,7 +65,8 @@ class Row:
     clocks: dict[str, Any] | None = None
     # what `glabench profile` found out, kernel by kernel; see glabench/profile/pipeline.py. Such a row has no time
     profile: dict[str, Any] | None = None
-    # see hardware/environment.py: device, driver, versions, commit, dirty, fingerprint, copy_bytes_per_s ...
+    # where and how it was made: see hardware/environment.py and, for settings, limit_s and omp_num_threads, which rows
+    # of schema 4 may lack, run/attempts.py: device, driver, versions, commit, dirty, fingerprint, copy_bytes_per_s ...
     environment: dict[str, Any] = field(default_factory=dict)
     started: str = ""  # ISO 8601, UTC
     wall_s: float = 0.0
@@ -122,7 +126,11 @@ def from_json(text: str) -> Row:
     _check_fields(values)
     if found is None and values["schema"] >= FIRST_WITH_CHECKSUM:
         raise ValueError("its checksum is missing")
-    return Row(**{key: _decode(value) if key in _NESTED else value for key, value in values.items()})
+    decoded = {key: _decode(value) if key in _NESTED else value for key, value in values.items()}
+    odd = nested.fault(decoded)
+    if odd is not None:
+        raise ValueError(odd)
+    return Row(**decoded)
 
 
 def has_checksum(line: bytes) -> bool:
@@ -218,9 +226,14 @@ def open_to_read(path: Path) -> BinaryIO:
 
 
 class Appender(Lines):
-    """Lines that are rows. What is not a row, or not what was written, is moved to ``<file>.bad`` on opening."""
+    """Lines that are rows. What is not a row, or not what was written, is moved to ``<file>.bad`` on opening.
+
+    UserError for a file that has lines and no row, which stays as it is: it is not a file of rows at all.
+    """
 
     def __init__(self, path: Path | str, *, fresh: bool = False, warn: Callable[[str], None] = warn_on_stderr) -> None:
+        if not fresh:
+            _refuse_other_files(Path(path))
         super().__init__(path, fresh=fresh, warn=warn)
         try:
             self._set_bad_aside(warn)
@@ -243,12 +256,13 @@ class Appender(Lines):
             if why == TOO_LONG:
                 raise UserError(f"{self.path}:{number}: {why}; move this file away, or use another --out")
         aside = self.path.with_name(self.path.name + ".bad")
-        part = self.path.with_name(f".{self.path.name}.part")
+        whole = self.path.resolve()  # where the file is a link, what it leads to is replaced, not the link
+        part = whole.with_name(f".{whole.name}.part")
         part.unlink(missing_ok=True)
         kept = open_locked(part)
         try:
             _split(self.path, set(bad), kept.fileno(), aside)
-            os.replace(part, self.path)
+            os.replace(part, whole)
         except OSError:
             kept.close()
             part.unlink(missing_ok=True)
@@ -257,6 +271,20 @@ class Appender(Lines):
         self._file = kept
         for number, why in bad.items():
             warn(f"{self.path}:{number}: not a row, moved to {aside}: {why}")
+
+
+def _refuse_other_files(path: Path) -> None:
+    """UserError unless the file has a row, is empty or is not there. A broken or torn row counts where it begins as
+    rows do. Most files are known by their first line."""
+    if not path.is_file():
+        return
+    why = None
+    for number, line, found in parsed(path):
+        if isinstance(found, Row) or line.startswith(ROW_START) or ROW_START.startswith(line):
+            return
+        why = why or f"line {number}: {found}"
+    if why is not None:
+        raise UserError(f"{path}: no line of it is a row, expected a file of rows or a new one ({why})")
 
 
 def _split(path: Path, bad: set[int], kept: int, aside: Path) -> None:

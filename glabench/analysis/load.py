@@ -16,7 +16,6 @@ from glabench.store import Row, open_to_read, read
 from glabench.tuning_store import Tuning
 
 UNSHOWN = ("compiled", "rival")  # what the lines of files say that they are for which there is no page
-NEEDED_CASE = ("system", "B", "T", "H", "K", "V", "dtype", "mode")
 
 
 def files(paths: Sequence[Path], warn: Callable[[str], None] = warn_on_stderr) -> list[Path]:
@@ -35,6 +34,8 @@ def files(paths: Sequence[Path], warn: Callable[[str], None] = warn_on_stderr) -
             found += inside
         elif path.is_file():
             found.append(path)
+        elif path.exists():
+            raise UserError(f"{path}: is a pipe or a device, expected a file or a folder: results are read twice")
         else:
             raise UserError(f"{path}: no such file or folder{_nearest(path)}")
     found = list(dict.fromkeys(found))
@@ -138,7 +139,7 @@ def located(paths: Sequence[Path], warn: Callable[[str], None] = warn_on_stderr)
     A line that is not a row, as a crash may leave one at the end, is reported to ``warn`` and left out.
 
     Raises:
-        UserError: a path is missing, a file has no row in it, or a row's case lacks what every case has.
+        UserError: a path is missing, or a file has no row in it.
     """
     return [(path, row) for path in files(paths, warn) for row in _rows(path, warn)]
 
@@ -206,10 +207,6 @@ def _rows(path: Path, warn: Callable[[str], None]) -> list[Row]:
         raise UserError(f"{broken[0]}; expected one JSON row a line, as `glabench sweep` writes them")
     if not rows:
         raise UserError(f"{path}: the file is empty; expected one JSON row a line, as `glabench sweep` writes them")
-    for row in rows:
-        missing = [key for key in NEEDED_CASE if key not in row.case]
-        if missing:
-            raise UserError(f"{path}: the case of row {row.case_id} lacks {', '.join(missing)}")
     for message in broken:
         warn(message)
     return rows

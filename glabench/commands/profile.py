@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 PIPELINE = "glabench.profile.pipeline"
 SHAPE_LIMIT_S = 600.0  # for a shape on the command line, which has no sweep to say it
+ONE_LEVEL_CHUNK = 64  # for a shape and a system of chunks without sub-chunks, which cannot be left without
 SHAPE_OPTIONS = {"system": "--system", "mode": "--mode", "dtype": "--dtype"}
 SWEEP_OPTIONS = {"only": "--only", "case": "--case"}
 
@@ -134,7 +135,14 @@ def _shape(what: str, system: str, mode: str, dtype: str) -> tuple[str, float, l
     ):
         if value not in known:
             raise UserError(f"{option} {value}: expected one of {', '.join(known)}{did_you_mean(value, known)}")
-    case = Case(system, B, T, H, K, V, dtype=dtype, mode=mode)  # type: ignore[arg-type]  # checked above
+    info = CATALOG[system]
+    case = Case(
+        system, B, T, H, K, V,
+        dtype=dtype,  # type: ignore[arg-type]  # checked above
+        mode=mode,  # type: ignore[arg-type]
+        gate_strength=Case.gate_strength if info.gated else None,
+        chunk=ONE_LEVEL_CHUNK if info.axes == {"chunk"} else None,
+    )  # fmt: skip
     return "x".join(str(size) for size in (B, T, H, K, V)), SHAPE_LIMIT_S, [case]
 
 
@@ -195,7 +203,7 @@ def _run(name: str, limit_s: float, cases: list[Case], settings: Settings, path:
     with Appender(path, fresh=fresh) as out:
         run_cases(
             cases,
-            finished(path, kind, answers),
+            finished(path, settings, limit_s, answers),
             out,
             f"Profile of {name} on {device_name(kind)}"
             if kind == "cuda"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -139,4 +140,4 @@ def _close(console: Console, statuses: Counter[str], total: int, path: Path, int
         )
     console.print(f"{sum(statuses.values())} cases: {counts}", soft_wrap=True)
     console.print(f"Rows:   {path}", soft_wrap=True)
-    console.print(f"Report: glabench report {path}", soft_wrap=True)
+    console.print(f"Report: glabench report {shlex.quote(str(path))}", soft_wrap=True)

@@ -64,19 +64,19 @@ def sweep(
     cases = running.only(plan.cases, only or [], chosen.name)
     path = rows_file(out, f"{chosen.name}-{device_slug(kind) if there is None else there['device_slug']}.jsonl")
     if dry_run:
-        _print_plan(chosen, cases, path, kind, fresh)
+        _print_plan(chosen, cases, path, kind, fresh, there)
         return
     _run(chosen, cases, plan.compiled, path, kind, fresh, several, there)
 
 
-def _print_plan(chosen: Sweep, cases: list[Case], path: Path, device: Device, fresh: bool) -> None:
+def _print_plan(
+    chosen: Sweep, cases: list[Case], path: Path, device: Device, fresh: bool, there: dict[str, Any] | None
+) -> None:
     """The cases as a table, and how many of them are left."""
     from rich.console import Console
     from rich.table import Table
 
-    from glabench.run.driver import finished
-
-    done = {} if fresh else finished(path, device)
+    done = {} if fresh else _finished(chosen, path, device, there)
     table = Table(title=f"{chosen.title} ({chosen.name}) on {device}", box=None, pad_edge=False)
     columns = ("id", "system", "B", "T", "H", "K", "V", "dtype", "mode", "schedule", "gate", "done")
     for column in columns:
@@ -112,6 +112,14 @@ def _print_plan(chosen: Sweep, cases: list[Case], path: Path, device: Device, fr
     console.print(f"{len(cases) - left} finished, {left} to run; rows would go to {path}", soft_wrap=True)
 
 
+def _finished(chosen: Sweep, path: Path, device: Device, there: dict[str, Any] | None) -> dict[str, str]:
+    """Cases of the file that need not run again, with their status; ``there`` is the machine that runs them, by default
+    this one."""
+    from glabench.run.driver import finished
+
+    return finished(path, chosen.settings(device), chosen.section(device).limit_s, where=there)
+
+
 def _run(
     chosen: Sweep,
     cases: list[Case],
@@ -123,7 +131,7 @@ def _run(
     there: dict[str, Any] | None,
 ) -> None:
     from glabench.hardware.environment import device_name
-    from glabench.run.driver import FIRST_CASE, Driver, finished
+    from glabench.run.driver import FIRST_CASE, Driver
     from glabench.run.ray_executor import RayDriver
     from glabench.store import Appender
 
@@ -134,7 +142,7 @@ def _run(
         ids = {case.id for case in cases}
         run_cases(
             cases,
-            {key: status for key, status in finished(path, device, where=there).items() if key in ids},
+            {key: status for key, status in _finished(chosen, path, device, there).items() if key in ids},
             out,
             f"{chosen.title} ({chosen.name}) on {name}",
             lambda progress: kind_of_driver(

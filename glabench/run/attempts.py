@@ -44,9 +44,30 @@ class Attempts:
         if row is None:
             last = self._deaths[case.id][-1]
             reason = f"not tried: another part of the case ended two processes; of the last: {last}"
-            return worker.row_without(case, sweep, "crashed", reason)
-        return replace(row, deaths=here or None, wall_s=wall_s, spent=spent or None)
+            row = worker.row_without(case, sweep, "crashed", reason)
+        else:
+            row = replace(row, deaths=here or None, wall_s=wall_s, spent=spent or None)
+        return replace(row, environment=row.environment | _asked(worker, settings, limit_s))
 
     def _may_try(self, case: Case) -> bool:
         with self._lock:
             return len(self._deaths[case.id]) < MOST_DEATHS
+
+
+def _asked(worker: Worker, settings: Settings, limit_s: float) -> dict[str, Any]:
+    """What rows say of how they were asked for, beside where they were made: a digest of the settings, the limit in
+    seconds, and the threads of what is timed on a CPU."""
+    asked: dict[str, Any] = {"settings": settings.digest, "limit_s": limit_s}
+    if settings.device == "cpu" and settings.part == "all":
+        asked["omp_num_threads"] = worker.env.get("OMP_NUM_THREADS")
+    return asked
+
+
+def still_holds(row: Row, settings: Settings, limit_s: float, threads: str | None) -> bool:
+    """Whether the row would come out the same with these settings, this limit in seconds, and this number of threads of
+    a case that is timed on a CPU. What a row does not say, as older ones, is no difference."""
+    made = row.environment
+    wanted = {"settings": settings.digest, "omp_num_threads": threads}
+    if any(made.get(key, value) != value for key, value in wanted.items()):
+        return False
+    return row.status != "timeout" or (made.get("limit_s") or limit_s) >= limit_s

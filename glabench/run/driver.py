@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from glabench import store
 from glabench.hardware import environment
-from glabench.run.attempts import Attempts
+from glabench.run.attempts import Attempts, still_holds
 from glabench.run.gpus import only_this
 from glabench.run.parts import merge, parts
 from glabench.run.sharing import Shared
@@ -205,22 +205,27 @@ class Driver:
 
 def finished(
     path: Path,
-    device: Device,
+    settings: Settings,
+    limit_s: float,
     counts: Callable[[Row], bool] = lambda row: True,
     where: dict[str, Any] | None = None,
 ) -> dict[str, str]:
     """Cases of a file that need not run again, with their status: same device, same sources and versions as ``where``
-    (by default this machine's ``known_environment``), and what else ``counts`` wants of a row.
+    (by default this machine's ``run_environment``), the same settings, and what else ``counts`` wants of a row.
 
-    Any status counts as finished: a case that ran out of memory would do so again.
+    Any status counts as finished: a case that ran out of memory would do so again. One that took too long does unless
+    ``limit_s``, in seconds, is more than it was given then.
     """
     if not path.exists():
         return {}
-    here = known_environment(device) if where is None else where
+    here = run_environment(settings.device) if where is None else where
+    threads = here.get("omp_num_threads")
     return {
         row.case_id: row.status
         for row in store.read(path)
-        if all(row.environment.get(key) == here[key] for key in ("fingerprint", "device_slug")) and counts(row)
+        if all(row.environment.get(key) == here[key] for key in ("fingerprint", "device_slug"))
+        and still_holds(row, settings, limit_s, threads)
+        and counts(row)
     }
 
 
@@ -232,6 +237,12 @@ def known_environment(device: Device) -> dict[str, Any]:
         "device_slug": environment.device_slug(device),
         "fingerprint": environment.fingerprint(),
     }
+
+
+def run_environment(device: Device) -> dict[str, Any]:
+    """``known_environment``, and the threads of what is timed on a CPU: what decides whether rows are finished."""
+    threads = {"omp_num_threads": worker_env("all")["OMP_NUM_THREADS"]} if device == "cpu" else {}
+    return known_environment(device) | threads
 
 
 def worker_env(part: Part, timing: int = 1) -> dict[str, str | None]:

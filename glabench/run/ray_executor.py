@@ -16,7 +16,7 @@ from typing import Any
 from glabench import store
 from glabench.errors import UserError, in_one_line
 from glabench.run.attempts import Attempts
-from glabench.run.driver import Driver, Outcome, known_environment, worker_env
+from glabench.run.driver import Driver, Outcome, known_environment, run_environment, worker_env
 from glabench.run.order import longest_first
 from glabench.run.parts import merge
 from glabench.run.worker import Worker
@@ -56,10 +56,10 @@ def _knock(address: str | None) -> None:
 
 
 def environment_there(device: Device) -> dict[str, Any]:
-    """``driver.known_environment`` of a machine of the cluster that has such a device. Waits until there is one."""
+    """``driver.run_environment`` of a machine of the cluster that has such a device. Waits until there is one."""
     import ray
 
-    found: dict[str, Any] = ray.get(ray.remote(known_environment).options(**_resources(device)).remote(device))
+    found: dict[str, Any] = ray.get(ray.remote(run_environment).options(**_resources(device)).remote(device))
     return found
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
@@ -69,6 +71,13 @@ class Settings:
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+    @property
+    def digest(self) -> str:
+        """Eight hex digits of what can change a case's result: all but its part that is run and what a profile is asked
+        for."""
+        counts = {name: value for name, value in self.to_dict().items() if name not in ("part", "profile")}
+        return hashlib.sha256(json.dumps(counts, sort_keys=True).encode()).hexdigest()[:8]
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Settings:

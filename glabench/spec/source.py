@@ -18,19 +18,30 @@ MAX_BITS = 63  # of an integer
 Loc = tuple[str | int, ...]  # the way to a value: ("axes", "chunk", 2)
 
 
+_OWN = tuple(f"tag:yaml.org,2002:{kind}" for kind in ("bool", "int", "float"))
+
+
 class _Loader(yaml.SafeLoader):
-    """SafeLoader that reads 1e4 as a number, as YAML 1.2 does, and leaves yes, no, on and off as texts."""
+    """SafeLoader that reads 1e4 as a number, as YAML 1.2 does, and leaves yes, no, on and off as texts. So are 0100 and
+    1:04, which YAML 1.1 takes for 64 in octal and in base 60."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012 (a table that PyYAML declares as a class attribute)
-        first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:bool"]
+        first: [(tag, pattern) for tag, pattern in resolvers if tag not in _OWN]
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
 
 
-_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), "tTfF")
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+$"), "-+.0123456789"
+_PATTERNS = (
+    (r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    (r"[-+]?(?:0|[1-9][0-9_]*|0x[0-9a-fA-F]+)", "-+0123456789"),
+    (
+        r"[-+]?(?:(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+|\.(?:inf|Inf|INF))"
+        r"|\.(?:nan|NaN|NAN)",
+        "-+.0123456789",
+    ),
 )
+for _tag, (_pattern, _first) in zip(_OWN, _PATTERNS, strict=True):
+    _Loader.add_implicit_resolver(_tag, re.compile(rf"^(?:{_pattern})$"), _first)
 
 
 @dataclass(frozen=True)

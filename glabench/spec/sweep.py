@@ -7,6 +7,7 @@ under ``devices`` replaces the keys that it gives when the sweep runs on that ki
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from dataclasses import fields as dataclass_fields
@@ -48,7 +49,9 @@ class Section(BaseModel):
     # On a CPU, which cases of our Triton kernels are cross-compiled besides being checked: those that match one of
     # these. Not given: all of them. Compiling takes seconds a case, checking a fraction of that.
     compile: list[Block] | None = None
-    limit_s: Annotated[float, Field(gt=0)] = 600.0  # a case that takes longer is killed: status "timeout"
+    limit_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = (
+        600.0  # a case that takes longer is killed: status "timeout"
+    )
     settings: dict[str, int | float] = {}  # of glabench.spec.settings.Settings, by name
 
 
@@ -96,6 +99,7 @@ _EXPECTED = {
     "float_type": "a number",
     "bool_type": "true or false",
     "greater_than": "a number > 0",
+    "finite_number": "a number > 0",
     "too_short": "at least one entry",
     "string_too_short": "a text",
     "string_pattern_mismatch": "letters, digits, '_', '-' and '.'",
@@ -145,6 +149,8 @@ def _one_error(source: Source, item: dict[str, Any]) -> UserError:
     if kind == "missing":
         return source.error(loc[:-1], f"missing key {loc[-1]!r}")
     label = ".".join(str(part) for part in loc if part not in ("int", "float"))
+    if loc[-1] in ("int", "float"):  # either would do
+        kind = "float_type"
     expected = _EXPECTED.get(kind, item["msg"])
     return source.error(loc, f"{label}: expected {expected}, got {_shown(value)}")
 
@@ -169,7 +175,7 @@ def _check_settings(source: Source, loc: Loc, section: Section | None) -> None:
         here = (*loc, "settings", name)
         if name not in names:
             raise source.error(here, f"unknown setting {name!r}{did_you_mean(name, names)}")
-        if value <= 0 or (isinstance(known[name], int) and not isinstance(value, int)):
+        if not 0 < value < math.inf or (isinstance(known[name], int) and not isinstance(value, int)):
             kind = "an integer" if isinstance(known[name], int) else "a number"
             raise source.error(here, f"settings.{name}: expected {kind} > 0, got {value}")
 

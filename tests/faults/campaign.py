@@ -121,7 +121,7 @@ def drive(folder: Path, count: int, limit_s: float, workers: int, device: str) -
     os.environ["FAULTS_DEVICE"] = device
     os.environ["PYTHONPATH"] = os.pathsep.join([here, os.environ.get("PYTHONPATH", "")])
     with FaultyAppender(folder) as out:
-        done = finished(out.path, "cuda")
+        done = finished(out.path, Settings(), limit_s)
         gpus = tuple("0" if device == "cuda" else str(index) for index in range(workers)) if workers > 1 else ()
         Driver(
             "faults",

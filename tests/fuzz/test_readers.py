@@ -107,7 +107,12 @@ def test_sweeps(content: str | bytes) -> None:
 
 
 ROW = store.Row(
-    "id", "s", Case("gla", 1, 64, 1, 16, 16).to_dict(), "ok", accuracy={"passed": True}, time={"samples_ms": [1.0]}
+    "id",
+    "s",
+    Case("gla", 1, 64, 1, 16, 16).to_dict(),
+    "ok",
+    accuracy={"passed": True},
+    time={"clock": "c", "samples_ms": [1.0]},
 )
 LINE = store.to_json(ROW)
 OLD_ROW = {key: value for key, value in json.loads(LINE).items() if key not in ("checksum", "deaths")} | {"schema": 2}

@@ -103,7 +103,7 @@ class Campaign:
         """Run the whole pipeline once, what is left of it; the cases that are right and have a time."""
         path = self.folder / "pipeline.jsonl"
         with Appender(path) as out:
-            done = finished(path, self.device)
+            done = finished(path, self.settings, self.limit_s)
             imports = FIRST_CASE if self.device == "cuda" else ()
             driver = Driver(
                 sweep, self.device, self.settings, self.limit_s, frozenset(), out, Told(), imports=imports

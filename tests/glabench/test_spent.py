@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from glabench import store
+from glabench.spec.case import Case
 from glabench.spent import NEEDED, PHASES, Phases, Spent, spent_of
 from glabench.store import Row
 
@@ -69,7 +70,8 @@ def test_what_was_not_seen_comes_before() -> None:
 
 
 def row(spent: object) -> Row:
-    return Row("id", "tiny", {"system": "gla"}, "ok", spent=spent)  # type: ignore[arg-type]  # odd ones are the test
+    case = Case("gla", 1, 64, 1, 16, 16).to_dict()
+    return Row("id", "tiny", case, "ok", spent=spent)  # type: ignore[arg-type]  # odd ones are the test
 
 
 def test_a_row_brings_it_back_and_an_older_one_says_nothing() -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +16,7 @@ from glabench.errors import UserError
 from glabench.spec.case import Case
 from glabench.store import Appender, Row
 
+ROOT = Path(__file__).parents[2]
 CASE = Case(system="gla", B=1, T=64, H=1, K=16, V=16)
 
 
@@ -112,6 +115,110 @@ def test_bad_rows_are_moved_aside_by_the_next_writer(tmp_path: Path) -> None:
     assert (tmp_path / "rows.jsonl.bad").read_text().splitlines() == bad
     assert [text.split(": ")[0] for text in said] == [f"{path}:{n}" for n in (2, 4, 5)]
     assert sorted(found.name for found in tmp_path.iterdir()) == ["rows.jsonl", "rows.jsonl.bad"]
+
+
+WHOLE: dict[str, Any] = {
+    "accuracy": {
+        "passed": False,
+        "where": "cpu",
+        "shape": {"B": 1},
+        "outputs": {"o": {"error": "NaN", "baseline": 0.1}},
+    },
+    "time": {"clock": "cpu_wall", "samples_ms": [1.0, 2], "dropped": 0, "stopped": "noise", "warmup": 3},
+    "memory": {"peak_bytes": 3, "inputs_bytes": 1, "beyond_inputs_bytes": 2},
+    "compiled": [{"kernel": "k", "arch": "sm_90", "spill_bytes": 0, "registers": None, "error": None}],
+    "work": {"flops": 1, "hbm_bytes": 1},
+    "clocks": {"sm_mhz": 1980.0, "sm_mhz_max": 1980.0, "power_w": None, "throttle": ["power cap"]},
+    "profile": {"target": {"name": "H200"}, "kernels": [{"name": "k", "samples_ms": None}], "notes": []},
+    "environment": {"device": "H200", "driver": None, "copy_bytes_per_s": 1e12},
+    "spent": [{"part": "all", "began": 1.0, "seconds": {"gate": 0.5}}],
+    "deaths": ["the process was killed by SIGSEGV"],
+}
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "message"),
+    [
+        ("case.B", "four", "case.B: expected a valid integer, got 'four'"),
+        ("case.T", 10**400, "case.T: expected less than or equal to 1000"),
+        ("case.dtype", None, "case.dtype: expected a valid string, got None"),
+        ("accuracy.outputs", {"o": {"error": "none"}}, "accuracy.outputs.o.error: expected a valid number, got 'none'"),
+        ("accuracy.outputs", [], "accuracy.outputs: expected a mapping"),
+        ("time", {"samples_ms": [1.0]}, "time: has no clock"),
+        ("time.samples_ms", [], "time.samples_ms: expected at least 1 item, got []"),
+        ("time.samples_ms", [0.0, 0.0], "time.samples_ms.0: expected greater than or equal to 0.000000001, got 0.0"),
+        ("time.samples_ms", [1.0, -1.0], "time.samples_ms.1: expected greater than"),
+        ("time.samples_ms", [1.0, "NaN"], "time.samples_ms.1: expected a finite number, got nan"),
+        ("time.samples_ms", [1.0, "2"], "time.samples_ms.1: expected a valid number, got '2'"),
+        ("memory.beyond_inputs_bytes", "much", "memory.beyond_inputs_bytes: expected a valid integer"),
+        ("compiled", [1], "compiled.0: expected a mapping"),
+        ("compiled", [{"spill_bytes": "8"}], "compiled.0.spill_bytes: expected a valid integer"),
+        ("work.hbm_bytes", True, "work.hbm_bytes: expected a valid number, got True"),
+        ("clocks", {"sm_mhz_max": 1980.0}, "clocks: has no sm_mhz"),
+        ("clocks.sm_mhz_max", "high", "clocks.sm_mhz_max: expected a valid number"),
+        ("clocks.throttle", [1], "clocks.throttle.0: expected a valid string"),
+        ("profile.kernels", [{}], "profile.kernels.0: has no name"),
+        ("environment.fingerprint", ["f"], "environment.fingerprint: expected a valid string"),
+        ("environment.copy_bytes_per_s", 0, "environment.copy_bytes_per_s: expected greater than 0"),
+        ("spent", [{}], "spent.0: has no part"),
+        ("deaths", [1], "deaths.0: expected a valid string"),
+        ("wall_s", -1, "wall_s: expected greater than or equal to 0"),
+    ],
+)
+def test_an_odd_value_within_is_no_row(place: str, value: Any, message: str) -> None:
+    values = json.loads(store.to_json(row())) | WHOLE | {"schema": 2}
+    del values["checksum"]
+    assert store.from_json(json.dumps(values)).time == WHOLE["time"]
+    *above, last = place.split(".")
+    inner = values
+    for name in above:
+        inner[name] = dict(inner[name])
+        inner = inner[name]
+    inner[last] = value
+    with pytest.raises(ValueError, match=re.escape(message)):
+        store.from_json(json.dumps(values))
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("results/nvidia-h200/p*.jsonl")), ids=lambda path: path.name)
+def test_what_is_committed_can_be_read(path: Path) -> None:
+    assert list(store.read(path, warn=pytest.fail))
+
+
+@pytest.mark.parametrize(
+    "text", ["title: a sweep\naxes: {}", '{"kind": "tuning"}\n' * 3, "\n{}\n", "no line's end", "\x00" * 40]
+)
+def test_a_file_of_anything_else_is_left_as_it_is(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "model.yaml"
+    path.write_text(text)
+    with pytest.raises(UserError, match=r"model.yaml: no line of it is a row, expected a file of rows"):
+        Appender(path)
+    assert path.read_text() == text
+    assert list(tmp_path.iterdir()) == [path]
+    with Appender(path, fresh=True) as out:  # which moves it aside, and loses nothing
+        assert out.moved_to is not None
+        assert out.moved_to.read_text() == text
+
+
+@pytest.mark.parametrize("length", [0, 5, 40, -1])
+def test_a_file_whose_first_row_is_torn_or_broken_is_a_file_of_rows(tmp_path: Path, length: int) -> None:
+    path = tmp_path / "rows.jsonl"
+    line = store.to_json(row())
+    path.write_text(line[:length] if length >= 0 else line.replace('"ok"', '"oom"') + "\n")
+    with Appender(path, warn=lambda message: None) as out:
+        out.append(row(case_id="after"))
+    assert [item.case_id for item in store.read(path)] == ["after"]
+
+
+def test_bad_rows_leave_a_file_that_is_a_link_where_it_is(tmp_path: Path) -> None:
+    target, link = tmp_path / "disk" / "rows.jsonl", tmp_path / "link.jsonl"
+    target.parent.mkdir()
+    target.write_text(store.to_json(row()) + "\nbad\n")
+    link.symlink_to(target)
+    with Appender(link, warn=lambda message: None) as out:
+        out.append(row(case_id="after"))
+    assert link.is_symlink()
+    assert [item.case_id for item in store.read(target)] == [CASE.id, "after"]
+    assert (tmp_path / "link.jsonl.bad").read_text() == "bad\n"
 
 
 def test_a_file_of_newer_rows_is_left_as_it_is(tmp_path: Path) -> None:

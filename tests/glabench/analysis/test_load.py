@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +45,14 @@ def test_a_case_without_a_shape_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text(
         '{"schema": 1, "case_id": "77", "sweep": "s", "status": "ok", "case": {"system": "gla", "T": 1}}\n'
     )
-    with pytest.raises(UserError, match=r"row 77 lacks B, H, K, V, dtype, mode"):
+    with pytest.raises(UserError, match=r"a.jsonl:1: not a row, skipped: case: has no dtype"):
         located([tmp_path])
+
+
+def test_a_pipe_is_refused_as_what_it_is(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "rows")
+    with pytest.raises(UserError, match="rows: is a pipe or a device, expected a file"):
+        located([tmp_path / "rows"])
 
 
 def test_missing_paths_name_the_nearest(tmp_path: Path, make_row: Any) -> None:

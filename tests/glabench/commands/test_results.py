@@ -66,6 +66,22 @@ def test_merge_writes_each_row_once_as_it_is(
     assert "is there already" in errors[0]
 
 
+def test_a_merge_that_fails_writes_nothing(
+    files: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    newer = tmp_path / "newer.jsonl"
+    newer.write_text(store.to_json(replace(row(0), schema=store.SCHEMA + 1)) + "\n")
+    code, _, errors = run(capsys, "merge", files[0], newer, "--out", tmp_path / "merged" / "all.jsonl")
+    assert (code, len(errors)) == (2, 1)
+    assert "upgrade" in errors[0]
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / ".all.jsonl.part").mkdir()  # what stands for a disk that cannot be written
+    code, _, errors = run(capsys, "merge", files[0], "--out", tmp_path / "full" / "all.jsonl")
+    assert (code, len(errors)) == (2, 1)
+    assert "all.jsonl: cannot be written" in errors[0]
+    assert not list(tmp_path.rglob("all.jsonl"))
+
+
 def test_merge_leaves_bad_rows_out_and_says_so(
     files: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -80,6 +96,24 @@ def test_a_table_has_every_row(files: list[Path], tmp_path: Path, capsys: pytest
     assert run(capsys, "export", *files, "--out", table)[0] == 0
     with table.open() as file:
         assert [line["case_id"] for line in csv.DictReader(file)] == [row(seed).case_id for seed in (0, 1, 1, 2)]
+
+
+def test_a_table_has_no_formulas(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with Appender(tmp_path / "a.jsonl") as out:
+        out.append(replace(row(0, "crashed"), implementation='=HYPERLINK("x")', reason="@SUM(1+1)|cmd"))
+    assert run(capsys, "export", tmp_path / "a.jsonl", "--out", tmp_path / "t.csv")[0] == 0
+    with (tmp_path / "t.csv").open() as file:
+        (line,) = csv.DictReader(file)
+    assert (line["implementation"], line["reason"]) == ('\'=HYPERLINK("x")', "'@SUM(1+1)|cmd")
+
+
+def test_a_table_that_cannot_be_written_leaves_nothing_behind(
+    files: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "d.csv").mkdir()
+    code, _, errors = run(capsys, "export", *files, "--out", tmp_path / "d.csv")
+    assert (code, errors) == (2, [f"glabench: error: {tmp_path / 'd.csv'}: cannot be written (Is a directory)"])
+    assert not list(tmp_path.glob(".*"))
 
 
 def test_parquet_is_the_same_table(files: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,8 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
-from glabench.store import Appender
+from glabench.cli import main
+from glabench.commands import running
+from glabench.spec.expand import expand
+from glabench.spec.sweep import load
+from glabench.store import Appender, Row
 
 Process = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -40,6 +45,17 @@ BAD: dict[str, tuple[str, list[str], str]] = {
     "unknown system": (GOOD.replace("_torch", "_torhc"), ["sweep", "bad.yaml"], "did you mean 'recurrent_torch'?"),
     "empty axis": (GOOD.replace("recurrent_torch", "[]"), ["sweep", "bad.yaml"], "bad.yaml:3: empty axis 'system'"),
     "wrong type": (GOOD.replace("T: 16", "T: long"), ["sweep", "bad.yaml"], "T: expected an integer > 0, got 'long'"),
+    "an octal number": (GOOD.replace("T: 16", "T: 0100"), ["sweep", "bad.yaml"], "expected an integer > 0, got '0100'"),
+    "a limit without end": (
+        GOOD + "limit_s: .inf\n",
+        ["sweep", "bad.yaml"],
+        "bad.yaml:4: limit_s: expected a number > 0",
+    ),
+    "out is another file": (
+        GOOD,
+        ["sweep", "bad.yaml", "--device", "cpu", "--out", "bad.yaml"],
+        "no line of it is a row",
+    ),
     "a key twice": (GOOD + "title: again\n", ["sweep", "bad.yaml"], "key 'title' is given twice"),
     "missing axis": (GOOD.replace("K: 8, ", ""), ["sweep", "bad.yaml"], "missing K"),
     "nothing left": (GOOD + "exclude: [{T: 16}]\n", ["sweep", "bad.yaml"], "expands to no case"),
@@ -93,6 +109,26 @@ def test_a_dry_run_lists_the_cases_and_writes_nothing(python_process: Process, t
     assert any("60 cases: gla 60" in line for line in lines)
     assert "60 to run" in lines[-1]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_on_a_cluster_looks_for_rows_of_its_machines(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there = {"device": "other", "kind": "cpu", "device_slug": "cpu-other", "fingerprint": "theirs"}
+    monkeypatch.setattr(running, "pick_executor", lambda *asked: there)
+    (tmp_path / "tiny.yaml").write_text(GOOD)
+    (case,) = expand(load(tmp_path / "tiny.yaml"), "cpu").cases
+    with Appender(tmp_path / "rows.jsonl") as out:
+        out.append(Row(case.id, "tiny", case.to_dict(), "ok", environment=there))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        main(["sweep", "tiny.yaml", "--executor", "ray", "--dry-run", "--out", "rows.jsonl"])
+    assert "1 finished, 0 to run" in capsys.readouterr().out
+
+
+def test_the_command_for_a_report_can_be_pasted(capsys: pytest.CaptureFixture[str]) -> None:
+    running._close(Console(width=20), Counter(ok=1), 1, Path("dir with spaces/r.jsonl"), False)
+    assert "Report: glabench report 'dir with spaces/r.jsonl'\n" in capsys.readouterr().out
 
 
 TINY = """\

@@ -16,7 +16,9 @@ from glabench import store
 from glabench.errors import UserError
 from glabench.lines import Lines
 from glabench.run import driver as driver_module
+from glabench.run.attempts import Attempts
 from glabench.run.driver import Driver, finished
+from glabench.run.worker import Worker
 from glabench.spec.case import Case
 from glabench.spec.settings import Device, Part, Settings
 from glabench.spent import spent_of
@@ -208,7 +210,8 @@ def test_finished_are_the_cases_of_this_device_and_these_sources(
 ) -> None:
     monkeypatch.setattr(driver_module, "known_environment", lambda device: {"fingerprint": "f", "device_slug": "d"})
     path = tmp_path / "rows.jsonl"
-    assert finished(path, "cpu") == {}
+    cpu = Settings.for_device("cpu")
+    assert finished(path, cpu, 60) == {}
     here = {"fingerprint": "f", "device_slug": "d", "torch": "any"}
     with Appender(path) as out:
         for name, status, place in (
@@ -219,7 +222,34 @@ def test_finished_are_the_cases_of_this_device_and_these_sources(
             ("e", "ok", {}),
         ):
             out.append(Row(name, "tiny", case("gla").to_dict(), status, environment=place))
-    assert finished(path, "cpu") == {"a": "ok", "b": "oom"}
+    assert finished(path, cpu, 60) == {"a": "ok", "b": "oom"}
+
+
+def test_rows_of_other_settings_limits_and_threads_are_not_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = {"fingerprint": "f", "device_slug": "d"}
+    monkeypatch.setattr(driver_module, "known_environment", lambda device: here)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    path, cpu = tmp_path / "rows.jsonl", Settings.for_device("cpu")
+    timed, slow, gate = case("sdpa"), case("sdpa", 2), case("gla")
+    with Appender(path) as out:
+        parts: tuple[Part, ...] = ("all", "all", "gate")
+        for one, part, status in zip((timed, slow, gate), parts, ("ok", "timeout", "ok"), strict=True):
+            worker = Worker(driver_module.worker_env(part))
+            answer = Row(one.id, "tiny", one.to_dict(), status, environment=here)
+            monkeypatch.setattr(worker, "run", lambda *asked, answer=answer: answer)
+            out.append(Attempts().run(worker, one, "tiny", cpu.with_part(part), 5))
+
+    def left(settings: Settings = cpu, limit_s: float = 5) -> set[str]:
+        return {timed.id, slow.id, gate.id} - set(finished(path, settings, limit_s))
+
+    assert left() == left(limit_s=3) == set()
+    assert left(limit_s=6) == {slow.id}
+    assert left(replace(cpu, part="gate")) == set()
+    assert left(replace(cpu, min_samples=50)) == {timed.id, slow.id, gate.id}
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert left() == {timed.id, slow.id}  # the gate is judged by one thread
 
 
 def test_what_is_known_without_torch_decides_what_is_finished() -> None:

@@ -96,6 +96,17 @@ MISTAKES: dict[str, tuple[str, int, str]] = {
     ),
     "unknown setting": ("title: x\nPOINT\naxes: {system: gla}\nsettings: {max_tme_s: 1}\n", 4, r"mean 'max_time_s'\?"),
     "wrong setting": ("title: x\nPOINT\naxes: {system: gla}\nsettings: {gate_pairs: 0.5}\n", 4, r"an integer > 0"),
+    "a setting that is no number": (
+        "title: x\nPOINT\naxes: {system: gla}\nsettings: {max_noise: .nan}\n",
+        4,
+        r"max_noise: expected a number > 0, got nan",
+    ),
+    "a setting without end": ("title: x\nPOINT\naxes: {system: gla}\nsettings: {warmup_s: .inf}\n", 4, r"a number > 0"),
+    "a setting that is true": (
+        "title: x\nPOINT\naxes: {system: gla}\nsettings: {max_noise: true}\n",
+        4,
+        r"max_noise: expected a number, got True",
+    ),
     "unsafe name": ("name: ../x\ntitle: x\nPOINT\naxes: {system: gla}\n", 1, r"name: expected letters"),
     "empty match": ("title: x\nPOINT\naxes: {system: gla}\nexclude:\n  - {}\n", 5, r"an empty match"),
 }
