@@ -59,7 +59,7 @@ class Tuning:
     feasible: int  # different launches of the space that can run
     trials: tuple[Trial, ...]
     finalists: tuple[Finalist, ...]
-    winner: int | None  # index into finalists; None when nothing ran
+    winner: int | None  # index into finalists; None when nothing ran. See `decided`
     stopped: str  # why the search ended
     environment: dict[str, Any]
     started: str  # ISO 8601, UTC
@@ -83,6 +83,12 @@ class Tuning:
     def measured(self) -> int:
         """Candidates that were tried, those that failed included."""
         return len(self.trials)
+
+    @property
+    def decided(self) -> bool:
+        """Whether there is a winner, and a plan of the search was in the finals with it. If not, the budget, or what
+        failed, left none, and the plan in use won unopposed: that says nothing of it."""
+        return self.winner is not None and any(one.role == "candidate" for one in self.finalists)
 
     @property
     def failed(self) -> Counter[str]:

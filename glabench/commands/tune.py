@@ -60,7 +60,7 @@ def tune(
     A rerun tunes again, and the newest tuning counts; with --resume it goes on where the last one stopped.
     After Ctrl-C, what was tuned before is kept.
 
-    Exit code: 0 done; 1 some workload has no plan that runs and is right; 2 bad input.
+    Exit code: 0 done; 1 for some workload the search found no plan that runs and is right; 2 bad input.
     """
     from glabench.spec.shape import is_shape
     from glabench.tune import works

@@ -24,7 +24,7 @@ from glabench.errors import UserError
 from glabench.hardware import nvml
 from glabench.hardware.bandwidth import copy_bytes_per_s
 from glabench.hardware.datasheet import Datasheet, datasheet_for, find_datasheet
-from glabench.hardware.environment import cache_folder, gpu_name, package_version, require_cuda, slug
+from glabench.hardware.environment import cache_folder, name_in_use, package_version, require_cuda, slug
 
 SHIPPED = Path(__file__).parent / "measured"
 METHOD = 1  # raise it when something is measured in another way: what was kept is then measured anew
@@ -126,7 +126,7 @@ def measure() -> Ceilings:
     gap_s, host_s = rates.launch_seconds(watch)
     torch.cuda.empty_cache()  # the memory of the next case is its own
     return Ceilings(
-        device=gpu_name() or torch.cuda.get_device_name(),
+        device=name_in_use(),
         source="measured",
         conditions=conditions(watch.uuid, watch.readings) | {"samples": rates.SAMPLES},
         url=None,

@@ -69,6 +69,7 @@ def _gpu(device: Device) -> Iterator[Finding]:
     if not environment.torch_has_cuda():
         fix = "torch is built without CUDA: pip install torch from PyPI, whose Linux build has CUDA"
     yield Finding(group, "GPU", name, fix)
+    yield from _visible(group)
     info = nvml.gpu_info()
     if info is None:
         yield Finding(group, "NVML", "does not answer", "pip install nvidia-ml-py: clocks and power go unrecorded")
@@ -81,6 +82,20 @@ def _gpu(device: Device) -> Iterator[Finding]:
     yield Finding(
         group, "Nsight Compute", environment.find_ncu() or "not found: `glabench profile --ncu` will have no counters"
     )
+
+
+def _visible(group: str) -> Iterator[Finding]:
+    """What of the machine's GPUs a process sees, where that is not plain."""
+    label, listed = "CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES")
+    if environment.gpus_hidden():
+        fix = "unset CUDA_VISIBLE_DEVICES, or name a GPU in it: no GPU is used as it is"
+        yield Finding(group, label, f"{listed!r} hides every GPU", fix)
+        return
+    names = dict.fromkeys(nvml.gpu_names())
+    plain = os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID" or (listed or "").startswith(("GPU-", "MIG-"))
+    if len(names) > 1 and not plain:
+        fix = "set CUDA_VISIBLE_DEVICES to the UUID of the GPU to be used (nvidia-smi -L): CUDA counts them otherwise"
+        yield Finding(group, label, f"{listed or 'not set'}, beside GPUs that differ: {', '.join(names)}", fix)
 
 
 def _clocks(group: str) -> Iterator[Finding]:

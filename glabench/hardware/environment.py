@@ -60,8 +60,12 @@ def package_version(distribution: str) -> str | None:
 
 def detect_device() -> Device:
     """The default: "cuda" where there is an NVIDIA GPU and a torch built for it, else "cpu". Imports no torch."""
-    hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1")
-    return "cuda" if gpu_name() is not None and torch_has_cuda() and not hidden else "cpu"
+    return "cuda" if gpu_name() is not None and torch_has_cuda() and not gpus_hidden() else "cpu"
+
+
+def gpus_hidden() -> bool:
+    """Whether CUDA_VISIBLE_DEVICES leaves no GPU to see."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1")
 
 
 def require_cuda(why: str) -> None:
@@ -90,6 +94,15 @@ def gpu_name() -> str | None:
         if found:
             return found[1].strip()
     return None
+
+
+def name_in_use() -> str:
+    """The name of the current CUDA device, which need not be NVML's first; a slice's (MIG) says so. Imports torch."""
+    import torch
+
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    info = nvml.gpu_info(str(properties.uuid))
+    return str(properties.name) if info is None else info.name
 
 
 def device_name(kind: Device) -> str:
@@ -270,8 +283,10 @@ def environment(device: Device, bandwidth: bool = True) -> dict[str, Any]:
     if device == "cuda":
         properties = torch.cuda.get_device_properties(torch.cuda.current_device())
         info = nvml.gpu_info(str(properties.uuid))
+        name = name_in_use()
         facts |= {
-            "device": gpu_name() or properties.name,
+            "device": name,
+            "device_slug": slug(name),
             "memory_bytes": properties.total_memory,
             "driver": info.driver if info is not None else None,
             "cuda": torch.version.cuda,

@@ -69,19 +69,26 @@ def _text(value: str | bytes) -> str:
 
 @cache
 def handle(uuid: str | None = None) -> Any | None:
-    """NVML's handle of the GPU with that UUID; without one, of the first GPU that CUDA would see."""
-    nvml = _library()
-    if nvml is None:
+    """NVML's handle of the GPU with that UUID; without one, of the first GPU, or slice of one (MIG), that
+    CUDA_VISIBLE_DEVICES lists. Without that variable too, of NVML's first, which CUDA, whose first is the fastest, need
+    not begin with on a machine of different GPUs."""
+    if _library() is None:
         return None
+    if uuid is not None:
+        return _ask("nvmlDeviceGetHandleByUUID", uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip()
-    try:
-        if uuid is None and visible.startswith("GPU-"):
-            uuid = visible
-        if uuid is not None:
-            return nvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
-        return nvml.nvmlDeviceGetHandleByIndex(int(visible) if visible.isdigit() else 0)
-    except nvml.NVMLError:
-        return None
+    if visible.startswith(("GPU-", "MIG-")):
+        named = _ask("nvmlDeviceGetHandleByUUID", visible)
+        found = _beginning_with(visible) if named is None else named
+        if found is not None or visible.startswith("GPU-"):
+            return found
+    return _ask("nvmlDeviceGetHandleByIndex", int(visible) if visible.isdigit() else 0)
+
+
+def _beginning_with(uuid: str) -> Any | None:
+    """The handle of the GPU whose UUID begins like that, as CUDA allows and NVML does not; None where there is none."""
+    gpus = (_ask("nvmlDeviceGetHandleByIndex", index) for index in range(_ask("nvmlDeviceGetCount") or 0))
+    return next((gpu for gpu in gpus if _text(_ask("nvmlDeviceGetUUID", gpu) or "").startswith(uuid)), None)
 
 
 def _ask(name: str, *args: Any) -> Any | None:
@@ -101,6 +108,9 @@ def gpu_info(uuid: str | None = None) -> GpuInfo | None:
     cuda = _ask("nvmlSystemGetCudaDriverVersion_v2") or 0
     memory = _ask("nvmlDeviceGetMemoryInfo", gpu)
     capability = _ask("nvmlDeviceGetCudaComputeCapability", gpu)
+    if capability is None:  # of a slice: ask its board
+        board = _ask("nvmlDeviceGetDeviceHandleFromMigDeviceHandle", gpu)
+        capability = None if board is None else _ask("nvmlDeviceGetCudaComputeCapability", board)
     persistence = _ask("nvmlDeviceGetPersistenceMode", gpu)
     return GpuInfo(
         name=_text(_ask("nvmlDeviceGetName", gpu) or "unknown NVIDIA GPU"),

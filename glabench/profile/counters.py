@@ -7,15 +7,17 @@ of what it writes, they miss what the L2 still holds when it ends.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import math
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -34,8 +36,10 @@ METRICS: dict[str, tuple[str, ...]] = {
     "ms": ("gpu__time_duration.sum",),
     "hbm_read_bytes": ("dram__bytes_read.sum", "dram__bytes_op_read.sum"),
     "hbm_write_bytes": ("dram__bytes_write.sum", "dram__bytes_op_write.sum"),
-    "l2_read_bytes": ("lts__t_sectors_op_read.sum",),
-    "l2_write_bytes": ("lts__t_sectors_op_write.sum",),
+    # Those that the SMs ask for. Of all, whoever asks, half are counted twice where an L2 has two partitions (A100 and
+    # later): a request for the other one's half is looked up in both.
+    "l2_read_bytes": ("lts__t_sectors_srcunit_tex_op_read.sum", "lts__t_sectors_op_read.sum"),
+    "l2_write_bytes": ("lts__t_sectors_srcunit_tex_op_write.sum", "lts__t_sectors_op_write.sum"),
     "l2_hit_share": ("lts__t_sector_hit_rate.pct",),
     "tensor_share": (
         "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active",
@@ -144,7 +148,7 @@ def _run(command: list[str], limit_s: float) -> tuple[int, str]:
         # Locks of ncu's own lie in the temporary folder, where another user's may be in the way.
         env = os.environ | {"LC_ALL": "C", "TMPDIR": folder}
         try:
-            done = subprocess.run(
+            process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -152,14 +156,38 @@ def _run(command: list[str], limit_s: float) -> tuple[int, str]:
                 text=True,
                 errors="replace",
                 env=env,
-                timeout=limit_s,
-                check=False,
             )
-        except subprocess.TimeoutExpired:
-            raise Refused(f"ncu took longer than {limit_s:g} s") from None
         except OSError as error:
             raise Refused(f"{Path(command[0]).name} cannot be run: {error.strerror}") from None
-    return done.returncode, done.stdout
+        with process:
+            try:
+                text, _ = process.communicate(timeout=limit_s)
+            except subprocess.TimeoutExpired:
+                raise Refused(f"ncu took longer than {limit_s:g} s") from None
+            finally:
+                if process.poll() is None:
+                    _kill(process.pid)
+    return process.returncode, text
+
+
+def _kill(pid: int) -> None:
+    """Kill a process and all that it has started: what ncu profiles would keep the GPU while other cases are timed."""
+    for one in (*_started_by(pid), pid):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(one, signal.SIGKILL)
+
+
+def _started_by(pid: int) -> Iterator[int]:
+    """The processes that a process has started, and theirs, as far as /proc tells."""
+    parents: dict[int, int] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # gone meanwhile
+            # The name, in brackets, may hold anything; the state and the parent follow.
+            parents[int(path.parent.name)] = int(path.read_text(errors="replace").rpartition(")")[2].split()[1])
+    found = {pid}
+    while more := {one for one, parent in parents.items() if parent in found} - found:
+        found |= more
+        yield from more
 
 
 def _version(tool: str) -> str | None:

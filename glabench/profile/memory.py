@@ -118,9 +118,13 @@ def kinds_of(
 
 def model(system: System, case: Case, arch: str) -> dict[str, int] | None:
     """The kinds by the launches' tensors: those of the direction that needs more, beside inputs and outputs. None for
-    what is not ours."""
+    what is not ours, and for those of our kernels whose tensors are not known here."""
     launches = launches_of(system, case, arch)
     if not launches:
+        return None
+    from gla_kernels import counts  # needs Triton, as our kernels do
+
+    if any(launch.step not in counts.KERNELS for _, launch in launches):
         return None
     state = 4 * case.B * case.H * case.K * case.V if case.initial_state and case.mode != "step" else 0
     rows = case.B * case.H * (1 if case.mode == "step" else case.T)

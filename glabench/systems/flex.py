@@ -17,13 +17,19 @@ if TYPE_CHECKING:
     from glabench.systems.inputs import Inputs
 
 
+MANY = 10_000  # shapes that a process may come to; Dynamo's own limit is 8
+
+
 @cache
 def compiled() -> Any:
     """``flex_attention`` as torch.compile makes it, for one shape at a time."""
     import torch
+    from torch._dynamo import config
     from torch.nn.attention.flex_attention import flex_attention
 
-    return torch.compile(flex_attention, dynamic=False)
+    # Past these limits Dynamo would run it as it is, unfused. With fullgraph that is an error, and not a time.
+    config.recompile_limit = config.accumulated_recompile_limit = MANY
+    return torch.compile(flex_attention, dynamic=False, fullgraph=True)
 
 
 @cache

@@ -39,7 +39,27 @@ _stages: dict[Workload, Stage] = {}
 
 
 def handle(request: dict[str, Any]) -> dict[str, Any]:
-    """Answer one request."""
+    """Answer one request. What runs out of memory beside buffers that were kept is tried once more without them."""
+    crowded = _keeps_more_than_needed(request)
+    answer = _answer(request)
+    if answer["status"] == "oom":
+        _clear_stages()  # here, where no traceback holds the tensors of what failed any more
+        if crowded:
+            answer = _answer(request)
+            if answer["status"] == "oom":
+                _clear_stages()
+    return answer
+
+
+def _keeps_more_than_needed(request: dict[str, Any]) -> bool:
+    """Whether stages hold memory that the request can do without: for a gate all of it, for finals what trials left,
+    for a trial what is another direction's."""
+    if request["do"] == "trial":
+        return any(work.direction != request["workload"]["direction"] for work in _stages)
+    return bool(_stages)
+
+
+def _answer(request: dict[str, Any]) -> dict[str, Any]:
     try:
         if request["do"] == "environment":
             here = machine_of()  # tables go by the name that torch gives this process's GPU; NVML counts all GPUs
@@ -52,10 +72,7 @@ def handle(request: dict[str, Any]) -> dict[str, Any]:
     except WrongResult as error:
         return {"status": "wrong", "reason": str(error)}
     except Exception as error:
-        status = failures.classify(error)
-        if status == "oom":
-            _clear_stages()
-        return {"status": status, "reason": failures.reason(error)}
+        return {"status": failures.classify(error), "reason": failures.reason(error)}
 
 
 def capability() -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any
 
@@ -15,11 +15,15 @@ from glabench.hardware.crosscompile import kernel_key
 from glabench.run.child import Child, ChildDied, ChildTimeout
 from glabench.run.driver import cores, worker_env
 from glabench.tune.candidate import Candidate, Variant, launch_of
-from glabench.tune.space import Members, Space, joined, members_of, space_of
+from glabench.tune.space import Members, Space, joined, members_of
 
 WORKER = "glabench.tune.compile_worker"
 
 Answer = dict[str, Any]
+
+
+class Closed(Exception):
+    """The pool was closed meanwhile."""
 
 
 class CompilePool:
@@ -44,6 +48,7 @@ class CompilePool:
         self._futures: dict[str, Future[Answer]] = {}
         self._wanted: Counter[Future[Answer]] = Counter()  # how often each was asked for, and not forgotten
         self._lock = threading.Lock()
+        self._closed = False
 
     def submit(self, work: Workload, candidate: Candidate) -> Future[Answer]:
         """Compile one candidate. Never raises for what cannot be compiled: that is an answer."""
@@ -62,14 +67,12 @@ class CompilePool:
 
     def space_of(self, work: Workload) -> Space:
         """`glabench.tune.space.space_of`, a part of the variants by each process; what one does not answer is
-        enumerated here."""
-        if self.jobs == 1:
-            return space_of(work, self._capability)
-        shared = {"workload": work.to_dict(), "arch": self.arch}
-        requests = [shared | {"part": [first, self.jobs]} for first in range(self.jobs)]
-        parts = [part.result() for part in [self._threads.submit(self._compile, request) for request in requests]]
+        enumerated here. Raises Closed within seconds of ``close``, by whichever thread that was called."""
+        parts = self._parts(work)
 
         def found(place: int, variant: Variant) -> Members | None:
+            if self._closed:
+                raise Closed
             part = parts[place % self.jobs]
             if part["status"] != "ok":
                 return members_of(work, variant, self._capability)
@@ -77,6 +80,20 @@ class CompilePool:
             return None if values is None else Members.from_dict(values)
 
         return joined(work, self._capability, found)
+
+    def _parts(self, work: Workload) -> list[Answer]:
+        """What each process answers; where there is one, it is not asked: it would come to that no sooner."""
+        if self.jobs == 1:
+            return [_failure("unsupported", "not asked")]
+        shared = {"workload": work.to_dict(), "arch": self.arch}
+        requests = [shared | {"part": [first, self.jobs]} for first in range(self.jobs)]
+        try:
+            asked = [self._threads.submit(self._compile, request) for request in requests]
+            return [part.result() for part in asked]
+        except (CancelledError, RuntimeError):
+            if self._closed:
+                raise Closed from None
+            raise
 
     def forget(self, future: Future[Answer]) -> None:
         """One of those who submitted it does not wait for it any more; nobody's is cancelled, if it has not begun."""
@@ -86,7 +103,8 @@ class CompilePool:
                 future.cancel()
 
     def close(self) -> None:
-        """Cancel what has not begun and kill the processes; what is under way comes to "crashed"."""
+        """Cancel what has not begun and kill the processes; what is under way comes to "crashed", a space to Closed."""
+        self._closed = True
         self._threads.shutdown(wait=False, cancel_futures=True)
         for child in self._children:
             child.close()

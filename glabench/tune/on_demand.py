@@ -18,8 +18,8 @@ BUDGET_S = 90.0
 def tune(works: Sequence[Workload]) -> None:
     """Tune the directions of one shape on the current CUDA device; gla() finds the winners from then on.
 
-    Says so on stderr, in a line before and one a direction after. Takes up to some 90 s. Raises UserError when a
-    direction has no plan that runs and is right, or the winners cannot be kept.
+    Says so on stderr, in a line before and one a direction after. Takes up to some 90 s. Raises UserError when the
+    search finds a direction no plan that runs and is right, or the winners cannot be kept.
     """
     directions = " and ".join(work.direction for work in works)
     said = f"glabench: tuning {describe(works[0])} {directions} for this GPU, once"
@@ -30,7 +30,7 @@ def tune(works: Sequence[Workload]) -> None:
         "model", BUDGET_S, console=console, quiet=True, arch=f"sm_{major}{minor}", env=only_device()
     ) as session:
         if not session.run(works):
-            raise UserError(f"{describe(works[0])}: no plan runs and is right")
+            raise UserError(f"{describe(works[0])}: found no plan that runs and is right")
 
 
 def only_device() -> dict[str, str | None]:

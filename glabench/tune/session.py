@@ -28,24 +28,27 @@ from glabench.systems.gla import schedule_name
 from glabench.tune.compiler import CompilePool
 from glabench.tune.gpu import Gpu
 from glabench.tune.search import Search
-from glabench.tune.tuner import Tuner
+from glabench.tune.tuner import FINALS_S, Tuner
 from glabench.tuning_store import Tuning
 
 SAY_EVERY_S = 15.0  # where no bar can be drawn
 
 
 def seconds(text: str) -> float:
-    """ "90s", "2m" or "1.5h" as seconds; UserError for anything else."""
+    """ "90s", "2m" or "1.5h" as seconds; UserError for anything else, and for what leaves no time to search."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text.strip())
     if found is None or float(found[1]) <= 0:
         raise UserError(f"--budget {text}: expected a time > 0 such as 90s, 2m or 1h")
-    return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]]
+    given = float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]]
+    if given <= FINALS_S:
+        raise UserError(f"--budget {text}: expected more than the {FINALS_S:g} s kept for comparing the best plans")
+    return given
 
 
 def this_arch() -> str:
     """The architecture of this machine's GPU, "sm_90", without importing torch."""
     info = nvml.gpu_info()
-    if info is None:
+    if info is None or not any(info.capability):
         raise UserError("NVML does not answer, so the GPU's architecture is unknown; `glabench doctor` says more")
     major, minor = info.capability
     return f"sm_{major}{minor}"
@@ -89,22 +92,23 @@ class Session:
             self._lines.close()
 
     def left(self, groups: Sequence[Sequence[Workload]]) -> list[Sequence[Workload]]:
-        """The shapes that are not in the records yet, each workload with a winner, by this strategy, these kernels and
-        this GPU. UserError when the records cannot be read."""
+        """The shapes that are not in the records yet, each workload decided (`Tuning.decided`), by this strategy, these
+        kernels and this GPU. UserError when the records cannot be read."""
         if self.out is None or not self.out.stat().st_size:
             return list(groups)
         header = asdict(header_of(self.machine))
         found = [one for one in load_tunings([self.out]) if one.header == header and one.strategy == self.strategy]
-        done = {Workload.from_dict(one.workload) for one in found if one.winner is not None}
+        done = {Workload.from_dict(one.workload) for one in found if one.decided}
         return [works for works in groups if not done.issuperset(works)]
 
     def run_all(self, groups: Sequence[Sequence[Workload]]) -> int:
-        """Tune one shape after another; how many of them have a workload without a winner."""
+        """Tune one shape after another; how many of them have a workload that was not decided (`Tuning.decided`)."""
         following = [*groups[1:], ()]
         return sum(not self.run(works, ahead) for works, ahead in zip(groups, following, strict=False))
 
     def run(self, works: Sequence[Workload], following: Sequence[Workload] = ()) -> bool:
-        """Tune the workloads of one shape, those that follow it in mind; whether each has a winner."""
+        """Tune the workloads of one shape, those that follow it in mind; whether each was decided (`Tuning.decided`).
+        UserError when the processes are of a GPU that nothing was compiled for."""
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed} measured"))
         drawn = self.console.is_terminal and not self.quiet
         with Progress(*columns, TimeElapsedColumn(), console=self.console, transient=True, disable=not drawn) as bar:
@@ -126,7 +130,7 @@ class Session:
             self.console.print(summary(tuning), soft_wrap=True)
         if self.keep:
             self._keep(tunings)
-        return all(tuning.winner is not None for tuning in tunings)
+        return all(tuning.decided for tuning in tunings)
 
     @cached_property
     def _environment(self) -> dict[str, Any]:
@@ -134,17 +138,24 @@ class Session:
 
     @cached_property
     def machine(self) -> Machine:
-        """The GPU as tables know it. UserError when the measuring process cannot say."""
+        """The GPU as tables know it. UserError when the measuring process cannot say, or has another than what is
+        compiled for."""
         facts = self._environment
         if not facts:
             raise UserError("the measuring process does not start; `glabench doctor` says what is missing")
-        return Machine(self._capability, facts["device"], facts["memory_bytes"])
+        capability = int(facts["capability"].replace(".", ""))
+        if capability != self._capability:
+            raise UserError(
+                f"CUDA begins with {facts['device']} (sm_{capability}) and NVML with a GPU of sm_{self._capability}: "
+                "set CUDA_VISIBLE_DEVICES to the UUID of the one to tune (nvidia-smi -L)"
+            )
+        return Machine(capability, facts["device"], facts["memory_bytes"])
 
     def _incumbent(self, work: Workload) -> Choice:
         return chosen(work, self.machine)
 
     def _keep(self, tunings: Sequence[Tuning]) -> None:
-        entries = [entry_of(tuning) for tuning in tunings if tuning.winner is not None]
+        entries = [entry_of(tuning) for tuning in tunings if tuning.decided]
         try:
             keep(entries, self.machine)
         except TableError as error:
@@ -172,6 +183,8 @@ def summary(tuning: Tuning) -> str:
     effort = f"{tuning.measured} of {tuning.feasible} measured{lost}, {tuning.wall_s:.0f} s"
     if tuning.winner is None:
         return f"{describe(work)} {work.direction}: no plan runs and is right ({effort}; {tuning.stopped})"
+    if not tuning.decided:
+        return f"{describe(work)} {work.direction}: not tuned, no whole plan was found ({effort}; {tuning.stopped})"
     won = tuning.finalists[tuning.winner]
     plan, ms = Plan.from_dict(won.plan), median(won.samples_ms)
     before = next((one for one in tuning.finalists if one.role == "incumbent" and one.samples_ms), None)

@@ -22,9 +22,9 @@ from glabench.tuning_store import Tuning
 def table_of(tunings: Sequence[Tuning]) -> Path:
     """Ship the winners; the file's path. UserError when there are none, or when they do not belong together or to the
     sources that are here."""
-    won = sorted((one for one in tunings if one.winner is not None), key=lambda one: one.started)
+    won = sorted((one for one in tunings if one.decided), key=lambda one: one.started)
     if not won:
-        raise UserError("no tuning in these records has a winner")
+        raise UserError("no tuning in these records has a winner of a search")
     headers = [Header(**one.header) for one in won]
     if len(set(headers)) > 1:
         raise UserError("these records are of several GPUs, versions of Triton, kernels or spaces: ship those of one")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 # What a record keeps of what the compiler made of a kernel.
 COMPILED = ("registers", "spill_bytes", "shared_bytes", "programs_per_sm", "limited_by", "tensor_core", "compile_s")
 FINALS_S = 15.0  # kept free of a budget for what follows the search
+
+Prepared = tuple[Searcher, list[Search]]  # what a shape's search begins with
 
 
 class PlanCompiler(Compiler, Protocol):
@@ -50,7 +52,7 @@ class Tuner:
     incumbent: Callable[[Workload], Choice | None] = lambda work: None
     environment: Callable[[], dict[str, Any]] = dict
     progress: Callable[[Search], None] = lambda search: None
-    _prepared: dict[tuple[Workload, ...], tuple[Searcher, list[Search]]] = field(default_factory=dict, init=False)
+    _ahead: dict[tuple[Workload, ...], Future[Prepared]] = field(default_factory=dict, init=False)
 
     def tune(
         self, works: Sequence[Workload], budget_s: float | None = None, following: Sequence[Workload] = ()
@@ -58,21 +60,22 @@ class Tuner:
         """Tune workloads of one shape, forward before backward; one record each, whatever happened.
 
         budget_s: seconds for all of them together; the search ends some seconds before. following: the workloads to be
-        tuned next, whose first kernels compile while these are measured.
+        tuned next, whose first kernels compile while these are measured: by a thread that nobody waits for before
+        their turn comes, and that ends when the compiler is closed.
         """
+        ahead = self._ahead.pop(tuple(works), None)
+        prepared = None if ahead is None else ahead.result()
         began, started = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
-        key = tuple(works)
-        searcher, searches = self._prepared.pop(key) if key in self._prepared else self._prepare(works)
+        searcher, searches = prepared or self._prepare(works)
         searcher.deadline = None if budget_s is None else began + max(budget_s - FINALS_S, 0.0)
         searcher.progress = self.progress
-        with ThreadPoolExecutor(1) as beside:
-            ahead = beside.submit(self._prepare, following) if following else None
-            tunings = self._tune(works, searcher, searches, budget_s, began, started)
-            if ahead is not None:
-                self._prepared[tuple(following)] = ahead.result()
-        return tunings
+        if following:
+            beside = ThreadPoolExecutor(1, thread_name_prefix="prepare")
+            self._ahead[tuple(following)] = beside.submit(self._prepare, following)
+            beside.shutdown(wait=False)
+        return self._tune(works, searcher, searches, budget_s, began, started)
 
-    def _prepare(self, works: Sequence[Workload]) -> tuple[Searcher, list[Search]]:
+    def _prepare(self, works: Sequence[Workload]) -> Prepared:
         """Enumerate the spaces, by the processes that compile: before any of them has something to compile. Then have
         the first candidates compiled."""
         spaces = [self.compiler.space_of(work) for work in works]
@@ -87,11 +90,11 @@ class Tuner:
         began: float, started: str,
     ) -> list[Tuning]:  # fmt: skip
         incumbents = [self.incumbent(work) for work in works]
-        self._compile_ahead(works, incumbents)
+        found = self._forward_in_use(works)
+        self._compile_ahead(works, incumbents, found)
         searcher.run()
         searched = time.monotonic()
 
-        found: dict[str, Plan] = {}
         ends = []
         for search, incumbent in zip(searches, incumbents, strict=True):
             ends.append(self._finish(search, incumbent, found))
@@ -102,16 +105,28 @@ class Tuner:
             for search, end in zip(searches, ends, strict=True)
         ]
 
-    def _compile_ahead(self, works: Sequence[Workload], incumbents: Sequence[Choice | None]) -> None:
-        """Have the incumbents' kernels compiled by the time of the finals, and those that the gate runs after any
-        plan's, where gates are strong: no candidate has these."""
-        for work, incumbent in zip(works, incumbents, strict=True):
-            if incumbent is not None:
-                self.compiler.submit_plan(work, incumbent.plan)
-                self.compiler.submit_plan(strong_work(work), incumbent.plan)
+    def _forward_in_use(self, works: Sequence[Workload]) -> dict[str, Plan]:
+        """By its direction, the plan of the forward pass that leaves its states for a backward one which is tuned
+        alone: what gla() runs. None where the forward pass is tuned as well: then it is the one that wins."""
+        if any(work.direction == "fwd" for work in works):
+            return {}
+        choice = self.incumbent(replace(works[0], direction="fwd"))
+        return {} if choice is None else {"fwd": choice.plan}
+
+    def _compile_ahead(
+        self, works: Sequence[Workload], incumbents: Sequence[Choice | None], others: dict[str, Plan]
+    ) -> None:
+        """Have the kernels of the incumbents, and of other directions' plans that run beside them, compiled by the time
+        of the finals, and those that the gate runs after any plan's, where gates are strong: no candidate has these."""
+        plans = [(work, one.plan) for work, one in zip(works, incumbents, strict=True) if one is not None]
+        plans += [(replace(works[0], direction=direction), plan) for direction, plan in others.items()]  # type: ignore[arg-type]  # a key is a direction
+        for work, plan in plans:
+            self.compiler.submit_plan(work, plan)
+            self.compiler.submit_plan(strong_work(work), plan)
 
     def _finish(self, search: Search, incumbent: Choice | None, found: dict[str, Plan]) -> finals.Final:
-        """The finals of one workload; its winner is added to ``found``, which a later direction is gated with."""
+        """The finals of one workload; its winner is added to ``found``, which a later direction is timed and gated
+        with."""
         known = None if incumbent is None else (incumbent.plan, incumbent.origin)
         final = finals.decide(self.gpu, search.history, known, found)
         if final.winner is not None:

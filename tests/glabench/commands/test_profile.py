@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from glabench.cli import main
-from glabench.commands.profile import parts
+from glabench.commands.profile import _shape, parts
 from glabench.spec.case import Case
+from glabench.spec.catalog import CATALOG
+from glabench.systems import load
 
 Process = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -104,6 +106,15 @@ def test_a_shape_is_both_directions_of_gla_unless_said_otherwise(here: Path, mon
     with pytest.raises(SystemExit):
         main(["profile", SHAPE])
     assert asked == [Case("gla", 1, 128, 1, 16, 16, dtype="bf16", mode="fwdbwd")]
+
+
+def test_a_shape_s_case_is_one_that_its_system_takes() -> None:
+    """A system without a gate is asked without one; one of small chunks alone, for such."""
+    for name, info in CATALOG.items():
+        if info.operator == "gla" and info.triton:
+            (case,) = _shape(SHAPE, name, "fwd", "bf16")[2]
+            assert load(name).unsupported(case, "cuda") is None
+            assert (case.gate_strength is None) == (not info.gated)
 
 
 def test_a_rerun_does_what_is_missing_and_another_gpu_is_another_question(

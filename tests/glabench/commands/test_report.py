@@ -53,7 +53,7 @@ def test_html_by_default_with_figures_beside_it(results: Path, capsys: pytest.Ca
     html = page.read_text()
     # 8 ms against 4 ms at T = 2048; the crossing lies where 1/2 -> 2 passes 1: at the geometric middle, 1448.
     assert "faster from T = 2k on (they cross near 1,448), 2.00× at T = 2k" in html
-    kinds = [path.suffix for path in (page.parent / "figures").iterdir()]
+    kinds = [path.suffix for path in (page.parent / "figures" / "index").iterdir()]
     assert kinds.count(".png") == kinds.count(".svg") == html.count("<figure")
 
 
@@ -62,6 +62,16 @@ def test_out_names_a_file_or_a_folder(results: Path) -> None:
     assert Path("reports/board.html").is_file()
     assert run(results, "--out", "site") == 0
     assert Path("site/index.html").is_file()
+
+
+def test_pages_of_one_folder_do_not_share_figures(results: Path) -> None:
+    assert run(results, "--out", "reports/one.html") == 0
+    before = {path: path.read_bytes() for path in Path("reports").rglob("*.svg")}
+    (results / "other.jsonl").write_text(to_json(row("gla", 1024, [7.0])) + "\n")
+    assert run(results / "other.jsonl", "--out", "reports/two.html") == 0
+    assert before
+    assert {path: path.read_bytes() for path in before} == before
+    assert "NVIDIA H200: " in next(iter(before)).read_text()
 
 
 def test_csv_has_a_line_a_row(results: Path) -> None:
@@ -140,7 +150,7 @@ def test_figures_need_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("a.jsonl").write_text(to_json(row("gla", 1024, [])) + "\n")
+    Path("a.jsonl").write_text(to_json(replace(row("gla", 1024, []), time=None)) + "\n")
     assert run("a.jsonl", "--format", "png") == 2
     assert "no case has a time" in capsys.readouterr().err
     assert run("a.jsonl", "--format", "html") == 0

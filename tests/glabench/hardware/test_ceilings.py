@@ -254,7 +254,7 @@ def test_every_ceiling_is_what_was_measured_of_it(monkeypatch: pytest.MonkeyPatc
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setattr(ceilings, "require_cuda", lambda why: None)
     monkeypatch.setattr(ceilings, "copy_bytes_per_s", lambda: 4.25e12)
-    monkeypatch.setattr(ceilings, "gpu_name", lambda: "NVIDIA H200")
+    monkeypatch.setattr(ceilings, "name_in_use", lambda: "NVIDIA H200")
     found = ceilings.measure()
     assert replace(found, conditions=MEASURED.conditions) == MEASURED
     assert found.conditions is not None

@@ -20,6 +20,8 @@ def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A machine without a GPU and without a fault."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(environment, "gpu_name", lambda: None)
+    for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):
+        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture
@@ -44,6 +46,30 @@ def test_a_sound_machine_without_a_gpu_has_nothing_to_fix() -> None:
 def test_a_torch_without_cuda_beside_a_gpu() -> None:
     (fix,) = fixes()
     assert fix.startswith("torch is built without CUDA")
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("value", ["", "-1"])
+def test_a_gpu_that_is_hidden_is_to_be_shown(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setattr(environment, "torch_has_cuda", lambda: True)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
+    (fix,) = fixes()
+    assert fix.startswith("unset CUDA_VISIBLE_DEVICES")
+
+
+@pytest.mark.usefixtures("gpu")
+def test_which_of_different_gpus_is_used_is_to_be_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "torch_has_cuda", lambda: True)
+    monkeypatch.setattr(environment, "detect_device", lambda: "cpu")
+    monkeypatch.setattr(nvml, "gpu_names", lambda: ["NVIDIA T400", "NVIDIA H200"])
+    (fix,) = fixes()
+    assert "UUID" in fix
+    for name, value in (("CUDA_DEVICE_ORDER", "PCI_BUS_ID"), ("CUDA_VISIBLE_DEVICES", "GPU-1")):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, value)
+            assert fixes() == []
+    monkeypatch.setattr(nvml, "gpu_names", lambda: ["NVIDIA H200"] * 8)
+    assert fixes() == []
 
 
 @pytest.mark.usefixtures("gpu")

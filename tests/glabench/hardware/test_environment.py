@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -120,6 +122,20 @@ def test_a_gpu_that_nvml_does_not_show_is_no_gpu(monkeypatch: pytest.MonkeyPatch
     assert environment.detect_device() == "cuda"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert environment.detect_device() == "cpu"
+
+
+def test_a_row_names_the_gpu_that_cuda_uses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not NVML's first; and a slice, of which NVML knows no board, as torch names it."""
+    import torch
+
+    used = SimpleNamespace(uuid="1234", name="A100 MIG 1g.10gb", total_memory=2**33, major=8, minor=0)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: used)
+    first = nvml.GpuInfo("T400", "GPU-1", 2**32, "580", "13.0", (7, 5), None)
+    for found, name in ((replace(first, name="A100"), "A100"), (None, "A100 MIG 1g.10gb")):
+        monkeypatch.setattr(nvml, "gpu_info", lambda uuid=None, found=found: found if uuid else first)
+        facts = environment.environment.__wrapped__("cuda", bandwidth=False)
+        assert (facts["device"], facts["device_slug"]) == (name, environment.slug(name))
 
 
 def test_torch_s_build_is_read_without_importing_it() -> None:

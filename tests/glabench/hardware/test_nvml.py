@@ -129,3 +129,51 @@ def test_readings_are_summed_up() -> None:
         "throttle": ["power cap"],
     }  # fmt: skip
     assert nvml.summarise([]) is None
+
+
+# --- Which GPU -------------------------------------------------------------------------------------------------------
+
+UUIDS = ["GPU-aaaaaaaa-1111", "GPU-bbbbbbbb-1111"]
+SLICE = "MIG-cccccccc-1111"
+
+
+def two_gpus() -> Any:
+    """Two boards, and a slice of the second one that is named by its own UUID alone."""
+
+    def by_uuid(uuid: str) -> str:
+        return uuid if uuid in (*UUIDS, SLICE) else refuse()
+
+    return library(
+        nvmlDeviceGetCount=lambda: len(UUIDS),
+        nvmlDeviceGetHandleByIndex=lambda index: UUIDS[index],
+        nvmlDeviceGetHandleByUUID=by_uuid,
+        nvmlDeviceGetUUID=lambda gpu: gpu,
+        nvmlDeviceGetCudaComputeCapability=lambda gpu: refuse() if gpu == SLICE else (8, UUIDS.index(gpu)),
+        nvmlDeviceGetDeviceHandleFromMigDeviceHandle=lambda gpu: UUIDS[1] if gpu == SLICE else refuse(),
+    )
+
+
+@pytest.mark.parametrize(
+    ("listed", "found"),
+    [
+        ("1", UUIDS[1]),
+        ("GPU-bbbbbbbb-1111,0", UUIDS[1]),
+        ("GPU-bbbb", UUIDS[1]),
+        ("GPU-dddd", None),
+        (SLICE, SLICE),
+        ("MIG-dddd", UUIDS[0]),
+    ],
+)
+def test_the_gpu_that_is_listed_first(use: Any, monkeypatch: pytest.MonkeyPatch, listed: str, found: str) -> None:
+    use(two_gpus())
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
+    assert nvml.handle() == found
+
+
+def test_a_slice_has_its_board_s_capability(use: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(two_gpus())
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", SLICE)
+    info = nvml.gpu_info()
+    assert info is not None
+    assert (info.uuid, info.capability) == (SLICE, (8, 1))
+    assert nvml.gpu_info("cccccccc-1111") is None  # torch's UUID of it: no board has that

@@ -156,6 +156,37 @@ def test_ncu_that_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytest.Mo
     assert count(CASE, str(path)) == counters.Counted(None, "ncu took longer than 0.2 s")
 
 
+def test_what_ncu_has_started_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, started = tmp_path / "ncu", tmp_path / "started"
+    path.write_text(f"#!/bin/sh\nsleep 60 &\necho $! > {started}\nsleep 60\n")
+    path.chmod(0o755)
+    monkeypatch.setattr(counters, "LIMIT_S", 0.3)
+    monkeypatch.setattr(counters, "available", lambda tool: frozenset())
+    with pytest.raises(counters.Refused, match=r"^ncu took longer than 0.3 s$"):
+        counters._counted(str(path), CASE)
+    state = Path(f"/proc/{started.read_text().strip()}/stat")
+    assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+@pytest.mark.parametrize("tells", [True, False])
+def test_sectors_that_the_sms_ask_for_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tells: bool) -> None:
+    """And where ncu does not know them, the others are there as before."""
+    few = {name: counters.METRICS[name] for name in ("hbm_read_bytes", "l2_read_bytes")}
+    monkeypatch.setattr(counters, "METRICS", few)
+    monkeypatch.setattr(counters, "STALLS", ())
+    name = "lts__t_sectors_srcunit_tex_op_read"
+    text = CSV.replace('"lts__t_sectors_op_read.sum"', f'"lts__t_sectors_op_read.sum","{name}.sum"')
+    text = text.replace('"%","sector"', '"%","sector","sector"').replace('"8,388,608"', '"8,388,608","5,592,405"')
+    for known, printed, sectors in ((KNOWN, CSV, 8388608), ([*KNOWN, name], text, 5592405)):
+        folder = tmp_path / str(sectors)
+        folder.mkdir()
+        found = count(CASE, fake_ncu(folder, printed, tells=tells, known=known))
+        counted = found.launches[0][1]
+        assert (counted["l2_read_bytes"], counted["hbm_read_bytes"]) == (32 * sectors, 134217728)
+        (call,) = (folder / "calls").read_text().splitlines()
+        assert (f"{name}.sum" in call) == (name in known)
+
+
 def test_a_machine_without_ncu_is_told_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(environment, "NCU_PLACES", (f"{tmp_path}/*/ncu",))

@@ -134,6 +134,13 @@ def test_what_is_not_ours_has_no_model() -> None:
     assert memory.model(load("sdpa"), replace(CASE, system="sdpa"), "sm_90") is None
 
 
+@pytest.mark.parametrize("name", ["simple_gla", "recurrent_hbm", "mamba_scan"])
+def test_kernels_whose_tensors_are_not_known_have_no_model(name: str) -> None:
+    case = replace(CASE, system=name, mode="fwd", sub_chunk=None)
+    assert load(name).launches(case, "sm_90")
+    assert memory.model(load(name), case, "sm_90") is None
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("mode", ["fwd", "fwdbwd"])
 @pytest.mark.parametrize("sizes", [{}, {"B": 16, "materialize": False}], ids=["materialized", "turns"])

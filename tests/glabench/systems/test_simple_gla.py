@@ -125,7 +125,10 @@ def test_fla_says_where_its_kernels_are_wrong(monkeypatch: pytest.MonkeyPatch) -
 def test_the_mlstm_is_asked_with_forget_gates_before_their_sigmoid(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stand-in with the package's signature: [B, H, T, D], gates [B, H, T]."""
 
+    inputs_open = []
+
     def mlstm(q: Any, k: Any, v: Any, i: Any, f: Any, **options: Any) -> torch.Tensor:
+        inputs_open.append(i)
         assert options == {"normalize": False, "chunk_size": 128, "autocast_kernel_dtype": q.dtype}
         gates = torch.nn.functional.logsigmoid(f)[..., None].transpose(1, 2)
         keys = k * torch.sigmoid(i)[..., None]
@@ -142,6 +145,7 @@ def test_the_mlstm_is_asked_with_forget_gates_before_their_sigmoid(monkeypatch: 
         case = case_of("mlstm_tfla", chunk=None, materialize=None, T=128, gate_strength=strength)
         found = gate.check(system, case, SETTINGS, "cuda" if CUDA else "cpu")
         assert found.passed, found.reason
+    assert all(one is inputs_open[0] for one in inputs_open)  # made once
     assert "multiples of its chunks of 128" in str(system.unsupported(replace(case, T=100), "cuda"))
     assert "forget gates" in str(system.unsupported(replace(case, gate_strength=None), "cuda"))
     assert "initial state" in str(system.unsupported(replace(case, initial_state=True), "cuda"))

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import importlib.util
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
+import torch
+import torch._dynamo
 
 from glabench.run.gate import check
 from glabench.spec.case import Case
 from glabench.spec.catalog import CATALOG
 from glabench.spec.settings import Settings
-from glabench.systems import load
+from glabench.systems import flex, load
 from glabench.systems.inputs import make_inputs
 
 CASE = Case("gla", 1, 64, 2, 16, 16)
@@ -46,6 +49,30 @@ def test_gpu_systems_say_so_on_a_cpu(name: str) -> None:
     assert missing is not None
     assert missing.reason == "it needs an NVIDIA GPU"
     assert load(name).unavailable("cuda") is None
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_every_length_of_flex_attention_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a compiler that is made up, past the number of shapes at which Dynamo gives up by itself."""
+    most = 1
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", most)
+    monkeypatch.setattr(torch._dynamo.config, "accumulated_recompile_limit", most)
+    graphs = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    system = load("flex")
+    flex.compiled.cache_clear()
+    try:
+        for T in range(128, 128 * (most + 3), 128):
+            case = Case("flex", 1, T, 1, 16, 16, dtype="fp32")
+            system.forward(make_inputs(case, "attention", "cpu"), case)
+    finally:
+        flex.compiled.cache_clear()
+    assert len(graphs) == most + 2
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -80,3 +81,50 @@ def test_what_is_far_behind_gets_few_samples(stage, monkeypatch: pytest.MonkeyPa
     for enough, count in ((2.0, 5), (1.9, bench.FEWEST_SAMPLES), (None, 5)):
         monkeypatch.setattr(bench, "_stage_of", lambda work: MadeUpStage([None]))
         assert len(bench.handle({**request, "enough_ms": enough})["samples_ms"]) == count
+
+
+# --- Out of memory ---------------------------------------------------------------------------------------------------
+
+BWD = replace(WORK, direction="bwd")
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[str, int]]:
+    """A request's status, and how often it was tried, on a GPU that has room for no more than so many stages beside
+    what is asked for."""
+
+    def answer(do: str, kept: list[Workload], room: int) -> tuple[str, int]:
+        tried = []
+
+        def work(work: Workload, request: dict[str, Any]) -> dict[str, Any]:
+            tried.append(1)
+            if do != "gate":
+                bench._stages.setdefault(work, object())  # type: ignore[arg-type]  # nobody looks into it
+            if len(bench._stages) > room:
+                raise MemoryError("CUDA out of memory")
+            return {"status": "ok", "reason": None}
+
+        monkeypatch.setattr(bench, "_stages", dict.fromkeys(kept))
+        monkeypatch.setitem(bench.ACTIONS, do, work)
+        return bench.handle({"do": do, "workload": WORK.to_dict()})["status"], len(tried)
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("do", "kept", "room", "expected"),
+    [
+        ("gate", [WORK, BWD], 2, ("ok", 1)),  # nothing is made anew where there is room
+        ("gate", [WORK], 0, ("ok", 2)),
+        ("gate", [], -1, ("oom", 1)),
+        ("gate", [WORK], -1, ("oom", 2)),
+        ("final", [WORK, BWD], 1, ("ok", 2)),
+        ("trial", [WORK, BWD], 1, ("ok", 2)),
+        ("trial", [WORK], 0, ("oom", 1)),  # a candidate that is too large by itself
+    ],
+)
+def test_what_is_kept_makes_room(
+    small: Callable[..., tuple[str, int]], do: str, kept: list[Workload], room: int, expected: tuple[str, int]
+) -> None:
+    assert small(do, kept, room) == expected
+    assert bench._stages == {} or expected[0] == "ok"

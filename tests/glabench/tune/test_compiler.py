@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from gla_kernels import Machine, Schedule, Tile, Workload, chosen, chunk
 from glabench.tune.candidate import Candidate, Variant
-from glabench.tune.compiler import CompilePool
+from glabench.tune.compiler import Closed, CompilePool
 from glabench.tune.space import space_of
 
 WORK = Workload("fwd", B=1, T=1024, H=2, K=32, V=32)
@@ -21,6 +22,8 @@ MISBEHAVING = """
 import os, signal, sys, time
 
 def handle(request):
+    if "part" in request:
+        time.sleep(600)
     stages = request["candidate"]["tile"][3]
     with open(os.environ["CALLS"], "a") as file:
         print(stages, os.getpid(), os.environ.get("TRITON_INTERPRET"), os.environ["OMP_NUM_THREADS"], file=file)
@@ -117,3 +120,18 @@ def test_a_space_is_the_same_by_several_processes(monkeypatch: pytest.MonkeyPatc
 def test_what_a_process_does_not_enumerate_is_enumerated_here(pool: CompilePool) -> None:
     work = replace(WORK, schedule=Schedule(64, 64, True))
     assert pool.space_of(work) == space_of(work, 90)  # these processes are made up, and answer that they crashed
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_space_that_is_being_enumerated_ends_with_the_pool(calls: Path, jobs: int) -> None:
+    """By hung processes, by this one alone: on a machine with few cores it would take most of a minute."""
+    pool = CompilePool("sm_90", jobs, module="hostile_compiler")
+    with ThreadPoolExecutor(1) as beside:
+        asked = beside.submit(pool.space_of, replace(WORK, T=8192, K=128, V=128))
+        with pytest.raises(TimeoutError):
+            asked.result(timeout=0.3)
+        pool.close()
+        with pytest.raises(Closed):
+            asked.result(timeout=10)
+    with pytest.raises(Closed):
+        pool.space_of(WORK)

@@ -98,7 +98,7 @@ def test_all_directions_are_tuned_in_one_session(recorded: type[Recorded], capsy
 
 def test_without_a_winner_it_says_so(recorded: type[Recorded]) -> None:
     recorded.answer = False
-    with pytest.raises(UserError, match=r"^B=4 T=300 .*: no plan runs and is right$"):
+    with pytest.raises(UserError, match=r"^B=4 T=300 .*: found no plan that runs and is right$"):
         on_demand.tune([WORK])
 
 

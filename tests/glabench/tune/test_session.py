@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -31,7 +32,7 @@ MACHINE = Machine(90, "made up", 2**36)  # as `fake_gpu` has it
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"), [("90s", 90), ("2m", 120), ("1.5h", 5400), ("45", 45), (" 0.5 m ", 30), ("1s", 1)]
+    ("text", "expected"), [("90s", 90), ("2m", 120), ("1.5h", 5400), ("45", 45), (" 0.5 m ", 30), ("15.1s", 15.1)]
 )
 def test_times_are_read(text: str, expected: float) -> None:
     assert seconds(text) == expected
@@ -40,6 +41,12 @@ def test_times_are_read(text: str, expected: float) -> None:
 @pytest.mark.parametrize("text", ["", "s", "-1s", "0", "0m", "2 minutes", "1m30s", "1e3", "nan", "1.s"])
 def test_what_is_no_time_is_refused(text: str) -> None:
     with pytest.raises(UserError, match=r"^--budget .*: expected a time > 0 such as 90s, 2m or 1h$"):
+        seconds(text)
+
+
+@pytest.mark.parametrize("text", ["1s", "15s", "0.25m"])
+def test_a_budget_that_leaves_no_time_to_search_is_refused(text: str) -> None:
+    with pytest.raises(UserError, match=rf"^--budget {text}: expected more than the 15 s kept for comparing"):
         seconds(text)
 
 
@@ -146,6 +153,47 @@ def test_without_a_winner_nothing_is_kept(made_up, tables: Path, console: Consol
     assert " compile_error, " in said(console)[0]
     assert tuning_store.from_json(out.read_text()).winner is None
     assert not chosen(WORK, MACHINE).here
+
+
+def test_a_budget_that_ended_before_the_search_decides_nothing(made_up, tables: Path, console: Console) -> None:
+    out, before = tables / "records.jsonl", chosen(WORK, MACHINE)
+    with Session("model", 1e-9, out=out, console=console) as tuning:
+        assert tuning.run_all([[WORK]]) == 1
+        assert tuning.left([[WORK]]) == [[WORK]]
+    found = tuning_store.from_json(out.read_text())
+    assert (found.winner, found.decided, found.stopped) == (0, False, "the budget was spent")
+    assert said(console)[0].startswith(f"{describe(WORK)} fwd: not tuned, no whole plan was found (0 of ")
+    assert chosen(WORK, MACHINE) == before
+
+
+def test_a_gpu_that_nothing_was_compiled_for_is_refused(made_up, tables: Path) -> None:
+    with (
+        Session("model", console=Console(file=io.StringIO()), arch="sm_75") as tuning,
+        pytest.raises(UserError, match=r"^CUDA begins with made up \(sm_90\) and NVML with a GPU of sm_75: "),
+    ):
+        tuning.run([WORK])
+
+
+def test_a_record_is_there_before_the_next_shape_is_prepared(
+    made_up, tables: Path, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And where that goes on and on, an end of the session ends it."""
+    out, longer, written = tables / "records.jsonl", replace(WORK, T=600), []
+
+    class Slow(CompilePool):
+        def _compile(self, request: dict[str, Any]) -> dict[str, Any]:
+            while "part" in request and request["workload"]["T"] == longer.T and not out.stat().st_size:
+                if self._closed:
+                    break
+                time.sleep(0.01)
+            written.append(out.stat().st_size)
+            return super()._compile(request)
+
+    monkeypatch.setattr(session, "CompilePool", partial(Slow, jobs=2, module="fake_gpu"))
+    with Session("model", out=out, console=console) as tuning:
+        assert tuning.run_all([[WORK], [longer]]) == 0
+    assert len(out.read_text().splitlines()) == 2
+    assert any(written)
 
 
 def test_a_measuring_process_that_does_not_start_is_one_line(made_up, monkeypatch: pytest.MonkeyPatch) -> None:

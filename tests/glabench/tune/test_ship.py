@@ -82,7 +82,8 @@ def test_records_of_two_machines_are_not_mixed(tuned: Any, shipped: Path, tmp_pa
 
 
 def test_records_without_a_winner_are_nothing_to_ship(tuned: Any, shipped: Path, tmp_path: Path, capsys: Any) -> None:
+    unopposed = replace(tuned, finalists=(replace(tuned.finalists[0], role="incumbent"),), winner=0)
     with pytest.raises(SystemExit):
-        ship.main([write(tmp_path / "tune-a.jsonl", replace(tuned, winner=None))])
+        ship.main([write(tmp_path / "tune-a.jsonl", replace(tuned, winner=None), unopposed)])
     assert "no tuning in these records has a winner" in capsys.readouterr().err
     assert not list(shipped.iterdir())

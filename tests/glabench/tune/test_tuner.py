@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from types import ModuleType, SimpleNamespace
@@ -17,7 +18,7 @@ from glabench.tune.candidate import Candidate, candidates_of, variants
 from glabench.tune.compiler import CompilePool
 from glabench.tune.gpu import Gpu
 from glabench.tune.history import History, Result
-from glabench.tune.space import space_of
+from glabench.tune.space import Space, space_of
 from glabench.tune.stage import strong_work
 from glabench.tune.tuner import Tuner, recorded_times
 from glabench.tuning_store import Tuning
@@ -184,6 +185,9 @@ def test_what_is_no_record_is_refused(text: str, message: str) -> None:
 # --- The plan in use before ------------------------------------------------------------------------------------------
 
 
+USED = {"fwd": 32, "bwd": None}  # chunks between the states that are kept
+
+
 def default_plan(schedule: Schedule) -> Plan:
     return Plan(schedule, default_config(64, 64, 2, schedule))
 
@@ -230,6 +234,21 @@ def test_a_backward_plan_is_gated_beside_the_forward_plan_that_won(here_gpu, her
     forward, backward = Tuner(gpu, here_compiler(), "model").tune([WORK, replace(WORK, direction="bwd")])
     gates = [request["plans"] for request in gpu.asked if request["do"] == "gate"]
     assert gates == [{"fwd": winner(forward)}, {"fwd": winner(forward), "bwd": winner(backward)}]
+
+
+def test_a_backward_pass_alone_is_tuned_after_the_forward_plan_in_use(here_gpu, here_compiler) -> None:
+    gpu, compiler, work = here_gpu(), here_compiler(), replace(WORK, direction="bwd")
+    used = {name: Choice(default_plan(Schedule(64, 64, True, states)), "by size") for name, states in USED.items()}
+    tuned = Tuner(gpu, compiler, incumbent=lambda work: used[work.direction])
+    tuned.tune([work])
+    forward = used["fwd"].plan
+    assert {str(request["forward"]) for request in gpu.asked if request["do"] == "final"} == {str(forward.to_dict())}
+    assert all(request["plans"]["fwd"] == forward.to_dict() for request in gpu.asked if request["do"] == "gate")
+    assert (replace(work, direction="fwd"), forward) in compiler.plans
+    gpu.asked.clear()
+    (tuning, _) = tuned.tune([replace(work, direction="fwd"), work])
+    finals = [request["forward"] for request in gpu.asked if request["do"] == "final"]
+    assert finals == [None, winner(tuning)]
 
 
 # --- Time ------------------------------------------------------------------------------------------------------------
@@ -283,3 +302,31 @@ def test_what_a_budget_cuts_off_is_compiled_no_more(gpu: Gpu, plant: Callable[[d
         (other,) = Tuner(gpu, pool, "halving").tune([replace(WORK, H=2, T=200)])
         assert other.winner is not None
         assert sum(future.cancelled() for future in pool._futures.values()) > len(tuning.trials)
+
+
+def test_ctrl_c_waits_for_no_shape_to_come(here_gpu, here_compiler, fake) -> None:
+    """Nor does the end of a tuning, whose records are to be written first."""
+    longer, compiler, ready = replace(WORK, T=316), here_compiler(), threading.Event()
+
+    def space(work: Workload) -> Space:
+        assert work != longer or ready.wait(20)
+        return space_of(work, 90)
+
+    def stopped(request: dict[str, Any]) -> dict[str, Any]:
+        if request["do"] == "trial" and request["workload"] == WORK.to_dict():
+            raise KeyboardInterrupt
+        answer: dict[str, Any] = fake.handle(request)
+        return answer
+
+    compiler.space_of = space
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            Tuner(here_gpu(stopped), compiler).tune([WORK], following=[longer])
+        tuned = Tuner(here_gpu(), compiler)
+        (first,) = tuned.tune([WORK], following=[longer])
+        assert not ready.is_set()
+    finally:
+        ready.set()
+    (second,) = tuned.tune([longer])
+    assert first.winner is not None
+    assert second.winner is not None

@@ -79,3 +79,5 @@ def test_what_the_kernels_do_not_take_is_not_tuned() -> None:
     too_large, no_schedule = replace(fine, K=1024), replace(fine, chunk=64, sub_chunk=48)
     assert of_cases([too_large, fine, no_schedule]) == of_cases([fine])
     assert len(of_cases([fine])) == 1
+    with pytest.raises(UserError, match=r"^1,256,2,1024,64: K=1024 is above the largest head dimension"):
+        of_shape("1,256,2,1024,64")
