@@ -8,7 +8,7 @@ gates does less than was asked, and so does one with a single decay a head: ther
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,16 +78,18 @@ class Winner:
     runner_up: str | None  # None where nothing else was timed
     lead: float  # ms of the runner-up / ms of the winner; NaN without a runner-up
     clear: bool  # the two intervals do not meet
+    entrants: int  # how many competed
 
 
 def winners(best: pd.DataFrame, family: str | None = None) -> list[Winner]:
     """The fastest system of every question, each at its best schedule: among all that do as much as was asked, or in
     one family ("gla", "attention").
 
-    Schedules of one system do not compete: the default is one of the others, and would only ever tie with it.
+    Schedules of one system do not compete: the default is one of the others, and would only ever tie with it. Attention
+    with other heads is another function, and does.
     """
     chosen = best[competes(best)] if family is None else best[best["family"] == family]
-    chosen = chosen.sort_values("ms", kind="stable").drop_duplicates([*QUESTION, "system"])
+    chosen = chosen.sort_values("ms", kind="stable").drop_duplicates([*QUESTION, "system", "attn_heads", "attn_dim"])
     return [_winner(dict(zip(QUESTION, key, strict=True)), group) for key, group in by(chosen, QUESTION)]
 
 
@@ -102,35 +104,23 @@ def _winner(question: dict[str, Any], group: pd.DataFrame) -> Winner:
     ranked = group.sort_values("ms", kind="stable")
     first = ranked.iloc[0]
     if len(ranked) == 1:
-        return Winner(question, first["variant"], float(first["ms"]), None, math.nan, False)
+        return Winner(question, first["variant"], float(first["ms"]), None, math.nan, False, 1)
     second = ranked.iloc[1]
     clear = bool(first["ms_hi"] < second["ms_lo"])  # False when either interval is missing
-    return Winner(question, first["variant"], float(first["ms"]), second["variant"], second["ms"] / first["ms"], clear)
+    lead = second["ms"] / first["ms"]
+    return Winner(question, first["variant"], float(first["ms"]), second["variant"], lead, clear, len(ranked))
 
 
 @dataclass(frozen=True)
 class Crossover:
     """How two variants compare along T at one setting and mode."""
 
-    setting: dict[str, Any]
-    mode: str
     points: int  # values of T at which both have a time
     wins_from: float | None  # the first measured T from which on the variant is faster to the end; None: never
     crossing: float | None  # T where the curves cross last, straight in log-log; None: no crossing in between
     first_t: float
     last_t: float
     last_speedup: float  # at last_t
-
-
-def crossovers(best: pd.DataFrame, challenger: str, baseline: str) -> list[Crossover]:
-    """Where ``challenger`` overtakes ``baseline`` as T grows, for every curve on which both have times."""
-    pairs = speedups(best, baseline)
-    pairs = pairs[pairs["variant"] == challenger]
-    found = []
-    for curve in curves(pairs):
-        setting = {name: curve.table.iloc[0][name] for name in SETTING}
-        found += [crossover(setting, mode, group) for (mode,), group in by(curve.table, ["mode"])]
-    return found
 
 
 def crossovers_by_head_dimension(best: pd.DataFrame, challenger: str, baseline: str) -> dict[int, Crossover]:
@@ -145,10 +135,10 @@ def crossovers_by_head_dimension(best: pd.DataFrame, challenger: str, baseline: 
         return {}
     most = max(groups, key=lambda group: (group["K"].nunique(), len(group)))
     found = by(most, ["K"])
-    return {int(K): crossover({}, "fwdbwd", rows) for (K,), rows in found if rows["T"].nunique() > 1}
+    return {int(K): crossover(rows) for (K,), rows in found if rows["T"].nunique() > 1}
 
 
-def crossover(setting: dict[str, Any], mode: str, pairs: pd.DataFrame) -> Crossover:
+def crossover(pairs: pd.DataFrame) -> Crossover:
     """The crossover on one curve: ``pairs`` are rows of ``speedups`` of one variant at one setting and mode."""
     ordered = pairs.sort_values("T").drop_duplicates("T")
     t = [float(x) for x in ordered["T"]]
@@ -159,7 +149,7 @@ def crossover(setting: dict[str, Any], mode: str, pairs: pd.DataFrame) -> Crosso
     for i in range(len(t) - 1):
         crossing = log_log_crossing(t[i], t[i + 1], ratio[i], ratio[i + 1]) or crossing
     wins_from = t[after] if after < len(t) else None
-    return Crossover(setting, mode, len(t), wins_from, crossing, t[0], t[-1], ratio[-1])
+    return Crossover(len(t), wins_from, crossing, t[0], t[-1], ratio[-1])
 
 
 @dataclass(frozen=True)
@@ -195,6 +185,8 @@ def by(table: pd.DataFrame, columns: list[str]) -> Iterator[tuple[tuple[Any, ...
         yield from table.groupby(columns, dropna=False, sort=True)
 
 
-def variants(table: pd.DataFrame) -> list[str]:
-    """The variants in a table in the order of every legend."""
-    return sorted(table["variant"].unique(), key=labels.order)
+def variants(table: pd.DataFrame, systems: Sequence[str] | None = None) -> list[str]:
+    """The variants in a table in the order of every legend; those of ``systems`` alone, in their order: attention with
+    each of its heads, but of ``gla`` no schedule but the default."""
+    found = sorted(table["variant"].unique(), key=labels.order)
+    return found if systems is None else [key for name in systems for key in found if labels.of_system(key) == name]

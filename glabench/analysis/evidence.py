@@ -13,7 +13,7 @@ import pandas as pd
 from glabench.analysis import labels
 from glabench.analysis.accuracy import Error
 from glabench.analysis.load import device
-from glabench.analysis.statistics import estimate
+from glabench.analysis.statistics import Estimate, estimate
 from glabench.store import Row
 
 Quantity = Literal["ms", "peak_mib"]
@@ -40,11 +40,22 @@ class Place:
 
 
 @dataclass(frozen=True)
+class Parts:
+    """The time of the forward pass between chunks and inside them, ms."""
+
+    inter: Estimate
+    intra: Estimate
+
+
+@dataclass(frozen=True)
 class Evidence:
     """Of one device: the table of ``analysis.frame``, what profiles say of chunk sizes, errors by gate strength."""
 
     table: pd.DataFrame
-    split: Mapping[int, tuple[float, float]] = field(default_factory=dict)  # see ``split_by_chunk``
+    split: Mapping[int, Parts] = field(default_factory=dict)  # see ``split_by_chunk``
+    split_commits: Sequence[
+        str
+    ] = ()  # of ``split`` where that is of other kernels than the rows: see ``other_commits``
     errors: Sequence[Error] = ()  # see ``accuracy.by_strength``
 
     def row(self, key: str, place: Place, quantity: Quantity = "ms") -> Line | None:
@@ -77,7 +88,10 @@ class Evidence:
 
 
 def _is(line: Line, key: str) -> bool:
-    return bool(line["system"] == "gla" if key == OURS else line["variant"] == key)
+    """Attention is found by its system: which heads it has is asked by the place."""
+    if key == OURS or line["family"] == "attention":
+        return bool(line["system"] == ("gla" if key == OURS else key))
+    return bool(line["variant"] == key)
 
 
 def _asks(line: Line, place: Place) -> bool:
@@ -91,17 +105,30 @@ def _asks(line: Line, place: Place) -> bool:
     return bool(line["family"] != "gla" or line["gate"] == place.gate)
 
 
-def split_by_chunk(rows: Sequence[Row], name: str, place: Place) -> dict[int, tuple[float, float]]:
-    """chunk -> median ms (between chunks, inside chunks) of the forward pass w/ m. at a place, on the device ``name``,
-    from rows of `glabench profile`; by chunk size."""
+def taken_apart(rows: Sequence[Row], name: str, place: Place) -> list[Row]:
+    """Rows of `glabench profile` on the device ``name`` that take the forward pass w/ m. at a place apart."""
+    return [
+        row for row in rows
+        if (row.profile or {}).get("parts") and row.case.get("chunk") and row.case.get("materialize")
+        and device(row) == name and all(row.case.get(key) == getattr(place, key) for key in SHAPE)
+    ]  # fmt: skip
+
+
+def split_by_chunk(rows: Sequence[Row]) -> dict[int, Parts]:
+    """chunk -> its parts, from rows of ``taken_apart``; by chunk size."""
     found = {}
     for row in rows:
-        case, parts = row.case, (row.profile or {}).get("parts")
-        same = all(case.get(key) == getattr(place, key) for key in SHAPE)
-        if parts and same and case.get("chunk") and case.get("materialize") and device(row) == name:
-            inter, intra = (estimate(parts.get(f"{part}_ms") or ()).median for part in ("inter", "intra"))
-            found[int(case["chunk"])] = (inter, intra)
+        parts = (row.profile or {})["parts"]
+        found[int(row.case["chunk"])] = Parts(*(estimate(parts.get(f"{part}_ms") or ()) for part in ("inter", "intra")))
     return dict(sorted(found.items()))
+
+
+def other_commits(rows: Sequence[Row], lines: Sequence[Line]) -> tuple[str, ...]:
+    """The commits of ``rows`` unless all ``lines`` are of the same source: then none, and their times stand beside each
+    other. Of no lines there is nothing to say."""
+    made = {(str(row.environment.get("commit"))[:7], row.environment.get("fingerprint")) for row in rows}
+    same = {(str(line["commit"])[:7], line["fingerprint"]) for line in lines} <= made and len(made) == 1
+    return () if same or not lines else tuple(sorted({commit for commit, _ in made}))
 
 
 @dataclass(frozen=True)
@@ -112,6 +139,11 @@ class Ratio:
     value: float
     low: float
     high: float
+
+
+def over(top: Estimate, bottom: Estimate, at: str) -> Ratio:
+    """The ratio of two medians."""
+    return Ratio(at, top.median / bottom.median, top.low / bottom.high, top.high / bottom.low)
 
 
 def ratio(top: Line, bottom: Line, quantity: Quantity, at: str) -> Ratio:

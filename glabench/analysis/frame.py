@@ -109,7 +109,8 @@ def _memory(row: Row) -> dict[str, Any]:
 def _accuracy(row: Row) -> dict[str, Any]:
     accuracy = row.accuracy or {}
     shares = [share(output) for output in (accuracy.get("outputs") or {}).values()]
-    return {"error_share": max(shares, default=math.nan), "gated": accuracy.get("where")}
+    known = [value for value in shares if not math.isnan(value)]  # of NaN and a number, max takes the first
+    return {"error_share": max(known, default=math.nan), "gated": accuracy.get("where")}
 
 
 def share(output: dict[str, Any]) -> float:

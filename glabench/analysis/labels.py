@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -61,11 +62,20 @@ STATUS_TITLES = {
 
 
 def variant(case: Mapping[str, Any]) -> str:
-    """The key of the curve that a case belongs to: its system, and for ``gla`` whether states are materialized."""
+    """The key of the curve that a case belongs to: its system, for ``gla`` whether states are materialized, and for
+    attention its heads where they are others than the question's: "fa2:16x64"."""
     system = str(case["system"])
-    if system != "gla" or case.get("materialize") is None:
-        return system
-    return "gla:w" if case["materialize"] else "gla:wo"
+    if system == "gla" and case.get("materialize") is not None:
+        return "gla:w" if case["materialize"] else "gla:wo"
+    if family(system) == "attention":
+        heads, dim = case.get("attn_heads") or case["H"], case.get("attn_dim") or case["V"]
+        return system if (heads, dim) == (case["H"], case["V"]) else f"{system}:{int(heads)}x{int(dim)}"
+    return system
+
+
+def of_system(key: str) -> str:
+    """The key without the heads of attention: "fa2:16x64" is "fa2", all others are themselves."""
+    return key if key in TITLES else key.split(":")[0]
 
 
 def system_title(key: str) -> str:
@@ -75,8 +85,12 @@ def system_title(key: str) -> str:
 
 
 def title(key: str) -> str:
-    """The short name of a variant; one that is not known goes by its own key."""
-    return TITLES.get(key, key)
+    """The short name of a variant, with the heads of attention that has others: "FlashAttention-2, 16 heads of 64". One
+    that is not known goes by its own key."""
+    other = re.fullmatch(r"(\w+):(\d+)x(\d+)", key)
+    if other is None or other[1] not in TITLES:
+        return TITLES.get(key, key)
+    return f"{TITLES[other[1]]}, {other[2]} head{'' if other[2] == '1' else 's'} of {other[3]}"
 
 
 def family(key: str) -> str:
@@ -89,7 +103,8 @@ def family(key: str) -> str:
 def order(key: str) -> tuple[int, str]:
     """Sorts variants the same way in every legend and table: ours first, strangers last."""
     known = list(TITLES)
-    return (known.index(key) if key in TITLES else len(known), key)
+    system = of_system(key)
+    return (known.index(system) if system in TITLES else len(known), key)
 
 
 def place(case: Mapping[str, Any]) -> tuple[tuple[int, str], int, int]:

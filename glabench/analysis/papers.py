@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from glabench.analysis import labels
-from glabench.analysis.evidence import OURS, Evidence, Line, Place, Quantity, Ratio, ratio, speed_up, within
+from glabench.analysis.evidence import OURS, Evidence, Line, Place, Quantity, Ratio, over, ratio, speed_up, within
 from glabench.analysis.frame import MIB
 from glabench.analysis.printed import LARGEST_THEN_BYTES, Paper
 
@@ -38,6 +38,7 @@ class Outcome:
     verdict: Verdict
     found: tuple[Value, ...] = ()
     why: str = ""
+    better: bool = False  # not held only because what was measured is better than claimed
 
 
 @dataclass(frozen=True)
@@ -160,13 +161,13 @@ class BestChunk:
         rows = evidence.by_chunk(self.key, self.place)
         if self.chunk not in rows or len(rows) < 2:
             return Outcome("not measured")
-        best = min(rows, key=lambda chunk: float(rows[chunk]["ms"]))
+        best, second = sorted(rows, key=lambda chunk: float(rows[chunk]["ms"]))[:2]
         value = Value("chunk size", best, "")
         if best == self.chunk:
-            return Outcome("held", (value,))
+            ahead = ratio(rows[second], rows[best], "ms", f"time at {second} over it")
+            return Outcome("held" if _clear(ahead) else "too close to call", (value, Value(ahead.at, ahead.value)))
         behind = ratio(rows[self.chunk], rows[best], "ms", f"time at {self.chunk} over it")
-        clear = within(behind, 1.0, math.inf)
-        return Outcome("not held" if clear else "too close to call", (value, Value(behind.at, behind.value)))
+        return Outcome("not held" if _clear(behind) else "too close to call", (value, Value(behind.at, behind.value)))
 
 
 @dataclass(frozen=True)
@@ -177,9 +178,14 @@ class Split:
         if len(evidence.split) < 2:
             return Outcome("not measured")
         first, last = min(evidence.split), max(evidence.split)
-        (inter0, intra0), (inter1, intra1) = evidence.split[first], evidence.split[last]
-        found = (Value(f"between chunks, {first} to {last}", inter1 / inter0), Value("inside chunks", intra1 / intra0))
-        return Outcome("held" if inter1 < inter0 and intra1 > intra0 else "not held", found)
+        start, end = evidence.split[first], evidence.split[last]
+        falls = over(end.inter, start.inter, f"between chunks, {first} to {last}")
+        grows = over(end.intra, start.intra, "inside chunks")
+        found = settle([Weighed(falls, within(falls, 0.0, 1.0)), Weighed(grows, within(grows, 1.0, math.inf))], ())
+        if not evidence.split_commits:
+            return found
+        other = f"of a profile of other kernels (commit {', '.join(evidence.split_commits)})"
+        return replace(found, why="; ".join(filter(None, (found.why, other))))
 
 
 @dataclass(frozen=True)
@@ -203,6 +209,11 @@ class RunsOut:
         return Outcome("not comparable here", found, "it has room here; another implementation may keep more")
 
 
+def _clear(slower: Ratio) -> bool:
+    """Whether the intervals of two times do not meet; False where there is none."""
+    return slower.low > 1.0
+
+
 def _missing(evidence: Evidence, key: str, place: Place) -> str:
     """Which number a claim lacks, and how it failed where it did."""
     return " ".join([f"{place.at}:", name(key), evidence.failed(key, place)]).strip()
@@ -220,7 +231,6 @@ def settle(found: Sequence[Weighed], missing: Sequence[str], apart: str = "") ->
     unsure = any(one.fits is None for one in found)
     verdict: Verdict = "not held" if wrong else "too close to call" if unsure else "held"
     which = "; ".join(one.ratio.at for one in wrong) if len(wrong) < len(found) else ""
-    said = (
-        "it is better than that" if wrong and all(one.better for one in wrong) else f"not at {which}" if which else ""
-    )
-    return Outcome(verdict, values, "; ".join(filter(None, (said, without))))
+    better = bool(wrong) and all(one.better for one in wrong)
+    said = "it is better than that" if better else f"not at {which}" if which else ""
+    return Outcome(verdict, values, "; ".join(filter(None, (said, without))), better)

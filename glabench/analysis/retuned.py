@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -34,16 +34,38 @@ class Pair:
     basis: str
 
     @property
+    def same_code(self) -> bool:
+        """Whether both are of the same kernels and of the same tuner: what else differs is not repeatability."""
+        return _code(self.first) == _code(self.second)
+
+    @property
     def agrees(self) -> bool:
         """The same plan, or times within one per cent of each other."""
         return 1 / AGREE <= self.ratio <= AGREE
 
 
+def _code(tuning: Tuning) -> tuple[str, str]:
+    """The kernels and the commit of the tuner."""
+    return (str(tuning.header.get("kernels")), str(tuning.environment.get("commit"))[:7])  # some are written short
+
+
 def agreement(tunings: Iterable[Tuning]) -> list[Pair]:
-    """Each tuning of a workload beside the one before it that used the same strategy."""
+    """Each tuning of a workload beside the one before it that used the same strategy and was of the same code: whether
+    tuning comes to the same again."""
+    return _in_time(tunings, lambda tuning: (*work_key(tuning), tuning.strategy, *_code(tuning)))
+
+
+def across_code(tunings: Iterable[Tuning]) -> list[Pair]:
+    """Each tuning of a workload beside the one before it that used the same strategy, where that was of other code."""
+    found = _in_time(tunings, lambda tuning: (*work_key(tuning), tuning.strategy))
+    return [one for one in found if not one.same_code]
+
+
+def _in_time(tunings: Iterable[Tuning], key: Callable[[Tuning], tuple[Any, ...]]) -> list[Pair]:
+    """Of tunings with the same key, each beside the one before it."""
     found: dict[tuple[Any, ...], list[Tuning]] = {}
     for tuning in tunings:
-        found.setdefault((*work_key(tuning), tuning.strategy), []).append(tuning)
+        found.setdefault(key(tuning), []).append(tuning)
     in_time = [sorted(group, key=lambda t: t.started) for group in found.values()]
     return [pair(first, second) for group in in_time for first, second in pairwise(group)]
 

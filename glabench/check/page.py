@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from glabench.check import wording
 from glabench.check.verdict import ORDER, REGRESSIONS, CaseVerdict, Check
@@ -14,6 +14,7 @@ from glabench.report.tables import Cell, Table, number_cell
 from glabench.store import Row
 
 MOST_DRAWN = 60  # cases whose distributions are drawn, worst first
+LEFT, SIZE = 60.0, 14.0  # the room for names, and the size of text: what a phone still shows legibly
 WIDTH, HEIGHT, BASE = 460.0, 44.0, 40.0  # of one side's strip, in SVG units; BASE is where its bars stand
 BINS = 60
 SHOWN = (1, 98)  # percentiles between which times are drawn: a single outlier must not flatten the rest
@@ -65,15 +66,15 @@ def _strips(case: CaseVerdict) -> Markup:
     low, high = np.percentile(every, SHOWN)
     high = high if high > low else low * 1.01
     parts = [_strip(name, samples, colour, (low, high), HEIGHT * i) for i, (name, samples, colour) in enumerate(sides)]
-    y = 2 * HEIGHT + 14
+    y = 2 * HEIGHT + SIZE
     ends = (
-        f'<text x="60" y="{y}" font-size="11">{text.number(low, 4)} ms</text>'
-        f'<text x="{60 + WIDTH}" y="{y}" font-size="11" text-anchor="end">{text.number(high, 4)} ms</text>'
+        f'<text x="{LEFT}" y="{y}" font-size="{SIZE}">{text.number(low, 4)} ms</text>'
+        f'<text x="{LEFT + WIDTH}" y="{y}" font-size="{SIZE}" text-anchor="end">{text.number(high, 4)} ms</text>'
     )
-    label = "Distribution of times before and now"
-    # Numbers and our own words only: nothing of a row's text is in here.
+    label = escape(f"Times before and now: {wording.name(case)}")
+    # Numbers and our own words only, but for the label: nothing else of a row's text is in here.
     return Markup(
-        f'<svg viewBox="0 0 {WIDTH + 70} {2 * HEIGHT + 20}" role="img" aria-label="{label}" fill="var(--text)">'
+        f'<svg viewBox="0 0 {LEFT + WIDTH + 10} {2 * HEIGHT + 20}" role="img" aria-label="{label}" fill="var(--text)">'
         f"{''.join(parts)}{ends}</svg>"
     )
 
@@ -83,14 +84,15 @@ def _strip(name: str, samples: np.ndarray, colour: str, ends: tuple[float, float
     counts, _ = np.histogram(samples, BINS, ends)
     tallest = max(1, int(counts.max()))
     step = WIDTH / BINS
+    room = BASE - 6
     bars = "".join(
-        f'<path d="M{60 + i * step:.1f} {top + BASE:.1f}h{step:.1f}v-{(BASE - 6) * count / tallest:.1f}h-{step:.1f}z"/>'
+        f'<path d="M{LEFT + i * step:.1f} {top + BASE:.1f}h{step:.1f}v-{room * count / tallest:.1f}h-{step:.1f}z"/>'
         for i, count in enumerate(counts)
         if count
     )
-    middle = 60 + WIDTH * (min(max(float(np.median(samples)), low), high) - low) / (high - low)
+    middle = LEFT + WIDTH * (min(max(float(np.median(samples)), low), high) - low) / (high - low)
     return (
-        f'<text x="0" y="{top + BASE:.1f}" font-size="11">{name}</text><g fill="var(--c-{colour})">{bars}</g>'
+        f'<text x="0" y="{top + BASE:.1f}" font-size="{SIZE}">{name}</text><g fill="var(--c-{colour})">{bars}</g>'
         f'<path d="M{middle:.1f} {top + 2:.1f}V{top + BASE:.1f}" stroke="var(--text)" stroke-width="1.3"/>'
     )
 

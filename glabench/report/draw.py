@@ -57,8 +57,9 @@ def write(figure: Figure, folder: Path) -> list[Path]:
     return paths
 
 
-def panel_svg(panel: Panel, name: str) -> str:
-    """``panel`` as an <svg> for the page: colours are CSS variables, ids start with ``name``, points carry titles."""
+def panel_svg(panel: Panel, name: str, figure: str = "") -> str:
+    """``panel`` of the figure of that title as an <svg> for the page: colours are CSS variables, ids start with
+    ``name``, points carry titles."""
     with settings():
         canvas = Canvas(figsize=(WIDTH, _height(panel)))
         FigureCanvasSVG(canvas)  # whose measures of text the layout goes by
@@ -69,7 +70,7 @@ def panel_svg(panel: Panel, name: str) -> str:
         buffer = io.StringIO()
         canvas.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
         hits = bars.hits(axes, panel) if panel.stacked else _hits(axes, panel)
-    return inline(buffer.getvalue(), name, f"{panel.title}: {panel.value_label}", hits)
+    return inline(buffer.getvalue(), name, ": ".join(filter(None, (figure, panel.title, panel.value_label))), hits)
 
 
 def whole(figure: Figure) -> Canvas:

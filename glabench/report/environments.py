@@ -39,13 +39,16 @@ def environments(rows: Sequence[Row]) -> list[Environment]:
     """One entry for each distinct environment, the one with most rows first."""
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
-        key = tuple(
-            str(row.environment.get(name))
-            for name in ("device", "driver", "torch", "triton", "commit", "dirty", "fingerprint")
-        )
+        key = tuple(str(row.environment.get(name)) for name in SAME)
         groups.setdefault(key, []).append(row)
     found = [_environment(group) for group in groups.values()]
     return sorted(found, key=lambda e: -e.rows)
+
+
+def commits(rows: Sequence[Row]) -> str:
+    """The commits that rows are of: "commit 0123456"; empty where none says."""
+    known = sorted({str(row.environment["commit"])[:7] for row in rows if row.environment.get("commit")})
+    return f"commit{'s' if len(known) > 1 else ''} {text.listing(known)}" if known else ""
 
 
 def _environment(rows: list[Row]) -> Environment:
@@ -55,6 +58,8 @@ def _environment(rows: list[Row]) -> Environment:
     if started:
         ends = list(dict.fromkeys(moment[:16].replace("T", " ") for moment in (started[0], started[-1])))
         said.append(("measured", f"{' to '.join(ends)} UTC"))
+    if all(row.profile is not None for row in rows):
+        said.append(("rows of", "glabench profile"))
     warnings = []
     if facts.get("dirty"):
         warnings.append("The source tree had uncommitted changes: the commit does not say exactly what ran.")
@@ -74,11 +79,7 @@ def _fact(name: str, value: Any) -> str:
 def _clocks(rows: list[Row]) -> list[tuple[str, str]]:
     """The range over the rows of what was read while timing."""
     said = []
-    for key, title, unit in (
-        ("sm_mhz", "SM clock", "MHz"),
-        ("power_w", "power", "W"),
-        ("temperature_c", "temperature", "°C"),
-    ):
+    for key, title, unit in READ:
         seen = [float(row.clocks[key]) for row in rows if row.clocks and row.clocks.get(key) is not None]
         if seen:
             span = f"{min(seen):,.0f}" if min(seen) == max(seen) else f"{min(seen):,.0f} to {max(seen):,.0f}"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -12,38 +14,58 @@ from glabench.analysis.frame import frame
 from glabench.errors import UserError, did_you_mean
 from glabench.report import draw, markdown, page
 from glabench.report.figures import all_figures, sections
+from glabench.report.model import Section
+from glabench.report.parts import devices
 from glabench.store import Row
 
 
 def html(rows: Sequence[Row], out: Path) -> list[Path]:
-    """The page at ``out`` and every figure as PNG and SVG in figures/ beside it; returns the page's path first."""
+    """The page at ``out`` and its figures (see ``beside``); returns the page's path first."""
     table = frame(rows)
     found = sections(table)
-    written = [write_text(out, page.render(rows, table, found))]
-    return written + [path for figure in all_figures(found) for path in draw.write(figure, out.parent / "figures")]
+    return [write_text(out, page.render(rows, table, found)), *beside(found, devices(table), out)]
+
+
+def beside(found: Sequence[Section], names: Sequence[str], out: Path) -> list[Path]:
+    """Every figure of the page at ``out`` in figures/<name of the page>/ beside it: pages of one folder have figures of
+    the same names."""
+    return drawn(found, names, out.parent / "figures" / out.stem)
+
+
+def drawn(found: Sequence[Section], names: Sequence[str], folder: Path) -> list[Path]:
+    """Every figure as PNG and SVG in the folder. Away from its page each says its device, as titles do where ``names``
+    of devices are several."""
+    prefix = f"{names[0]}: " if len(names) == 1 else ""
+    titled = (replace(figure, title=f"{prefix}{figure.title}") for figure in all_figures(found))
+    return [path for figure in titled for path in draw.write(figure, folder)]
 
 
 def png(rows: Sequence[Row], out: Path) -> list[Path]:
     """Every figure as PNG and SVG in the folder ``out``; UserError when the rows give none."""
-    figures = all_figures(sections(frame(rows)))
-    if not figures:
+    table = frame(rows)
+    found = sections(table)
+    if not all_figures(found):
         raise UserError("these rows give no figure: no case has a time that can be compared; try --format md")
-    return [path for figure in figures for path in draw.write(figure, out)]
+    return drawn(found, devices(table), out)
 
 
 def csv(rows: Sequence[Row], out: Path) -> list[Path]:
     """The flat table of ``analysis.frame``, one line a row; units are in the names of the columns."""
-    return [write_text(out, frame(rows).to_csv(index=False))]
+    return [write_text(out, frame(rows).map(_no_formula).to_csv(index=False))]
+
+
+def _no_formula(cell: object) -> object:
+    """A text that a spreadsheet would run as a formula gets an apostrophe, by which it stays a text; see
+    https://owasp.org/www-community/attacks/CSV_Injection."""
+    return f"'{cell}" if isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t", "\r")) else cell
 
 
 def parquet(rows: Sequence[Row], out: Path) -> list[Path]:
     """The same table as a Parquet file. Raises UserError where pyarrow is not installed."""
     if importlib.util.find_spec("pyarrow") is None:
         raise UserError("--format parquet needs pyarrow: pip install 'glabench[parquet]'; csv needs nothing")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    part = out.with_name(f".{out.name}.part")
-    frame(rows).to_parquet(part, index=False)
-    os.replace(part, out)
+    with _whole(out) as part:
+        frame(rows).to_parquet(part, index=False)
     return [out]
 
 
@@ -113,8 +135,19 @@ def check(form: str) -> None:
 
 def write_text(path: Path, text: str) -> Path:
     """Writes ``text`` so that the file is either the old one or the whole new one."""
+    with _whole(path) as part:
+        part.write_text(text, encoding="utf-8")
+    return path
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[Path]:
+    """A file to write, which takes the place of ``path`` at the end. OSError, of ``path``, leaves nothing behind."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.part")
-    part.write_text(text, encoding="utf-8")
-    os.replace(part, path)
-    return path
+    try:
+        yield part
+        os.replace(part, path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(path)) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pandas as pd
@@ -62,5 +63,5 @@ def _sections(table: pd.DataFrame) -> list[Section]:
     ]  # fmt: skip
 
 
-def all_figures(found: list[Section]) -> list[Figure]:
+def all_figures(found: Sequence[Section]) -> list[Figure]:
     return [figure for section in found for figure in section.figures]

@@ -14,7 +14,6 @@ from glabench.analysis.compare import (
     Curve,
     answers,
     by,
-    competes,
     crossover,
     curves,
     speedups,
@@ -25,6 +24,7 @@ from glabench.analysis.statistics import geometric_mean
 from glabench.report import text
 from glabench.report.lengths import held, lean
 from glabench.report.parts import modes
+from glabench.report.shapes import nearest_in_words, nearest_to_floor
 
 RIVALS = ("fa2", "cudnn", "sdpa")
 
@@ -58,7 +58,8 @@ def _winners(best: pd.DataFrame) -> list[Finding]:
         lead = "questions with one system clearly ahead"
         return [Finding(f"0 of {len(everyone)}", lead, f"The intervals of the two fastest meet at each of {total}.")]
     (first, wins), *rest = ahead.most_common()
-    rivals = text.count(best.loc[competes(best), "system"].nunique(), "system")
+    fewest, most = (end(w.entrants for w in everyone) for end in (min, max))
+    rivals = text.count(most, "system") if fewest == most else f"{fewest} to {most} systems"
     lead = f"questions where {first} is the fastest of {rivals}"
     others = [f"{name} is the fastest at {n}" for name, n in rest] or ["No other is ahead anywhere"]
     others += [f"{close} {'is' if close == 1 else 'are'} too close to call"] if close else []
@@ -89,7 +90,7 @@ def _own_kind(best: pd.DataFrame) -> list[Finding]:
 def _against(best: pd.DataFrame) -> list[Finding]:
     """For each attention baseline and curve over T: where the linear form that does best there overtakes it."""
     found = []
-    for rival in RIVALS:
+    for rival in variants(best, RIVALS):
         pairs = speedups(best, rival)
         pairs = pairs[pairs["family"] == "gla"]
         for curve in curves(pairs)[:2]:
@@ -104,7 +105,7 @@ def _overtaking(curve: Curve, rival: str) -> list[Finding]:
     said: list[str] = []
     end = ("", 0.0, 0.0)
     for mode, rows in modes(own):
-        c = crossover({}, mode, rows)
+        c = crossover(rows)
         end = (text.mode(mode), c.last_speedup, c.last_t) if mode != "step" or not said else end
         at_end = f"{text.times(c.last_speedup)} at T = {text.length(c.last_t)}"
         if c.points < 2:
@@ -122,45 +123,40 @@ def _overtaking(curve: Curve, rival: str) -> list[Finding]:
 
 
 def _memory(rows: pd.DataFrame) -> list[Finding]:
-    """Memory of each of ours against FlashAttention-2, or the first rival there is, where gradients are needed."""
+    """Memory of each of ours against FlashAttention-2, with each of its heads, or the first rival there is, where
+    gradients are needed."""
     leanest = lean(rows)
-    for rival in RIVALS:
-        base = leanest.loc[leanest["variant"] == rival, [*QUESTION, "beyond_mib"]]
-        pairs = leanest.merge(base, on=QUESTION, suffixes=("", "_base"))
-        pairs = pairs[pairs["variant"].isin(labels.OURS) & (pairs["mode"] == "fwdbwd")]
-        if pairs.empty:
-            continue
-        ratio = pairs["beyond_mib"] / pairs["beyond_mib_base"]
-        values = sorted((statistics.median(ratio[pairs["variant"] == key]), key) for key in variants(pairs))
-        parts = [f"{labels.title(key)} {text.times(value)}" for value, key in values]
-        questions = text.count(len(pairs.drop_duplicates(QUESTION)), "question")
-        lead = f"the memory of {labels.title(rival)}: {labels.title(values[0][1])}, forward + backward"
-        sentence = f"Peak beyond the inputs, median of {questions}: {text.listing(parts)}"
-        return [Finding(text.times(values[0][0]), lead, text.sentence(sentence))]
+    for system in RIVALS:
+        found = [finding for rival in variants(leanest, [system]) for finding in _memory_against(leanest, rival)]
+        if found:
+            return found
     return []
 
 
-def _floor(best: pd.DataFrame) -> list[Finding]:
-    """How far gated forms are from the floor: a mean compares only those that were all asked the same questions."""
-    known = best[
-        (best["family"] == "gla") & (best["gate"] != "none") & (best["over_floor"] > 0) & (best["mode"] != "step")
-    ]
-    said, nearest = [], (0.0, "", "")
-    for mode, rows in modes(known):
-        asked = {key: len(group) for (key,), group in by(rows, ["variant"])}
-        everywhere = [key for key, count in asked.items() if count == max(asked.values())]
-        means = sorted(
-            (geometric_mean(list(rows.loc[rows["variant"] == key, "over_floor"])), key) for key in everywhere
-        )
-        ranked = [f"{labels.title(key)} {text.times(mean)}" for mean, key in means[:3]]
-        nearest = (means[0][0], labels.title(means[0][1]), text.mode(mode))
-        said.append(f"{text.mode(mode)}, {text.count(max(asked.values()), 'question')}: {', '.join(ranked)}")
-    if not said:
+def _memory_against(leanest: pd.DataFrame, rival: str) -> list[Finding]:
+    base = leanest.loc[leanest["variant"] == rival, [*QUESTION, "beyond_mib"]]
+    pairs = leanest.merge(base, on=QUESTION, suffixes=("", "_base"))
+    pairs = pairs[pairs["variant"].isin(labels.OURS) & (pairs["mode"] == "fwdbwd")]
+    if pairs.empty:
         return []
-    lead = f"the HBM floor: {nearest[1]}, {nearest[2]}"
+    ratio = pairs["beyond_mib"] / pairs["beyond_mib_base"]
+    values = sorted((statistics.median(ratio[pairs["variant"] == key]), key) for key in variants(pairs))
+    parts = [f"{labels.title(key)} {text.times(value)}" for value, key in values]
+    questions = text.count(len(pairs.drop_duplicates(QUESTION)), "question")
+    lead = f"the memory of {labels.title(rival)}: {labels.title(values[0][1])}, forward + backward"
+    sentence = f"Peak beyond the inputs, median of {questions}: {text.listing(parts)}"
+    return [Finding(text.times(values[0][0]), lead, text.sentence(sentence))]
+
+
+def _floor(best: pd.DataFrame) -> list[Finding]:
+    found = nearest_to_floor(best)
+    if not found:
+        return []
+    last = found[-1]
+    mean, key = last.ranked[0]
+    lead = f"the HBM floor: {labels.title(key)}, {text.mode(last.mode)}"
     floor = "The floor is the time of moving inputs and outputs alone."
-    sentence = f"{floor} Nearest by the geometric mean, of what ran at the most shapes: {'; '.join(said)}."
-    return [Finding(text.times(nearest[0]), lead, sentence)]
+    return [Finding(text.times(mean), lead, f"{floor} {nearest_in_words(found, most=3)}")]
 
 
 def _gates(rows: pd.DataFrame) -> list[Finding]:

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from glabench.analysis import labels
-from glabench.analysis.compare import QUESTION, Curve, aligned, crossover, curves, speedups, variants
+from glabench.analysis.compare import QUESTION, Curve, aligned, competes, crossover, curves, speedups, variants
 from glabench.report import text
 from glabench.report.model import Figure, Panel, Point, Series
 from glabench.report.parts import (
@@ -29,7 +29,7 @@ from glabench.report.parts import (
 )
 
 T_LABEL = "sequence length T, tokens"
-BASELINES = ("fa2", "gla_recurrent", "recurrent_torch", "fla", "helion", "sdpa")
+BASELINES = ("fa2", "gla_recurrent", "recurrent_torch", "fla", "helion", "fla_linear", "sdpa")
 
 
 def speed(best: pd.DataFrame) -> tuple[Figure, ...]:
@@ -72,7 +72,7 @@ def _speed_caption(curve: Curve) -> str:
 
 def _ahead(mode: str, rows: pd.DataFrame) -> str:
     """ "forward at T = 8k: GLA w/ m. first, 1.10× as fast as FLA chunk_gla"; nothing where only one system ran."""
-    ranked = rows[~rows["family"].isin(labels.LESS)].sort_values("ms")
+    ranked = rows[competes(rows)].sort_values("ms")
     if len(ranked) < 2:
         return ""
     first, second = ranked.iloc[0], ranked.iloc[1]
@@ -137,18 +137,19 @@ def speedup_tip(row: Mapping[str, Any], over: str) -> str:
 
 
 def baselines(best: pd.DataFrame) -> list[str]:
-    """Those of BASELINES that have a time; the PyTorch loop only where no fused recurrence ran."""
-    timed = set(best["variant"])
-    return [key for key in BASELINES if key in timed and not (key == "recurrent_torch" and "gla_recurrent" in timed)]
+    """The variants of BASELINES that have a time; the PyTorch loop only where no fused recurrence ran, linear attention
+    without gates only where it was asked without them."""
+    timed = variants(best[competes(best)], BASELINES)
+    return [key for key in timed if not (key == "recurrent_torch" and "gla_recurrent" in timed)]
 
 
 def challengers(best: pd.DataFrame, baseline: str) -> pd.DataFrame:
-    """The speed-ups worth drawing: not of what does less than gated linear attention, nor of a loop that is no baseline
-    itself, being a thousand times slower than the rest."""
-    pairs = speedups(best, baseline)
+    """The speed-ups worth drawing: not of, or over, what does less than its question asks, nor of a loop that is no
+    baseline itself, being a thousand times slower than the rest."""
+    pairs = speedups(best[competes(best)], baseline)
     known = baselines(best)
     loop = (pairs["variant"] == "recurrent_torch") & ("recurrent_torch" not in known)
-    return pairs[~pairs["family"].isin(labels.LESS) & ~loop]
+    return pairs[~loop]
 
 
 def _overtakes(pairs: pd.DataFrame) -> str:
@@ -156,7 +157,7 @@ def _overtakes(pairs: pd.DataFrame) -> str:
     said = []
     for key in variants(pairs[pairs["family"] == "gla"]):
         for mode, group in modes(pairs[pairs["variant"] == key]):
-            found = crossover({}, mode, group)
+            found = crossover(group)
             if found.crossing and found.wins_from:
                 said.append(
                     f"{labels.title(key)} overtakes at T ≈ {text.number(found.crossing, 2)} ({text.mode(mode)})"

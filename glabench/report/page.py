@@ -107,7 +107,9 @@ def _asset(name: str) -> str:
 
 def drawn(section: Section, index: int, figure: Figure) -> Drawn:
     """The figure at ``index`` of its section, ready for the page."""
-    panels = tuple(Markup(panel_svg(panel, f"{section.name}{index}p{i}")) for i, panel in enumerate(figure.panels))
+    panels = tuple(
+        Markup(panel_svg(panel, f"{section.name}{index}p{i}", figure.title)) for i, panel in enumerate(figure.panels)
+    )
     return Drawn(figure, panels, legend(figure))
 
 

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 
 from glabench.analysis.accuracy import by_strength
 from glabench.analysis.claims import CLAIMS, LAYER_FORWARD
-from glabench.analysis.evidence import Evidence, split_by_chunk
+from glabench.analysis.evidence import OURS, Evidence, other_commits, split_by_chunk, taken_apart
 from glabench.analysis.frame import frame
 from glabench.analysis.load import device, latest
 from glabench.analysis.papers import VERDICTS, Judged, Value, judged
 from glabench.analysis.printed import V2023, V2024, Paper
 from glabench.errors import UserError
-from glabench.report import draw, environments, export, markdown, page, papers_figures, text
+from glabench.report import environments, export, markdown, page, papers_figures, text
 from glabench.report.figures import all_figures, by_device
 from glabench.report.headline import Finding
 from glabench.report.model import Section
@@ -25,7 +26,7 @@ from glabench.report.tables import Cell, Table
 from glabench.store import Row
 
 SWEEP = "papers"  # rows of the sweep of this name get this page by themselves
-COLUMNS = ("claim", "verdict", "printed", "here", "why", "paper")
+COLUMNS = ("claim", "verdict", "here", "printed", "why", "paper")
 MOST_VALUES = 4  # of a cell
 NOT_A_CASE = "the rows hold profiles alone: give those of `glabench sweep papers` beside them"
 
@@ -50,8 +51,10 @@ class Pages:
 
     def _evidence(self, name: str) -> Evidence:
         own = [row for row in self.rows if device(row) == name]
-        split = split_by_chunk(self.profiled, name, LAYER_FORWARD)
-        return Evidence(self.table[self.table["device"] == name], split, by_strength(own))
+        found = Evidence(self.table[self.table["device"] == name], errors=by_strength(own))
+        apart = taken_apart(self.profiled, name, LAYER_FORWARD)
+        beside = found.rows(OURS, LAYER_FORWARD) or found.table.to_dict("records")
+        return replace(found, split=split_by_chunk(apart), split_commits=other_commits(apart, beside) if apart else ())
 
     def sections(self) -> list[Section]:
         return by_device([(name, papers_figures.sections(name, found)) for name, found in self.evidence.items()])
@@ -65,7 +68,7 @@ def render(pages: Pages, sections: Sequence[Section]) -> str:
         "answers": [(name, findings(found)) for name, found in pages.claimed.items()],
         "papers": (V2023, V2024),
         "claimed": [(name, claims_table(found)) for name, found in pages.claimed.items()],
-        "environments": machines, "mixed": environments.mixed(machines),
+        "environments": machines, "mixed": environments.mixed(machines), "profiles": len(pages.profiled),
     }  # fmt: skip
     return page.fill("papers.html.j2", **values | own)
 
@@ -83,7 +86,8 @@ def _finding(paper: Paper, found: Sequence[Judged]) -> Finding:
         sentence = "Each is of a shape for a GPU. The table says what measures it."
         return Finding(f"0 of {len(found)}", f"claims of {paper.short} were measured here", sentence)
     rest = [f"{counts[verdict]} {verdict}" for verdict in VERDICTS[1:] if counts[verdict]]
-    lost = [one.claim.says for one in found if one.outcome.verdict == "not held"]
+    not_held = [one for one in found if one.outcome.verdict == "not held"]
+    lost = [one.claim.says + (" (it is better here)" if one.outcome.better else "") for one in not_held]
     sentence = f"The rest: {text.listing(rest)}." if rest else "Every one was measured."
     sentence += f" Not held: {'; '.join(lost)}." if lost else ""
     return Finding(f"{counts['held']} of {measured}", f"claims of {paper.short} that were measured hold here", sentence)
@@ -94,9 +98,11 @@ def claims_table(found: Sequence[Judged]) -> Table:
     rows = [
         (
             Cell(one.claim.says, flag="wrap"),
-            Cell(one.outcome.verdict, flag="bad" if one.outcome.verdict == "not held" else ""),
-            Cell(values(one.claim.printed) or "no number", flag="wrap"),
+            Cell(
+                one.outcome.verdict, flag="bad" if one.outcome.verdict == "not held" and not one.outcome.better else ""
+            ),
             Cell(short(one.outcome.found) or "–", flag="wrap"),
+            Cell(values(one.claim.printed) or "no number", flag="wrap"),
             Cell(why(one), flag="wrap"),
             Cell(f"{one.claim.paper.short}, {one.claim.where}", flag="wrap"),
         )
@@ -128,21 +134,21 @@ def why(one: Judged) -> str:
 
 
 def html(rows: Sequence[Row], out: Path) -> list[Path]:
-    """The page at ``out`` and every figure as PNG and SVG in figures/ beside it; returns the page's path first."""
+    """The page at ``out`` and its figures (see ``export.beside``); returns the page's path first."""
     pages = Pages(rows)
     found = pages.sections()
-    written = [export.write_text(out, render(pages, found))]
-    return written + [path for figure in all_figures(found) for path in draw.write(figure, out.parent / "figures")]
+    return [export.write_text(out, render(pages, found)), *export.beside(found, list(pages.evidence), out)]
 
 
 def png(rows: Sequence[Row], out: Path) -> list[Path]:
     """Every figure as PNG and SVG in the folder ``out``; UserError when the rows give none."""
-    figures = all_figures(Pages(rows).sections())
-    if not figures:
+    pages = Pages(rows)
+    found = pages.sections()
+    if not all_figures(found):
         raise UserError(
             "these rows give no figure of the papers page; try --format md, which says what each claim lacks"
         )
-    return [path for figure in figures for path in draw.write(figure, out)]
+    return export.drawn(found, list(pages.evidence), out)
 
 
 def csv(rows: Sequence[Row], out: Path) -> list[Path]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from glabench.analysis import labels, printed
@@ -22,6 +23,7 @@ Tip = Callable[[Mapping[str, Any]], str]
 T_LABEL = "sequence length T, tokens"
 CHUNK_LABEL = "chunk size, tokens"
 PEAK = "peak memory, MiB"
+DECAYING = ("scalar", "ssm")  # families that have no form without a decay
 SWEEP = "`glabench sweep papers` on a GPU measures it."
 
 
@@ -52,8 +54,12 @@ def sections(name: str, evidence: Evidence) -> list[Section]:
 
 def lengths(name: str, evidence: Evidence) -> Figure | None:
     """Time over T, and the speed-up over FlashAttention-2, with the printed ones."""
-    keys = [key for key in variants(evidence.table) if key.split(":")[0] in ("gla", "fa2", "cudnn", "helion")]
+    keys = [key for key in _keys(evidence) if key in ("gla", "gla:w", "gla:wo", "fa2", "cudnn", "helion")]
     ours = over(evidence, keys, LAYER, "ms", "ms", time_tip)
+    twin = papers_ours.twin({one.key: {point.at: point.value for point in one.points} for one in ours})
+    if twin:
+        keys = [key for key in keys if key != "gla"]
+        ours = tuple(one for one in ours if one.key != "gla")
     if len({point.at for one in ours for point in one.points}) < 2:
         return None
     faster = {T: printed.FA2_MS[T] / printed.GLA_MS[T] for T in printed.LENGTHS}
@@ -72,7 +78,13 @@ def lengths(name: str, evidence: Evidence) -> Figure | None:
         "Batch 32, width 1024, bf16: GLA in 4 heads of 128×256, attention in 16 heads of 64. The printed milliseconds "
         f"are of another GPU ({printed.V2023.gpu}); the ratio is what compares."
     )
+    caption += papers_ours.not_drawn(twin)
     return Figure(slug("papers-lengths", name), "Time over sequence length", caption, tuple(panels))
+
+
+def _keys(evidence: Evidence) -> list[str]:
+    """The variants of a table in the order of a legend: attention once, as places and captions tell its heads."""
+    return list(dict.fromkeys(labels.of_system(key) for key in variants(evidence.table)))
 
 
 def chunks(name: str, evidence: Evidence) -> Figure | None:
@@ -80,7 +92,7 @@ def chunks(name: str, evidence: Evidence) -> Figure | None:
     if len(evidence.split) < 2:
         return None
     titles = {"inter": "between chunks", "intra": "inside chunks"}
-    parts = {key: {c: both[i] for c, both in evidence.split.items()} for i, key in enumerate(titles)}
+    parts = {key: {c: getattr(both, key).median for c, both in evidence.split.items()} for key in titles}
     shown = {"inter": printed.INTER_MS, "intra": printed.INTRA_MS}
     measured = [
         Series(key, titles[key], tuple(Point(c, ms, tip=f"{titles[key]}\nchunk {c}, forward\n{text.number(ms)} ms")
@@ -88,11 +100,11 @@ def chunks(name: str, evidence: Evidence) -> Figure | None:
         for key in titles
     ]  # fmt: skip
     whole = evidence.by_chunk("gla:w", LAYER_FORWARD)
-    if whole:
+    if whole and not evidence.split_commits:  # of other kernels the parts may well be more than the whole
         points = tuple(_point(row, c, "ms", time_tip) for c, row in whole.items())
         measured.append(Series("whole", f"all of {labels.title('gla:w')}", points))
     papers = [as_printed(key, titles[key], printed.V2023, shown[key], "ms") for key in titles]
-    own = {c: intra / inter for c, (inter, intra) in evidence.split.items()}
+    own = {c: both.intra.median / both.inter.median for c, both in evidence.split.items()}
     words = "inside over between"
     theirs = {c: printed.INTRA_MS[c] / printed.INTER_MS[c] for c in printed.CHUNKS}
     ratios = (
@@ -110,6 +122,9 @@ def chunks(name: str, evidence: Evidence) -> Figure | None:
         "states, and what the output takes longer for using them. The printed curve that falls is taken for the work "
         f"between chunks. Printed times are of another GPU ({printed.V2023.gpu})."
     )
+    if evidence.split_commits:
+        commits = ", ".join(evidence.split_commits)
+        caption += f" The parts are of a profile of other kernels (commit {commits}) than the rows of this page."
     return Figure(slug("papers-chunks", name), "Inside chunks and between them, by chunk size", caption, panels)
 
 
@@ -141,17 +156,21 @@ def recurrent(name: str, evidence: Evidence) -> Figure | None:
 
 
 def ungated(name: str, evidence: Evidence) -> Figure | None:
-    keys = [key for key in variants(evidence.table) if key != "gla"]
+    keys = [key for key in _keys(evidence) if key != "gla"]
     caption = (
         "Batch 32, 16 heads of 64, chunks of 64, no gates, forward and backward. The paper draws these curves, of one "
         "H100, and prints no values."
     )
-    return _time_and_memory(slug("papers-ungated", name), "Time and memory over sequence length", evidence, keys,
-                            UNGATED, "ms", MS, caption)  # fmt: skip
+    found = _time_and_memory(slug("papers-ungated", name), "Time and memory over sequence length", evidence, keys,
+                             UNGATED, "ms", MS, caption)  # fmt: skip
+    decaying = [title for key, title in found.keys if labels.family(key) in DECAYING] if found else []
+    if found and decaying:
+        return replace(found, caption=f"{caption} With a decay all the same: {text.sentence(text.listing(decaying))}")
+    return found
 
 
 def layer(name: str, evidence: Evidence) -> Figure | None:
-    keys = [key for key in variants(evidence.table) if key != "gla"]
+    keys = [key for key in _keys(evidence) if key != "gla"]
     caption = (
         "Forward and backward of one layer's operator at the width of the 1.3B model: GLA in 4 heads of 256×512, "
         "attention in 32 heads of 64, Mamba's scan over twice the width. Higher is better on the left. The paper draws "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import pandas as pd
 
@@ -20,6 +20,7 @@ from glabench.report.parts import MIB, MS, length_of, memory_tip, series, slug, 
 FRONT_T = 2048
 RIVALS = ("fa2", "cudnn")
 MOST_PANELS = 3
+TWIN = 1.01
 SWEEP = "`glabench sweep papers` does."
 
 
@@ -42,7 +43,11 @@ def front(name: str, evidence: Evidence) -> tuple[Figure, ...]:
     """Time over memory of every schedule, and the line of those that no other beats in both."""
     place = LAYER[FRONT_T]
     known = [line for line in evidence.rows(OURS, place) if line["status"] == "ok"]
-    rows = with_front(pd.DataFrame(known, columns=list(evidence.table.columns)))
+    table = pd.DataFrame(known, columns=list(evidence.table.columns))
+    same = twin(
+        {key: dict(zip(group["beyond_mib"], group["ms"], strict=True)) for (key,), group in by(table, ["variant"])}
+    )
+    rows = with_front(table[table["variant"] != "gla"] if same else table)
     if len(rows) < 2:
         return ()
     best = rows[rows["front"]]
@@ -60,9 +65,25 @@ def front(name: str, evidence: Evidence) -> tuple[Figure, ...]:
     on_it = text.listing([str(label) for label in best.sort_values("ms")["label"]])
     caption = (
         f"Batch {place.B}, {place.T} tokens, {text.heads(vars(place))}, bf16. Down and to the left is better. On the "
-        f"front, the fastest first: {text.sentence(on_it)}"
+        f"front, the fastest first: {text.sentence(on_it)}{not_drawn(same)}"
     )
     return (Figure(slug("papers-front", name), "Time and memory of every schedule", caption, (panel,)),)
+
+
+def twin(values: Mapping[str, Mapping[float, float]]) -> str:
+    """The schedule under which the default one would be drawn and not be seen: its value is the same within 1 %
+    wherever the default has one. Empty where there is none."""
+    default = values.get("gla") or {}
+    for key in ("gla:w", "gla:wo"):
+        other = values.get(key) or {}
+        if default and all(at in other and 1 / TWIN <= other[at] / value <= TWIN for at, value in default.items()):
+            return key
+    return ""
+
+
+def not_drawn(key: str) -> str:
+    """The sentence of a caption about a default schedule that has a ``twin``."""
+    return f" {labels.title('gla')}, is within 1 % of {labels.title(key)}, and not drawn." if key else ""
 
 
 def crossing(name: str, evidence: Evidence) -> tuple[Figure, ...]:

@@ -8,8 +8,8 @@ from pathlib import Path
 from glabench.analysis.load import Profiled
 from glabench.analysis.profile import Call, calls, groups, table
 from glabench.errors import UserError
-from glabench.report import draw, environments, markdown, page, profile_answers, profile_tables, profile_text, text
-from glabench.report.export import write_text
+from glabench.report import environments, markdown, page, profile_answers, profile_tables, profile_text, text
+from glabench.report.export import beside, drawn, write_text
 from glabench.report.figures import all_figures
 from glabench.report.headline import Finding
 from glabench.report.model import Section
@@ -23,10 +23,10 @@ def render(profiled: Sequence[Profiled], found: Sequence[Call], figures: Sequenc
     """The whole page as text; ``found`` are the calls of ``profiled``, ``figures`` those of ``profile_figures``."""
     rows = [one.row for one in profiled]
     machines = environments.environments(rows)
-    names = list(dict.fromkeys(call.target for call in found))
     return page.fill(
         "profile.html.j2",
-        title=text.listing(names),
+        title=text.listing(_names(found)),
+        commits=environments.commits(rows),
         started=page.dates(rows),
         total=len(profiled),
         predicted=any(call.predicted for call in found),
@@ -50,6 +50,10 @@ def render(profiled: Sequence[Profiled], found: Sequence[Call], figures: Sequenc
         environments=machines,
         mixed=environments.mixed(machines),
     )
+
+
+def _names(found: Sequence[Call]) -> list[str]:
+    return list(dict.fromkeys(call.target for call in found))
 
 
 def _answers(found: Sequence[Call]) -> list[tuple[str, list[Finding]]]:
@@ -77,19 +81,19 @@ def _refused(found: Sequence[Call]) -> str:
 
 
 def html(profiled: Sequence[Profiled], out: Path) -> list[Path]:
-    """The page at ``out`` and every figure as PNG and SVG in figures/ beside it; returns the page's path first."""
+    """The page at ``out`` and its figures (see ``export.beside``); returns the page's path first."""
     found = calls(profiled)
     figures = sections(found)
-    written = [write_text(out, render(profiled, found, figures))]
-    return written + [path for figure in all_figures(figures) for path in draw.write(figure, out.parent / "figures")]
+    return [write_text(out, render(profiled, found, figures)), *beside(figures, _names(found), out)]
 
 
 def png(profiled: Sequence[Profiled], out: Path) -> list[Path]:
     """Every figure as PNG and SVG in the folder ``out``; UserError when the profiles give none."""
-    figures = all_figures(sections(calls(profiled)))
-    if not figures:
+    found = calls(profiled)
+    figures = sections(found)
+    if not all_figures(figures):
         raise UserError("these profiles give no figure: no kernel has a time; try --format md")
-    return [path for figure in figures for path in draw.write(figure, out)]
+    return drawn(figures, _names(found), out)
 
 
 def csv(profiled: Sequence[Profiled], out: Path) -> list[Path]:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 
 from glabench.analysis import labels
-from glabench.analysis.compare import by, competes, curves
+from glabench.analysis.compare import by, curves
 from glabench.analysis.statistics import geometric_mean
 from glabench.report import text
 from glabench.report.lengths import baselines, challengers, speedup_tip
 from glabench.report.model import Figure, Panel
 from glabench.report.parts import MS, by_mode, conditions, dots, modes, most_telling, on_scale, slug, time_tip
+
+FLOOR = (
+    "1 is the time of reading every input once and writing every output once through HBM, in each direction, at the "
+    "bandwidth of a copy measured in the same run."
+)
 
 
 def head_dimension(best: pd.DataFrame) -> tuple[Figure, ...]:
@@ -102,18 +108,41 @@ def floor(best: pd.DataFrame) -> tuple[Figure, ...]:
             for mode, part in modes(shown)
         ]
         drawn = tuple(panel for panel in panels if panel)
-        caption = f"{_floor_caption(rows)}{left_out}"
+        said = nearest_in_words(nearest_to_floor(best[best["device"] == device]))
+        caption = " ".join(filter(None, (FLOOR, said))) + left_out
         found.append(Figure(slug("floor", device), "Distance from the HBM floor", caption, drawn))
     return tuple(found)
 
 
-def _floor_caption(rows: pd.DataFrame) -> str:
-    asked = rows[competes(rows)]  # what does less has less to move, and is named only where it is alone
-    means = []
-    for mode, group in modes(asked if len(asked) else rows):
-        ranked = sorted((geometric_mean(list(g["over_floor"])), key) for (key,), g in by(group, ["variant"]))
-        means.append(f"{text.mode(mode)} {labels.title(ranked[0][1])} {text.times(ranked[0][0])}")
-    return (
-        "1 is the time that moving q, k, v, g and o through HBM takes, nothing materialized; the bandwidth is that "
-        f"of a copy measured in the same run. Nearest on the geometric mean: {'; '.join(means)}."
-    )
+@dataclass(frozen=True)
+class Nearest:
+    """Of one mode: (geometric mean of time over floor, variant), the nearest first, and over how many questions."""
+
+    mode: str
+    questions: int
+    ranked: tuple[tuple[float, str], ...]
+
+
+def nearest_to_floor(best: pd.DataFrame) -> list[Nearest]:
+    """How far gated forms are from the floor, by mode. A mean compares only those that answered the most questions:
+    what fails at the slow ones would otherwise seem nearer."""
+    gated = (best["family"] == "gla") & (best["gate"] != "none") & (best["mode"] != "step")
+    found = []
+    for mode, rows in modes(best[gated & (best["over_floor"] > 0)]):
+        answered = {key: list(group["over_floor"]) for (key,), group in by(rows, ["variant"])}
+        most = max(map(len, answered.values()))
+        means = sorted((geometric_mean(values), key) for key, values in answered.items() if len(values) == most)
+        found.append(Nearest(mode, most, tuple(means)))
+    return found
+
+
+def nearest_in_words(found: Sequence[Nearest], most: int = 1) -> str:
+    """The ``most`` nearest of each mode as a sentence; empty where there is none."""
+    if not found:
+        return ""
+    said = [
+        f"{text.mode(one.mode)}, {text.count(one.questions, 'question')}: "
+        + ", ".join(f"{labels.title(key)} {text.times(mean)}" for mean, key in one.ranked[:most])
+        for one in found
+    ]
+    return f"Nearest by the geometric mean, with gates, of what answered the most questions: {'; '.join(said)}."

@@ -1,14 +1,17 @@
 """How every system looks in every figure: colour, marker and line, on a light and on a dark page.
 
-The colours are those of Okabe and Ito (https://jfly.uni-koeln.de/color/), told apart by people who see red and green
-alike; yellow is darkened to be legible on white. Colour says the family, marker and line say which member, so that a
-figure still reads when printed in grey. On the page every colour is a CSS variable with a dark counterpart.
+The colours are those of Okabe and Ito (https://jfly.uni-koeln.de/color/), chosen for people who see red and green
+alike; some are darkened to be legible on white, and there are more of them than those eight, so that not every pair is
+far apart to every eye. Colour says the family, marker and line say which member, so that a figure still reads when
+printed in grey. On the page every colour is a CSS variable with a dark counterpart.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
+
+from glabench.analysis import labels
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,7 @@ GREEN = Colour("green", "#009e73", "#2fd0a0")
 PURPLE = Colour("purple", "#b0578d", "#e79ac6")
 ORANGE = Colour("orange", "#e69f00", "#f5b83d")
 SKY = Colour("sky", "#3f9fd6", "#84dcfb")
-OLIVE = Colour("olive", "#8a7d00", "#d8cb3e")
+OLIVE = Colour("olive", "#8a7d00", "#a89f2a")
 INK = Colour("ink", "#1b1f24", "#eceff3")
 GREY = Colour("grey", "#747b84", "#a8afb8")
 RULE = Colour("rule", "#e1e5ea", "#2d343c")
@@ -67,7 +70,7 @@ STYLES: dict[str, Style] = {
     "fla_retention": Style(SKY, ">", _DASH_DOT, False),
     "mlstm_tfla": Style(SKY, "*", _DOT),
     "mamba2_ssd": Style(SKY, "^", _DASH),
-    "helion": Style(OLIVE, "d", _DASH),
+    "helion": Style(OLIVE, "d", _DASH_DOT),
     "recurrent_torch": Style(PURPLE, "^", _DOT, False),
     "chunkwise_torch": Style(GREEN, "D", _DOT, False),
     "parallel_torch": Style(OLIVE, "h", _DOT, False),
@@ -120,7 +123,7 @@ PROFILE: dict[str, Style] = {
     "memory:gradients": Style(ORANGE, "s"),
     "memory:states": Style(BLUE, "s"),
     "memory:saved": Style(GREEN, "s"),
-    "memory:workspace": Style(PURPLE, "s"),
+    "memory:workspace": Style(INK, "s"),
 }
 # What the papers print, beside what was measured; and the schedules that nothing beats.
 PAPERS: dict[str, Style] = {
@@ -136,7 +139,11 @@ _STRANGERS = tuple(Style(colour, "*", _DASH, False) for colour in (GREY, OLIVE, 
 
 
 def style(key: str) -> Style:
-    """The look of a variant; one that is not known gets a star, in the same colour wherever it appears."""
+    """The look of a variant; attention with other heads than the question's has hollow markers. One that is not known
+    gets a star, in the same colour wherever it appears."""
+    system = labels.of_system(key)
+    if key not in STYLES and system in STYLES and system != key:
+        return replace(STYLES[system], filled=False)
     return (
         STYLES.get(key)
         or TUNING.get(key)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ from glabench.analysis.compare import by
 from glabench.analysis.frame import label, share
 from glabench.hardware.datasheet import DATASHEET
 from glabench.report import text
-from glabench.report.parts import conditions
+from glabench.report.parts import conditions, implementation
 from glabench.spec.work import floor_ms
 from glabench.store import Row
 
@@ -29,7 +30,12 @@ class Cell:
 
     text: str
     value: float | None = None
-    flag: str = ""  # "bad" or "good": how the cell is coloured, never the only sign
+    flag: str = ""  # "bad": how the cell is coloured, never the only sign; "wrap": its text may take several lines
+
+    @property
+    def sorted_by(self) -> str:
+        """``value`` as JavaScript reads it, which knows no "inf"; empty where there is none."""
+        return "" if self.value is None else f"{self.value:.6g}".replace("inf", "Infinity")
 
 
 @dataclass(frozen=True)
@@ -44,11 +50,11 @@ def measurements(table: pd.DataFrame) -> Table:
     """Every row with its question, its time and what follows from it."""
     many = table["device"].nunique() > 1
     columns = ["system", "B", "T", "H", "K", "V", "dtype", "mode", "gate", "status", "time, ms", "± %", "n",
-               "tokens/s", "MiB", "× floor", "error %"]  # fmt: skip
+               "tokens/s", "MiB", "× floor", "error %", "implementation"]  # fmt: skip
     timed_first = table.sort_values("ms", key=lambda ms: ms.isna(), kind="stable")
     rows = [_measurement(row, many) for row in timed_first.to_dict("records")]
     shown = (["device"] if many else []) + columns
-    words = {"device", "system", "dtype", "mode", "gate", "status"}
+    words = {"device", "system", "dtype", "mode", "gate", "status", "implementation"}
     return Table(tuple(shown), tuple(column not in words for column in shown), tuple(rows))
 
 
@@ -67,6 +73,7 @@ def _measurement(row: dict[Any, Any], with_device: bool) -> tuple[Cell, ...]:
         Cell(f"{row['samples']:.0f}", row["samples"]) if row["samples"] else Cell("–"),
         Cell(text.rate(row["tokens_per_s"]), _or_none(row["tokens_per_s"])),
         number_cell(row["beyond_mib"]), number_cell(over_floor), number_cell(100 * row["error_share"], 2),
+        Cell(" ".join(implementation(row)) or "–", flag="wrap"),
     )  # fmt: skip
 
 
@@ -95,12 +102,17 @@ def accuracy(rows: Sequence[Row]) -> Table:
     names = sorted({name for group in groups.values() for row in group for name in _outputs(row)}, key=_output_order)
     columns = ("system", "dtype", "gate", "where", "passed", *names)
     lines = []
-    for words, group in sorted(groups.items(), key=lambda item: (labels.place(item[1][0].case), item[0])):
+    for words, group in sorted(groups.items(), key=lambda item: _accuracy_order(item[0], item[1][0])):
         passed = sum(bool((row.accuracy or {}).get("passed")) for row in group)
         flag = "" if passed == len(group) else "bad"
         worst = [_worst([_outputs(row)[name] for row in group if name in _outputs(row)]) for name in names]
         lines.append((*map(Cell, words), Cell(f"{passed} of {len(group)}", passed / len(group), flag), *worst))
     return Table(columns, (False,) * 4 + (True,) * (1 + len(names)), tuple(lines))
+
+
+def _accuracy_order(words: tuple[str, ...], row: Row) -> tuple[Any, ...]:
+    name, dtype, gate, where = words
+    return (labels.place(row.case), name, dtype, labels.strength(gate), gate, where)
 
 
 def _outputs(row: Row) -> dict[str, dict[str, Any]]:
@@ -163,7 +175,13 @@ def archs(rows: Sequence[Row]) -> list[tuple[str, str]]:
     """(arch, name) of the GPUs that kernels were compiled for, newest first."""
     names = {"sm_80": "A100 (sm_80)", "sm_90": "H100 and H200 (sm_90)", "sm_100": "B200 (sm_100)"}
     found = {str(fact["arch"]) for row in rows for fact in row.compiled or []}
-    return [(arch, names.get(arch, arch)) for arch in sorted(found, key=lambda a: -int(a.split("_")[-1].rstrip("a")))]
+    return [(arch, names.get(arch, arch)) for arch in sorted(found, key=_generation, reverse=True)]
+
+
+def _generation(arch: str) -> int:
+    """The number in an arch: 90 of "sm_90a", 100 of "sm_100f"; 0 where there is none."""
+    found = re.search(r"\d+", arch)
+    return int(found[0]) if found else 0
 
 
 def kernels(rows: Sequence[Row]) -> Table:
@@ -221,13 +239,16 @@ def _float(value: float | None) -> float:
 
 
 def floors(rows: Sequence[Row]) -> Table:
-    """The compulsory bytes of each question whose kernels were compiled, and their time at datasheet bandwidth."""
-    asked: dict[tuple[str, str, str], int] = {}
+    """The compulsory bytes of each question of gated linear attention whose kernels were compiled, and their time at
+    datasheet bandwidth. Which tensors there are depends on the gates, and on whether there is a state to begin with."""
+    asked: dict[tuple[str, ...], int] = {}
     for row in rows:
-        if row.compiled and row.work and row.work.get("hbm_bytes"):
-            asked[text.shape(row.case), row.case["dtype"], row.case["mode"]] = int(row.work["hbm_bytes"])
+        gla = labels.family(labels.variant(row.case)) == "gla"
+        if gla and row.compiled and row.work and row.work.get("hbm_bytes"):
+            key = (text.shape(row.case), row.case["dtype"], row.case["mode"], _tensors(row.case))
+            asked[key] = int(row.work["hbm_bytes"])
     gpus = [DATASHEET[name] for name in ("H200", "H100", "A100")]
-    columns = ("shape", "dtype", "mode", "compulsory, MiB", *(f"{gpu.name}, ms" for gpu in gpus))
+    columns = ("shape", "dtype", "mode", "gates", "compulsory, MiB", *(f"{gpu.name}, ms" for gpu in gpus))
     lines = [
         (
             *(Cell(word) for word in key),
@@ -236,7 +257,15 @@ def floors(rows: Sequence[Row]) -> Table:
         )
         for key, size in asked.items()
     ]
-    return Table(columns, (False,) * 3 + (True,) * (1 + len(gpus)), tuple(lines))
+    return Table(columns, (False,) * 4 + (True,) * (1 + len(gpus)), tuple(lines))
+
+
+def _tensors(case: Mapping[str, Any]) -> str:
+    """The gates of a case, and its state, as far as there is more or less to move."""
+    gates = "none" if labels.gate(case.get("gate_strength")) == "none" else "keys"
+    if case.get("value_gate"):
+        gates = "values" if gates == "none" else "keys and values"
+    return f"{gates}, initial state" if case.get("initial_state") else gates
 
 
 def systems(table: pd.DataFrame) -> list[tuple[str, int, int]]:

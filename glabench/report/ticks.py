@@ -35,7 +35,7 @@ def lengths(ats: list[float]) -> tuple[list[float], list[str]]:
 def values(low: float, high: float, most: int = 8) -> tuple[list[float], list[str]]:
     """Round values between the ends of a log axis, as many as fit but at least three; plain numbers, no exponents."""
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    for steps in ((1, 2, 3, 5), (1, 2, 5), (1, 3), (1,)):
+    for steps in ((1, 2, 3, 5), (1, 2, 5), (1, 3), (1,), (1, 1.5, 2, 3, 5, 7)):
         inside = [p for p in (s * 10.0**e for e in decades for s in steps) if low <= p <= high]
         if 3 <= len(inside) <= most:
             return inside, [f"{p:,.10g}" for p in inside]

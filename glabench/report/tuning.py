@@ -8,8 +8,8 @@ from pathlib import Path
 from glabench.analysis.load import device_name
 from glabench.analysis.tuning import table
 from glabench.errors import UserError
-from glabench.report import draw, environments, markdown, page, text, tuning_tables
-from glabench.report.export import write_text
+from glabench.report import environments, markdown, page, text, tuning_tables
+from glabench.report.export import beside, drawn, write_text
 from glabench.report.figures import all_figures
 from glabench.report.headline import Finding
 from glabench.report.model import Section
@@ -55,18 +55,17 @@ def _rows(tunings: Sequence[Tuning]) -> list[Row]:
 
 
 def html(tunings: Sequence[Tuning], out: Path) -> list[Path]:
-    """The page at ``out`` and every figure as PNG and SVG in figures/ beside it; returns the page's path first."""
+    """The page at ``out`` and its figures (see ``export.beside``); returns the page's path first."""
     found = sections(tunings)
-    written = [write_text(out, render(tunings, found))]
-    return written + [path for figure in all_figures(found) for path in draw.write(figure, out.parent / "figures")]
+    return [write_text(out, render(tunings, found)), *beside(found, devices(tunings), out)]
 
 
 def png(tunings: Sequence[Tuning], out: Path) -> list[Path]:
     """Every figure as PNG and SVG in the folder ``out``; UserError when the tunings give none."""
-    figures = all_figures(sections(tunings))
-    if not figures:
+    found = sections(tunings)
+    if not all_figures(found):
         raise UserError("these tunings give no figure: no candidate has a time; try --format md")
-    return [path for figure in figures for path in draw.write(figure, out)]
+    return drawn(found, devices(tunings), out)
 
 
 def csv(tunings: Sequence[Tuning], out: Path) -> list[Path]:

@@ -102,7 +102,10 @@ def passes(tunings: Sequence[Tuning], prefix: str) -> Figure | None:
     if not panels:
         return None
     left = f" The {shown} slowest of {total}." if shown < total else ""
-    caption = f"Each pass of the winner timed alone, and the whole plan timed against its rivals.{left}"
+    caption = (
+        "Each pass of the winner timed alone, and the whole plan timed against its rivals. Passes whose time alone is "
+        f"not known are left out.{left}"
+    )
     return Figure(parts.slug("tuning", prefix, "passes"), f"{prefix}Time by pass", caption, tuple(panels))
 
 
@@ -171,7 +174,7 @@ def _of(groups: Mapping[str, Sequence[Tuning]], direction: str) -> list[tuple[in
 
 def _left_out(shown: Mapping[str, Any], tunings: Iterable[Tuning]) -> str:
     total = len({_name(tuning.workload) for tuning in tunings})
-    return f" The first {len(shown)} of {total} workloads." if len(shown) < total else ""
+    return f" The {len(shown)} of {total} workloads that gained most." if len(shown) < total else ""
 
 
 def _name(work: Mapping[str, Any]) -> str:

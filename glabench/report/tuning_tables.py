@@ -65,12 +65,16 @@ def _exhaustive(tunings: Sequence[Tuning]) -> list[Finding]:
 
 
 def _agreement(tunings: Sequence[Tuning]) -> list[Finding]:
-    pairs = retuned.agreement(tunings)
+    pairs, others = retuned.agreement(tunings), retuned.across_code(tunings)
     if not pairs:
         return []
     same, agree = sum(p.basis == retuned.SAME_PLAN for p in pairs), sum(p.agrees for p in pairs)
-    lead = "repeated tunings came to the same: one plan, or two within 1 %"
-    return [Finding(f"{agree} of {len(pairs)}", lead, f"{same} to the same plan.")]
+    lead = "tunings repeated with the same code came to the same: one plan, or two within 1 %"
+    said = f"{same} to the same plan."
+    if others:
+        said += f" Of {text.count(len(others), 'pair')} of other kernels or another tuner, which are not counted, "
+        said += f"{sum(p.agrees for p in others)} did."
+    return [Finding(f"{agree} of {len(pairs)}", lead, said)]
 
 
 def _share(tunings: Sequence[Tuning]) -> list[Finding]:
@@ -166,18 +170,28 @@ def searched(tunings: Sequence[Tuning]) -> Table:
 
 
 def repeated(tunings: Sequence[Tuning]) -> Table:
-    """Each tuning beside the one before it."""
-    columns = ("workload", "strategy", "agree", "second / first", "how", "first", "second", "first on", "second on")
+    """Each tuning beside the one before it: those of the same code, then those of other code."""
+    columns = ("workload", "strategy", "code", "agree", "second / first", "how", "first", "second", "first on",
+               "second on", "commits")  # fmt: skip
     rows = [
         (
-            Cell(_title(pair)), Cell(pair.second.strategy),
-            Cell("yes") if pair.agrees else Cell("no", flag="bad"), _ratio(pair), Cell(pair.basis),
-            Cell(_plan(pair.first)), Cell(_plan(pair.second)),
-            *(Cell(one.started[:16].replace("T", " ")) for one in (pair.first, pair.second)),
+            Cell(_title(pair)), Cell(pair.second.strategy), Cell("the same" if pair.same_code else "other"),
+            _agrees(pair), _ratio(pair), Cell(pair.basis), Cell(_plan(pair.first)), Cell(_plan(pair.second)),
+            *(Cell(one.started[:16].replace("T", " ")) for one in (pair.first, pair.second)), Cell(_commits(pair)),
         )
-        for pair in retuned.agreement(tunings)
+        for pair in (*retuned.agreement(tunings), *retuned.across_code(tunings))
     ]  # fmt: skip
-    return Table(columns, (False, False, False, True, *(False,) * 5), tuple(rows))
+    return Table(columns, (*(False,) * 4, True, *(False,) * 6), tuple(rows))
+
+
+def _agrees(pair: Pair) -> Cell:
+    """Of other code nothing is wrong when two tunings do not agree."""
+    return Cell("yes") if pair.agrees else Cell("no", flag="bad" if pair.same_code else "")
+
+
+def _commits(pair: Pair) -> str:
+    commits = (str(one.environment.get("commit") or "unknown")[:7] for one in (pair.first, pair.second))
+    return ", ".join(dict.fromkeys(commits))
 
 
 def _title(pair: Pair) -> str:

@@ -72,33 +72,36 @@ for (const table of document.querySelectorAll("table[data-sortable]")) {
   }));
 }
 
-// --- filters
+// --- filters, on pages that have them
 const cases = document.getElementById("cases"), form = document.querySelector(".filters");
-const names = [...cases.tHead.rows[0].cells].map((cell) => cell.textContent);
-const all = [...cases.tBodies[0].rows];
-for (const select of form.querySelectorAll("select")) {
-  const column = names.indexOf(select.dataset.column);
-  select.append(new Option("all", ""));
-  for (const word of new Set(all.map((row) => row.cells[column].textContent))) select.append(new Option(word, word));
-}
-function filter() {
-  const words = document.getElementById("find").value.toLowerCase().split(/\s+/).filter(Boolean);
-  const wanted = [...form.querySelectorAll("select")].map((s) => [names.indexOf(s.dataset.column), s.value]);
-  const time = names.indexOf("time, ms"), timed = document.getElementById("timed")?.checked;
-  let shown = 0;
-  for (const row of all) {
-    const text = [...row.cells].map((cell) => cell.textContent).join(" ").toLowerCase();
-    const fits = words.every((word) => text.includes(word)) && (!timed || value(row, time) !== null)
-      && wanted.every(([column, word]) => !word || row.cells[column].textContent === word);
-    row.hidden = !fits;
-    shown += fits;
+function filters() {
+  const names = [...cases.tHead.rows[0].cells].map((cell) => cell.textContent);
+  const all = [...cases.tBodies[0].rows];
+  for (const select of form.querySelectorAll("select")) {
+    const column = names.indexOf(select.dataset.column);
+    select.append(new Option("all", ""));
+    for (const word of new Set(all.map((row) => row.cells[column].textContent))) select.append(new Option(word, word));
   }
-  document.getElementById("shown").textContent = (shown === all.length ? "" : `${shown} of `) + `${all.length} ${form.dataset.noun}`;
+  function filter() {
+    const words = document.getElementById("find").value.toLowerCase().split(/\s+/).filter(Boolean);
+    const wanted = [...form.querySelectorAll("select")].map((s) => [names.indexOf(s.dataset.column), s.value]);
+    const time = names.indexOf("time, ms"), timed = document.getElementById("timed")?.checked;
+    let shown = 0;
+    for (const row of all) {
+      const text = [...row.cells].map((cell) => cell.textContent).join(" ").toLowerCase();
+      const fits = words.every((word) => text.includes(word)) && (!timed || value(row, time) !== null)
+        && wanted.every(([column, word]) => !word || row.cells[column].textContent === word);
+      row.hidden = !fits;
+      shown += fits;
+    }
+    document.getElementById("shown").textContent = (shown === all.length ? "" : `${shown} of `) + `${all.length} ${form.dataset.noun}`;
+  }
+  form.hidden = false;
+  for (const kind of ["input", "change"]) form.addEventListener(kind, filter);
+  form.addEventListener("submit", (event) => event.preventDefault());
+  filter();
 }
-form.hidden = false;
-for (const kind of ["input", "change"]) form.addEventListener(kind, filter);
-form.addEventListener("submit", (event) => event.preventDefault());
-filter();
+if (form) filters();
 
 // --- saving a figure: title, panels as they are shown, legend; colours as they are on this page
 function whole(figure) {

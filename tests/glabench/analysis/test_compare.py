@@ -10,10 +10,11 @@ import pytest
 from glabench.analysis.compare import (
     aligned,
     answers,
-    crossovers,
+    crossover,
     crossovers_by_head_dimension,
     curves,
     speedups,
+    variants,
     verdict,
     winners,
 )
@@ -50,6 +51,19 @@ def test_attention_answers_every_gate_strength_of_its_shape(make_row: Any) -> No
     ]
     pairs = speedups(answers(frame(rows)), "fa2")
     assert dict(zip(pairs["gate"], pairs["speedup"], strict=True)) == {"1": 4.0, "8": 2.0}
+
+
+def test_attention_with_other_heads_is_another_function_and_no_other_schedule(make_row: Any) -> None:
+    rows = [make_row("gla", [9.0, 9.0]), make_row("fa2", [4.0, 4.0], attn_heads=16, attn_dim=64)]
+    rows.append(make_row("fa2", [2.0, 2.0], attn_heads=4, attn_dim=256))
+    best = answers(frame(rows))
+    assert best.sort_values("ms")["label"].tolist() == [
+        "FlashAttention-2", "FlashAttention-2, 16 heads of 64", "GLA, default schedule"
+    ]  # fmt: skip
+    assert variants(best) == ["gla", "fa2", "fa2:16x64"]
+    (first,) = winners(best)
+    assert (first.variant, first.runner_up, first.entrants) == ("fa2", "fa2:16x64", 3)
+    assert speedups(best, "fa2:16x64").set_index("variant")["speedup"].to_dict() == {"fa2": 2.0, "gla": 4 / 9}
 
 
 def test_attention_alone_keeps_its_row(make_row: Any) -> None:
@@ -130,24 +144,23 @@ def test_crossover_by_log_log_interpolation(make_row: Any) -> None:
     # Attention is quadratic, 1 ms at 1k; linear 2 ms at 1k: equal at 2k.
     attention = over_t(make_row, "fa2", {1024: 1.0, 4096: 16.0})
     linear = over_t(make_row, "gla", {1024: 2.0, 4096: 8.0})
-    (found,) = crossovers(answers(frame(attention + linear)), "gla", "fa2")
+    found = crossover(speedups(answers(frame(attention + linear)), "fa2"))
     assert found.crossing == pytest.approx(2048)
     assert (found.wins_from, found.first_t, found.last_t, found.last_speedup) == (4096, 1024, 4096, 2.0)
 
 
 def test_no_crossover_when_one_is_ahead_throughout(make_row: Any) -> None:
     ahead = over_t(make_row, "gla", {1024: 1.0, 2048: 1.0}) + over_t(make_row, "fa2", {1024: 2.0, 2048: 4.0})
-    (found,) = crossovers(answers(frame(ahead)), "gla", "fa2")
+    found = crossover(speedups(answers(frame(ahead)), "fa2"))
     assert (found.crossing, found.wins_from) == (None, 1024)
     behind = over_t(make_row, "gla", {1024: 9.0, 2048: 9.0}) + over_t(make_row, "fa2", {1024: 2.0, 2048: 4.0})
-    (found,) = crossovers(answers(frame(behind)), "gla", "fa2")
+    found = crossover(speedups(answers(frame(behind)), "fa2"))
     assert (found.crossing, found.wins_from) == (None, None)
 
 
 def test_missing_rival_gives_nothing(make_row: Any) -> None:
     best = answers(frame([make_row("gla", [1.0])]))
     assert speedups(best, "fa2").empty
-    assert crossovers(best, "gla", "fa2") == []
 
 
 def test_no_timed_row_at_all(make_row: Any) -> None:
@@ -176,6 +189,8 @@ def test_crossovers_by_head_dimension_hold_width_and_tokens(make_row: Any) -> No
     rows += both(8, 128, 1024, 3.0) + both(8, 128, 2048, 4.0)  # faster everywhere
     rows += both(8, 128, 1024, 0.1, tokens=8192)  # a batch of other tokens
     rows += both(4, 64, 1024, 0.1) + both(4, 64, 2048, 0.1)  # another width
+    other = {"mode": "fwdbwd", "H": 8, "K": 128, "V": 128, "attn_heads": 16, "attn_dim": 64}
+    rows += [make_row("fa2", [0.01], B=4096 // T, T=T, **other) for T in (1024, 2048)]  # attention with other heads
     found = crossovers_by_head_dimension(answers(frame(rows)), "gla", "fa2")
     assert list(found) == [64, 128]
     assert found[64].crossing == pytest.approx(math.sqrt(1024 * 2048))

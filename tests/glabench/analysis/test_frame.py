@@ -70,6 +70,9 @@ def test_error_share_is_the_worst_output_and_not_a_number_is_infinite(make_row: 
     outputs["dg"]["error"] = math.nan
     line = only(make_row("gla", status="wrong", accuracy={"passed": False, "where": "cuda", "outputs": outputs}))
     assert math.isinf(line["error_share"])
+    del outputs["o"]["tolerance"]  # what has none hides no other
+    line = only(make_row("gla", status="wrong", accuracy={"passed": False, "where": "cuda", "outputs": outputs}))
+    assert math.isinf(line["error_share"])
 
 
 def test_a_bare_row_gives_a_line(make_row: Any) -> None:

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from glabench.analysis.claims import CLAIMS
-from glabench.analysis.evidence import OURS, Evidence, Place, split_by_chunk
+from glabench.analysis.evidence import OURS, Evidence, Parts, Place, other_commits, split_by_chunk, taken_apart
 from glabench.analysis.frame import frame
 from glabench.analysis.papers import BestChunk, Compare, Growth, Outcome, RunsOut, Split, Value, judged
+from glabench.analysis.statistics import estimate
 from glabench.spec.catalog import CATALOG
 from glabench.spec.expand import expand
 from glabench.spec.sweep import available, load
@@ -56,7 +57,7 @@ def test_one_place_that_fails_decides_and_is_named(make_row: Any, attention: Any
 def test_what_is_faster_than_claimed_is_said_to_be(make_row: Any, attention: Any) -> None:
     rows = evidence(make_row("gla", ms(1)), attention(ms(5)))
     found = Compare((OURS,), ("fa2",), (NEAR,), least=(0.7,), most=(1.5,))(rows)
-    assert (found.verdict, found.why) == ("not held", "it is better than that")
+    assert (found.verdict, found.why, found.better) == ("not held", "it is better than that", True)
 
 
 def test_each_place_has_its_own_limit(make_row: Any) -> None:
@@ -124,26 +125,52 @@ def test_the_best_chunk_is_the_fastest_or_not_told_from_it(make_row: Any) -> Non
         rows = [make_row("gla", ms(time), chunk=c, sub_chunk=16, materialize=True) for c, time in sizes]
         return BestChunk("gla:w", NEAR, 128)(evidence(*rows))
 
-    assert asked(3, 2, 1) == Outcome("held", (Value("chunk size", 128, ""),))
+    assert asked(3, 2, 1) == Outcome("held", (Value("chunk size", 128, ""), Value("time at 64 over it", 2.0)))
+    assert asked(3, 1.01, 1).verdict == "too close to call"
     assert asked(3, 1, 2) == Outcome("not held", (Value("chunk size", 64, ""), Value("time at 128 over it", 2.0)))
     assert asked(3, 1, 1.01).verdict == "too close to call"
     assert BestChunk("gla:w", NEAR, 128)(evidence(make_row("gla", ms(1), chunk=128, materialize=True))).found == ()
 
 
-def test_the_forward_pass_taken_apart_comes_from_profiles(make_row: Any) -> None:
-    def profile(chunk: int, inter: float, intra: float, **given: Any) -> Any:
-        parts = {"inter_ms": [inter, inter, 9.0], "intra_ms": [intra, intra, 9.0]}
-        return make_row("gla", chunk=chunk, materialize=True, profile={"parts": parts}, **given)
+def profiled(make_row: Any, chunk: int, inter: float, intra: float, **given: Any) -> Any:
+    parts = {"inter_ms": ms(inter), "intra_ms": ms(intra)}
+    return make_row("gla", chunk=chunk, materialize=True, profile={"parts": parts}, **given)
 
-    rows = [profile(256, 1.0, 4.0), profile(16, 5.0, 1.0), profile(64, 7.0, 7.0, T=8192), make_row("gla", ms(1))]
-    rows.append(profile(32, 8.0, 8.0, environment={"device": "NVIDIA A100"}))
-    split = split_by_chunk(rows, "NVIDIA H200", NEAR)
-    assert split == {16: (5.0, 1.0), 256: (1.0, 4.0)}
+
+def test_the_forward_pass_taken_apart_comes_from_profiles(make_row: Any) -> None:
+    rows = [profiled(make_row, 256, 1.0, 4.0), profiled(make_row, 16, 5.0, 1.0), make_row("gla", ms(1))]
+    rows.append(profiled(make_row, 64, 7.0, 7.0, T=8192))
+    rows.append(profiled(make_row, 32, 8.0, 8.0, environment={"device": "NVIDIA A100"}))
+    split = split_by_chunk(taken_apart(rows, "NVIDIA H200", NEAR))
+    assert {c: (both.inter.median, both.intra.median) for c, both in split.items()} == {16: (5.0, 1.0), 256: (1.0, 4.0)}
     table = frame(rows)
     found = Split()(Evidence(table, split))
     assert found == Outcome("held", (Value("between chunks, 16 to 256", 0.2), Value("inside chunks", 4.0)))
-    assert Split()(Evidence(table, {16: (1.0, 1.0), 256: (2.0, 4.0)})).verdict == "not held"
     assert Split()(Evidence(table)).verdict == "not measured"
+    assert "other kernels (commit old)" in Split()(Evidence(table, split, split_commits=("old",))).why
+
+
+def test_the_intervals_decide_whether_parts_fall_and_grow() -> None:
+    def asked(inter: float, intra: float) -> str:
+        first, last = Parts(estimate(ms(1.0)), estimate(ms(1.0))), Parts(estimate(ms(inter)), estimate(ms(intra)))
+        return Split()(Evidence(frame([]), {16: first, 256: last})).verdict
+
+    assert asked(0.5, 2.0) == "held"
+    assert asked(2.0, 4.0) == "not held"
+    assert asked(0.999, 1.001) == "too close to call"
+
+
+def test_a_profile_of_other_kernels_is_told(make_row: Any) -> None:
+    def at(commit: str, fingerprint: str) -> dict[str, Any]:
+        return {"environment": {"device": "NVIDIA H200", "commit": commit, "fingerprint": fingerprint}}
+
+    rows = [profiled(make_row, 16, 5.0, 1.0, **at("a" * 40, "x"))]
+
+    def asked(commit: str, fingerprint: str) -> tuple[str, ...]:
+        return other_commits(rows, frame([make_row("gla", ms(1), **at(commit, fingerprint))]).to_dict("records"))
+
+    assert asked("a" * 40, "x") == asked("a" * 7, "x") == ()
+    assert asked("b" * 40, "x") == asked("a" * 40, "y") == ("a" * 7,)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from gla_kernels.config import PASSES as KERNEL_PASSES
 from gla_kernels.config import Direction, steps_of
 from glabench.analysis import retuned
 from glabench.analysis.load import load_tunings, tuning_files
-from glabench.analysis.retuned import agreement, pair, searched
+from glabench.analysis.retuned import across_code, agreement, pair, searched
 from glabench.analysis.tuning import (
     PASSES,
     Sums,
@@ -261,6 +261,10 @@ def test_which_tunings_are_compared(make_tuning: MakeTuning) -> None:
     asks = {"chunk": 64, "sub_chunk": 16, "materialize": True}
     everything = [late, whole, *others, other_gpu, early, make_tuning(schedule=asks)]
     assert [(p.first, p.second) for p in agreement(everything)] == [(early, late)]
+    assert across_code(everything) == []
+    new = replace(late, environment=late.environment | {"commit": "f" * 40}, started="2026-11-23")
+    assert [(p.first, p.second) for p in agreement([*everything, new])] == [(early, late)]
+    assert [(p.first, p.second) for p in across_code([*everything, new])] == [(late, new)]
     found = searched(everything)
     assert {(p.first.strategy, p.second.strategy) for p in found} == {
         ("exhaustive", "model"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from xml.etree import ElementTree
 
 import pytest
@@ -44,6 +45,12 @@ def test_annotations_are_one_line_each(found: Check) -> None:
     assert lines[2].startswith("::error title=slower (not re-measured)::GLA")
 
 
+def test_no_line_of_rows_is_a_command_of_a_workflow(make_run: MakeRun) -> None:
+    device = {"device": "::error title=pwn::all good"}
+    said = formats.render_github(check([make_run(environment=device)], [make_run(environment=device)], 0.03))
+    assert said == "On ::error title=pwn::all good: 1 same"
+
+
 def test_the_step_summary_is_a_table_that_rows_cannot_break(found: Check) -> None:
     rows = [line for line in formats.step_summary(found).splitlines() if line.startswith("|")]
     assert len(rows) == 2 + 4
@@ -58,6 +65,14 @@ def test_junit_is_xml_with_failures_and_skips(found: Check) -> None:
     kinds = [next((child.tag for child in test), None) for test in suite]
     assert kinds.count("failure") == 3
     assert kinds.count("skipped") == 1
+
+
+def test_junit_leaves_out_what_xml_cannot_hold(make_run: MakeRun) -> None:
+    odd = make_run(status="wrong", reason="a\ufffe\uffff\x00\ud800b", time=None, environment={"device": "x\x01"})
+    odd.case.update(dtype="bf16\x01", system="gla\x02")
+    suite = ElementTree.fromstring(formats.render_junit(check([], [odd], 0.03)).encode())
+    assert [suite.get("name"), suite[0].get("classname")] == ["glabench check on x", "gla"]
+    assert str(suite[0][0].text).endswith("wrong now: ab")
 
 
 def test_json_holds_everything(found: Check) -> None:
@@ -78,7 +93,8 @@ def test_a_line_of_the_trend_has_the_times(found: Check) -> None:
 
 def test_the_page_draws_both_sides_and_escapes_rows(found: Check) -> None:
     html = page.render(found)
-    assert html.count('aria-label="Distribution of times before and now"') == 2
+    labels = re.findall(r'aria-label="(Times before and now: [^"]*)"', html)
+    assert len(set(labels)) == 2  # each says of which case it is
     assert "&lt;script&gt;|x|" in html
     assert "<script>|x|" not in html
     assert "Not passed: 1 wrong" in html

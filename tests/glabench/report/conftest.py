@@ -229,7 +229,7 @@ def papers_row(rng: random.Random, case: Case) -> Row:
         return replace(
             failed(case, "wrong", "dg has 9 values that are NaN or infinite", sweep="papers"),
             accuracy=accuracy(rng, case, "cuda", passed=False)
-            | {"outputs": {"o": {"error": 2e-3}, "dg": {"error": None}}},
+            | {"outputs": {"o": {"error": 2e-3}, "dg": {"error": None, "tolerance": 5e-3}}},
         )
     row = gpu_row(rng, case, "papers")
     slow = {"recurrent_hbm": 9.0, "scan": 14.0, "chunkwise_torch": 7.0, "parallel_triton": case.T / 300,

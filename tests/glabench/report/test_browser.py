@@ -9,6 +9,10 @@ from typing import Any
 
 import pytest
 
+from glabench.check import page as check_page
+from glabench.check.verdict import check
+from glabench.store import Row
+
 pytestmark = pytest.mark.browser
 
 
@@ -105,7 +109,7 @@ def test_a_point_shows_its_values_on_hover(browser: Any, address: str) -> None:
     from selenium.webdriver import ActionChains
 
     open_at(browser, address, 1280)
-    hit = browser.find_element("css selector", "figure.card .hit[data-s='fa2']")
+    hit = browser.find_element("css selector", "figure.card .hit[data-s='fa2:16x64']")
     browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", hit)
     tip = browser.find_element("id", "tip")
     assert not tip.is_displayed()
@@ -153,8 +157,8 @@ def test_filters_narrow_the_table(browser: Any, address: str) -> None:
 def test_the_legend_hides_a_system(browser: Any, address: str) -> None:
     open_at(browser, address, 1280)
     figure = browser.find_element("css selector", "figure.card")
-    button = figure.find_element("css selector", ".legend button[data-s='fa2']")
-    curve = figure.find_element("css selector", ".panel g[data-s='fa2']")
+    button = figure.find_element("css selector", ".legend button[data-s='fa2:16x64']")
+    curve = figure.find_element("css selector", ".panel g[data-s='fa2:16x64']")
     assert curve.is_displayed()
     browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", button)
     button.click()
@@ -192,7 +196,12 @@ def test_no_sideways_scrolling(browser: Any, address: str, width: int) -> None:
 
 def test_text_of_figures_is_legible_on_a_phone(browser: Any, address: str) -> None:
     open_at(browser, address, 360)
-    smallest = browser.execute_script(
+    assert smallest_text(browser) >= 8
+
+
+def smallest_text(browser: Any) -> float:
+    """The size of the smallest text in a figure, as it is shown."""
+    smallest: float = browser.execute_script(
         """let least = 99;
         for (const svg of document.querySelectorAll(".panel svg")) {
           const scale = svg.getBoundingClientRect().width / svg.viewBox.baseVal.width;
@@ -201,7 +210,7 @@ def test_text_of_figures_is_legible_on_a_phone(browser: Any, address: str) -> No
         }
         return least;"""
     )
-    assert smallest >= 8
+    return smallest
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -240,6 +249,28 @@ def test_claims_fit_every_width_and_load_nothing(browser: Any, claims: str, widt
     assert browser.get_log("browser") == []
     assert browser.execute_script("return performance.getEntriesByType('resource').length") == 0
     assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.parametrize("width", [360, 1400])
+def test_a_check_fits_every_width_and_its_script_runs(
+    browser: Any, board_rows: list[Row], tmp_path: Path, width: int
+) -> None:
+    rows = [row for row in board_rows if row.time][:4]
+    found = check(rows, rows, 0.03)
+    open_at(browser, written(check_page.render(found), tmp_path), width)
+    assert browser.get_log("browser") == []
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+    assert smallest_text(browser) >= 8
+    assert browser.execute_script("return links.size") > 1  # the last parts of the script ran too
+
+
+def test_all_links_are_in_sight_and_infinity_sorts_last(browser: Any, claims: str) -> None:
+    open_at(browser, claims, 1400)
+    assert browser.execute_script("const n = document.querySelector('nav div'); return n.scrollWidth <= n.clientWidth")
+    click_heading(browser, "error %")
+    shares = [share for share in column(browser, "error %") if share != "–"]
+    assert shares[-1] == "∞"
+    assert shares.count("∞") == sum(share == "∞" for share in shares[shares.index("∞") :])
 
 
 def test_a_printed_number_says_which_paper_and_gpu(browser: Any, claims: str) -> None:

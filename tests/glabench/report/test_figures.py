@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 
 from glabench.analysis.frame import frame
-from glabench.report import draw
+from glabench.report import draw, ticks
 from glabench.report.figures import sections
 from glabench.report.model import Figure, Panel, Point, Series
 from glabench.report.text import length, number, rate, times
 from glabench.store import Row
 
 Figures = dict[str, tuple[Figure, ...]]
+FA2 = "fa2:16x64"  # at 4 heads of 128 x 256, as in the papers
 
 
 def figures(rows: list[Row]) -> Figures:
@@ -45,7 +46,7 @@ def median(rows: list[Row], system: str, **wanted: object) -> float:
 
 def test_points_over_length_are_medians(board_rows: list[Row], board_figures: Figures) -> None:
     forward = panel(board_figures["speed"][0], "forward")
-    drawn = points(forward, "fa2")
+    drawn = points(forward, FA2)
     assert set(drawn) == {1024, 2048, 4096, 8192, 16384}
     assert drawn[2048] == median(board_rows, "fa2", B=16, T=2048, H=4, mode="fwd")
 
@@ -56,7 +57,7 @@ def test_speed_up_is_the_ratio_of_medians(board_rows: list[Row], board_figures: 
     at = {"B": 8, "T": 4096, "H": 4, "mode": "fwdbwd"}
     expected = median(board_rows, "fa2", **at) / median(board_rows, "fla", **at)
     assert points(both, "fla")[4096] == pytest.approx(expected)
-    assert both.reference == (1.0, "as fast as FlashAttention-2")
+    assert both.reference == (1.0, "as fast as FlashAttention-2, 16 heads of 64")
 
 
 def test_chunk_figure_takes_the_fastest_sub_chunk(board_rows: list[Row], board_figures: Figures) -> None:
@@ -76,7 +77,7 @@ def test_floor_is_the_ratio_to_compulsory_bytes(board_rows: list[Row], board_fig
     shape = {"B": 4, "T": 2048, "H": 16, "K": 128, "mode": "fwd"}
     floor = 4 * 2048 * 16 * 2 * (3 * 128 + 2 * 128) / 4.28e12 * 1e3
     assert points(forward, "fla")[place] == pytest.approx(median(board_rows, "fla", **shape) / floor)
-    assert "fa2" not in {s.key for s in forward.series}
+    assert not {"fa2", FA2} & {s.key for s in forward.series}
 
 
 def test_gate_strengths_are_in_the_order_of_numbers(board_rows: list[Row]) -> None:
@@ -98,8 +99,8 @@ def test_a_panel_on_the_page_has_a_hit_with_values_for_every_point(board_figures
     assert len(hits) == sum(len(s.points) for s in forward.series)
     width, height = map(float, svg.attrib["viewBox"].split()[2:])
     assert all(0 < float(h.attrib["cx"]) < width and 0 < float(h.attrib["cy"]) < height for h in hits)
-    tip = next(h for h in hits if h.attrib["data-s"] == "fa2").findtext("title") or ""
-    assert tip.startswith("FlashAttention-2\nB32 T1k H4 128×256, forward\n")
+    tip = next(h for h in hits if h.attrib["data-s"] == FA2).findtext("title") or ""
+    assert tip.startswith("FlashAttention-2, 16 heads of 64\nB32 T1k H4 128×256, forward\n")
 
 
 def test_hits_lie_on_the_markers() -> None:
@@ -137,6 +138,28 @@ def test_any_range_of_values_gets_ticks(values: tuple[float, ...]) -> None:
     assert len(ticks) >= 2
 
 
+def test_values_near_each_other_get_round_ticks() -> None:
+    assert ticks.values(540.0, 2700.0, most=6)[1] == ["700", "1,000", "1,500", "2,000"]
+
+
+def test_each_picture_has_words_of_its_own(board_page: str) -> None:
+    found = re.findall(r'role="img" aria-label="([^"]*)"', board_page)
+    assert len(set(found)) == len(found) > 10
+    assert all(not label.startswith(":") for label in found)
+
+
+def test_ungated_questions_are_compared_with_linear_attention(board_rows: list[Row]) -> None:
+    some = [row for row in board_rows if row.case["system"] in ("fla", "cudnn") and row.case["H"] == 4]
+    names = {"fla": "gla", "cudnn": "fla_linear"}
+    rows = [replace(row, case=row.case | {"system": names[row.case["system"]], "gate_strength": None}) for row in some]
+    found = figures(rows)
+    assert any("Speed-up over FLA linear" in figure.title for figure in found["speedup"])
+    assert (
+        "as fast as FLA linear" in found["speed"][0].caption
+        or "FLA linear, no gates first" in found["speed"][0].caption
+    )
+
+
 def test_files_are_png_and_svg_with_text(board_figures: Figures, tmp_path: Path) -> None:
     figure = board_figures["speed"][0]
     png, svg = draw.write(figure, tmp_path)
@@ -144,7 +167,7 @@ def test_files_are_png_and_svg_with_text(board_figures: Figures, tmp_path: Path)
     tree = ElementTree.parse(svg)
     words = [e.text for e in tree.iter("{http://www.w3.org/2000/svg}text")]
     assert "median time, ms" in words
-    assert "FlashAttention-2" in words
+    assert "FlashAttention-2, 16 heads of 64" in words
     before = svg.read_bytes()
     draw.write(figure, tmp_path)
     assert svg.read_bytes() == before  # the same rows give the same file

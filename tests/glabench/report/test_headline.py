@@ -47,6 +47,8 @@ def test_the_floor_compares_only_what_ran_at_the_same_shapes() -> None:
     assert figure == "6.00×"  # sqrt(4 * 9)
     assert "2 questions: GLA, default schedule 6.00×, GLA recurrent 12.0×" in sentence
     assert "FLA" not in sentence
+    (figure_of_it,) = shapes.floor(answers(frame(rows)))
+    assert figure_of_it.caption.endswith("forward, 2 questions: GLA, default schedule 6.00×.")
 
 
 def test_the_floor_leaves_ungated_questions_out() -> None:
@@ -60,4 +62,4 @@ def test_what_does_less_is_no_system_that_another_is_ahead_of() -> None:
     first = next(f for f in findings(frame(rows), "GPU") if "fastest of" in f.lead)
     assert (first.figure, first.lead) == ("1 of 1", "questions where GLA (ours) is the fastest of 2 systems")
     (figure,) = shapes.floor(answers(frame(rows)))
-    assert figure.caption.endswith("Nearest on the geometric mean: forward GLA, default schedule 4.00×.")
+    assert figure.caption.endswith("forward, 1 question: GLA, default schedule 4.00×.")

@@ -16,6 +16,7 @@ from glabench.errors import UserError
 from glabench.report import draw, papers
 from glabench.report.model import Figure
 from glabench.report.papers import Pages, claims_table, findings, is_for, short
+from glabench.report.papers_ours import twin
 from glabench.store import Row
 
 
@@ -86,6 +87,38 @@ def test_the_front_is_drawn_from_the_leanest_to_the_fastest(figures: dict[str, F
     assert set(places) <= marks
     assert [at for at, _ in places] == sorted(at for at, _ in places)
     assert [ms for _, ms in places] == sorted((ms for _, ms in places), reverse=True)
+
+
+def test_parts_of_other_kernels_stand_beside_no_whole(papers_rows: list[Row]) -> None:
+    other = [
+        replace(row, environment=row.environment | {"commit": "f" * 40}) if row.profile else row for row in papers_rows
+    ]
+    for rows, of_others in ((papers_rows, False), (other, True)):
+        pages = Pages(rows)
+        (figure,) = next(section.figures for section in pages.sections() if section.name == "chunks")
+        assert ("whole" in dict(figure.keys)) is not of_others
+        assert ("of other kernels (commit fffffff)" in figure.caption) is of_others
+        (claim,) = (one for one in pages.claimed["NVIDIA H200"] if one.claim.name == "chunk-split")
+        assert ("other kernels" in claim.outcome.why) is of_others
+
+
+def test_what_has_a_decay_is_told_where_none_is_asked(figures: dict[str, Figure]) -> None:
+    assert "With a decay all the same: One gate a head" in figures["ungated"].caption
+
+
+def test_what_lies_under_another_curve_is_not_drawn() -> None:
+    lengths = {1024.0: 1.0, 2048.0: 2.0}
+    near = {at: 1.005 * value for at, value in lengths.items()}
+    assert twin({"gla": lengths, "gla:w": near, "gla:wo": lengths | {1024.0: 3.0}}) == "gla:w"
+    assert twin({"gla": lengths, "gla:w": {1024.0: 1.0}}) == twin({"gla:w": lengths}) == ""
+
+
+def test_what_is_better_than_claimed_is_not_red(pages: Pages) -> None:
+    (found,) = pages.claimed.values()
+    better = [one for one in found if one.outcome.better]
+    assert all(row[1].flag == "" for row in claims_table(better).rows)
+    sentences = " ".join(answer.sentence for answer in findings(found))
+    assert sentences.count("(it is better here)") == len(better)
 
 
 def test_errors_that_are_no_number_are_told(figures: dict[str, Figure]) -> None:

@@ -263,7 +263,7 @@ def test_html_with_figures_beside_it(results: Path, capsys: pytest.CaptureFixtur
     written = Path("reports/local/profile-board-nvidia-h200/index.html")
     assert capsys.readouterr().out.splitlines()[0] == str(written)
     assert "Profile on NVIDIA H200" in written.read_text()
-    kinds = [path.suffix for path in (written.parent / "figures").iterdir()]
+    kinds = [path.suffix for path in (written.parent / "figures" / written.stem).iterdir()]
     assert kinds.count(".png") == kinds.count(".svg") == written.read_text().count("<figure") == 8
 
 

@@ -6,6 +6,8 @@ import math
 from dataclasses import asdict
 from typing import Any
 
+import pytest
+
 from glabench.analysis.frame import frame
 from glabench.report import tables
 from glabench.report.environments import environments, mixed
@@ -69,6 +71,38 @@ def test_a_kernel_that_did_not_compile_says_so() -> None:
     broken = {"kernel": "k", "arch": "sm_80", "error": "out of shared memory"}
     (line,) = tables.kernels([row(compiled=[broken])]).rows
     assert (line[4].text, line[4].flag) == ("out of shared memory", "bad")
+
+
+@pytest.mark.parametrize(("arch", "number"), [("sm_90", 90), ("sm_90a", 90), ("sm_100f", 100), ("gfx", 0)])
+def test_any_arch_has_a_place(arch: str, number: int) -> None:
+    facts = [{"kernel": "k", "arch": name} for name in (arch, "sm_95")]
+    ordered = [name for name, _ in tables.archs([row(compiled=facts)])]
+    assert ordered == ([arch, "sm_95"] if number > 95 else ["sm_95", arch])
+
+
+def test_floors_are_of_gated_linear_attention_and_told_apart_by_its_gates() -> None:
+    def asked(system: str, nbytes: int, **given: Any) -> Row:
+        return row(system, compiled=[{"kernel": "k", "arch": "sm_90"}], work={"hbm_bytes": nbytes << 20}, **given)
+
+    rows = [asked("gla", 5), asked("gla", 4, gate_strength=None), asked("gla", 6, value_gate=True), asked("fla", 5)]
+    rows += [asked("mamba2_ssd", 2), asked("gla", 5, gate_strength=8.0)]
+    table = tables.floors(rows)
+    found = {cells(table, i)["gates"].text: cells(table, i)["compulsory, MiB"].value for i in range(len(table.rows))}
+    assert found == {"keys": 5.0, "none": 4.0, "keys and values": 6.0}
+
+
+def test_gates_are_in_the_order_of_numbers_and_infinity_sorts() -> None:
+    rows = [row(gate_strength=x, accuracy=gated(o={"error": 1e-3, "tolerance": 4e-3})) for x in (16.0, 0.06, 4.0)]
+    rows.append(row("helion", "wrong", accuracy=gated(o={"error": math.nan, "tolerance": 4e-3})))
+    table = tables.accuracy(rows)
+    assert [cells(table, i)["gate"].text for i in range(3)] == ["0.06", "4", "16"]
+    assert cells(table, 3)["o"].sorted_by == "Infinity"
+
+
+def test_a_row_says_which_implementation_ran_and_which_heads() -> None:
+    rows = [row("fa2", gate_strength=None, attn_heads=16, attn_dim=64, implementation="SDPA flash")]
+    line = cells(tables.measurements(frame(rows)))
+    assert (line["system"].text, line["implementation"].text) == ("FlashAttention-2, 16 heads of 64", "SDPA flash")
 
 
 def test_failures_with_one_reason_share_a_line_and_wrong_comes_first() -> None:

@@ -70,13 +70,25 @@ def test_every_failure_is_there_with_its_reason(page: str, tunings: list[Tuning]
     assert "the process was killed by SIGABRT" in page
 
 
+def test_tunings_of_other_code_are_shown_apart_and_not_counted(tunings: list[Tuning]) -> None:
+    again = [replace(one, header={"kernels": "others"}, started=f"{one.started}x") for one in tunings]
+    said = {f.lead: f for f in tuning_tables.findings([*tunings, *again])}
+    lead = "tunings repeated with the same code came to the same: one plan, or two within 1 %"
+    assert said[lead].figure.endswith(" of 16")
+    assert "pairs of other kernels or another tuner, which are not counted" in said[lead].sentence
+    code = [row[2].text for row in tuning_tables.repeated([*tunings, *again]).rows]
+    assert code == sorted(code, reverse=True)  # "the same" first
+    assert set(code) == {"the same", "other"}
+
+
 def test_facts_of_the_headline(tunings: list[Tuning]) -> None:
     said = {f.lead: (f.figure, f.sentence) for f in tuning_tables.findings(tunings)}
     count, sentence = said["workloads tuned"]
     assert count == "9"
     assert sentence.startswith("21 tunings: 17 by model, 4 by exhaustive; 1 workload without a plan")
     same = sum(p.agrees for p in agreement(tunings))
-    assert said["repeated tunings came to the same: one plan, or two within 1 %"][0] == f"{same} of 8"
+    lead = "tunings repeated with the same code came to the same: one plan, or two within 1 %"
+    assert said[lead][0] == f"{same} of 8"
     assert "of the feasible candidates measured by a search (median)" in said
     failures = sum(trial.status != "ok" for tuning in tunings for trial in tuning.trials)
     assert said["candidates gave no time; the tuning went on"][0] == str(failures)
@@ -132,7 +144,7 @@ def test_html_with_figures_beside_it(results: Path, capsys: pytest.CaptureFixtur
     written = Path("reports/local/tune-board-nvidia-h200/index.html")
     assert capsys.readouterr().out.splitlines()[0] == str(written)
     assert "Tuning on NVIDIA H200" in written.read_text()
-    kinds = [path.suffix for path in (written.parent / "figures").iterdir()]
+    kinds = [path.suffix for path in (written.parent / "figures" / written.stem).iterdir()]
     assert kinds.count(".png") == kinds.count(".svg") == written.read_text().count("<figure") == 4
 
 
