@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from gla_kernels import Plan, Schedule, Workload, chunk, default_config, gla, reference
+from gla_kernels.api import DTYPE_NAMES
 from gla_kernels.apply import all_launches, problem_of
 from gla_kernels.choose import by_model, with_walks
 from gla_kernels.feasible import feasible
@@ -38,7 +39,7 @@ def forward(x, plan, keep):
 @pytest.mark.parametrize("schedule", [Schedule(64), Schedule(64, 64, True, 1), Schedule(32)], ids=str)
 def test_one_walk_is_what_two_passes_are(inputs, dtype, T, K, V, schedule):
     x = inputs((2 if T <= 64 else 1, T, 2, K, V), dtype, None)
-    work = replace(WORK, T=T, K=K, V=V, dtype=str(dtype).removeprefix("torch."))
+    work = replace(WORK, T=T, K=K, V=V, dtype=DTYPE_NAMES[dtype])
     plan = walked(work, schedule)
     o, final, kept, found = forward(x, plan, True)
     assert found[-1] == "walk"
