@@ -53,9 +53,8 @@ class Evidence:
 
     table: pd.DataFrame
     split: Mapping[int, Parts] = field(default_factory=dict)  # see ``split_by_chunk``
-    split_commits: Sequence[
-        str
-    ] = ()  # of ``split`` where that is of other kernels than the rows: see ``other_commits``
+    # of ``split``, where that is of other kernels than the rows: see ``other_commits``
+    split_commits: Sequence[str] = ()
     errors: Sequence[Error] = ()  # see ``accuracy.by_strength``
 
     def row(self, key: str, place: Place, quantity: Quantity = "ms") -> Line | None:

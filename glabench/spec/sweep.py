@@ -49,9 +49,8 @@ class Section(BaseModel):
     # On a CPU, which cases of our Triton kernels are cross-compiled besides being checked: those that match one of
     # these. Not given: all of them. Compiling takes seconds a case, checking a fraction of that.
     compile: list[Block] | None = None
-    limit_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = (
-        600.0  # a case that takes longer is killed: status "timeout"
-    )
+    # A case that takes longer is killed: status "timeout".
+    limit_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 600.0
     settings: dict[str, int | float] = {}  # of glabench.spec.settings.Settings, by name
 
 
