@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from glabench.store import Row, to_json
+from glabench.store import Row
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,10 @@ def _runs(rows: Iterable[Row]) -> dict[str, tuple[Row, ...]]:
     A row that is given twice, as where files lie beside what they were merged into, is one run: it shows no noise.
     """
     found: dict[str, list[Row]] = {}
-    for row in sorted({to_json(row): row for row in rows}.values(), key=lambda row: row.started):
-        found.setdefault(row.case_id, []).append(row)
+    for row in sorted(rows, key=lambda row: row.started):
+        runs = found.setdefault(row.case_id, [])
+        if row not in runs:
+            runs.append(row)
     return {
         case_id: tuple(run for run in runs if _sources(run) == _sources(runs[-1])) for case_id, runs in found.items()
     }
