@@ -22,6 +22,26 @@ MAX_LINE_BYTES = 64 * 2**20  # some forty times the longest record there is; a l
 BLOCK_BYTES = 2**20
 
 
+@contextlib.contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """A file to write, whose content takes the place of ``path`` at the end: that is the old file or the whole new one.
+
+    Raises OSError, which names ``path``; whatever is raised, nothing is left behind.
+    """
+    part = path.with_name(f".{path.name}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield part
+        with part.open("rb") as written:
+            os.fsync(written.fileno())
+        os.replace(part, path)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
+    finally:
+        with contextlib.suppress(OSError):  # it is there when writing was stopped
+            part.unlink()
+
+
 def warn_on_stderr(message: str) -> None:
     """The default for the ``warn`` arguments of all that reads lines."""
     print(f"glabench: warning: {message}", file=sys.stderr)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from glabench.errors import UserError
-from glabench.lines import warn_on_stderr
+from glabench.lines import warn_on_stderr, whole
 from glabench.store import Row, has_checksum, parsed
 
 
@@ -57,22 +55,9 @@ def merge(paths: Sequence[Path], out: Path, warn: Callable[[str], None] = warn_o
                 warn(f"{path}:{number}: not a row, left out: {found}")
             else:
                 rows[line.strip()] = None
-    _write_whole(out, rows)
-    return len(rows), bad
-
-
-def _write_whole(path: Path, lines: Iterable[bytes]) -> None:
-    """Write the lines so that the file has all of them, on the disk, or is not there. UserError when it cannot be."""
-    part = path.with_name(f".{path.name}.part")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with part.open("wb") as file:
-            file.writelines(line + b"\n" for line in lines)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
+        with whole(out) as part:
+            part.write_bytes(b"".join(line + b"\n" for line in rows))
     except OSError as error:
-        raise UserError(f"{path}: cannot be written: {error.strerror}") from None
-    finally:
-        with contextlib.suppress(OSError):  # it is there when writing was stopped
-            part.unlink()
+        raise UserError(f"{out}: cannot be written: {error.strerror}") from None
+    return len(rows), bad

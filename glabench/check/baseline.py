@@ -19,6 +19,7 @@ from glabench.check.pairs import pairs
 from glabench.check.verdict import BROKEN
 from glabench.errors import UserError
 from glabench.hardware.environment import slug
+from glabench.lines import whole
 from glabench.store import Row, to_json
 
 FOLDER = Path("results") / "baselines"
@@ -71,10 +72,8 @@ def accept(rows: Sequence[Row], why: str, folder: Path = FOLDER) -> tuple[Path, 
         "rows": len(rows),
     }
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f".{path.name}.part")
-        part.write_text("".join(to_json(row) + "\n" for row in rows), encoding="utf-8")
-        os.replace(part, path)
+        with whole(path) as part:
+            part.write_text("".join(to_json(row) + "\n" for row in rows), encoding="utf-8")
         with path.with_suffix(".log").open("a", encoding="utf-8") as log:
             log.write(json.dumps(entry, ensure_ascii=False) + "\n")
     except OSError as error:

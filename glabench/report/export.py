@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
 from glabench.analysis.frame import frame
 from glabench.errors import UserError, did_you_mean
+from glabench.lines import whole
 from glabench.report import draw, markdown, page
 from glabench.report.figures import all_figures, sections
 from glabench.report.model import Section
@@ -64,7 +63,7 @@ def parquet(rows: Sequence[Row], out: Path) -> list[Path]:
     """The same table as a Parquet file. Raises UserError where pyarrow is not installed."""
     if importlib.util.find_spec("pyarrow") is None:
         raise UserError("--format parquet needs pyarrow: pip install 'glabench[parquet]'; csv needs nothing")
-    with _whole(out) as part:
+    with whole(out) as part:
         frame(rows).to_parquet(part, index=False)
     return [out]
 
@@ -135,19 +134,6 @@ def check(form: str) -> None:
 
 def write_text(path: Path, text: str) -> Path:
     """Writes ``text`` so that the file is either the old one or the whole new one."""
-    with _whole(path) as part:
+    with whole(path) as part:
         part.write_text(text, encoding="utf-8")
     return path
-
-
-@contextmanager
-def _whole(path: Path) -> Iterator[Path]:
-    """A file to write, which takes the place of ``path`` at the end. OSError, of ``path``, leaves nothing behind."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.part")
-    try:
-        yield part
-        os.replace(part, path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise OSError(error.errno, error.strerror, str(path)) from None
