@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 PIPELINE = "glabench.profile.pipeline"
 SHAPE_LIMIT_S = 600.0  # for a shape on the command line, which has no sweep to say it
-ONE_LEVEL_CHUNK = 64  # for a shape and a system of chunks without sub-chunks, which cannot be left without
 SHAPE_OPTIONS = {"system": "--system", "mode": "--mode", "dtype": "--dtype"}
 SWEEP_OPTIONS = {"only": "--only", "case": "--case"}
 
@@ -125,6 +124,7 @@ def _shape(what: str, system: str, mode: str, dtype: str) -> tuple[str, float, l
     from glabench.errors import UserError, did_you_mean
     from glabench.spec.case import DTYPE_BYTES, Case
     from glabench.spec.catalog import CATALOG
+    from glabench.spec.expand import fitted
     from glabench.spec.shape import sizes
 
     B, T, H, K, V = sizes(what)
@@ -135,14 +135,8 @@ def _shape(what: str, system: str, mode: str, dtype: str) -> tuple[str, float, l
     ):
         if value not in known:
             raise UserError(f"{option} {value}: expected one of {', '.join(known)}{did_you_mean(value, known)}")
-    info = CATALOG[system]
-    case = Case(
-        system, B, T, H, K, V,
-        dtype=dtype,  # type: ignore[arg-type]  # checked above
-        mode=mode,  # type: ignore[arg-type]
-        gate_strength=Case.gate_strength if info.gated else None,
-        chunk=ONE_LEVEL_CHUNK if info.axes == {"chunk"} else None,
-    )  # fmt: skip
+    given = {"system": system, "B": B, "T": T, "H": H, "K": K, "V": V, "dtype": dtype, "mode": mode}
+    case = Case(**fitted(given))
     return "x".join(str(size) for size in (B, T, H, K, V)), SHAPE_LIMIT_S, [case]
 
 

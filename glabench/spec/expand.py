@@ -131,7 +131,7 @@ def _cases(source: Source, block: _Block, defaults: dict[str, Any]) -> list[Case
         values = dict(defaults)
         for axis, chosen in zip(block.axes, combination, strict=True):
             values.update(zip(axis.names, chosen, strict=True))
-        values = _schedule(values)
+        values = fitted(values)
         if _misfit(values):
             if drop_misfits:
                 continue
@@ -163,12 +163,14 @@ def _loc_of(block: _Block, *names: str) -> Loc:
     return next((axis.loc for name in names for axis in block.axes if name in axis.names), block.loc)
 
 
-def _schedule(values: dict[str, Any]) -> dict[str, Any]:
-    """The values with a schedule that is whole, or None where the system has no use for it.
+def fitted(values: dict[str, Any]) -> dict[str, Any]:
+    """The values of a case with a schedule that is whole, or None where the system has no use for it, and without gates
+    where it reads none.
 
-    A system that uses all three and is given none of them runs its own default schedule.
+    A system that uses all three of a schedule and is given none of them runs its own default schedule.
     """
-    uses = CATALOG[values["system"]].axes
+    info = CATALOG[values["system"]]
+    uses, ungated = info.axes, {} if info.gated else {"gate_strength": None, "value_gate": False}
     schedule: dict[str, Any] = {name: values.get(name) if name in uses else None for name in SCHEDULE}
     if uses and (len(uses) < len(SCHEDULE) or any(value is not None for value in schedule.values())):
         if schedule["chunk"] is None:
@@ -177,7 +179,7 @@ def _schedule(values: dict[str, Any]) -> dict[str, Any]:
             schedule["sub_chunk"] = min(DEFAULT_SUB_CHUNK, schedule["chunk"])
         if "materialize" in uses and schedule["materialize"] is None:
             schedule["materialize"] = DEFAULT_MATERIALIZE
-    return {**values, **schedule}
+    return {**values, **schedule, **ungated}
 
 
 def _misfit(values: dict[str, Any]) -> bool:
@@ -195,8 +197,6 @@ def _case(source: Source, block: _Block, values: dict[str, Any]) -> Case:
         values.update(attn_heads=heads, attn_dim=dim, initial_state=False)
     if info.operator == "ssm":
         values["initial_state"] = False
-    if not info.gated:
-        values.update(gate_strength=None, value_gate=False)
     return Case(**values)
 
 
