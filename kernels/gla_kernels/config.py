@@ -157,7 +157,7 @@ WALKS = {"walk": ("states", "output"), "grad_walk": ("grad_states", "grad_v")}
 Direction = Literal["fwd", "bwd"]
 DTYPES = ("bf16", "fp16", "fp32")
 MAX_SIZE = 2**40  # of B, T and H: no tensor has as many rows
-HEAD_DIMS = (("K", 1, MAX_HEAD_DIM), ("V", 1, MAX_HEAD_DIM))
+SIZES = {"B": (0, MAX_SIZE), "T": (0, MAX_SIZE), "H": (0, MAX_SIZE), "K": (1, MAX_HEAD_DIM), "V": (1, MAX_HEAD_DIM)}
 
 WALK_OF: dict[Direction, str] = {"fwd": "walk", "bwd": "grad_walk"}
 
@@ -222,7 +222,7 @@ class Workload:
             raise ValueError(f"direction: expected fwd or bwd, got {self.direction!r}")
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype: expected {', '.join(DTYPES)}, got {self.dtype!r}")
-        for name, least, most in (("B", 0, MAX_SIZE), ("T", 0, MAX_SIZE), ("H", 0, MAX_SIZE), *HEAD_DIMS):
+        for name, (least, most) in SIZES.items():
             size = getattr(self, name)
             if type(size) is not int or not least <= size <= most:
                 raise ValueError(f"{name}: expected an integer from {least} to {most}, got {size!r:.60}")
