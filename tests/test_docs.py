@@ -13,7 +13,7 @@ import torch
 import glabench
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = ("README.md", "CONTRIBUTING.md")
+DOCUMENTS = ("README.md", "CONTRIBUTING.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")))
 
 
 def text(name: str) -> str:
@@ -31,30 +31,43 @@ def commands(name: str) -> list[list[str]]:
     return [shlex.split(line, comments=True) for line in lines if line.strip()]
 
 
+def anchors(path: Path) -> set[str]:
+    """What a link may name after #: GitHub's short form of each heading."""
+    headings = re.findall(
+        r"^#+ (.+)$", re.sub(r"^```.*?^```", "", path.read_text(), flags=re.DOTALL | re.MULTILINE), re.MULTILINE
+    )
+    return {re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
+
+
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_links_lead_somewhere(name: str) -> None:
-    links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text(name))
-    relative = [link for link in links if "://" not in link]
-    assert [link for link in relative if not (ROOT / link).exists()] == []
+    here = ROOT / name
+    links = re.findall(r"\]\(([^)#\s]*)(?:#([^)]*))?\)", text(name))
+    local = [(here.parent / link if link else here, anchor) for link, anchor in links if "://" not in link]
+    assert [str(path) for path, _ in local if not path.exists()] == []
+    assert [f"{path}#{anchor}" for path, anchor in local if anchor and anchor not in anchors(path)] == []
 
 
-@pytest.mark.parametrize("name", DOCUMENTS)
-def test_named_files_exist(name: str) -> None:
+def test_readme_leads_to_every_document() -> None:
+    assert [name for name in DOCUMENTS[1:] if f"]({name})" not in text("README.md")] == []
+
+
+def test_named_files_exist() -> None:
     """Every path in backquotes that starts in a folder of the tree, unless it has a placeholder in it."""
     folders = {path.name for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith(".")}
-    named = re.findall(r"`([\w.]+/[\w./-]*)`", text(name))
-    inside = [path for path in named if path.split("/")[0] in folders and "/local" not in path]
+    named = {path for name in DOCUMENTS for path in re.findall(r"`([\w.]+/[\w./-]*)`", text(name))}
+    inside = {path for path in named if path.split("/")[0] in folders and "/local" not in path}
     assert inside
-    assert [path for path in inside if not (ROOT / path).exists()] == []
+    assert {path for path in inside if not (ROOT / path).exists()} == set()
 
 
-@pytest.mark.parametrize("name", DOCUMENTS)
-def test_make_targets_exist(name: str) -> None:
+def test_make_targets_exist() -> None:
     targets = set(re.findall(r"^([a-z]+):", text("Makefile"), re.MULTILINE))
-    named = set(re.findall(r"\bmake ([a-z]+)\b(?=`)", text(name)))
-    named |= {words[1] for words in commands(name) if words[0] == "make"}
-    assert named
-    assert named <= targets
+    for name in ("README.md", "CONTRIBUTING.md"):
+        named = set(re.findall(r"\bmake ([a-z]+)\b(?=`)", text(name)))
+        named |= {words[1] for words in commands(name) if words[0] == "make"}
+        assert named
+        assert named <= targets
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
