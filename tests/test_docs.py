@@ -108,8 +108,8 @@ def test_sweep_examples_are_valid(tmp_path: Path) -> None:
         check(load(path))
 
 
-def test_readme_example_of_the_kernels_runs(device: torch.device) -> None:
-    """As it is printed, on a GPU; in the interpreter where there is none."""
+def test_examples_of_the_kernels_run(device: torch.device) -> None:
+    """As they are printed, on a GPU; in the interpreter where there is none. Those in docs/ go on from README's."""
     (example,) = fences("README.md", "python")
     if device.type == "cpu":
         example = example.replace('"cuda"', '"cpu"')
@@ -117,6 +117,10 @@ def test_readme_example_of_the_kernels_runs(device: torch.device) -> None:
     exec(compile(example, "README.md", "exec"), names)
     assert [x.grad.shape for x in names["inputs"][:3]] == [x.shape for x in names["inputs"][:3]]
     assert names["o"].shape == (names["B"], names["H"], names["V"])
+    assert names["o"].isfinite().all()
+    (packed,) = fences("docs/kernels.md", "python")
+    exec(compile(packed, "docs/kernels.md", "exec"), names)
+    assert names["o"].shape == names["v"].shape
     assert names["o"].isfinite().all()
 
 

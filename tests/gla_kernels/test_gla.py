@@ -59,6 +59,21 @@ def test_any_length(judge, inputs, T, materialize):
     judge(form(Schedule(64, 16, materialize)), inputs((1, T, 2, 16, 16), torch.float32, 1.0))
 
 
+@pytest.mark.parametrize("materialize", [True, False])
+def test_packed_sequences_are_what_they_are_alone(inputs, materialize):
+    x, schedule, starts = inputs((1, 106, 2, 16, 16), torch.float32, 0.06), Schedule(32, 16, materialize), (0, 37, 101)
+    cotangent = torch.randn_like(x.v)
+
+    def outputs(rows, first):
+        given = [t[:, rows].detach().requires_grad_() for t in (x.q, x.k, x.v, x.g)]
+        o, _ = gla(*given[:3], given[3].index_fill(1, torch.tensor(first, device=x.g.device), -1e4), schedule=schedule)
+        return [o, *torch.autograd.grad(o, given, cotangent[:, rows])]
+
+    alone = [outputs(slice(start, end), [0]) for start, end in zip(starts, (*starts[1:], 106), strict=True)]
+    for together, parts in zip(outputs(slice(None), starts), zip(*alone, strict=True), strict=True):
+        assert (together - torch.cat(parts, 1)).norm() <= 1e-4 * together.norm()
+
+
 @pytest.mark.parametrize(
     ("K", "V", "materialize"),
     [
