@@ -65,8 +65,9 @@ def test_packed_sequences_are_what_they_are_alone(inputs, materialize):
     cotangent = torch.randn_like(x.v)
 
     def outputs(rows, first):
-        given = [t[:, rows].detach().requires_grad_() for t in (x.q, x.k, x.v, x.g)]
-        o, _ = gla(*given[:3], given[3].index_fill(1, torch.tensor(first, device=x.g.device), -1e4), schedule=schedule)
+        q, k, v, g = given = [t[:, rows].detach().requires_grad_() for t in (x.q, x.k, x.v, x.g)]
+        closed = g.index_fill(1, torch.tensor(first, device=g.device), -1e4)
+        o, _ = gla(q, k, v, closed, schedule=schedule)
         return [o, *torch.autograd.grad(o, given, cotangent[:, rows])]
 
     alone = [outputs(slice(start, end), [0]) for start, end in zip(starts, (*starts[1:], 106), strict=True)]
