@@ -80,3 +80,47 @@ def test_what_is_planned_does_not_hang_on_the_default_dtype():
     finally:
         torch.set_default_dtype(torch.float32)
     assert [launch.name for launch in got] == [launch.name for launch in want]
+
+
+def captured(function: Callable[[], list[torch.Tensor]]) -> tuple[torch.cuda.CUDAGraph, list[torch.Tensor]]:
+    """The function's work as a CUDA graph, after one call that compiles, and what a replay fills."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        function()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = function()
+    return graph, found
+
+
+@pytest.mark.gpu
+@EVERY
+def test_a_cuda_graph_replays_both_directions_on_other_inputs(call):
+    given = [x.detach().bfloat16().requires_grad_() for x in drawn(T=300, H=2, D=64)]
+
+    def both() -> list[torch.Tensor]:
+        o = call(*given)[0]
+        return [o, *torch.autograd.grad(o.sum(), given)]
+
+    graph, found = captured(both)
+    with torch.no_grad():
+        for x, other in zip(given, drawn(T=300, H=2, D=64), strict=True):
+            x.copy_(other)
+    graph.replay()
+    assert all(torch.equal(a, b) for a, b in zip(found, both(), strict=True))
+
+
+@pytest.mark.gpu
+def test_a_cuda_graph_replays_a_step_of_decoding():
+    q, k, v, g = (x[:, 0].detach() for x in drawn(T=1))
+    state = torch.zeros(1, 1, 16, 16, device=DEVICE)
+    graph, (found,) = captured(lambda: [gla_step(q, k, v, g, state)])
+    state.zero_()
+    graph.replay()
+    graph.replay()
+    want = torch.zeros_like(state)
+    gla_step(q, k, v, g, want)
+    assert torch.equal(gla_step(q, k, v, g, want), found)
+    assert torch.equal(state, want)
