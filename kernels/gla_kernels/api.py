@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from . import chunk, recurrent, value_gates
 from .apply import DTYPES, all_launches, problem_of
@@ -18,6 +17,7 @@ from .choose import machine_of
 from .config import Schedule, Workload
 from .eager import eager
 from .launch import Launch, execute
+from .once import differentiable_once
 from .plans import Config, check_config, check_plan, plan_of, tune
 from .table import Machine
 from .validate import check_inputs, check_scale
@@ -240,7 +240,7 @@ class _ChunkGLA(torch.autograd.Function):
         return o, final_state
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     def backward(ctx, do, d_final):  # type: ignore[no-untyped-def]
         q, k, v, g, initial_state, *between = ctx.saved_tensors
         problem = problem_of(q, k, v, g, ctx.scale, initial_state, ctx.plan)
@@ -262,7 +262,7 @@ class _RecurrentGLA(torch.autograd.Function):
         return o, final_state
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     def backward(ctx, do, d_final):  # type: ignore[no-untyped-def]
         q, k, v, g, gv, initial_state, final_state = ctx.saved_tensors
         do = torch.zeros_like(v) if do is None else do.contiguous()
