@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from . import chunk, recurrent, value_gates
 from .apply import DTYPES, all_launches, problem_of
@@ -18,6 +17,7 @@ from .choose import machine_of
 from .config import Schedule, Workload
 from .eager import eager
 from .launch import Launch, execute
+from .once import differentiable_once
 from .plans import Config, check_config, check_plan, plan_of, tune
 from .table import Machine
 from .validate import check_inputs, check_scale
@@ -84,6 +84,8 @@ def gla(
         return ValueGatedGLA.apply(q, k, v, g, gv, scale, initial_state, output_final_state, schedule, not recompute)
     check_config(schedule, config, q.device)
     B, T, H, K = q.shape
+    if B * H == 0:  # no state to plan for: kernels on empty grids, which never run
+        return _RecurrentGLA.apply(q, k, v, g, None, scale, initial_state, output_final_state)
     fwd = Workload("fwd", B, T, H, K, v.shape[-1], DTYPE_NAMES[q.dtype], g is not None, schedule)
     works = [fwd]
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, g, initial_state)):
@@ -192,7 +194,7 @@ def launches(
     if op == "gla_step":
         assert state is not None
         recurrent.step(q, q, v, g, state, scale, fwd.append, gv)
-    elif op == "gla_recurrent":
+    elif op == "gla_recurrent" or (B * H == 0 and gv is None):  # as in `gla`
         recurrent.forward(q, q, v, g, scale, state, False, fwd.append, gv)
         recurrent.backward(q, q, v, g, scale, state, v, None, None, bwd.append, gv)
     elif gv is not None:
@@ -213,11 +215,6 @@ def _contiguous(*tensors: Tensor | None) -> tuple[Any, ...]:
     return tuple(None if x is None else x.contiguous() for x in tensors)
 
 
-def _if_any(state: Tensor | None) -> Tensor | None:
-    """The state, or None where there are no sequences or no heads to have one."""
-    return None if state is None or state.numel() == 0 else state
-
-
 def _both_or_neither(d_final: Tensor | None, final_state: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
     """The final state and its gradient for the kernels: both or neither."""
     if d_final is None or final_state is None:
@@ -231,10 +228,9 @@ class _ChunkGLA(torch.autograd.Function):
         ctx, q, k, v, g, scale, initial_state, output_final_state, plan, backward_plan, keep
     ):
         q, k, v, g, initial_state = _contiguous(q, k, v, g, initial_state)
-        some = _if_any(initial_state)
-        problem = problem_of(q, k, v, g, scale, some, plan)
+        problem = problem_of(q, k, v, g, scale, initial_state, plan)
         o, final_state, kept = chunk.forward(problem, output_final_state, execute, keep)
-        if not problem_of(q, k, v, g, scale, some, backward_plan).served_by(kept):
+        if not problem_of(q, k, v, g, scale, initial_state, backward_plan).served_by(kept):
             kept = None
         ctx.kept = kept is not None
         between = (kept.states, kept.handed, kept.halves) if kept is not None else (None, None, None)
@@ -244,16 +240,15 @@ class _ChunkGLA(torch.autograd.Function):
         return o, final_state
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     def backward(ctx, do, d_final):  # type: ignore[no-untyped-def]
         q, k, v, g, initial_state, *between = ctx.saved_tensors
-        some = _if_any(initial_state)
-        problem = problem_of(q, k, v, g, ctx.scale, some, ctx.plan)
+        problem = problem_of(q, k, v, g, ctx.scale, initial_state, ctx.plan)
         kept = problem.kept(*between) if ctx.kept else None
         do = torch.zeros_like(v) if do is None else do.contiguous()
-        d_final = None if d_final is None else _if_any(d_final.contiguous())
+        d_final = None if d_final is None else d_final.contiguous()
         dq, dk, dv, dg, d_initial = chunk.backward(problem, do, d_final, execute, kept)
-        return dq, dk, dv, dg, None, initial_state if some is None else d_initial, None, None, None, None
+        return dq, dk, dv, dg, None, d_initial, None, None, None, None
 
 
 class _RecurrentGLA(torch.autograd.Function):
@@ -267,7 +262,7 @@ class _RecurrentGLA(torch.autograd.Function):
         return o, final_state
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     def backward(ctx, do, d_final):  # type: ignore[no-untyped-def]
         q, k, v, g, gv, initial_state, final_state = ctx.saved_tensors
         do = torch.zeros_like(v) if do is None else do.contiguous()

@@ -19,6 +19,8 @@ def _shape(name: str, x: Tensor, expected: tuple[int, ...], layout: str) -> None
 def _tensor(name: str, x: object) -> Tensor:
     if not isinstance(x, Tensor):
         raise ValueError(f"{name}: expected a tensor, got {type(x).__name__}")
+    if x.is_nested or x.layout != torch.strided:
+        raise ValueError(f"{name}: expected a dense tensor, got {'a nested one' if x.is_nested else x.layout}")
     return x
 
 
@@ -97,4 +99,6 @@ def check_scale(scale: float | None, K: int) -> float:
         return float(K**-0.5)
     if isinstance(scale, bool) or not isinstance(scale, int | float):
         raise ValueError(f"scale: expected a number or None, got {type(scale).__name__}")
+    if not abs(scale) <= torch.finfo(torch.float32).max:  # nor is NaN
+        raise ValueError(f"scale: expected a number that float32 holds, got {scale!r:.60}")
     return float(scale)

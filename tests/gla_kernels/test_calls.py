@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -47,12 +48,35 @@ def test_no_sequence_or_head_is_no_work(call, empty):
     assert [grad.shape for grad in grads] == [x.shape for x in (*given, state)]
 
 
+@pytest.mark.parametrize("empty", [{"B": 0}, {"H": 0}], ids=str)
+@pytest.mark.parametrize("schedule", [None, Schedule(16, states_every=1), Schedule(16, materialize=False)], ids=str)
+def test_no_sequence_or_head_is_no_work_in_segments_either(schedule, empty):
+    """Of so many tokens that the schedule by default has segments."""
+    given = drawn(T=4096, **empty)
+    state = torch.zeros(given[0].shape[0], given[0].shape[2], 16, 16, device=DEVICE, requires_grad=True)
+    q, k, v, g = given
+    o, final = gla(q, k, v, g, None, state, True, schedule=schedule)
+    assert final is not None
+    grads = torch.autograd.grad(o.sum() + final.sum(), [*given, state])
+    assert [x.shape for x in (o, final, *grads)] == [x.shape for x in (given[2], state, *given, state)]
+
+
 @EVERY
 def test_meta_tensors_get_the_shapes_of_results_and_gradients(call):
     given = drawn(T=70, device="meta")
     o, final = call(*given, None, None, True)
     assert (o.shape, final.shape) == ((1, 70, 1, 16), (1, 1, 16, 16))
     assert [grad.shape for grad in torch.autograd.grad(o.sum() + final.sum(), given)] == [x.shape for x in given]
+
+
+@EVERY
+def test_a_second_derivative_is_refused_of_a_constant_gradient_too(call):
+    """Else a penalty on the gradients would be left out of theirs, without a word."""
+    given = drawn()
+    grads = torch.autograd.grad(call(*given)[0].sum(), given, create_graph=True)
+    loss = given[0].sum() + sum(grad.square().sum() for grad in grads)
+    with pytest.raises(RuntimeError, match="differentiate twice"):
+        loss.backward()
 
 
 def test_torch_compile_calls_the_kernels_as_they_are():
@@ -70,6 +94,11 @@ def test_a_state_that_a_step_changed_is_missed_by_the_backward_pass_that_needs_i
         gla_step(q[:, 0], k[:, 0], v[:, 0], g[:, 0], state)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         o.sum().backward()
+
+
+def test_nothing_is_planned_to_run_for_no_sequence():
+    planned = launches("gla", B=0, T=4096, H=1, K=16, V=16, dtype=torch.float16)
+    assert all(math.prod(launch.grid) == 0 for launch in planned)
 
 
 def test_what_is_planned_does_not_hang_on_the_default_dtype():

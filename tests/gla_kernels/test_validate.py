@@ -5,6 +5,7 @@ The tensors are on torch's meta device: nothing is computed, and no GPU is neede
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -33,6 +34,13 @@ BAD_CALLS = [
     ({"initial_state": zeros(2, 3, 24, 16)}, r"initial_state: expected shape \[2, 3, 16, 24\].*got"),
     ({"initial_state": zeros(2, 3, 16, 24).half()}, "initial_state: expected dtype torch.float32|float32, got"),
     ({"scale": "big"}, "scale: expected a number or None, got str"),
+    ({"scale": math.nan}, "scale: expected a number that float32 holds, got nan"),
+    ({"scale": 10**400}, "scale: expected a number that float32 holds, got 1000"),
+    ({"q": zeros(2, 8, 3, 16, device="cpu").to_sparse()}, "q: expected a dense tensor, got torch.sparse_coo"),
+    (
+        {"v": torch.nested.nested_tensor([torch.zeros(8, 3, 24)], layout=torch.jagged)},
+        "v: expected a dense tensor, got a nested one",
+    ),
     ({"v": zeros(2, 8, 3, 24, device="cpu")}, "v: expected device meta as of q, got cpu"),
 ]
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ..choose import machine_of
 from ..config import CHUNKS, Schedule
 from ..eager import eager
 from ..launch import Launch, execute
+from ..once import differentiable_once
 from ..validate import check_inputs, check_scale
 from .call import MAX_CHUNK, MAX_DIM, Call
 from .passes import Kept, backward, forward
@@ -158,7 +158,7 @@ class _SimpleGLA(torch.autograd.Function):
         return o, final_state
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     def backward(ctx, do, d_final):  # type: ignore[no-untyped-def]
         q, k, v, g, initial_state, *kept = ctx.saved_tensors
         schedule = ctx.schedule

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ..config import Schedule
 from ..launch import execute
+from ..once import differentiable_once
 from . import Kept, backward, forward
 from .problem import MAX_CHUNK, Problem
 
@@ -47,7 +47,7 @@ class ValueGatedGLA(torch.autograd.Function):
         return o, final_state if output_final_state else None
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     def backward(ctx, do, d_final):  # type: ignore[no-untyped-def]
         saved = ctx.saved_tensors  # read once: a checkpoint hands them out once
         given, between = saved[:6], saved[6:]
