@@ -144,7 +144,7 @@ class PlannedGla(Gla):
 
 def value_gated_schedule(schedule: Schedule | None) -> Schedule:
     """What runs with gates on the value side where this is asked for; ValueError where nothing does."""
-    from gla_kernels.value_gates.autograd import check_schedule
+    from gla_kernels.value_gates.form import check_schedule
 
     return check_schedule(schedule, None)
 

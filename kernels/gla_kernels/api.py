@@ -5,23 +5,24 @@ Layout everywhere: q, k, g [B, T, H, K]; v, o [B, T, H, V]; states [B, H, K, V] 
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from . import chunk, recurrent, value_gates
 from .apply import DTYPES, all_launches, problem_of
+from .autograd import Between, Form, Given, call
 from .choose import machine_of
-from .config import Schedule, Workload
+from .chunk.problem import Problem
+from .config import Plan, Schedule, Workload
 from .eager import eager
 from .launch import Launch, execute
-from .once import differentiable_once
 from .plans import Config, check_config, check_plan, plan_of, tune
 from .table import Machine
 from .validate import check_inputs, check_scale
-from .value_gates.autograd import ValueGatedGLA, check_schedule
+from .value_gates.form import ValueGated, check_schedule
 
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -79,26 +80,33 @@ def gla(
     scale = check_scale(scale, q.shape[-1])
     if not isinstance(recompute, bool):
         raise ValueError(f"recompute: expected True or False, got {recompute!r}")
+    given = Given(q, k, v, g, gv, initial_state)
+    form: Form
     if gv is not None:
-        schedule = check_schedule(schedule, config)
-        return ValueGatedGLA.apply(q, k, v, g, gv, scale, initial_state, output_final_state, schedule, not recompute)
-    check_config(schedule, config, q.device)
-    B, T, H, K = q.shape
+        form = ValueGated(scale, check_schedule(schedule, config), not recompute)
+    else:
+        form = _chunkwise(given, scale, schedule, config, given.requires_grad, recompute)
+    return call(form, given.contiguous(), output_final_state)
+
+
+def _chunkwise(
+    x: Given, scale: float, schedule: Schedule | None, config: Config, differentiated: bool, recompute: bool
+) -> Form:
+    """The form that `gla` takes without gates on the value side."""
+    check_config(schedule, config, x.q.device)
+    B, T, H, K = x.q.shape
     if B * H == 0:  # no state to plan for: kernels on empty grids, which never run
-        return _RecurrentGLA.apply(q, k, v, g, None, scale, initial_state, output_final_state)
-    fwd = Workload("fwd", B, T, H, K, v.shape[-1], DTYPE_NAMES[q.dtype], g is not None, schedule)
-    works = [fwd]
-    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, g, initial_state)):
-        works.append(replace(fwd, direction="bwd"))
+        return _Recurrent(scale)
+    fwd = Workload("fwd", B, T, H, K, x.v.shape[-1], DTYPE_NAMES[x.q.dtype], x.g is not None, schedule)
+    works = [fwd, replace(fwd, direction="bwd")] if differentiated else [fwd]
     if config == "tune":
-        tune(works, q.device)
-    machine = machine_of(q.device)
+        tune(works, x.q.device)
+    machine = machine_of(x.q.device)
     plans = [plan_of(work, config, machine) for work in works]
     if config not in (None, "tune"):
         for work, plan in zip(works, plans, strict=True):
             check_plan(plan, work, machine)
-    keep = len(plans) > 1 and not recompute
-    return _ChunkGLA.apply(q, k, v, g, scale, initial_state, output_final_state, plans[0], plans[-1], keep)
+    return _Chunkwise(scale, plans[0], plans[-1], differentiated and not recompute)
 
 
 @eager
@@ -119,7 +127,7 @@ def gla_recurrent(
     """
     check_inputs(q, k, v, g, initial_state, gv=gv)
     scale = check_scale(scale, q.shape[-1])
-    return _RecurrentGLA.apply(q, k, v, g, gv, scale, initial_state, output_final_state)
+    return call(_Recurrent(scale), Given(q, k, v, g, gv, initial_state).contiguous(), output_final_state)
 
 
 @eager
@@ -147,8 +155,8 @@ def gla_step(
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, g, gv, state)):
         raise ValueError("gla_step: expected inputs without gradients (torch.no_grad()), got one that requires them")
     scale = check_scale(scale, q.shape[-1])
-    q, k, v, g, gv = _contiguous(q, k, v, g, gv)
-    o = recurrent.step(q, k, v, g, state, scale, execute, gv)
+    x = Given(q, k, v, g, gv, None).contiguous()
+    o = recurrent.step(x.q, x.k, x.v, x.g, state, scale, execute, x.gv)
     torch.autograd.graph.increment_version(state)  # a backward pass that still needs what was in it says so
     return o
 
@@ -211,66 +219,48 @@ def launches(
     return {"fwd": fwd, "bwd": bwd, "fwdbwd": fwd + bwd, "step": fwd}[mode]
 
 
-def _contiguous(*tensors: Tensor | None) -> tuple[Any, ...]:
-    return tuple(None if x is None else x.contiguous() for x in tensors)
+@dataclass(frozen=True)
+class _Chunkwise:
+    """The chunkwise form by a plan for each direction. ``keep``: whether states are kept for the backward pass."""
 
+    scale: float
+    plan: Plan
+    backward_plan: Plan
+    keep: bool
 
-def _both_or_neither(d_final: Tensor | None, final_state: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """The final state and its gradient for the kernels: both or neither."""
-    if d_final is None or final_state is None:
-        return None, None
-    return final_state, d_final.contiguous()
+    def forward(self, x: Given, final: bool) -> tuple[Tensor, Tensor | None, Between]:
+        o, final_state, kept = chunk.forward(self._problem(x, self.plan), final, execute, self.keep)
+        if kept is None or not self._problem(x, self.backward_plan).served_by(kept):
+            return o, final_state, ()
+        return o, final_state, (kept.states, kept.handed, kept.halves)
 
-
-class _ChunkGLA(torch.autograd.Function):
-    @staticmethod
-    def forward(  # type: ignore[no-untyped-def]  # autograd's calling convention
-        ctx, q, k, v, g, scale, initial_state, output_final_state, plan, backward_plan, keep
-    ):
-        q, k, v, g, initial_state = _contiguous(q, k, v, g, initial_state)
-        problem = problem_of(q, k, v, g, scale, initial_state, plan)
-        o, final_state, kept = chunk.forward(problem, output_final_state, execute, keep)
-        if not problem_of(q, k, v, g, scale, initial_state, backward_plan).served_by(kept):
-            kept = None
-        ctx.kept = kept is not None
-        between = (kept.states, kept.handed, kept.halves) if kept is not None else (None, None, None)
-        ctx.save_for_backward(q, k, v, g, initial_state, *between)
-        ctx.set_materialize_grads(False)
-        ctx.scale, ctx.plan = scale, backward_plan
-        return o, final_state
-
-    @staticmethod
-    @differentiable_once
-    def backward(ctx, do, d_final):  # type: ignore[no-untyped-def]
-        q, k, v, g, initial_state, *between = ctx.saved_tensors
-        problem = problem_of(q, k, v, g, ctx.scale, initial_state, ctx.plan)
-        kept = problem.kept(*between) if ctx.kept else None
-        do = torch.zeros_like(v) if do is None else do.contiguous()
-        d_final = None if d_final is None else d_final.contiguous()
+    def backward(
+        self, x: Given, between: Between, do: Tensor, d_final: Tensor | None, needed: Sequence[bool]
+    ) -> Sequence[Tensor | None]:
+        problem = self._problem(x, self.backward_plan)
+        kept = problem.kept(*between) if between else None
         dq, dk, dv, dg, d_initial = chunk.backward(problem, do, d_final, execute, kept)
-        return dq, dk, dv, dg, None, d_initial, None, None, None, None
+        return dq, dk, dv, dg, None, d_initial
+
+    def _problem(self, x: Given, plan: Plan) -> Problem:
+        return problem_of(x.q, x.k, x.v, x.g, self.scale, x.initial_state, plan)
 
 
-class _RecurrentGLA(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, q, k, v, g, gv, scale, initial_state, output_final_state):  # type: ignore[no-untyped-def]
-        q, k, v, g, gv, initial_state = _contiguous(q, k, v, g, gv, initial_state)
-        o, final_state = recurrent.forward(q, k, v, g, scale, initial_state, output_final_state, execute, gv)
-        ctx.save_for_backward(q, k, v, g, gv, initial_state, final_state)
-        ctx.set_materialize_grads(False)
-        ctx.scale = scale
-        return o, final_state
+@dataclass(frozen=True)
+class _Recurrent:
+    """The fused recurrent form."""
 
-    @staticmethod
-    @differentiable_once
-    def backward(ctx, do, d_final):  # type: ignore[no-untyped-def]
-        q, k, v, g, gv, initial_state, final_state = ctx.saved_tensors
-        do = torch.zeros_like(v) if do is None else do.contiguous()
-        final_state, d_final = _both_or_neither(d_final, final_state)
-        dq, dk, dv, dg, dgv, d_initial = recurrent.backward(
-            q, k, v, g, ctx.scale, initial_state, do, final_state, d_final, execute, gv
-        )
-        return dq, dk, dv, dg, dgv, None, d_initial, None
+    scale: float
+
+    def forward(self, x: Given, final: bool) -> tuple[Tensor, Tensor | None, Between]:
+        o, state = recurrent.forward(x.q, x.k, x.v, x.g, self.scale, x.initial_state, final, execute, x.gv)
+        return o, state, (state,)
+
+    def backward(
+        self, x: Given, between: Between, do: Tensor, d_final: Tensor | None, needed: Sequence[bool]
+    ) -> Sequence[Tensor | None]:
+        state = between[0] if d_final is not None else None  # both or neither
+        return recurrent.backward(x.q, x.k, x.v, x.g, self.scale, x.initial_state, do, state, d_final, execute, x.gv)
 
 
 __all__ = ["gla", "gla_recurrent", "gla_step", "launches"]

@@ -14,7 +14,7 @@ import torch
 import gla_kernels.value_gates.problem
 from gla_kernels import Plan, Schedule, default_config, gla, launches, reference
 from gla_kernels.launch import execute
-from gla_kernels.value_gates import autograd
+from gla_kernels.value_gates import form as value_form
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 # key side and value side: alike, one of them, mild beside strong, and hard resets
@@ -60,7 +60,7 @@ def test_which_kernel_takes_a_chunk(judge, inputs, monkeypatch, gates, value_gat
         if launch.step not in left_out:
             execute(launch)
 
-    monkeypatch.setattr(autograd, "execute", some)
+    monkeypatch.setattr(value_form, "execute", some)
     judge(form(Schedule(16, 16)), inputs((1, 20, 1, 16, 12), torch.float32, gates, value_gates=value_gates))
 
 

@@ -5,14 +5,17 @@ Layout: q, k [B, T, H, K]; v, o [B, T, H, V]; g [B, T, H]; states [B, H, K, V] i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
+from ..autograd import Between, Given, call
 from ..choose import machine_of
 from ..config import CHUNKS, Schedule
 from ..eager import eager
 from ..launch import Launch, execute
-from ..once import differentiable_once
 from ..validate import check_inputs, check_scale
 from .call import MAX_CHUNK, MAX_DIM, Call
 from .passes import Kept, backward, forward
@@ -54,10 +57,9 @@ def simple_gla(
     """
     check_call(q, k, v, g, initial_state)
     scale = check_scale(scale, q.shape[-1])
-    schedule = check_schedule(schedule)
-    capability = machine_of(q.device).capability
-    needed = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, g, initial_state))
-    return _SimpleGLA.apply(q, k, v, g, scale, initial_state, output_final_state, schedule, capability, needed)
+    given = Given(q, k, v, None, None, initial_state).contiguous()._replace(g=g)
+    form = _Simple(scale, check_schedule(schedule), machine_of(q.device).capability, given.requires_grad)
+    return call(form, given, output_final_state)
 
 
 def retnet_decays(H: int, device: torch.device | str | None = None) -> Tensor:
@@ -143,27 +145,28 @@ def check_schedule(schedule: Schedule | None) -> Schedule:
     return schedule
 
 
-class _SimpleGLA(torch.autograd.Function):
-    @staticmethod
-    def forward(  # type: ignore[no-untyped-def]  # autograd's calling convention
-        ctx, q, k, v, g, scale, initial_state, output_final_state, schedule, capability, keep
-    ):
-        q, k, v = (x.contiguous() for x in (q, k, v))
-        initial_state = None if initial_state is None else initial_state.contiguous()
-        call = Call(q, k, v, g, scale, initial_state, schedule.chunk, schedule.materialize, capability)
-        o, final_state, kept = forward(call, output_final_state, keep, execute)
-        ctx.save_for_backward(q, k, v, g, initial_state, kept.sums, kept.states)
-        ctx.set_materialize_grads(False)
-        ctx.scale, ctx.schedule, ctx.capability = scale, schedule, capability
-        return o, final_state
+@dataclass(frozen=True)
+class _Simple:
+    """Linear attention with one gate a head and token, g [B, T, H]. ``keep``: whether there will be a backward pass."""
 
-    @staticmethod
-    @differentiable_once
-    def backward(ctx, do, d_final):  # type: ignore[no-untyped-def]
-        q, k, v, g, initial_state, *kept = ctx.saved_tensors
-        schedule = ctx.schedule
-        call = Call(q, k, v, g, ctx.scale, initial_state, schedule.chunk, schedule.materialize, ctx.capability)
-        do = torch.zeros_like(v) if do is None else do.contiguous()
-        d_final = None if d_final is None else d_final.contiguous()
-        dq, dk, dv, dg, d_initial = backward(call, Kept(*kept), do, d_final, ctx.needs_input_grad[3], execute)
-        return dq, dk, dv, dg, None, d_initial, None, None, None, None
+    scale: float
+    schedule: Schedule
+    capability: int
+    keep: bool
+
+    def forward(self, x: Given, final: bool) -> tuple[Tensor, Tensor | None, Between]:
+        o, final_state, kept = forward(self._call(x), final, self.keep, execute)
+        return o, final_state, (kept.sums, kept.states)
+
+    def backward(
+        self, x: Given, between: Between, do: Tensor, d_final: Tensor | None, needed: Sequence[bool]
+    ) -> Sequence[Tensor | None]:
+        sums, states = between
+        assert sums is not None
+        dq, dk, dv, dg, d_initial = backward(self._call(x), Kept(sums, states), do, d_final, needed[3], execute)
+        return dq, dk, dv, dg, None, d_initial
+
+    def _call(self, x: Given) -> Call:
+        assert x.g is not None
+        chunk, materialize = self.schedule.chunk, self.schedule.materialize
+        return Call(x.q, x.k, x.v, x.g, self.scale, x.initial_state, chunk, materialize, self.capability)

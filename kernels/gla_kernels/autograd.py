@@ -1,0 +1,70 @@
+"""Calls as autograd sees them: one function, whatever form of the operator computes it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from .once import differentiable_once
+
+Between = tuple[Tensor | None, ...]  # what a forward pass leaves for the backward one
+
+
+class Given(NamedTuple):
+    """The tensors of a call, or the gradients of them; None of what there is not."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    g: Tensor | None
+    gv: Tensor | None
+    initial_state: Tensor | None
+
+    def contiguous(self) -> Given:
+        return Given(*(None if x is None else x.contiguous() for x in self))  # type: ignore[arg-type]
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether a call has to leave something for a backward pass."""
+        return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in self)
+
+
+class Form(Protocol):
+    """One way to compute a call, of any size: the host code of both directions."""
+
+    def forward(self, x: Given, final: bool) -> tuple[Tensor, Tensor | None, Between]:
+        """o, the state after the last token if ``final``, and what `backward` makes use of."""
+
+    def backward(
+        self, x: Given, between: Between, do: Tensor, d_final: Tensor | None, needed: Sequence[bool]
+    ) -> Sequence[Tensor | None]:
+        """The gradients of all of ``x``, in its order; None of what there is not, or, if a form likes, is not needed.
+        do [B, T, H, V]; d_final [B, H, K, V] or None."""
+
+
+def call(form: Form, given: Given, final: bool) -> tuple[Tensor, Tensor | None]:
+    """o, and the final state or None, differentiable once in all that is given."""
+    result: tuple[Tensor, Tensor | None] = _Call.apply(form, final, *given)
+    return result
+
+
+class _Call(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, form: Form, final: bool, *given: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        o, final_state, between = form.forward(Given(*given), final)  # type: ignore[arg-type]
+        ctx.save_for_backward(*given, *between)
+        ctx.set_materialize_grads(False)
+        ctx.form = form
+        return o, final_state
+
+    @staticmethod
+    @differentiable_once
+    def backward(ctx: Any, do: Tensor | None, d_final: Tensor | None) -> tuple[Any, ...]:
+        saved = ctx.saved_tensors  # read once: a checkpoint hands them out once
+        x, between = Given(*saved[:6]), saved[6:]
+        do = torch.zeros_like(x.v) if do is None else do.contiguous()
+        d_final = None if d_final is None else d_final.contiguous()
+        return None, None, *ctx.form.backward(x, between, do, d_final, ctx.needs_input_grad[2:])
