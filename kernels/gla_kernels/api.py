@@ -7,27 +7,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from . import chunk, recurrent, value_gates
+from . import chunk, compiled, recurrent, value_gates
 from .apply import DTYPES, all_launches, problem_of
 from .autograd import Between, Form, Given, call
 from .choose import machine_of
 from .chunk.problem import Problem
 from .config import Plan, Schedule, Workload
-from .eager import eager
 from .launch import Launch, execute
 from .plans import Config, check_config, check_plan, plan_of, tune
 from .table import Machine
-from .validate import check_inputs, check_scale
+from .validate import check_inputs, check_scale, check_step
 from .value_gates.form import ValueGated, check_schedule
 
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
-@eager
 def gla(
     q: Tensor,
     k: Tensor,
@@ -76,32 +75,42 @@ def gla(
 
     Raises ValueError, naming the argument, for a wrong shape, dtype, device, schedule or config.
     """
+    given = Given(q, k, v, g, gv, initial_state)
+    if torch.compiler.is_compiling():
+        if config is None:
+            return compiled.call("gla", given, scale, output_final_state, schedule, recompute)
+        outside = torch.compiler.disable(gla)  # a plan, or tuning, is nothing that a graph can hold
+        more = {"gv": gv, "schedule": schedule, "config": config, "recompute": recompute}
+        return outside(q, k, v, g, scale, initial_state, output_final_state, **more)
     check_inputs(q, k, v, g, initial_state, gv=gv)
     scale = check_scale(scale, q.shape[-1])
-    if not isinstance(recompute, bool):
-        raise ValueError(f"recompute: expected True or False, got {recompute!r}")
-    given = Given(q, k, v, g, gv, initial_state)
-    form: Form
-    if gv is not None:
-        form = ValueGated(scale, check_schedule(schedule, config), not recompute)
-    else:
-        form = _chunkwise(given, scale, schedule, config, given.requires_grad, recompute)
+    form = _form(given, q.device, scale, schedule, given.requires_grad, recompute, config)
     return call(form, given.contiguous(), output_final_state)
 
 
-def _chunkwise(
-    x: Given, scale: float, schedule: Schedule | None, config: Config, differentiated: bool, recompute: bool
+def _form(
+    x: Given,
+    device: torch.device,
+    scale: float,
+    schedule: Schedule | None,
+    differentiated: bool,
+    recompute: bool,
+    config: Config = None,
 ) -> Form:
-    """The form that `gla` takes without gates on the value side."""
-    check_config(schedule, config, x.q.device)
+    """The form that `gla` takes of what is given: see `compiled.Maker`."""
+    if not isinstance(recompute, bool):
+        raise ValueError(f"recompute: expected True or False, got {recompute!r}")
+    if x.gv is not None:
+        return ValueGated(scale, check_schedule(schedule, config), differentiated and not recompute)
+    check_config(schedule, config, device)
     B, T, H, K = x.q.shape
     if B * H == 0:  # no state to plan for: kernels on empty grids, which never run
         return _Recurrent(scale)
     fwd = Workload("fwd", B, T, H, K, x.v.shape[-1], DTYPE_NAMES[x.q.dtype], x.g is not None, schedule)
     works = [fwd, replace(fwd, direction="bwd")] if differentiated else [fwd]
     if config == "tune":
-        tune(works, x.q.device)
-    machine = machine_of(x.q.device)
+        tune(works, device)
+    machine = machine_of(device)
     plans = [plan_of(work, config, machine) for work in works]
     if config not in (None, "tune"):
         for work, plan in zip(works, plans, strict=True):
@@ -109,7 +118,6 @@ def _chunkwise(
     return _Chunkwise(scale, plans[0], plans[-1], differentiated and not recompute)
 
 
-@eager
 def gla_recurrent(
     q: Tensor,
     k: Tensor,
@@ -125,12 +133,13 @@ def gla_recurrent(
 
     Work that a GPU cannot spread over time; for short sequences and as a baseline.
     """
+    given = Given(q, k, v, g, gv, initial_state)
+    if torch.compiler.is_compiling():
+        return compiled.call("gla_recurrent", given, scale, output_final_state)
     check_inputs(q, k, v, g, initial_state, gv=gv)
-    scale = check_scale(scale, q.shape[-1])
-    return call(_Recurrent(scale), Given(q, k, v, g, gv, initial_state).contiguous(), output_final_state)
+    return call(_Recurrent(check_scale(scale, q.shape[-1])), given.contiguous(), output_final_state)
 
 
-@eager
 def gla_step(
     q: Tensor,
     k: Tensor,
@@ -147,18 +156,22 @@ def gla_step(
     q. Not differentiable: a backward pass that still needs what was in the state raises RuntimeError. Raises
     ValueError, naming the argument, for a wrong shape, dtype or device.
     """
-    if state is None:
-        raise ValueError("state: expected a tensor [B, H, K, V], got None")
-    check_inputs(q, k, v, g, state, rows=False, gv=gv)
-    if not state.is_contiguous():
-        raise ValueError(f"state: expected a contiguous tensor to update in place, got strides {list(state.stride())}")
-    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, g, gv, state)):
-        raise ValueError("gla_step: expected inputs without gradients (torch.no_grad()), got one that requires them")
+    given = Given(q, k, v, g, gv, state)
+    if torch.compiler.is_compiling():
+        _refuse(given.requires_grad)
+        return compiled.step(q, k, v, g, gv, state, check_scale(scale, q.shape[-1]))
+    check_step(q, k, v, g, gv, state)
+    _refuse(given.requires_grad)
     scale = check_scale(scale, q.shape[-1])
-    x = Given(q, k, v, g, gv, None).contiguous()
+    x = given._replace(initial_state=None).contiguous()
     o = recurrent.step(x.q, x.k, x.v, x.g, state, scale, execute, x.gv)
     torch.autograd.graph.increment_version(state)  # a backward pass that still needs what was in it says so
     return o
+
+
+def _refuse(gradients: bool) -> None:
+    if gradients:
+        raise ValueError("gla_step: expected inputs without gradients (torch.no_grad()), got one that requires them")
 
 
 def launches(
@@ -227,6 +240,16 @@ class _Chunkwise:
     plan: Plan
     backward_plan: Plan
     keep: bool
+    name: ClassVar[str] = "chunkwise"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"plans": [self.plan.to_dict(), self.backward_plan.to_dict()], "keep": self.keep}
+
+    @classmethod
+    def of(cls, scale: float, settings: dict[str, Any]) -> _Chunkwise:
+        forward, backward = map(Plan.from_dict, settings["plans"])
+        return cls(scale, forward, backward, settings["keep"])
 
     def forward(self, x: Given, final: bool) -> tuple[Tensor, Tensor | None, Between]:
         o, final_state, kept = chunk.forward(self._problem(x, self.plan), final, execute, self.keep)
@@ -251,6 +274,8 @@ class _Recurrent:
     """The fused recurrent form."""
 
     scale: float
+    name: ClassVar[str] = "recurrent"
+    settings: ClassVar[dict[str, Any]] = {}
 
     def forward(self, x: Given, final: bool) -> tuple[Tensor, Tensor | None, Between]:
         o, state = recurrent.forward(x.q, x.k, x.v, x.g, self.scale, x.initial_state, final, execute, x.gv)
@@ -262,5 +287,19 @@ class _Recurrent:
         state = between[0] if d_final is not None else None  # both or neither
         return recurrent.backward(x.q, x.k, x.v, x.g, self.scale, x.initial_state, do, state, d_final, execute, x.gv)
 
+
+def _in_graph(x: Given, *how: Any) -> Form:
+    """As `gla` itself: checks, then the form."""
+    check_inputs(x.q, x.k, x.v, x.g, x.initial_state, gv=x.gv)
+    return _form(x, *how)
+
+
+def _recurrent_in_graph(x: Given, device: torch.device, scale: float, *_: object) -> Form:
+    check_inputs(x.q, x.k, x.v, x.g, x.initial_state, gv=x.gv)
+    return _Recurrent(scale)
+
+
+compiled.MAKERS |= {"gla": _in_graph, "gla_recurrent": _recurrent_in_graph}
+compiled.FORMS |= {"chunkwise": _Chunkwise.of, "recurrent": lambda scale, _: _Recurrent(scale)}
 
 __all__ = ["gla", "gla_recurrent", "gla_step", "launches"]

@@ -33,7 +33,14 @@ class Given(NamedTuple):
 
 
 class Form(Protocol):
-    """One way to compute a call, of any size: the host code of both directions."""
+    """One way to compute a call: the host code of both directions. All but the scale is in ``settings``, which JSON can
+    say."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def settings(self) -> dict[str, Any]: ...
 
     def forward(self, x: Given, final: bool) -> tuple[Tensor, Tensor | None, Between]:
         """o, the state after the last token if ``final``, and what `backward` makes use of."""

@@ -34,14 +34,12 @@ def _same_device(name: str, x: Tensor, q: Tensor) -> None:
         raise ValueError(f"{name}: expected device {q.device} as of q, got {x.device}")
 
 
-def check_device(q: Tensor) -> None:
+def check_device(device: torch.device) -> None:
     """Kernels run on CUDA tensors, in Triton's interpreter on CPU tensors, and nowhere on meta ones (planning)."""
-    if q.device.type == "cuda" or q.device.type == "meta":
+    if device.type in ("cuda", "meta") or (device.type == "cpu" and interpreting()):
         return
-    if q.device.type == "cpu" and interpreting():
-        return
-    hint = "; set TRITON_INTERPRET=1 before Python starts to run on the CPU" if q.device.type == "cpu" else ""
-    raise ValueError(f"q: expected a CUDA tensor, got one on {q.device}{hint}")
+    hint = "; set TRITON_INTERPRET=1 before Python starts to run on the CPU" if device.type == "cpu" else ""
+    raise ValueError(f"q: expected a CUDA tensor, got one on {device}{hint}")
 
 
 def check_inputs(
@@ -90,7 +88,16 @@ def check_inputs(
         if initial_state.dtype != torch.float32:
             raise ValueError(f"{name}: expected dtype float32, got {initial_state.dtype}")
         _same_device(name, initial_state, q)
-    check_device(q)
+    check_device(q.device)
+
+
+def check_step(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gv: Tensor | None, state: Tensor) -> None:
+    """One token's tensors, and a contiguous state, which is updated in place. Raises ValueError."""
+    if state is None:
+        raise ValueError("state: expected a tensor [B, H, K, V], got None")
+    check_inputs(q, k, v, g, state, rows=False, gv=gv)
+    if not state.is_contiguous():
+        raise ValueError(f"state: expected a contiguous tensor to update in place, got strides {list(state.stride())}")
 
 
 def check_scale(scale: float | None, K: int) -> float:

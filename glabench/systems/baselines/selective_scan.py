@@ -197,7 +197,7 @@ def selective_scan(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, skip:
     x, dt [B, T, D] and b, c [B, T, N]: bf16, fp16 or fp32, dt the step as it is used, after its softplus. a [D, N] < 0
     and skip [D]: float32. Raises ValueError for a device that kernels do not run on.
     """
-    check_device(x)
+    check_device(x.device)
     return _SelectiveScan.apply(*(t.contiguous() for t in (x, dt, a, b, c, skip)))
 
 

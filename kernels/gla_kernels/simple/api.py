@@ -6,22 +6,22 @@ Layout: q, k [B, T, H, K]; v, o [B, T, H, V]; g [B, T, H]; states [B, H, K, V] i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from .. import compiled
 from ..autograd import Between, Given, call
 from ..choose import machine_of
 from ..config import CHUNKS, Schedule
-from ..eager import eager
 from ..launch import Launch, execute
 from ..validate import check_inputs, check_scale
 from .call import MAX_CHUNK, MAX_DIM, Call
 from .passes import Kept, backward, forward
 
 
-@eager
 def simple_gla(
     q: Tensor,
     k: Tensor,
@@ -55,11 +55,26 @@ def simple_gla(
 
     Raises ValueError, naming the argument, for a wrong shape, dtype, device or schedule.
     """
+    given = Given(q, k, v, g, None, initial_state)
+    if torch.compiler.is_compiling():
+        return compiled.call("simple_gla", given, scale, output_final_state, schedule)
     check_call(q, k, v, g, initial_state)
-    scale = check_scale(scale, q.shape[-1])
-    given = Given(q, k, v, None, None, initial_state).contiguous()._replace(g=g)
-    form = _Simple(scale, check_schedule(schedule), machine_of(q.device).capability, given.requires_grad)
-    return call(form, given, output_final_state)
+    form = _form(given, q.device, check_scale(scale, q.shape[-1]), schedule, given.requires_grad)
+    return call(form, given.contiguous()._replace(g=g), output_final_state)  # gates as they are, expanded perhaps
+
+
+def _form(
+    x: Given, device: torch.device, scale: float, schedule: Schedule | None, differentiated: bool, *_: object
+) -> _Simple:
+    """The form that `simple_gla` takes of what is given: see `compiled.Maker`."""
+    return _Simple(scale, check_schedule(schedule), machine_of(device).capability, differentiated)
+
+
+def _in_graph(x: Given, *how: Any) -> _Simple:
+    """As `simple_gla` itself: checks, then the form."""
+    assert x.g is not None
+    check_call(x.q, x.k, x.v, x.g, x.initial_state)
+    return _form(x, *how)
 
 
 def retnet_decays(H: int, device: torch.device | str | None = None) -> Tensor:
@@ -153,6 +168,15 @@ class _Simple:
     schedule: Schedule
     capability: int
     keep: bool
+    name: ClassVar[str] = "simple"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"schedule": asdict(self.schedule), "capability": self.capability, "keep": self.keep}
+
+    @classmethod
+    def of(cls, scale: float, settings: dict[str, Any]) -> _Simple:
+        return cls(scale, Schedule(**settings["schedule"]), settings["capability"], settings["keep"])
 
     def forward(self, x: Given, final: bool) -> tuple[Tensor, Tensor | None, Between]:
         o, final_state, kept = forward(self._call(x), final, self.keep, execute)
@@ -170,3 +194,7 @@ class _Simple:
         assert x.g is not None
         chunk, materialize = self.schedule.chunk, self.schedule.materialize
         return Call(x.q, x.k, x.v, x.g, self.scale, x.initial_state, chunk, materialize, self.capability)
+
+
+compiled.MAKERS["simple_gla"] = _in_graph
+compiled.FORMS["simple"] = _Simple.of

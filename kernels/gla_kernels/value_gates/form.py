@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
 
 from torch import Tensor
 
+from .. import compiled
 from ..autograd import Between, Given
 from ..config import Schedule
 from ..launch import execute
@@ -39,6 +41,15 @@ class ValueGated:
     scale: float
     schedule: Schedule
     keep: bool
+    name: ClassVar[str] = "value_gated"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"schedule": asdict(self.schedule), "keep": self.keep}
+
+    @classmethod
+    def of(cls, scale: float, settings: dict[str, Any]) -> ValueGated:
+        return cls(scale, Schedule(**settings["schedule"]), settings["keep"])
 
     def forward(self, x: Given, final: bool) -> tuple[Tensor, Tensor | None, Between]:
         o, final_state, (states, handed) = forward(self._problem(x), execute)
@@ -53,3 +64,6 @@ class ValueGated:
 
     def _problem(self, x: Given) -> Problem:
         return Problem(x.q, x.k, x.v, x.g, x.gv, self.scale, x.initial_state, self.schedule)
+
+
+compiled.FORMS["value_gated"] = ValueGated.of

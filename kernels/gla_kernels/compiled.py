@@ -1,0 +1,197 @@
+"""The functions under torch.compile: operators of PyTorch's own kind, around which no graph breaks.
+
+An operator takes tensors, numbers and text. So the form that a call takes is settled while its graph is made, with
+what it leaves for the backward pass, and handed to the operators as JSON: what runs later is what the graph was made
+for, even if plans have been tuned since. It is settled by shape, so a new length makes a new graph.
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import recurrent
+from .autograd import Form, Given
+from .config import Schedule
+from .launch import execute
+from .validate import check_device, check_scale, check_step
+
+# (what is given, on what device, scale, schedule, whether there will be a backward pass, whether that computes states
+# again) -> the form that a call takes
+Maker = Callable[[Given, torch.device, float, Schedule | None, bool, bool], Form]
+MAKERS: dict[str, Maker] = {}  # by the function's name
+FORMS: dict[str, Callable[[float, dict[str, Any]], Form]] = {}  # by the form's name: scale and settings -> the form
+
+Sort = tuple[tuple[int, ...], torch.dtype] | None  # a tensor's shape and dtype
+
+
+def call(
+    function: str, x: Given, scale: float | None, final: bool, schedule: Schedule | None = None, recompute: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """The function of that name in a graph that is being made: o, and the final state or None."""
+    scale, x = check_scale(scale, x.q.shape[-1]), x.contiguous()
+    sorts = tuple(None if t is None else (tuple(operator.index(n) for n in t.shape), t.dtype) for t in x)
+    asked: Any = schedule
+    if isinstance(schedule, Schedule):  # by its fields: torch 2.13 forgets some of an object that a graph makes
+        asked = (schedule.chunk, schedule.sub_chunk, schedule.materialize, schedule.states_every)
+    form = settled(function, sorts, x.q.device, final, asked, x.requires_grad, recompute)
+    o, *rest = _forward(*x, scale, final, form)
+    return o, rest[0] if final else None
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def settled(
+    function: str,
+    sorts: Sequence[Sort],
+    device: torch.device,
+    final: bool,
+    asked: tuple[Any, ...] | None,
+    differentiated: bool,
+    recompute: bool,
+) -> str:
+    """The form of a call, and the sorts of what it leaves for the backward pass, as JSON. asked: the fields of the
+    schedule that is asked for. Raises ValueError as the call itself would."""
+    schedule = Schedule(*asked) if isinstance(asked, tuple) else asked
+    x = Given(*(None if s is None else torch.empty(s[0], dtype=s[1], device="meta") for s in sorts))  # type: ignore[arg-type]
+    check_device(device)
+    form = MAKERS[function](x, device, 1.0, schedule, differentiated, recompute)
+    between = form.forward(x, final)[2] if differentiated else ()
+    left = [None if t is None else [list(t.shape), str(t.dtype).removeprefix("torch.")] for t in between]
+    return json.dumps({"form": form.name, "settings": form.settings, "between": left})
+
+
+def _form(text: str, scale: float) -> tuple[Form, list[Any]]:
+    found = json.loads(text)
+    return FORMS[found["form"]](scale, found["settings"]), found["between"]
+
+
+@torch.library.custom_op("gla_kernels::forward", mutates_args=())
+def _forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None,
+    gv: Tensor | None,
+    initial_state: Tensor | None,
+    scale: float,
+    final: bool,
+    form: str,
+) -> list[Tensor]:
+    """o, the final state if ``final``, and what is left for the backward pass; an empty tensor for a None there."""
+    x = Given(q, k, v, g, gv, initial_state).contiguous()
+    runs, left = _form(form, scale)
+    o, final_state, between = runs.forward(x, final)
+    results = [o, final_state] if final else [o]
+    return _owned([*results, *(between if left else ())], x)
+
+
+def _owned(results: Sequence[Any], given: Sequence[Tensor | None]) -> list[Tensor]:
+    """The results as an operator may return them: none twice, and nothing that it was given."""
+    found: list[Tensor] = []
+    for tensor in results:
+        if tensor is None:
+            found.append(results[0].new_empty(0))
+        elif any(tensor is other for other in (*given, *found)):
+            found.append(tensor.clone())
+        else:
+            found.append(tensor)
+    return found
+
+
+@_forward.register_fake
+def _(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None,
+    gv: Tensor | None,
+    initial_state: Tensor | None,
+    scale: float,
+    final: bool,
+    form: str,
+) -> list[Tensor]:
+    B, _, H, K = q.shape
+    found = [v.new_empty(v.shape)]
+    if final:
+        found.append(q.new_empty(B, H, K, v.shape[-1], dtype=torch.float32))
+    for sort in _form(form, 1.0)[1]:
+        shape, dtype = sort or (0, "float32")
+        found.append(q.new_empty(shape, dtype=getattr(torch, dtype)))
+    return found
+
+
+@torch.library.custom_op("gla_kernels::backward", mutates_args=())
+def _backward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None,
+    gv: Tensor | None,
+    initial_state: Tensor | None,
+    between: list[Tensor],
+    do: Tensor,
+    d_final: Tensor | None,
+    needed: list[bool],
+    scale: float,
+    form: str,
+) -> list[Tensor]:
+    """The gradients that are needed, in the order of the inputs."""
+    x = Given(q, k, v, g, gv, initial_state).contiguous()
+    runs, left = _form(form, scale)
+    saved = tuple(None if sort is None else tensor for sort, tensor in zip(left, between, strict=True))
+    d_final = None if d_final is None else d_final.contiguous()
+    grads = runs.backward(x, saved, do.contiguous(), d_final, needed)
+    return _owned([grad for grad, wanted in zip(grads, needed, strict=True) if wanted], (*x, *between, do, d_final))
+
+
+@_backward.register_fake
+def _(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None,
+    gv: Tensor | None,
+    initial_state: Tensor | None,
+    between: list[Tensor],
+    do: Tensor,
+    d_final: Tensor | None,
+    needed: list[bool],
+    scale: float,
+    form: str,
+) -> list[Tensor]:
+    given = (q, k, v, g, gv, initial_state)
+    return [x.new_empty(x.shape) for x, wanted in zip(given, needed, strict=True) if wanted and x is not None]
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+    *given, ctx.scale, ctx.final, ctx.form = inputs
+    ctx.save_for_backward(*given, *output[1 + ctx.final :])
+
+
+def _gradients(ctx: Any, grads: list[Tensor]) -> tuple[Any, ...]:
+    given, between = ctx.saved_tensors[:6], list(ctx.saved_tensors[6:])
+    needed = [bool(wanted) for wanted in ctx.needs_input_grad[:6]]
+    d_final = grads[1] if ctx.final else None
+    found = iter(_backward(*given, between, grads[0], d_final, needed, ctx.scale, ctx.form))
+    return *(next(found) if wanted else None for wanted in needed), None, None, None
+
+
+_forward.register_autograd(_gradients, setup_context=_save)
+
+
+@torch.library.custom_op("gla_kernels::step", mutates_args=("state",))
+def step(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gv: Tensor | None, state: Tensor, scale: float) -> Tensor:
+    """One token of decoding, as `api.gla_step`."""
+    x = Given(q, k, v, g, gv, None).contiguous()
+    return recurrent.step(x.q, x.k, x.v, x.g, state, scale, execute, x.gv)
+
+
+@step.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gv: Tensor | None, state: Tensor, scale: float) -> Tensor:
+    check_step(q, k, v, g, gv, state)
+    return v.new_empty(v.shape)

@@ -1,0 +1,141 @@
+"""The functions inside torch.compile: one graph, without a break, that computes what the functions themselves do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from gla_kernels import Plan, Schedule, Workload, chosen, compiled, gla, gla_recurrent, gla_step, simple_gla
+from gla_kernels.autograd import Given
+
+Call = Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
+
+CALLS: dict[str, Call] = {
+    "gla": gla,
+    "gla with recomputed states": lambda *given: gla(*given, recompute=True),
+    "gla by a schedule": lambda *given: gla(*given, schedule=Schedule(32, 16, materialize=False)),
+    "gla with gates on the value side": lambda q, k, v, g, *more: gla(q, k, v, g, *more, gv=g),
+    "gla without gates": lambda q, k, v, g, *more: gla(q, k, v * g.exp(), None, *more),
+    "gla_recurrent": gla_recurrent,
+    "simple_gla": lambda q, k, v, g, *more: simple_gla(q, k, v, g[..., 0], *more),
+}
+WRONG: Any = 64
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@pytest.fixture(autouse=True)
+def afresh() -> Iterator[None]:
+    """Without what other tests have compiled."""
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+def drawn(T: int = 70, D: int = 16, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    """q, k, v, g and an initial state, which require gradients."""
+    q, k, v, g = (torch.randn(2, T, 2, D, device=DEVICE, dtype=dtype) for _ in range(4))
+    state = torch.randn(2, 2, D, D, device=DEVICE)
+    return [x.requires_grad_() for x in (q, k, v, -g.abs(), state)]
+
+
+def results(call: Call, given: list[torch.Tensor], final: bool) -> list[torch.Tensor]:
+    """o, the final state if ``final``, and the gradients of all that is given."""
+    o, state = call(*given[:4], None, given[4], final)
+    found = [o, state] if state is not None else [o]
+    assert len(found) == 1 + final
+    return [*found, *torch.autograd.grad(torch.stack([x.float().square().sum() for x in found]).sum(), given)]
+
+
+@pytest.mark.parametrize("final", [True, False])
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_a_graph_computes_the_same_without_a_break(call, final):
+    in_graph = torch.compile(call, fullgraph=True, backend="aot_eager")
+    for T in (70, 33):  # another length is another graph
+        given = drawn(T)
+        want, got = results(call, given, final), results(in_graph, given, final)
+        assert all(torch.equal(a, b) for a, b in zip(want, got, strict=True))
+
+
+def test_a_graph_takes_what_lies_anyhow_in_memory():
+    q, k, v, g, state = drawn()
+    given = [*(x.detach().transpose(0, 1).contiguous().transpose(0, 1).requires_grad_() for x in (q, k, v, g)), state]
+    in_graph = torch.compile(gla, fullgraph=True, backend="aot_eager")
+    want, got = results(gla, given, True), results(in_graph, given, True)
+    assert all(torch.equal(a, b) for a, b in zip(want, got, strict=True))
+
+
+def test_only_gradients_that_are_asked_for_come_out():
+    q, k, v, g, state = drawn()
+    given = [q, k.detach(), v, g.detach(), state.detach()]
+    in_graph = torch.compile(gla, fullgraph=True, backend="aot_eager")
+    calls: tuple[Call, Call] = (gla, in_graph)
+    want, got = (torch.autograd.grad(call(*given[:4], None, state)[0].sum(), [q, v]) for call in calls)
+    assert all(torch.equal(a, b) for a, b in zip(want, got, strict=True))
+
+
+@pytest.mark.parametrize("function", compiled.MAKERS)
+@pytest.mark.parametrize("value_gates", [False, True])
+def test_operators_keep_what_pytorch_is_promised(function, value_gates):
+    q, k, v, g, state = drawn(T=40)
+    if function == "simple_gla":
+        g = g[..., 0].detach().requires_grad_()
+    x = Given(q, k, v, g, g if value_gates and function != "simple_gla" else None, state)
+    sorts = [None if t is None else (tuple(t.shape), t.dtype) for t in x]
+    form = compiled.settled(function, sorts, q.device, True, None, True, False)
+    torch.library.opcheck(torch.ops.gla_kernels.forward.default, (*x, 0.25, True, form))
+
+
+def test_a_step_of_decoding_changes_the_state_in_a_graph():
+    q, k, v, g = (x[:, 0].detach() for x in drawn()[:4])
+    state = torch.randn(2, 2, 16, 16, device=DEVICE)
+    other = state.clone()
+    in_graph = torch.compile(lambda *given: gla_step(*given) * 2, fullgraph=True, backend="aot_eager")
+    assert torch.equal(in_graph(q, k, v, g, state), gla_step(q, k, v, g, other) * 2)
+    assert torch.equal(state, other)
+    torch.library.opcheck(torch.ops.gla_kernels.step.default, (q, k, v, g, None, state, 0.25))
+
+
+def test_a_plan_that_is_given_runs_beside_the_graph():
+    given = drawn()[:4]
+    plan = chosen(Workload("fwd", 2, 70, 2, 16, 16, "fp32")).plan
+    ran = []
+
+    def call(q, k, v, g):
+        return gla(q, k, v, g, config=plan)[0] * 2
+
+    def backend(graph, _):
+        ran.append(graph)
+        return graph.forward
+
+    assert isinstance(plan, Plan)
+    assert torch.equal(torch.compile(call, backend=backend)(*given), call(*given))
+    assert ran
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda q, k, v, g: gla(q, k[:, :3], v, g), "k: expected shape"),
+        (lambda *given: gla(*given, schedule=WRONG), "schedule: expected a Schedule or None, got int"),
+        (lambda q, k, v, g: gla_recurrent(q, k, v.double(), g), "v: expected dtype torch.float32"),
+        (lambda q, k, v, g: simple_gla(q, k, v, g), "for a gate of each feature there is gla"),
+        (lambda q, k, v, g: gla_step(q, k, v, g, q), "q: expected 3 axes"),
+    ],
+)
+def test_bad_input_is_named_while_the_graph_is_made(call, text):
+    with torch.no_grad(), pytest.raises(Exception, match=text):
+        torch.compile(call, fullgraph=True, backend="aot_eager")(*drawn()[:4])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_inductor_replays_cuda_graphs_of_the_same(call):
+    in_graph = torch.compile(call, fullgraph=True, mode="reduce-overhead")
+    for _ in range(4):  # recorded at the second call
+        given = drawn(T=300, D=64, dtype=torch.bfloat16)
+        torch.compiler.cudagraph_mark_step_begin()
+        got = [x.clone() for x in results(in_graph, given, True)]
+        assert all(torch.equal(a, b) for a, b in zip(results(call, given, True), got, strict=True))
