@@ -40,8 +40,8 @@ class Compared:
 def comparable(pair: Pair) -> Compared:
     """The runs of the pair whose times can be compared.
 
-    Throttled runs are left out; so are runs made under other conditions, or at another clock, than the last of those
-    that remain after the change. Where that leaves a side empty, ``reason`` says why.
+    Throttled runs are left out; so are runs made under other conditions, or at another clock, than the last run after
+    the change that there is a run before it to compare with. Where there is none, ``reason`` says why.
     """
     notes: list[str] = []
     after = _unthrottled(pair.after, notes)
@@ -50,35 +50,31 @@ def comparable(pair: Pair) -> Compared:
     before = _unthrottled(pair.before, notes)
     if not before:
         return Compared(pair, notes[-1])
-    here = after[-1]
-    kept: dict[str, list[Row]] = {"before": [], "after": []}
-    for side, runs in _sides(before, after):
-        for run in runs:
-            other = difference(run, here) or clocks_apart(run, here)
-            if other is None:
-                kept[side].append(run)
-            else:
-                notes.append(other)
-    if not kept["before"]:
-        return Compared(pair, notes[-1])
-    chosen = replace(pair, before=tuple(kept["before"]), after=tuple(kept["after"]))
+    here = next((run for run in reversed(after) if any(apart(old, run) is None for old in before)), None)
+    if here is None:
+        return Compared(pair, apart(before[-1], after[-1]))
+    chosen = replace(pair, before=_like(before, here, notes), after=_like(after, here, notes))
     return Compared(chosen, None, tuple(dict.fromkeys(notes)))
 
 
-def _sides(before: Sequence[Row], after: Sequence[Row]) -> tuple[tuple[str, Sequence[Row]], ...]:
-    return ("before", before), ("after", after)
-
-
-def _unthrottled(runs: Sequence[Row], notes: list[str]) -> list[Row]:
+def _unthrottled(runs: Sequence[Row], notes: list[str]) -> tuple[Row, ...]:
     """The runs at full clock; why the others were not goes to ``notes``."""
-    reasons = [throttled(run) for run in runs]
+    return _without(runs, [throttled(run) for run in runs], notes)
+
+
+def _like(runs: Sequence[Row], here: Row, notes: list[str]) -> tuple[Row, ...]:
+    """The runs made as ``here`` was; how the others were not goes to ``notes``."""
+    return _without(runs, [apart(run, here) for run in runs], notes)
+
+
+def _without(runs: Sequence[Row], reasons: Sequence[str | None], notes: list[str]) -> tuple[Row, ...]:
     notes += [reason for reason in reasons if reason is not None]
-    return [run for run, reason in zip(runs, reasons, strict=True) if reason is None]
+    return tuple(run for run, reason in zip(runs, reasons, strict=True) if reason is None)
 
 
 def throttled(row: Row) -> str | None:
     """Why the run's clocks were held back, in words, or None. A cap that cost under 1 % of the clock is none, and a
-    power cap is for `clocks_apart` to judge."""
+    power cap is for `apart` to judge."""
     share = _clock(row)
     if share is None or share >= FULL_CLOCK:
         return None
@@ -88,7 +84,12 @@ def throttled(row: Row) -> str | None:
     return f"SM clock at {share:.1%} of its maximum ({', '.join(why) or 'no reason given'})"
 
 
-def clocks_apart(one: Row, other: Row) -> str | None:
+def apart(one: Row, other: Row) -> str | None:
+    """Why the times of two runs say nothing of each other, or None: other conditions, or another clock."""
+    return difference(one, other) or _clocks_apart(one, other)
+
+
+def _clocks_apart(one: Row, other: Row) -> str | None:
     """How the clocks of two runs differ, where that alone could look like a change: "SM clock at 85.9% of its maximum
     before, 100.0% now"."""
     before, now = _clock(one), _clock(other)

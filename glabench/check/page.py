@@ -62,8 +62,9 @@ def _line(case: CaseVerdict) -> tuple[Cell, ...]:
 def _strips(case: CaseVerdict) -> Markup:
     """Histograms of all samples before and now over one axis in ms, each with a line at its median."""
     sides = [("before", _samples(case.pair.before), "grey"), ("now", _samples(case.pair.after), "blue")]
-    every = np.concatenate([samples for _, samples, _ in sides])
-    low, high = np.percentile(every, SHOWN)
+    # Of each side by itself: a run of few samples shall not fall out of the picture beside one of many.
+    ends_of_sides = [np.percentile(samples, SHOWN) for _, samples, _ in sides]
+    low, high = min(low for low, _ in ends_of_sides), max(high for _, high in ends_of_sides)
     high = high if high > low else low * 1.01
     parts = [_strip(name, samples, colour, (low, high), HEIGHT * i) for i, (name, samples, colour) in enumerate(sides)]
     y = 2 * HEIGHT + SIZE

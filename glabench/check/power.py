@@ -78,13 +78,13 @@ def drawn(row: Row, factor: float, spread: float, random: np.random.Generator) -
 
 
 def timed(rows: Sequence[Row]) -> list[Row]:
-    """The last row of each case whose time the gate would compare."""
-    return list({row.case_id: row for row in rows if row.time and throttled(row) is None}.values())
+    """The rows whose times the gate would compare."""
+    return [row for row in rows if row.time and throttled(row) is None]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table of rates."""
-    from glabench.analysis.load import located
+    from glabench.analysis.load import located, only_rows
 
     parser = argparse.ArgumentParser(
         prog="glabench.check.power", description="How often the gate calls what it should."
@@ -93,8 +93,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--runs", type=int, default=3, help="runs a side (3)")
     parser.add_argument("--rounds", type=int, default=20, help="checks for each line (20)")
     options = parser.parse_args(arguments)
-    rows = [row for _, row in located(options.rows)]
-    cases = [pair for pair in pairs((), rows) if timed(pair.after)]
+    if min(options.runs, options.rounds) < 1:
+        raise UserError(f"--runs {options.runs} --rounds {options.rounds}: expected 1 or more of each")
+    cases = pairs((), timed([row for _, row in located(only_rows(options.rows))]))
     if not cases:
         raise UserError(f"{options.rows[0]}: no row with times at full clock, whose samples could be drawn from")
     measured = noise((pair.case_id, pair.after) for pair in cases).pooled
@@ -102,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"{'spread of runs':>16} {'planted':>8} {'slower':>8} {'faster':>8} {'ambiguous':>10} {'checks':>8}")
     for spread in SPREADS if measured is None else (measured,):
         for factor in PLANTED:
-            calls = simulate(timed(rows), factor, spread, options.runs, options.rounds)
+            calls = simulate([pair.after[-1] for pair in cases], factor, spread, options.runs, options.rounds)
             shares = f"{calls.slower:8.1%} {calls.faster:8.1%} {calls.ambiguous:10.1%} {calls.rounds:8.1%}"
             print(f"{spread:16.2%} {factor - 1:8.0%} {shares}", flush=True)
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import glabench
-from glabench.check.comparable import Compared, clocks_apart, difference, throttled
+from glabench.check.comparable import Compared, apart, throttled
 from glabench.check.noise import noise, noise_of_turns
 from glabench.check.timing import judge_time
 from glabench.check.verdict import BROKEN, CaseVerdict, Check, judge_case, retimed, timed_runs, wording_of
@@ -190,7 +190,7 @@ def _unusable(before: Sequence[Row], after: Sequence[Row], commit: str | None) -
             if (reason := throttled(row)) is not None:
                 return f"{which} {reason}"
     here = after[-1]
-    reasons = (difference(row, here) or clocks_apart(row, here) for row in (*before, *after))
+    reasons = (apart(row, here) for row in (*before, *after))
     return next((reason for reason in reasons if reason is not None), None)
 
 

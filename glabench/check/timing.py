@@ -7,7 +7,7 @@ cases compared, z and t are the quantiles, normal and of Student's t, at which E
 by chance (Bonferroni: one false call fails a build, so the chance of any is what must be small; and unlike step-wise
 corrections it leaves each case an interval that can be shown). Student's t, because s is an estimate from few runs: its
 degrees of freedom are the case's own and, where cases are alike, those that the other cases lend it. The interval is
-d ± z e; the floor is t s, times that root. With the threshold, as a logarithm:
+d ± z e; the floor is t s, times that root, MOST_FLOOR at most. With the threshold, as a logarithm:
 
     slower     the interval is above the floor, and d is at least the threshold less the floor
     faster     the mirror image
@@ -32,6 +32,9 @@ from glabench.check.noise import Noise, run_medians
 from glabench.store import Row
 
 ERROR_RATE = 0.01
+# A slow-down of a hundred times is no noise. Student's t of one degree of freedom has quantiles in the thousands: where
+# two runs of a case differ by 20 %, and other cases say nothing of it, the floor would be a number of 300 digits.
+MOST_FLOOR = math.log(100)
 RESAMPLES = 400
 BLOCKS = 20  # a run's samples are resampled in so many blocks, or one by one where there are fewer
 
@@ -66,7 +69,7 @@ def judge_time(
     tail = ERROR_RATE / (2 * max(1, cases))
     z = NormalDist().inv_cdf(1 - tail)
     reach = z * math.hypot(_standard_error(before), _standard_error(after))
-    floor = noise.reach(case_id, clock, tail) * math.sqrt(1 / len(old) + 1 / len(new))
+    floor = min(MOST_FLOOR, noise.reach(case_id, clock, tail) * math.sqrt(1 / len(old) + 1 / len(new)))
     return TimeVerdict(
         verdict=_call(change, reach, floor, math.log1p(threshold)),
         ratio=math.exp(change),

@@ -6,6 +6,8 @@ from glabench.analysis import labels
 from glabench.check.verdict import ORDER, CaseVerdict, Check
 from glabench.report import text
 
+MOST_REASONS = 3  # why runs were left out; each case has its own
+
 
 def name(case: CaseVerdict) -> str:
     """The case as a person names it: "GLA w/ m. C64/16, B4 T2k H16 128, bf16, forward, 3f0c12ab45de"."""
@@ -51,7 +53,7 @@ def summary(check: Check) -> str:
 
 
 def judged_by(check: Check) -> str:
-    """What decided: threshold, noise and correction, in two sentences or three."""
+    """What decided: threshold, noise, correction, and which runs were left out; a sentence each."""
     if check.noise.pooled is None:
         floor = (
             "No case was run more than once, so the noise floor is a default, and not measured on this machine: accept "
@@ -64,8 +66,18 @@ def judged_by(check: Check) -> str:
         )
     return (
         f"A slow-down of {100 * check.threshold:g} % is to be found. {floor}. Intervals are corrected for "
-        f"{text.count(check.compared, 'case')} compared."
+        f"{text.count(check.compared, 'case')} compared.{_left_out(check)}"
     )
+
+
+def _left_out(check: Check) -> str:
+    """That runs were left out, which changes what a verdict rests on, be it "same"; and why, the first reasons."""
+    cases = [case for case in check.cases if case.notes]
+    if not cases:
+        return ""
+    reasons = list(dict.fromkeys(note for case in cases for note in case.notes))
+    more = "; ..." if len(reasons) > MOST_REASONS else ""
+    return f" Runs of {text.count(len(cases), 'case')} were left out: {'; '.join(reasons[:MOST_REASONS])}{more}."
 
 
 def advice(check: Check) -> str | None:

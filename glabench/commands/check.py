@@ -87,14 +87,15 @@ def parse_share(given: str, option: str) -> float:
 
 
 def load(paths: list[Path], systems: list[str]) -> list[Row]:
-    """The measured rows of the files, of the systems asked for. UserError when there are none."""
-    from glabench.analysis.load import located
+    """The measured rows of the files, of the systems asked for; what else a folder holds is left out, with a warning.
+    UserError when there are none."""
+    from glabench.analysis.load import located, only_rows
     from glabench.spec.catalog import CATALOG
 
     for system in systems:
         if system not in CATALOG:
             raise UserError(f"--only {system}: unknown system{did_you_mean(system, CATALOG)}")
-    everything = [row for _, row in located(paths) if row.profile is None]
+    everything = [row for _, row in located(only_rows(paths)) if row.profile is None]
     rows = [row for row in everything if not systems or row.case["system"] in systems]
     if not rows:
         used = ", ".join(sorted({str(row.case["system"]) for row in everything})) or "none"

@@ -107,13 +107,12 @@ def ratios(
 
     Exit code: 0 95 % of the ratios or more are alike; 1 fewer are; 2 bad input, or no ratio is in both.
     """
-    from glabench.analysis.load import only_rows
     from glabench.analysis.ratios import LEAST_SHARE, share_within, shares_by_system
     from glabench.analysis.ratios import ratios as ratios_of
     from glabench.commands.check import load, parse_share
 
     most = parse_share(within, "--within")
-    runs = [load(only_rows([path]), only or []) for path in (before, after)]
+    runs = [load([path], only or []) for path in (before, after)]
     found = ratios_of(*runs)
     sources = [{row.environment.get("fingerprint") for row in run} for run in runs]
     if sources[0] != sources[1]:

@@ -35,13 +35,14 @@ def _device(table: pd.DataFrame, device: str) -> str:
 
 
 def _by_shape(part: pd.DataFrame, value: str) -> str:
-    """A line a question, a column a variant; the best of a line is bold, ties included."""
+    """A line a question, a column a variant; the best of a line is bold, ties included, where several compete."""
     columns = variants(part)
     lines = []
     for _, group in by(part, QUESTION):
         row = group.iloc[0]
         values = dict(zip(group["variant"], group[value], strict=True))
-        best = group.loc[competes(group), value].min()  # NaN, and so no cell's, where none does
+        rivals = group.loc[competes(group), value].dropna()
+        best = rivals.min() if len(rivals) > 1 else None
         cells = [_cell(values.get(key), best) for key in columns]
         lines.append([text.shape(row), conditions(row), *cells])
     head = ["shape", "dtype, gates", *(labels.title(key) for key in columns)]

@@ -101,7 +101,7 @@ def passes(tunings: Sequence[Tuning], prefix: str) -> Figure | None:
         shown, total = shown + len(most), total + len(_by_shape(ours, lambda group: 0, most=10**6))
     if not panels:
         return None
-    left = f" The {shown} slowest of {total}." if shown < total else ""
+    left = f" Of each direction the {MOST_SPLIT} slowest, {shown} of {total} in all." if shown < total else ""
     caption = (
         "Each pass of the winner timed alone, and the whole plan timed against its rivals. Passes whose time alone is "
         f"not known are left out.{left}"
@@ -174,7 +174,7 @@ def _of(groups: Mapping[str, Sequence[Tuning]], direction: str) -> list[tuple[in
 
 def _left_out(shown: Mapping[str, Any], tunings: Iterable[Tuning]) -> str:
     total = len({_name(tuning.workload) for tuning in tunings})
-    return f" The {len(shown)} of {total} workloads that gained most." if len(shown) < total else ""
+    return f" The {len(shown)} of {total} shapes that gained most." if len(shown) < total else ""
 
 
 def _name(work: Mapping[str, Any]) -> str:

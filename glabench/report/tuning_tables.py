@@ -18,6 +18,7 @@ from glabench.report.tables import SEVERITY, Cell, Failure, Table, number_cell
 from glabench.report.tuning_figures import devices
 from glabench.tuning_store import Tuning
 
+SPENT = {"measure": "of it measuring"}  # it is part of the search, which comes before it
 MOST_NAMED = 12  # candidates that fail for one reason; the count says how many there are
 
 
@@ -91,9 +92,9 @@ def _share(tunings: Sequence[Tuning]) -> list[Finding]:
 def _time(tunings: Sequence[Tuning]) -> list[Finding]:
     found = runs([t for t in tunings if t.strategy != retuned.EXHAUSTIVE]) or runs(tunings)
     walls = [tuning.wall_s for tuning in found]
-    parts = {name for tuning in found for name in tuning.spent_s}
+    parts = dict.fromkeys(name for tuning in found for name in tuning.spent_s)
     means = {name: sum(t.spent_s.get(name, 0.0) for t in found) / len(found) for name in parts}
-    spent = ", ".join(f"{name} {means[name]:.0f} s" for name in sorted(means, key=lambda name: -means[name]))
+    spent = ", ".join(f"{SPENT.get(name, name)} {mean:.0f} s" for name, mean in means.items())
     sentence = f"The longest took {max(walls):.0f} s" + (f"; on average {spent}" if spent else "")
     return [
         Finding(f"{median(walls):.0f} s", "to search a shape, all its directions together (median)", f"{sentence}.")

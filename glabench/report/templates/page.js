@@ -2,7 +2,7 @@
 // Without script the page is complete: figures, titles on points, tables. Script adds hover text that follows a finger,
 // legends that hide a system, sorting, filters and saving a figure.
 
-// --- values on hover: the nearest point of a panel, by mouse or finger
+// --- values on hover: the nearest point of a panel, by mouse or finger; by keyboard one point after the other
 const tip = document.getElementById("tip");
 let lit = null;
 for (const title of document.querySelectorAll(".hit > title")) {
@@ -36,8 +36,41 @@ for (const svg of document.querySelectorAll(".panel svg")) {
   svg.addEventListener("pointerdown", (event) => show(nearest(svg, event)));
   svg.addEventListener("pointerleave", (event) => { if (event.pointerType === "mouse") show(null); });
 }
+// Right and left go along a series, down and up to the next series or the one before. The places of one bar are one stop.
+function steps(svg) {
+  const hits = [...svg.querySelectorAll(".hit:not(.off)")];
+  return hits.filter((hit, i) => i === 0 || hit.dataset.s !== hits[i - 1].dataset.s || hit.dataset.tip !== hits[i - 1].dataset.tip);
+}
+function step(hits, key) {
+  const at = hits.indexOf(lit), starts = hits.filter((hit, i) => i === 0 || hit.dataset.s !== hits[i - 1].dataset.s);
+  if (at < 0 || key === "Home") return hits[0];
+  if (key === "End") return hits[hits.length - 1];
+  if (key === "ArrowRight") return hits[Math.min(at + 1, hits.length - 1)];
+  if (key === "ArrowLeft") return hits[Math.max(at - 1, 0)];
+  const series = starts.findLastIndex((hit) => hits.indexOf(hit) <= at);
+  return starts[Math.min(Math.max(series + (key === "ArrowDown" ? 1 : -1), 0), starts.length - 1)];
+}
+const typed = (svg) => svg.matches(":focus-visible");
+for (const svg of document.querySelectorAll(".panel svg")) {
+  if (!svg.querySelector(".hit")) continue;
+  svg.tabIndex = 0;
+  svg.setAttribute("role", "application"); // so that screen readers leave the arrow keys to it
+  svg.setAttribute("aria-description", "Arrow keys go from point to point.");
+  svg.addEventListener("focus", () => { if (typed(svg)) show(steps(svg)[0] || null); });
+  svg.addEventListener("blur", () => show(null));
+  svg.addEventListener("keydown", (event) => {
+    if (!["ArrowRight", "ArrowLeft", "ArrowDown", "ArrowUp", "Home", "End"].includes(event.key)) return;
+    const hits = steps(svg);
+    if (!hits.length || event.ctrlKey || event.altKey || event.metaKey || event.shiftKey) return;
+    event.preventDefault();
+    const hit = step(hits, event.key);
+    hit.scrollIntoView({ block: "nearest", inline: "nearest" });
+    show(hit);
+  });
+}
 addEventListener("keydown", (event) => { if (event.key === "Escape") show(null); });
-addEventListener("scroll", () => show(null), { passive: true });
+// What the keyboard shows stays: a panel that gets the focus may scroll into sight.
+addEventListener("scroll", () => { if (!lit || !typed(lit.ownerSVGElement)) show(null); }, { passive: true });
 
 // --- legends
 for (const button of document.querySelectorAll(".legend button")) {

@@ -38,6 +38,15 @@ def test_text_names_what_is_not_as_before_and_how_to_go_on(found: Check) -> None
     assert "SM clock at 50.0% of its maximum (no reason given)" in said
 
 
+def test_runs_that_were_left_out_are_told_although_the_case_is_the_same(make_run: MakeRun) -> None:
+    after = [make_run(seed=1), make_run(clocks={**FULL, "sm_mhz": 990.0}, seed=2)]
+    found = check([make_run()], after, 0.03)
+    assert found.counts == {"same": 1}
+    told = "Runs of 1 case were left out: SM clock at 50.0% of its maximum (no reason given)."
+    assert told in formats.render_text(found)
+    assert told in page.render(found)
+
+
 def test_annotations_are_one_line_each(found: Check) -> None:
     lines = formats.render_github(found).splitlines()
     assert [line.split(" ")[0] for line in lines[:-1]] == ["::error"] * 3 + ["::warning"]
@@ -98,3 +107,13 @@ def test_the_page_draws_both_sides_and_escapes_rows(found: Check) -> None:
     assert "&lt;script&gt;|x|" in html
     assert "<script>|x|" not in html
     assert "Not passed: 1 wrong" in html
+
+
+def test_a_run_of_few_samples_is_drawn_beside_one_of_many(make_run: MakeRun) -> None:
+    many, few = ({"clock": "cuda_events_cold_l2", "samples_ms": ms} for ms in ([1.0, 1.001] * 500, [2.0, 2.001] * 5))
+    html = page.render(check([make_run(time=many)], [make_run(time=few)], 0.03))
+    now = re.search(r'<g fill="var\(--c-blue\)">(.*?)</g>', html)
+    assert now is not None
+    assert "<path" in now[1]
+    assert "1.000 ms" in html
+    assert "2.001 ms" in html

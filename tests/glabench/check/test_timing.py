@@ -10,6 +10,7 @@ import pytest
 from glabench.check.noise import DEFAULT_SPREAD, LEAST_SPREAD, Noise, noise, noise_of_turns
 from glabench.check.power import simulate
 from glabench.check.timing import bootstrap_error, judge_time
+from glabench.check.verdict import check
 
 from .conftest import MakeRun
 
@@ -35,6 +36,20 @@ def test_noise_makes_the_same_ratio_ambiguous(make_run: MakeRun) -> None:
     assert found is not None
     assert found.verdict == "ambiguous"
     assert found.needed > 1.04
+
+
+def test_two_runs_that_lie_far_apart_leave_a_floor_that_can_be_read(make_run: MakeRun) -> None:
+    """One run before and two after, of cases that are not alike: a degree of freedom for each."""
+    sizes = range(1024, 1024 + 40)
+    after = [make_run(T=T, seed=1) for T in sizes] + [
+        make_run(T=T, ms=(1.0003, 1.05, 1.3, 3)[T % 4], seed=2) for T in sizes
+    ]
+    found = check([make_run(T=T) for T in sizes], after, 0.03)
+    assert found.counts == {"ambiguous": 40}
+    assert max(case.time.floor for case in found.cases if case.time) == pytest.approx(100)
+    lost = judge_time("x", [make_run()], [make_run(ms=101.0, seed=1)], Noise(5.0, 20), 0.03, cases=100)
+    assert lost is not None
+    assert lost.verdict == "slower"
 
 
 def test_more_cases_ask_for_more_certainty(make_run: MakeRun) -> None:

@@ -127,13 +127,21 @@ def test_a_kernel_that_draws_as_much_power_as_before_is_compared(make_run: MakeR
     assert only([make_run(clocks=CAPPED)], [make_run(clocks=CAPPED, ms=1.1, seed=1)])[0].verdict == "slower"
 
 
-def test_a_throttled_run_beside_good_ones_is_left_out_and_said(make_run: MakeRun) -> None:
-    after = [make_run(seed=1), make_run(ms=1.2, clocks=CAPPED, seed=2), make_run(seed=3)]
+@pytest.mark.parametrize("capped", [1, 2, 3])
+def test_a_throttled_run_beside_good_ones_is_left_out_and_said(make_run: MakeRun, capped: int) -> None:
+    after = [make_run(seed=seed) for seed in (1, 2, 3)]
+    after[capped - 1] = make_run(ms=1.2, clocks=CAPPED, seed=capped)
     case, _ = only([make_run()], after)
     assert case.verdict == "same"
     assert case.time is not None
     assert case.time.runs == (1, 2)
     assert case.notes == ("SM clock at 85.9% of its maximum before, 100.0% now",)
+
+
+def test_the_reason_names_the_conditions_of_the_baseline(make_run: MakeRun) -> None:
+    after = [make_run(seed=seed, environment={"driver": f"{seed}"}) for seed in (1, 2)]
+    case, _ = only([make_run(environment={"driver": "0"})], after)
+    assert case.reason == "driver 0 before, 2 now"
 
 
 def test_runs_of_older_sources_in_the_same_file_are_of_other_code(make_run: MakeRun) -> None:

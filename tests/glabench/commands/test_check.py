@@ -95,6 +95,14 @@ def test_a_system_that_is_new_to_the_baseline_is_new(tmp_path: Path, run: Run) -
     assert "NVIDIA Test: 1 new" in out
 
 
+def test_tunings_in_the_folder_are_left_out(tmp_path: Path, run: Run) -> None:
+    rows = write(tmp_path / "rows.jsonl", 1.0)
+    (tmp_path / "tune.jsonl").write_text('{"kind": "tuning"}\n')
+    code, _, err = run(str(tmp_path), "--baseline", rows)
+    assert code == 0
+    assert err == f"glabench: warning: {tmp_path / 'tune.jsonl'}: tunings, not rows; left out\n"
+
+
 def test_a_summary_that_cannot_be_written_is_one_line(
     tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,6 +143,9 @@ def test_the_simulation_says_what_is_wrong_in_one_line(tmp_path: Path) -> None:
     untimed = write(tmp_path / "rows.jsonl", None)
     with pytest.raises(UserError, match="no row with times"):
         power.main([untimed])
+    for option in ("--runs", "--rounds"):
+        with pytest.raises(UserError, match=f"{option} 0.*: expected 1 or more"):
+            power.main([write(tmp_path / "rows.jsonl", 1.0), option, "0"])
 
 
 BAD = {

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import re
 import shutil
+import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -69,6 +73,18 @@ def open_at(browser: Any, address: str, width: int, height: int = 900) -> None:
         {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500},
     )
     browser.get(address)
+    deadline = time.monotonic() + 30  # a busy machine is told of the page before all of it is read
+    while browser.execute_script("return document.readyState") != "complete" and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+def into_sight(browser: Any, element: Any) -> None:
+    """Scrolls to the element, and waits for the page to have heard of it: what it shows goes when it is scrolled."""
+    browser.execute_async_script(
+        """arguments[0].scrollIntoView({block: "center"});
+        requestAnimationFrame(() => requestAnimationFrame(() => arguments[1]()));""",
+        element,
+    )
 
 
 def column(browser: Any, name: str) -> list[str]:
@@ -85,7 +101,7 @@ def column(browser: Any, name: str) -> list[str]:
 def click_heading(browser: Any, name: str) -> str:
     """Clicks a heading of the big table and returns its aria-sort."""
     button = browser.find_element("xpath", f"//table[@id='cases']//th/button[text()='{name}']")
-    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", button)
+    into_sight(browser, button)
     button.click()
     return str(button.find_element("xpath", "..").get_attribute("aria-sort"))
 
@@ -110,7 +126,7 @@ def test_a_point_shows_its_values_on_hover(browser: Any, address: str) -> None:
 
     open_at(browser, address, 1280)
     hit = browser.find_element("css selector", "figure.card .hit[data-s='fa2:16x64']")
-    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", hit)
+    into_sight(browser, hit)
     tip = browser.find_element("id", "tip")
     assert not tip.is_displayed()
     ActionChains(browser).move_to_element(hit).perform()
@@ -119,6 +135,52 @@ def test_a_point_shows_its_values_on_hover(browser: Any, address: str) -> None:
     assert shown == hit.get_attribute("data-tip")
     assert shown.startswith("FlashAttention-2")
     assert " ms (95 %: " in shown
+
+
+def test_the_keyboard_goes_from_point_to_point(browser: Any, address: str) -> None:
+    from selenium.webdriver import Keys
+
+    open_at(browser, address, 1280)
+    browser.execute_script("document.querySelector('figure.card .legend button:last-child').focus()")
+    tip = browser.find_element("id", "tip")
+    assert not tip.is_displayed()
+
+    def after(key: str) -> str:
+        browser.switch_to.active_element.send_keys(key)
+        assert tip.is_displayed()
+        return str(tip.text)
+
+    first = after(Keys.TAB)
+    panel = browser.switch_to.active_element
+    points = browser.execute_script(
+        "return [...arguments[0].querySelectorAll('.hit')].map((hit) => [hit.dataset.s, hit.dataset.tip])", panel
+    )
+    assert first == points[0][1]
+    assert after(Keys.ARROW_RIGHT) == points[1][1]
+    second = next(tip for series, tip in points if series != points[0][0])
+    assert after(Keys.ARROW_DOWN) == second
+    assert after(Keys.ARROW_UP) == first
+    assert after(Keys.ARROW_LEFT) == first  # nothing is before it
+    assert after(Keys.END) == points[-1][1]
+    assert browser.switch_to.active_element == panel
+    panel.send_keys(Keys.ESCAPE)
+    assert not tip.is_displayed()
+    assert after(Keys.ARROW_RIGHT) == first
+    panel.send_keys(Keys.TAB)
+    assert not tip.is_displayed() or tip.text != first
+
+
+def test_the_keyboard_passes_over_what_the_legend_hides(browser: Any, address: str) -> None:
+    from selenium.webdriver import Keys
+
+    open_at(browser, address, 1280)
+    button = browser.find_element("css selector", "figure.card .legend button")
+    button.send_keys(Keys.ENTER)
+    browser.execute_script("document.querySelector('figure.card .panel svg').focus()")
+    panel = browser.switch_to.active_element
+    panel.send_keys(Keys.HOME)
+    lit = panel.find_element("css selector", ".hit.on")
+    assert lit.get_attribute("data-s") != button.get_attribute("data-s")
 
 
 def test_a_click_on_a_heading_sorts_both_ways_by_value(browser: Any, address: str) -> None:
@@ -160,7 +222,7 @@ def test_the_legend_hides_a_system(browser: Any, address: str) -> None:
     button = figure.find_element("css selector", ".legend button[data-s='fa2:16x64']")
     curve = figure.find_element("css selector", ".panel g[data-s='fa2:16x64']")
     assert curve.is_displayed()
-    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", button)
+    into_sight(browser, button)
     button.click()
     assert button.get_attribute("aria-pressed") == "false"
     assert not curve.is_displayed()
@@ -243,6 +305,21 @@ def test_profiles_fit_every_width_and_load_nothing(browser: Any, profiles: str, 
     assert browser.execute_script("return document.documentElement.scrollWidth") <= width
 
 
+def test_a_page_of_profiles_is_printed_as_large_as_others(browser: Any, address: str, profiles: str) -> None:
+    assert printed_scales(browser, profiles) == printed_scales(browser, address)
+
+
+def printed_scales(browser: Any, address: str) -> set[bytes]:
+    """By how much Chromium scales the sheets of a page, which it shrinks where something is too wide for one."""
+    open_at(browser, address, 1280)
+    pdf = base64.b64decode(browser.execute_cdp_cmd("Page.printToPDF", {})["data"])
+    streams = [found for found in re.findall(rb"stream\r?\n(.*?)endstream", pdf, re.DOTALL) if found[:1] == b"x"]
+    contents = [zlib.decompressobj().decompress(found) for found in streams]
+    # The first matrix of a sheet is that of the device, the second that of the page.
+    sheets = [re.match(rb"\s*[-\d. ]+ cm\s.*?([\d.]+) 0 0 [\d.]+ [-\d. ]+ cm", text, re.DOTALL) for text in contents]
+    return {sheet[1] for sheet in sheets if sheet}
+
+
 @pytest.mark.parametrize("width", [360, 1400])
 def test_claims_fit_every_width_and_load_nothing(browser: Any, claims: str, width: int) -> None:
     open_at(browser, claims, width)
@@ -278,7 +355,7 @@ def test_a_printed_number_says_which_paper_and_gpu(browser: Any, claims: str) ->
 
     open_at(browser, claims, 1400)
     panel = browser.find_element("css selector", "#lengths .panel svg")
-    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", panel)
+    into_sight(browser, panel)
     hit = panel.find_elements("css selector", ".hit[data-s='printed:fa2']")[-1]
     ActionChains(browser).move_to_element(hit).perform()
     assert browser.find_element("id", "tip").text == "2023 paper: FlashAttention-2\n8k\n1037.1 ms\nGPU not named"
@@ -289,7 +366,7 @@ def test_a_piece_of_a_bar_answers_all_along(browser: Any, profiles: str) -> None
 
     open_at(browser, profiles, 1400)
     panel = browser.find_element("css selector", "#time .panel svg")
-    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", panel)
+    into_sight(browser, panel)
     tip = browser.find_element("id", "tip")
     shown = []
     for hit in panel.find_elements("css selector", ".hit[data-s='output']")[:3]:

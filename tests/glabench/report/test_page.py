@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from glabench.analysis.frame import frame
-from glabench.report import text
+from glabench.report import markdown, text
 from glabench.report.figures import sections
 from glabench.report.page import render
 from glabench.store import Row
@@ -169,6 +169,13 @@ def test_poor_rows_still_make_a_page(board_rows: list[Row], pick: str, outline: 
     if pick == "one sample each":
         assert "questions with one system clearly ahead" in html
         assert "is the fastest of" not in html
+
+
+def test_markdown_sets_no_system_in_bold_that_competes_with_none(board_rows: list[Row]) -> None:
+    rows = [row for row in board_rows if row.case["system"] in ("fa2", "fla") and row.case["mode"] == "fwd"]
+    alone = [row for row in rows if row.case["system"] == "fa2"]
+    assert "| **" in markdown.render(rows, frame(rows))
+    assert "| **" not in markdown.render(alone, frame(alone))
 
 
 def test_figures_have_distinct_looks() -> None:

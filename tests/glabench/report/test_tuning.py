@@ -94,6 +94,21 @@ def test_facts_of_the_headline(tunings: list[Tuning]) -> None:
     assert said["candidates gave no time; the tuning went on"][0] == str(failures)
 
 
+def test_measuring_is_told_as_part_of_the_search(make_tuning: MakeTuning) -> None:
+    tuning = replace(make_tuning(), wall_s=40.0, spent_s={"search": 34.0, "measure": 10.0, "finals": 6.0})
+    said = {f.lead: f.sentence for f in tuning_tables.findings([tuning])}
+    assert said["to search a shape, all its directions together (median)"] == (
+        "The longest took 40 s; on average search 34 s, of it measuring 10 s, finals 6 s."
+    )
+
+
+def test_what_is_left_out_of_figures_is_counted_as_it_is_drawn(make_tuning: MakeTuning) -> None:
+    many = [make_tuning(direction, seed=B, B=B, most=40) for B in range(1, 31) for direction in ("fwd", "bwd")]
+    said = {figure.title: figure.caption for section in sections(many) for figure in section.figures}
+    assert said["In use against tuned"].endswith(" The 24 of 30 shapes that gained most.")
+    assert said["Time by pass"].endswith(" Of each direction the 12 slowest, 24 of 60 in all.")
+
+
 def test_one_tuning_alone_gives_a_page(make_tuning: MakeTuning) -> None:
     html = render([make_tuning()], sections([make_tuning()]))
     assert "1 tuning;" in html
