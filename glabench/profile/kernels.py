@@ -34,10 +34,11 @@ def kernel(name: str, **known: Any) -> Kernel:
 
 def launches_of(system: System, case: Case, arch: str) -> list[tuple[str, Launch]]:
     """(direction, launch) of the case's kernels in order, on a GPU of ``arch``; none for what is not ours."""
-    if case.mode in ("fwd", "step"):
-        return [("fwd", launch) for launch in system.launches(case, arch)]
-    directions: tuple[Any, ...] = ("bwd",) if case.mode == "bwd" else ("fwd", "bwd")
-    return [(d, launch) for d in directions for launch in system.launches(replace(case, mode=d), arch)]
+    launches = system.launches(case, arch)
+    # a forward pass that a backward one follows is not one alone: it leaves states
+    back = {"bwd": len(launches), "fwdbwd": len(system.launches(replace(case, mode="bwd"), arch))}.get(case.mode, 0)
+    forward = len(launches) - back
+    return [("fwd" if i < forward else "bwd", launch) for i, launch in enumerate(launches)]
 
 
 def modelled(system: System, case: Case, arch: str, l2_bytes: int, sms: int) -> tuple[list[Kernel], list[str]]:

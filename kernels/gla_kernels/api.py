@@ -193,10 +193,10 @@ def launches(
 ) -> list[Launch]:
     """The kernels that a call would launch, in order, without running one: for cross-compilation and for models.
 
-    op: "gla", "gla_recurrent" or "gla_step"; mode: "fwd", "bwd", "fwdbwd" or "step"; capability: compute capability of
-    the GPU, 80 for an A100, 90 for an H100; schedule and config are those of `gla`. The tuned plans of this machine's
-    own GPU do not count, only shipped ones. Tensors in the launches are on the meta device. Raises ValueError as the
-    call itself would, but takes tiles that a GPU could not run.
+    op: "gla", "gla_recurrent" or "gla_step"; mode: "fwd", with no backward pass to come, "bwd", "fwdbwd" or "step";
+    capability: compute capability of the GPU, 80 for an A100, 90 for an H100; schedule and config are those of `gla`.
+    The tuned plans of this machine's own GPU do not count, only shipped ones. Tensors in the launches are on the meta
+    device. Raises ValueError as the call itself would, but takes tiles that a GPU could not run.
     """
     if op not in ("gla", "gla_recurrent", "gla_step"):
         raise ValueError(f"op: expected gla, gla_recurrent or gla_step, got {op!r}")
@@ -225,7 +225,7 @@ def launches(
         check_config(schedule, config, q.device)
         work, machine = Workload("fwd", B, T, H, K, V, DTYPE_NAMES[dtype], gated, schedule), Machine(capability)
         forward = plan_of(work, config, machine)
-        fwd.extend(all_launches(work, forward, initial_state))
+        fwd.extend(all_launches(work, forward, initial_state, keep=mode != "fwd"))
         if mode != "fwd":
             work = replace(work, direction="bwd")
             bwd.extend(all_launches(work, plan_of(work, config, machine), initial_state, forward))

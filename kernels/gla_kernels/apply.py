@@ -39,10 +39,13 @@ def by_pass(launches: Iterable[Launch]) -> dict[str, Launch]:
     return found
 
 
-def all_launches(work: Workload, plan: Plan, initial_state: bool = False, forward: Plan | None = None) -> list[Launch]:
+def all_launches(
+    work: Workload, plan: Plan, initial_state: bool = False, forward: Plan | None = None, keep: bool = True
+) -> list[Launch]:
     """Every launch of the workload's direction, in order, on meta tensors. See `launches_of`.
 
-    forward: for the backward direction, the plan of the forward pass, if that has left its states.
+    forward: for the backward direction, the plan of the forward pass, if that has left its states; keep: for the
+    forward direction, whether it leaves them.
     """
     found: list[Launch] = []
     if work.direction == "bwd":
@@ -52,7 +55,7 @@ def all_launches(work: Workload, plan: Plan, initial_state: bool = False, forwar
         problem = _on_meta(work, plan, initial_state)
         chunk.backward(problem, problem.v, None, found.append, kept)
     else:
-        chunk.forward(_on_meta(work, plan, initial_state), False, found.append)
+        chunk.forward(_on_meta(work, plan, initial_state), False, found.append, keep)
     return found
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from gla_kernels import Schedule, gla, gla_recurrent, gla_step, launches, simple_gla
+from gla_kernels import Launch, Schedule, api, gla, gla_recurrent, gla_step, launches, simple, simple_gla
 
 Call = Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
 
@@ -90,6 +90,47 @@ def test_a_state_that_a_step_changed_is_missed_by_the_backward_pass_that_needs_i
         gla_step(q[:, 0], k[:, 0], v[:, 0], g[:, 0], state)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         o.sum().backward()
+
+
+Seen = tuple[str, tuple[int, ...], dict[str, object], dict[str, object]]
+
+
+def seen(launch: Launch) -> Seen:
+    """A launch but for its tensors."""
+    numbers = {name: x for name, x in launch.args.items() if not isinstance(x, torch.Tensor)}
+    return launch.name, launch.grid, launch.constexprs, numbers
+
+
+PLANNED = {
+    "in slices": ({"T": 1024, "H": 64, "schedule": Schedule(16, materialize=False)}, True),
+    "without gates": ({"T": 100, "H": 1, "schedule": None}, False),
+}
+
+
+@pytest.mark.parametrize("mode", ["fwd", "bwd", "fwdbwd"])
+@pytest.mark.parametrize(("asked", "gated"), PLANNED.values(), ids=PLANNED)
+def test_what_is_planned_is_what_a_call_launches(asked, gated, mode, monkeypatch):
+    """A forward pass that no backward one follows leaves it nothing."""
+    launched: list[Launch] = []
+    monkeypatch.setattr(api, "execute", launched.append)
+    given = (x.detach().bfloat16() for x in drawn(T=asked["T"], H=asked["H"], device="meta"))
+    q, k, v, g = (x.requires_grad_(mode != "fwd") for x in given)
+    o, _ = gla(q, k, v, g if gated else None, schedule=asked["schedule"])
+    if mode == "bwd":
+        launched.clear()
+    if mode != "fwd":
+        o.sum().backward()
+    planned = launches("gla", B=1, K=16, V=16, dtype=torch.bfloat16, mode=mode, gated=gated, **asked)
+    assert [seen(x) for x in launched] == [seen(x) for x in planned]
+
+
+def test_what_simple_gla_plans_is_what_it_launches(monkeypatch):
+    launched: list[Launch] = []
+    monkeypatch.setattr(simple.api, "execute", launched.append)
+    q, k, v, g = drawn(device="meta")
+    simple_gla(q, k, v, g[..., 0].contiguous())[0].sum().backward()
+    planned = simple.launches(B=1, T=20, H=1, K=16, V=16, dtype=torch.float32)
+    assert [seen(x) for x in launched] == [seen(x) for x in planned]
 
 
 def test_nothing_is_planned_to_run_for_no_sequence():

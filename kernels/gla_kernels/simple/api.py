@@ -106,17 +106,19 @@ def launches(
 ) -> list[Launch]:
     """The kernels that a call would launch, in order, without running one, on tensors of the meta device.
 
-    mode: "fwd", "bwd" or "fwdbwd"; initial_state: whether it is given a state and gives back the final one;
-    capability: compute capability of the GPU, 80 for an A100, 90 for an H100. Raises ValueError as the call would.
+    mode: "fwd", with no backward pass to come, "bwd" or "fwdbwd"; initial_state: whether it is given a state and gives
+    back the final one; capability: compute capability of the GPU, 80 for an A100, 90 for an H100. Raises ValueError as
+    the call would.
     """
     q = torch.empty(B, T, H, K, dtype=dtype, device="meta")
     v = torch.empty(B, T, H, V, dtype=dtype, device="meta")
+    g = torch.empty(B, T, H, dtype=dtype, device="meta")
     state = torch.empty(B, H, K, V, dtype=torch.float32, device="meta") if initial_state else None
-    check_call(q, q, v, q[..., 0], state)
+    check_call(q, q, v, g, state)
     if mode not in ("fwd", "bwd", "fwdbwd"):
         raise ValueError(f"mode: expected fwd, bwd or fwdbwd, got {mode!r}")
     schedule = check_schedule(schedule)
-    call = Call(q, q, v, q[..., 0], float(K**-0.5), state, schedule.chunk, schedule.materialize, capability)
+    call = Call(q, q, v, g, float(K**-0.5), state, schedule.chunk, schedule.materialize, capability)
     fwd: list[Launch] = []
     bwd: list[Launch] = []
     _, final, kept = forward(call, initial_state, mode != "fwd", fwd.append)

@@ -47,6 +47,14 @@ def test_a_call_that_returns_its_state_is_noted() -> None:
     assert notes == ["the model is of a call that does not return its final state; this one does"]
 
 
+def test_a_forward_pass_that_a_backward_one_follows_leaves_it_states() -> None:
+    case = Case("simple_gla", 16, 2048, 16, 64, 64)
+    _, walk = (launch for direction, launch in launches_of(load(case.system), case, "sm_90") if direction == "fwd")
+    assert walk.constexprs["STORE_S"]
+    _, alone = launches_of(load(case.system), replace(case, mode="fwd"), "sm_90")
+    assert not alone[1].constexprs["STORE_S"]
+
+
 def test_what_is_not_ours_has_no_launches() -> None:
     assert launches_of(load("sdpa"), replace(CASE, system="sdpa"), "sm_90") == []
 
