@@ -228,6 +228,14 @@ def test_the_environment_given_reaches_every_process(made_up, monkeypatch: pytes
         assert tuning._pool.arch == "sm_80"
 
 
+def test_processes_see_the_gpu_that_they_are_started_for(made_up, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NVML, which says what to compile for, and CUDA may begin with different ones."""
+    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
+    with Session("model") as tuning:
+        children = [tuning._gpu.child, *tuning._pool._children]
+        assert {child.env["CUDA_DEVICE_ORDER"] for child in children} == {"PCI_BUS_ID"}
+
+
 # --- In words --------------------------------------------------------------------------------------------------------
 
 
