@@ -191,8 +191,10 @@ def _run(name: str, limit_s: float, cases: list[Case], settings: Settings, path:
         """Whether a row of the file has all that is asked for now."""
         if row.case_id not in ids or row.profile is None:
             return row.case_id in ids and row.status != "ok"
-        same = kind == "cuda" or _target(row.profile["target"]["name"]) == asked.target
-        return bool(same and (row.profile["ncu"] or not asked.ncu) and (row.profile["trace"] or not asked.traces))
+        known = row.profile.get  # of a row that need not have all
+        name = (known("target") or {}).get("name")
+        same = kind == "cuda" or (name is not None and _target(name) == asked.target)
+        return bool(same and (known("ncu") or not asked.ncu) and (known("trace") or not asked.traces))
 
     with Appender(path, fresh=fresh) as out:
         run_cases(

@@ -94,7 +94,10 @@ def _visible(group: str) -> Iterator[Finding]:
     names = dict.fromkeys(nvml.gpu_names())
     plain = os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID" or (listed or "").startswith(("GPU-", "MIG-"))
     if len(names) > 1 and not plain:
-        fix = "set CUDA_VISIBLE_DEVICES to the UUID of the GPU to be used (nvidia-smi -L): CUDA counts them otherwise"
+        fix = (
+            "set CUDA_VISIBLE_DEVICES to the UUID of the GPU to be used (nvidia-smi -L): glabench counts them as "
+            "nvidia-smi does, other programs may not"
+        )
         yield Finding(group, label, f"{listed or 'not set'}, beside GPUs that differ: {', '.join(names)}", fix)
 
 

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from glabench import store
 from glabench.hardware import environment
 from glabench.run.attempts import Attempts, still_holds
-from glabench.run.gpus import only_this
+from glabench.run.gpus import counted_as_by_nvml, only_this
 from glabench.run.parts import merge, parts
 from glabench.run.sharing import Shared
 from glabench.run.worker import PIPELINE, Worker
@@ -255,7 +255,7 @@ def worker_env(part: Part, timing: int = 1) -> dict[str, str | None]:
     Triton's cache is named: torch.compile and Helion move it for their whole process where it is not, and whatever is
     timed there after them would be compiled again.
     """
-    env: dict[str, str | None] = {"TRITON_CACHE_DIR": str(environment.triton_cache())}
+    env: dict[str, str | None] = {"TRITON_CACHE_DIR": str(environment.triton_cache()), **counted_as_by_nvml()}
     if part == "gate":
         return env | {"TRITON_INTERPRET": "1", **ONE_THREAD}
     env["TRITON_INTERPRET"] = None

@@ -1,4 +1,4 @@
-"""``--gpus``: which GPUs run a sweep's timed cases, each in a process that sees no other."""
+"""Which GPUs processes see: ``--gpus`` gives each that times cases one of its own."""
 
 from __future__ import annotations
 
@@ -42,8 +42,10 @@ def _index(text: str, wanted: str) -> int:
 
 def only_this(gpu: str | None) -> dict[str, str | None]:
     """The environment of a worker that sees this GPU alone; of one that sees what this process sees for None."""
-    if gpu is None:
-        return {}
-    # The numbers are then those of nvidia-smi and NVML.
-    order = os.environ.get("CUDA_DEVICE_ORDER") or "PCI_BUS_ID"
-    return {"CUDA_VISIBLE_DEVICES": gpu, "CUDA_DEVICE_ORDER": order}
+    return {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
+
+
+def counted_as_by_nvml() -> dict[str, str | None]:
+    """The environment in which CUDA counts GPUs as NVML and nvidia-smi do, unless CUDA_DEVICE_ORDER is set: this
+    process says by NVML which GPU it is that another one measures."""
+    return {"CUDA_DEVICE_ORDER": os.environ.get("CUDA_DEVICE_ORDER") or "PCI_BUS_ID"}

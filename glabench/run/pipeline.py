@@ -107,7 +107,7 @@ def can_run(draft: Draft, case: Case, settings: Settings, system: System) -> boo
     with draft.phases("system"):
         refusal = (
             system.unavailable(settings.device)
-            or system.refusal_of_gates(case)
+            or system.refusal_by_catalog(case)
             or system.unsupported(case, settings.device)
         )
         if refusal is not None:

@@ -49,8 +49,10 @@ class System(ABC):
         """One line: why it cannot run this case (a head dimension, a dtype ...), or None."""
         return None
 
-    def refusal_of_gates(self, case: Case) -> str | None:
-        """One line: why it cannot run the case's gates, as far as the catalog says, or None."""
+    def refusal_by_catalog(self, case: Case) -> str | None:
+        """One line: why it cannot run the case's mode or gates, as far as the catalog says, or None."""
+        if case.mode not in self.info.modes:
+            return f"{self.name} has no mode {case.mode}"
         if case.value_gate and not self.info.value_gates:
             return f"{self.name} has no gates on the value side"
         return None

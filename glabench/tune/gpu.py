@@ -7,6 +7,7 @@ from typing import Any
 
 from gla_kernels import Plan, Workload
 from glabench.run.child import Child, ChildDied, ChildTimeout
+from glabench.run.gpus import counted_as_by_nvml
 from glabench.tune.candidate import Candidate
 
 MODULE = "glabench.tune.bench"
@@ -26,7 +27,7 @@ class Gpu:
     def __init__(
         self, module: str = MODULE, trial_limit_s: float = TRIAL_LIMIT_S, env: Mapping[str, str | None] | None = None
     ) -> None:
-        self.child = Child(module, {"TRITON_INTERPRET": None, **(env or {})})
+        self.child = Child(module, {"TRITON_INTERPRET": None, **counted_as_by_nvml(), **(env or {})})
         self.trial_limit_s = trial_limit_s
         self.restarts = 0
         self._ready: set[Workload | None] = set()  # what the running process has made inputs for

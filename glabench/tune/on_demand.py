@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -34,9 +35,9 @@ def tune(works: Sequence[Workload]) -> None:
 
 
 def only_device() -> dict[str, str | None]:
-    """What makes the current CUDA device the one that a child process sees: nothing where this process sees no other,
-    in whatever way that was arranged."""
+    """What makes the current CUDA device the one that a child process sees: where this process sees no other, what it
+    was started with, in whatever way that was arranged."""
     if torch.cuda.device_count() == 1:
-        return {}
+        return {"CUDA_DEVICE_ORDER": os.environ.get("CUDA_DEVICE_ORDER")}
     uuid = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
     return {"CUDA_VISIBLE_DEVICES": uuid if uuid.startswith("GPU-") else f"GPU-{uuid}"}

@@ -18,6 +18,7 @@ from glabench.errors import UserError
 from glabench.hardware.environment import device_name, package_version, require_cuda
 from glabench.lines import Lines
 from glabench.run.child import Child, ChildDied, ChildTimeout
+from glabench.run.gpus import counted_as_by_nvml
 from glabench.spec.case import Case
 from glabench.systems.base import load
 from glabench.tune.works import of_shape
@@ -49,7 +50,7 @@ def measure(case: Case, limit_s: float, module: str = "glabench.tune.rival") -> 
     """A record: ``status`` as a row's, ``wall_s`` from the process's start to its answer, or to its end."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        child = Child(module, {**FORGETFUL, "TRITON_CACHE_DIR": folder})
+        child = Child(module, {**FORGETFUL, **counted_as_by_nvml(), "TRITON_CACHE_DIR": folder})
         try:
             answer = {"status": "ok", "reason": None, **child.ask({"case": case.to_dict()}, limit_s)}
         except ChildTimeout:

@@ -156,6 +156,8 @@ class Session:
 
     def _keep(self, tunings: Sequence[Tuning]) -> None:
         entries = [entry_of(tuning) for tuning in tunings if tuning.decided]
+        if not entries:
+            return  # a table of nothing would be another fingerprint, by which finished cases run again
         try:
             keep(entries, self.machine)
         except TableError as error:

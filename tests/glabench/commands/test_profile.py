@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from glabench import store
 from glabench.cli import main
 from glabench.commands.profile import _shape, parts
 from glabench.spec.case import Case
@@ -132,6 +134,18 @@ def test_a_rerun_does_what_is_missing_and_another_gpu_is_another_question(
     assert [row["profile"]["target"]["name"].removesuffix(" SXM") for row in rows(path)] == [
         "NVIDIA H200", "NVIDIA H200", "NVIDIA H100",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("profile", [{}, {"target": None}, {"target": {"here": False}}])
+def test_a_row_that_does_not_say_what_it_profiled_is_done_again(
+    command: Callable[..., str], here: Path, profile: dict[str, Any]
+) -> None:
+    path = here / "rows.jsonl"
+    again = ("profile", "tiny.yaml", "--out", str(path))
+    command(*again)
+    first, second = store.read(path)
+    path.write_text("".join(store.to_json(row) + "\n" for row in (replace(first, profile=profile), second)))
+    assert "1 of them finished earlier" in command(*again)
 
 
 def test_what_a_sweep_measured_stays_as_it_was(command: Callable[..., str], here: Path) -> None:

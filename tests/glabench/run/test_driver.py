@@ -271,6 +271,13 @@ def test_timed_work_leaves_a_core_to_others(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("part", ["gate", "compile", "all"])
+def test_every_process_counts_gpus_as_who_names_them(part: Part, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else rows are of another GPU than a rerun looks for, where a machine's GPUs differ."""
+    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
+    assert driver_module.worker_env(part)["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+
+
+@pytest.mark.parametrize("part", ["gate", "compile", "all"])
 def test_every_process_finds_triton_s_cache_where_triton_has_it(
     part: Part, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from glabench.errors import UserError
-from glabench.run.gpus import choose, only_this
+from glabench.run.gpus import choose, counted_as_by_nvml, only_this
 
 H200 = ["NVIDIA H200"] * 4
 
@@ -44,5 +44,11 @@ def test_what_cannot_be_is_refused(wanted: str, names: list[str], message: str) 
 
 
 def test_a_worker_sees_its_gpu_by_the_number_of_nvidia_smi() -> None:
-    assert only_this("3") == {"CUDA_VISIBLE_DEVICES": "3", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    assert only_this("3") == {"CUDA_VISIBLE_DEVICES": "3"}
     assert only_this(None) == {}
+
+
+def test_gpus_are_counted_as_by_nvml_unless_said_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert counted_as_by_nvml() == {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
+    assert counted_as_by_nvml() == {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}

@@ -146,6 +146,21 @@ def test_a_step_is_a_whole_row() -> None:
     assert set(row.accuracy["outputs"]) == {"o", "final_state"}
 
 
+@pytest.mark.parametrize(
+    ("system", "part"),
+    [
+        ("gla", "compile"),
+        ("gla", "gate"),
+        ("recurrent_hbm", "compile"),
+        ("recurrent_hbm", "gate"),
+        ("chunkwise_torch", "all"),
+    ],
+)
+def test_a_mode_that_a_system_lacks_is_unsupported(system: str, part: Part) -> None:
+    row = run_case(replace(CASE, system=system, mode="step"), "test", Settings.for_device("cpu").with_part(part))
+    assert (row.status, row.reason) == ("unsupported", f"{system} has no mode step")
+
+
 def test_attention_decodes_a_token_with_its_cache() -> None:
     row = run_case(replace(CASE, system="sdpa", mode="step", gate_strength=None), "tests", SETTINGS)
     assert row.status == "ok", row.reason

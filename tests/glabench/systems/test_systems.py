@@ -116,10 +116,10 @@ def test_a_case_that_cannot_be_run_is_refused_with_a_reason(name: str, changes: 
 
 def test_systems_without_gates_on_the_value_side_say_so() -> None:
     case = replace(CASE, value_gate=True)
-    can = {name for name, info in CATALOG.items() if load(name).refusal_of_gates(replace(case, system=name)) is None}
+    can = {name for name, info in CATALOG.items() if load(name).refusal_by_catalog(replace(case, system=name)) is None}
     assert can == {"gla", "gla_recurrent", "recurrent_torch", "chunkwise_torch", "parallel_torch"}
-    assert load("fla").refusal_of_gates(case) == "fla has no gates on the value side"
-    assert load("fla").refusal_of_gates(CASE) is None
+    assert load("fla").refusal_by_catalog(case) == "fla has no gates on the value side"
+    assert load("fla").refusal_by_catalog(CASE) is None
     refused = load("gla").unsupported(replace(case, chunk=128), "cuda")
     assert refused == "schedule: with gv expected a chunk of at most 64, got 128"
 

@@ -47,8 +47,11 @@ def test_children_see_the_current_device_alone(devices: Any, monkeypatch: pytest
 
 def test_where_this_process_sees_one_device_so_do_its_children(devices: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-11111111")
+    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
     devices(1, 0)
-    assert {**os.environ, **on_demand.only_device()}["CUDA_VISIBLE_DEVICES"] == "MIG-11111111"
+    given = on_demand.only_device()
+    assert {**os.environ, **given}["CUDA_VISIBLE_DEVICES"] == "MIG-11111111"
+    assert given["CUDA_DEVICE_ORDER"] is None  # a number in the other variable counts as in this process
 
 
 class Recorded:

@@ -164,6 +164,8 @@ def test_a_budget_that_ended_before_the_search_decides_nothing(made_up, tables: 
     assert (found.winner, found.decided, found.stopped) == (0, False, "the budget was spent")
     assert said(console)[0].startswith(f"{describe(WORK)} fwd: not tuned, no whole plan was found (0 of ")
     assert chosen(WORK, MACHINE) == before
+    # by a table, even of nothing, rows made before it would count as made by something else
+    assert not list(tables.rglob("*.json"))
 
 
 def test_a_gpu_that_nothing_was_compiled_for_is_refused(made_up, tables: Path) -> None:
@@ -224,6 +226,14 @@ def test_the_environment_given_reaches_every_process(made_up, monkeypatch: pytes
         assert {child.env["CUDA_VISIBLE_DEVICES"] for child in children} == {"GPU-1"}
         assert all(child.env["TRITON_INTERPRET"] is None for child in children)
         assert tuning._pool.arch == "sm_80"
+
+
+def test_processes_see_the_gpu_that_they_are_started_for(made_up, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NVML, which says what to compile for, and CUDA may begin with different ones."""
+    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
+    with Session("model") as tuning:
+        children = [tuning._gpu.child, *tuning._pool._children]
+        assert {child.env["CUDA_DEVICE_ORDER"] for child in children} == {"PCI_BUS_ID"}
 
 
 # --- In words --------------------------------------------------------------------------------------------------------
