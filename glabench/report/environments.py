@@ -63,7 +63,9 @@ def _environment(rows: list[Row]) -> Environment:
     warnings = []
     if facts.get("dirty"):
         warnings.append("The source tree had uncommitted changes: the commit does not say exactly what ran.")
-    return Environment(device(rows[0]), len(rows), (*said, *_clocks(rows)), (*warnings, *_throttled(rows)))
+    return Environment(
+        device(rows[0]), len(rows), (*said, *_clocks(rows)), (*warnings, *_launch_bound(rows), *_throttled(rows))
+    )
 
 
 def _fact(name: str, value: Any) -> str:
@@ -86,6 +88,14 @@ def _clocks(rows: list[Row]) -> list[tuple[str, str]]:
             most = max(float(row.clocks.get(f"{key}_max") or 0) for row in rows if row.clocks)
             said.append((f"{title} while timing", f"{span} {unit}" + (f", of at most {most:,.0f}" if most else "")))
     return said
+
+
+def _launch_bound(rows: list[Row]) -> list[str]:
+    n = sum(bool((row.time or {}).get("launch_bound")) for row in rows)
+    if not n:
+        return []
+    why = "Python was slower to queue the call than the GPU is kept waiting: part of the time may be Python's."
+    return [f"In {text.count(n, 'case')} {why}"]
 
 
 def _throttled(rows: list[Row]) -> list[str]:

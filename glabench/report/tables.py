@@ -48,17 +48,18 @@ class Table:
 
 def measurements(table: pd.DataFrame) -> Table:
     """Every row with its question, its time and what follows from it."""
-    many = table["device"].nunique() > 1
+    many, queued = table["device"].nunique() > 1, bool(table["host_ms"].notna().any())
     columns = ["system", "B", "T", "H", "K", "V", "dtype", "mode", "gate", "status", "time, ms", "± %", "n",
-               "tokens/s", "MiB", "× floor", "error %", "implementation"]  # fmt: skip
+               *(["queue, ms"] if queued else []), "tokens/s", "MiB", "× floor", "error %", "implementation",
+               ]  # fmt: skip
     timed_first = table.sort_values("ms", key=lambda ms: ms.isna(), kind="stable")
-    rows = [_measurement(row, many) for row in timed_first.to_dict("records")]
+    rows = [_measurement(row, many, queued) for row in timed_first.to_dict("records")]
     shown = (["device"] if many else []) + columns
     words = {"device", "system", "dtype", "mode", "gate", "status", "implementation"}
     return Table(tuple(shown), tuple(column not in words for column in shown), tuple(rows))
 
 
-def _measurement(row: dict[Any, Any], with_device: bool) -> tuple[Cell, ...]:
+def _measurement(row: dict[Any, Any], with_device: bool, with_host: bool) -> tuple[Cell, ...]:
     width = (row["ms_hi"] - row["ms_lo"]) / 2 / row["ms"] * 100
     over_floor = row["over_floor"] if row["family"] != "attention" else math.nan
     status = row["status"]
@@ -71,6 +72,7 @@ def _measurement(row: dict[Any, Any], with_device: bool) -> tuple[Cell, ...]:
         Cell(status, flag="" if status == "ok" else "bad"),
         Cell("not timed") if interpreted else number_cell(row["ms"]), number_cell(width, 2),
         Cell(f"{row['samples']:.0f}", row["samples"]) if row["samples"] else Cell("–"),
+        *([number_cell(row["host_ms"])] if with_host else []),
         Cell(text.rate(row["tokens_per_s"]), _or_none(row["tokens_per_s"])),
         number_cell(row["beyond_mib"]), number_cell(over_floor), number_cell(100 * row["error_share"], 2),
         Cell(" ".join(implementation(row)) or "–", flag="wrap"),

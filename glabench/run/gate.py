@@ -7,6 +7,7 @@ plain PyTorch form makes in the same dtype: the same for every system.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -135,12 +136,17 @@ def _score(name: str, x: torch.Tensor | None, right: oracle.Answer, dtype: str, 
     return {
         "error": found.whole,
         "baseline": plain.whole,
-        "tolerance": max(factor * plain.whole, floor),
+        "tolerance": _allowed(factor * plain.whole, floor),
         "block_error": found.block,
         "block_baseline": plain.block,
-        "block_tolerance": max(factor * plain.block, 2 * floor),
+        "block_tolerance": _allowed(factor * plain.block, 2 * floor),
         "nonfinite": int((~torch.isfinite(x)).sum()),
     }
+
+
+def _allowed(error: float, floor: float) -> float:
+    """What the plain form's error allows; one that is infinite, or NaN, allows nothing."""
+    return max(error, floor) if math.isfinite(error) else floor
 
 
 def _worst(scores: dict[str, dict[str, Any]]) -> str | None:

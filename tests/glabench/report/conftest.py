@@ -93,7 +93,7 @@ def gpu_row(rng: random.Random, case: Case, sweep: str = "board", environment: d
         case.id, sweep, asdict(case), "ok", implementation=f"{case.system}, made up",
         accuracy=accuracy(rng, case, "cuda"), environment=environment or H200, started="2026-11-21T09:00:00+00:00",
         time={"clock": "cuda_events_cold_l2", "samples_ms": samples(rng, ms), "dropped": 1, "stopped": "noise",
-              "warmup": 5},
+              "warmup": 5, "launch_bound": case.system == "recurrent_torch", "host_ms": 1.3044},
         memory={"peak_bytes": beyond + 4 * width, "inputs_bytes": 4 * width, "beyond_inputs_bytes": beyond},
         work={"flops": 4 * case.K * width, "hbm_bytes": hbm_bytes(case)}, wall_s=1.5,
         clocks={"sm_mhz": 1965.0, "sm_mhz_max": 1980.0, "power_w": 640.0, "temperature_c": 61.0,

@@ -103,6 +103,14 @@ def test_environment_and_its_warnings(board_page: str) -> None:
         assert fact in board_page
     assert "uncommitted changes: the commit does not say exactly what ran" in board_page
     assert re.search(r"Clocks were held back in \d+ cases: sw power cap", board_page)
+    assert re.search(r"In \d+ cases Python was slower to queue the call", board_page)
+
+
+def test_what_python_needs_to_queue_a_call_stands_beside_its_time_on_a_gpu(board_page: str, quick_page: str) -> None:
+    table = board_page.split('id="cases"')[1].split("</table>")[0]
+    assert ">queue, ms<" in table
+    assert f">{text.number(1.3044)}<" in table
+    assert "queue, ms" not in quick_page
 
 
 def test_cpu_rows_show_compiled_kernels_and_no_time_for_them(quick_page: str, quick_rows: list[Row]) -> None:

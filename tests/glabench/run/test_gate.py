@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from glabench.run import gate
+from glabench.run import gate, oracle
+from glabench.run.errors import Distance
 from glabench.spec.case import Case
 from glabench.spec.catalog import CATALOG
 from glabench.spec.settings import Settings
@@ -77,6 +79,17 @@ def test_a_gradient_that_is_off_by_two_percent_is_caught() -> None:
     assert found.reason is not None
     assert found.reason.startswith("dk is off by")
     assert found.accuracy["outputs"]["dk"]["error"] == pytest.approx(0.02, rel=0.2)
+
+
+def test_a_plain_form_that_overflowed_allows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def overflowed(question: oracle.Question) -> oracle.Answer:
+        return replace(right, baseline=dict.fromkeys(right.baseline, Distance(math.inf, math.inf)))
+
+    right = oracle.answer(oracle.ask(CASE, "cpu", SETTINGS.gate_pairs))
+    monkeypatch.setattr(oracle, "answer", overflowed)
+    found = verdict(Planted(dk=lambda dk: dk * 2))
+    assert found.reason is not None
+    assert found.reason.startswith("dk is off by")
 
 
 def test_one_wrong_row_among_many_is_caught() -> None:
