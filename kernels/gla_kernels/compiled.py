@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 import operator
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -56,6 +58,19 @@ def settled(
 ) -> str:
     """The form of a call, and the sorts of what it leaves for the backward pass, as JSON. asked: the fields of the
     schedule that is asked for. Raises ValueError as the call itself would."""
+    with ThreadPoolExecutor(1) as aside:  # what torch.export does to tensors, it does to those of its own thread
+        return aside.submit(_settled, function, sorts, device, final, asked, differentiated, recompute).result()
+
+
+def _settled(
+    function: str,
+    sorts: Sequence[Sort],
+    device: torch.device,
+    final: bool,
+    asked: tuple[Any, ...] | None,
+    differentiated: bool,
+    recompute: bool,
+) -> str:
     schedule = Schedule(*asked) if isinstance(asked, tuple) else asked
     x = Given(*(None if s is None else torch.empty(s[0], dtype=s[1], device="meta") for s in sorts))  # type: ignore[arg-type]
     check_device(device)
@@ -65,6 +80,7 @@ def settled(
     return json.dumps({"form": form.name, "settings": form.settings, "between": left})
 
 
+@lru_cache(maxsize=1024)
 def _form(text: str, scale: float) -> tuple[Form, list[Any]]:
     found = json.loads(text)
     return FORMS[found["form"]](scale, found["settings"]), found["between"]

@@ -67,6 +67,17 @@ def test_a_graph_takes_what_lies_anyhow_in_memory():
     assert all(torch.equal(a, b) for a, b in zip(want, got, strict=True))
 
 
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_exported_program_computes_the_same(strict):
+    class Layer(torch.nn.Module):
+        def forward(self, q, k, v, g, state):
+            return gla(q, k, v, g, None, state, True)
+
+    given = tuple(x.detach() for x in drawn())
+    exported = torch.export.export(Layer(), given, strict=strict).module()
+    assert all(torch.equal(a, b) for a, b in zip(exported(*given), Layer()(*given), strict=True))
+
+
 def test_only_gradients_that_are_asked_for_come_out():
     q, k, v, g, state = drawn()
     given = [q, k.detach(), v, g.detach(), state.detach()]
