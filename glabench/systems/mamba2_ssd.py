@@ -88,5 +88,10 @@ class Mamba2Ssd(SimpleGla):
             y, _ = simple_gla(c.expand_as(keys), keys, x, dt.float() * a, scale=1.0, schedule=self.schedule(case))
         return y.flatten(2).unsqueeze(2), None
 
+    def planned_gates(self, case: Case) -> torch.Tensor:
+        import torch
+
+        return torch.empty(case.B, case.T, case.H, dtype=torch.float32, device="meta")
+
     def launches(self, case: Case, arch: str) -> list[Launch]:
         return [] if official() else super().launches(case, arch)

@@ -23,6 +23,11 @@ class Retention(SimpleGla):
     def gates(self, inputs: Inputs, case: Case) -> torch.Tensor:
         return _decays(case.H, inputs.q.device).expand(inputs.q.shape[:-1])
 
+    def planned_gates(self, case: Case) -> torch.Tensor:
+        import torch
+
+        return torch.empty(case.H, dtype=torch.float32, device="meta").expand(case.B, case.T, case.H)
+
 
 @cache
 def _decays(H: int, device: torch.device) -> torch.Tensor:

@@ -67,6 +67,10 @@ class SimpleGla(System):
             schedule=self.schedule(case),
         )
 
+    def planned_gates(self, case: Case) -> torch.Tensor | None:
+        """g on the meta device as kernels are given it, where it is not contiguous and of the case's dtype."""
+        return None
+
     def launches(self, case: Case, arch: str) -> list[Launch]:
         from gla_kernels.simple import launches
         from glabench.systems.inputs import DTYPES
@@ -81,6 +85,7 @@ class SimpleGla(System):
             mode=case.mode,
             schedule=self.schedule(case),
             initial_state=case.initial_state,
+            gates=self.planned_gates(case),
             gradient_of_g=self.info.gated,
             capability=int(arch.removeprefix("sm_")),
         )

@@ -101,18 +101,19 @@ def launches(
     mode: str = "fwdbwd",
     schedule: Schedule | None = None,
     initial_state: bool = False,
+    gates: Tensor | None = None,
     gradient_of_g: bool = True,
     capability: int = 90,
 ) -> list[Launch]:
     """The kernels that a call would launch, in order, without running one, on tensors of the meta device.
 
     mode: "fwd", with no backward pass to come, "bwd" or "fwdbwd"; initial_state: whether it is given a state and gives
-    back the final one; capability: compute capability of the GPU, 80 for an A100, 90 for an H100. Raises ValueError as
-    the call would.
+    back the final one; gates: g as the call has it, on the meta device, by default contiguous and of the dtype;
+    capability: compute capability of the GPU, 80 for an A100, 90 for an H100. Raises ValueError as the call would.
     """
     q = torch.empty(B, T, H, K, dtype=dtype, device="meta")
     v = torch.empty(B, T, H, V, dtype=dtype, device="meta")
-    g = torch.empty(B, T, H, dtype=dtype, device="meta")
+    g = torch.empty(B, T, H, dtype=dtype, device="meta") if gates is None else gates
     state = torch.empty(B, H, K, V, dtype=torch.float32, device="meta") if initial_state else None
     check_call(q, q, v, g, state)
     if mode not in ("fwd", "bwd", "fwdbwd"):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from gla_kernels import reference, retnet_decays
+from gla_kernels import Launch, reference, retnet_decays
 from glabench.run import gate, oracle, retention
 from glabench.spec.case import Case
 from glabench.spec.settings import Settings
@@ -53,6 +53,20 @@ def test_the_gate_can_fail_it(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
     right = system.gates  # type: ignore[attr-defined]
     monkeypatch.setattr(system, "gates", lambda inputs, case: right(inputs, case) * 1.1)
     assert not gate.check(system, case, SETTINGS, WHERE).passed
+
+
+@pytest.mark.parametrize("name", ["simple_gla", "retention", "mamba2_ssd"])
+def test_planned_gates_are_those_that_kernels_are_given(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched: list[Launch] = []
+    monkeypatch.setattr("gla_kernels.simple.api.execute", launched.append)
+    system, case = load(name), case_of(name, mode="fwd", dtype="bf16")
+    system.forward(system.draw_inputs(case, "cpu"), case)
+    given, planned = (
+        [(g.dtype, g.shape, g.stride()) for launch in launches if (g := launch.args.get("p_g")) is not None]
+        for launches in (launched, system.launches(case, "sm_90"))
+    )
+    assert given
+    assert given == planned
 
 
 def test_inputs_have_one_gate_a_head() -> None:
