@@ -21,7 +21,7 @@ from . import recurrent
 from .autograd import Form, Given
 from .config import Schedule
 from .launch import execute
-from .validate import check_device, check_scale, check_step
+from .validate import check_device, check_scale, check_step, check_tensor
 
 # (what is given, on what device, scale, schedule, whether there will be a backward pass, whether that computes states
 # again) -> the form that a call takes
@@ -29,20 +29,24 @@ Maker = Callable[[Given, torch.device, float, Schedule | None, bool, bool], Form
 MAKERS: dict[str, Maker] = {}  # by the function's name
 FORMS: dict[str, Callable[[float, dict[str, Any]], Form]] = {}  # by the form's name: scale and settings -> the form
 
-Sort = tuple[tuple[int, ...], torch.dtype] | None  # a tensor's shape and dtype
+Sort = tuple[tuple[int, ...], torch.dtype, torch.device] | None  # of a tensor
 
 
 def call(
     function: str, x: Given, scale: float | None, final: bool, schedule: Schedule | None = None, recompute: bool = False
 ) -> tuple[Tensor, Tensor | None]:
     """The function of that name in a graph that is being made: o, and the final state or None."""
-    scale, x = check_scale(scale, x.q.shape[-1]), x.contiguous()
-    sorts = tuple(None if t is None else (tuple(operator.index(n) for n in t.shape), t.dtype) for t in x)
+    for name, t in zip(Given._fields, x, strict=True):
+        if t is not None or name in ("q", "k", "v"):
+            check_tensor(name, t)
+    x = x.contiguous()
+    factor = float(x.q.shape[-1] ** -0.5) if scale is None else scale  # checked as the graph runs: it may be an input
+    sorts = tuple(None if t is None else (tuple(operator.index(n) for n in t.shape), t.dtype, t.device) for t in x)
     asked: Any = schedule
     if isinstance(schedule, Schedule):  # by its fields: torch 2.13 forgets some of an object that a graph makes
         asked = (schedule.chunk, schedule.sub_chunk, schedule.materialize, schedule.states_every)
-    form = settled(function, sorts, x.q.device, final, asked, x.requires_grad, recompute)
-    o, *rest = _forward(*x, scale, final, form)
+    form = settled(function, sorts, final, asked, x.requires_grad, recompute)
+    o, *rest = _forward(*x, factor, final, form)
     return o, rest[0] if final else None
 
 
@@ -50,7 +54,6 @@ def call(
 def settled(
     function: str,
     sorts: Sequence[Sort],
-    device: torch.device,
     final: bool,
     asked: tuple[Any, ...] | None,
     differentiated: bool,
@@ -59,13 +62,12 @@ def settled(
     """The form of a call, and the sorts of what it leaves for the backward pass, as JSON. asked: the fields of the
     schedule that is asked for. Raises ValueError as the call itself would."""
     with ThreadPoolExecutor(1) as aside:  # what torch.export does to tensors, it does to those of its own thread
-        return aside.submit(_settled, function, sorts, device, final, asked, differentiated, recompute).result()
+        return aside.submit(_settled, function, sorts, final, asked, differentiated, recompute).result()
 
 
 def _settled(
     function: str,
     sorts: Sequence[Sort],
-    device: torch.device,
     final: bool,
     asked: tuple[Any, ...] | None,
     differentiated: bool,
@@ -73,11 +75,21 @@ def _settled(
 ) -> str:
     schedule = Schedule(*asked) if isinstance(asked, tuple) else asked
     x = Given(*(None if s is None else torch.empty(s[0], dtype=s[1], device="meta") for s in sorts))  # type: ignore[arg-type]
-    check_device(device)
+    device = _device(sorts)
     form = MAKERS[function](x, device, 1.0, schedule, differentiated, recompute)
     between = form.forward(x, final)[2] if differentiated else ()
     left = [None if t is None else [list(t.shape), str(t.dtype).removeprefix("torch.")] for t in between]
     return json.dumps({"form": form.name, "settings": form.settings, "between": left})
+
+
+def _device(sorts: Sequence[Sort]) -> torch.device:
+    """The one that all tensors are on. Raises ValueError."""
+    devices = {name: sort[2] for name, sort in zip(Given._fields, sorts, strict=True) if sort is not None}
+    for name, device in devices.items():
+        if device != devices["q"]:
+            raise ValueError(f"{name}: expected device {devices['q']} as of q, got {device}")
+    check_device(devices["q"])
+    return devices["q"]
 
 
 @lru_cache(maxsize=1024)
@@ -100,7 +112,7 @@ def _forward(
 ) -> list[Tensor]:
     """o, the final state if ``final``, and what is left for the backward pass; an empty tensor for a None there."""
     x = Given(q, k, v, g, gv, initial_state).contiguous()
-    runs, left = _form(form, scale)
+    runs, left = _form(form, check_scale(scale, q.shape[-1]))
     o, final_state, between = runs.forward(x, final)
     results = [o, final_state] if final else [o]
     return _owned([*results, *(between if left else ())], x)
@@ -190,7 +202,8 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
 
 
 def _gradients(ctx: Any, grads: list[Tensor]) -> tuple[Any, ...]:
-    given, between = ctx.saved_tensors[:6], list(ctx.saved_tensors[6:])
+    saved = ctx.saved_tensors  # read once: a checkpoint hands them out once
+    given, between = saved[:6], list(saved[6:])
     needed = [bool(wanted) for wanted in ctx.needs_input_grad[:6]]
     d_final = grads[1] if ctx.final else None
     found = iter(_backward(*given, between, grads[0], d_final, needed, ctx.scale, ctx.form))

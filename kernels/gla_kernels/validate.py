@@ -16,7 +16,7 @@ def _shape(name: str, x: Tensor, expected: tuple[int, ...], layout: str) -> None
         raise ValueError(f"{name}: expected shape {list(expected)} ({layout}), got {list(x.shape)}")
 
 
-def _tensor(name: str, x: object) -> Tensor:
+def check_tensor(name: str, x: object) -> Tensor:
     if not isinstance(x, Tensor):
         raise ValueError(f"{name}: expected a tensor, got {type(x).__name__}")
     if x.is_nested or x.layout != torch.strided:
@@ -58,15 +58,15 @@ def check_inputs(
     """
     layout = "B, T, H, K" if rows else "B, H, K"
     n_axes = 4 if rows else 3
-    if _tensor("q", q).dim() != n_axes:
+    if check_tensor("q", q).dim() != n_axes:
         raise ValueError(f"q: expected {n_axes} axes [{layout}], got shape {list(q.shape)}")
     if q.dtype not in DTYPES:
         raise ValueError(f"q: expected float32, float16 or bfloat16, got {q.dtype}")
     lead = tuple(q.shape[:-1])
     for name, x, expected in (("k", k, tuple(q.shape)), ("g", g, tuple(q.shape))):
         if x is not None or name == "k":
-            _shape(name, _tensor(name, x), expected, f"{layout}, as q")
-    if _tensor("v", v).dim() != n_axes or tuple(v.shape[:-1]) != lead:
+            _shape(name, check_tensor(name, x), expected, f"{layout}, as q")
+    if check_tensor("v", v).dim() != n_axes or tuple(v.shape[:-1]) != lead:
         raise ValueError(f"v: expected shape {[*lead, 'V']} ({layout[:-1]}V), got {list(v.shape)}")
     _head_dim("q", q.shape[-1])
     _head_dim("v", v.shape[-1])
@@ -75,7 +75,7 @@ def check_inputs(
             raise ValueError(f"{name}: expected dtype {q.dtype} as of q, got {x.dtype}")
         _same_device(name, x, q)
     if gv is not None:
-        _shape("gv", _tensor("gv", gv), tuple(v.shape), f"{layout[:-1]}V, as v")
+        _shape("gv", check_tensor("gv", gv), tuple(v.shape), f"{layout[:-1]}V, as v")
     for name, gates in (("g", g), ("gv", gv)):
         if gates is not None:
             if gates.dtype not in (q.dtype, torch.float32):
@@ -84,7 +84,7 @@ def check_inputs(
     if initial_state is not None:
         name = "initial_state" if rows else "state"
         B, H, K, V = q.shape[0], q.shape[-2], q.shape[-1], v.shape[-1]
-        _shape(name, _tensor(name, initial_state), (B, H, K, V), "B, H, K, V")
+        _shape(name, check_tensor(name, initial_state), (B, H, K, V), "B, H, K, V")
         if initial_state.dtype != torch.float32:
             raise ValueError(f"{name}: expected dtype float32, got {initial_state.dtype}")
         _same_device(name, initial_state, q)

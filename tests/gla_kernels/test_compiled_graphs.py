@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from gla_kernels import Plan, Schedule, Workload, chosen, compiled, gla, gla_recurrent, gla_step, simple_gla
 from gla_kernels.autograd import Given
@@ -83,6 +84,32 @@ def test_an_exported_program_computes_the_same(strict):
     assert all(torch.equal(a, b) for a, b in zip(exported(*given), Layer()(*given), strict=True))
 
 
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("outside", [True, False])
+def test_a_checkpoint_computes_the_same_again(backend, outside):
+    def layer(*given):
+        return gla(*given)[0] * 2
+
+    def again(*given):
+        return checkpoint(in_graph if outside else layer, *given, use_reentrant=False)
+
+    given = drawn()[:4]
+    want = torch.autograd.grad(layer(*given).sum(), given)
+    in_graph = torch.compile(layer, fullgraph=True, backend=backend)
+    whole = again if outside else torch.compile(again, fullgraph=True, backend=backend)
+    got = torch.autograd.grad(whole(*given).sum(), given)
+    assert all(torch.equal(a, b) for a, b in zip(want, got, strict=True))
+
+
+def test_a_scale_may_be_an_input_of_the_graph():
+    q, k, v, g, _ = (x.detach() for x in drawn())
+    in_graph = torch.compile(gla, fullgraph=True, backend="aot_eager")
+    for scale in (0.25, 3.0, 2):
+        assert torch.equal(in_graph(q, k, v, g, scale)[0], gla(q, k, v, g, scale)[0])
+    with pytest.raises(ValueError, match="scale: expected a number that float32 holds"):
+        in_graph(q, k, v, g, float("nan"))
+
+
 def test_only_gradients_that_are_asked_for_come_out():
     q, k, v, g, state = drawn()
     given = [q, k.detach(), v, g.detach(), state.detach()]
@@ -99,8 +126,8 @@ def test_operators_keep_what_pytorch_is_promised(function, value_gates):
     if function == "simple_gla":
         g = g[..., 0].detach().requires_grad_()
     x = Given(q, k, v, g, g if value_gates and function != "simple_gla" else None, state)
-    sorts = [None if t is None else (tuple(t.shape), t.dtype) for t in x]
-    form = compiled.settled(function, sorts, q.device, True, None, True, False)
+    sorts = [None if t is None else (tuple(t.shape), t.dtype, t.device) for t in x]
+    form = compiled.settled(function, sorts, True, None, True, False)
     torch.library.opcheck(torch.ops.gla_kernels.forward.default, (*x, 0.25, True, form))
 
 
@@ -135,6 +162,9 @@ def test_a_plan_that_is_given_runs_beside_the_graph():
     ("call", "text"),
     [
         (lambda q, k, v, g: gla(q, k[:, :3], v, g), "k: expected shape"),
+        (lambda q, k, v, g: gla(q, k.to("meta"), v, g), "k: expected device"),
+        (lambda q, k, v, g: gla(WRONG, k, v, g), "q: expected a tensor, got int"),
+        (lambda q, k, v, g: gla_recurrent(q, k, v, WRONG), "g: expected a tensor, got int"),
         (lambda *given: gla(*given, schedule=WRONG), "schedule: expected a Schedule or None, got int"),
         (lambda q, k, v, g: gla_recurrent(q, k, v.double(), g), "v: expected dtype torch.float32"),
         (lambda q, k, v, g: simple_gla(q, k, v, g), "for a gate of each feature there is gla"),
