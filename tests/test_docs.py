@@ -118,8 +118,10 @@ def test_examples_of_the_kernels_run(device: torch.device) -> None:
     assert [x.grad.shape for x in names["inputs"][:3]] == [x.shape for x in names["inputs"][:3]]
     assert names["o"].shape == (names["B"], names["H"], names["V"])
     assert names["o"].isfinite().all()
-    (packed,) = fences("docs/kernels.md", "python")
-    exec(compile(packed, "docs/kernels.md", "exec"), names)
+    for block in fences("docs/kernels.md", "python"):
+        exec(compile(block, "docs/kernels.md", "exec"), names)
+    x = torch.randn(1, 20, 32, device=device, dtype=torch.bfloat16)
+    assert names["Mixer"](32, 2).to(x.device, x.dtype)(x).shape == x.shape
     assert names["o"].shape == names["v"].shape
     assert names["o"].isfinite().all()
 
