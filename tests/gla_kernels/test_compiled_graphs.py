@@ -29,6 +29,7 @@ CALLS: dict[str, Call] = {
     "simple_gla": simple_gla_by_head,
 }
 WRONG: Any = 64
+NONE: Any = None
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -167,6 +168,7 @@ def test_a_plan_that_is_given_runs_beside_the_graph():
         (lambda q, k, v, g: gla_recurrent(q, k, v, WRONG), "g: expected a tensor, got int"),
         (lambda *given: gla(*given, schedule=WRONG), "schedule: expected a Schedule or None, got int"),
         (lambda q, k, v, g: gla_recurrent(q, k, v.double(), g), "v: expected dtype torch.float32"),
+        (lambda q, k, v, g: simple_gla(q, k, v, NONE), r"g: expected a tensor \[B, T, H\], got NoneType"),
         (lambda q, k, v, g: simple_gla(q, k, v, g), "for a gate of each feature there is gla"),
         (lambda q, k, v, g: gla_step(q, k, v, g, q), "q: expected 3 axes"),
     ],

@@ -60,7 +60,8 @@ def simple_gla(
         return compiled.call("simple_gla", given, scale, output_final_state, schedule)
     check_call(q, k, v, g, initial_state)
     form = _form(given, q.device, check_scale(scale, q.shape[-1]), schedule, given.requires_grad)
-    return call(form, given.contiguous()._replace(g=g), output_final_state)  # gates as they are, expanded perhaps
+    # gates as they are, expanded perhaps, for kernels go by their strides
+    return call(form, given._replace(g=None).contiguous()._replace(g=g), output_final_state)
 
 
 def _form(
@@ -72,7 +73,6 @@ def _form(
 
 def _in_graph(x: Given, *how: Any) -> _Simple:
     """As `simple_gla` itself: checks, then the form."""
-    assert x.g is not None
     check_call(x.q, x.k, x.v, x.g, x.initial_state)
     return _form(x, *how)
 
@@ -127,7 +127,7 @@ def launches(
     return {"fwd": fwd, "bwd": bwd, "fwdbwd": fwd + bwd}[mode]
 
 
-def check_call(q: Tensor, k: Tensor, v: Tensor, g: Tensor, initial_state: Tensor | None) -> None:
+def check_call(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, initial_state: Tensor | None) -> None:
     """The tensors of a call. Raises ValueError, naming the argument, for a wrong shape, dtype or device."""
     check_inputs(q, k, v, None, initial_state)
     check_gates(g, q)
@@ -136,7 +136,7 @@ def check_call(q: Tensor, k: Tensor, v: Tensor, g: Tensor, initial_state: Tensor
             raise ValueError(f"{name}: expected a head dimension (last axis) from 1 to {MAX_DIM}, got {dim}")
 
 
-def check_gates(g: Tensor, q: Tensor) -> None:
+def check_gates(g: Tensor | None, q: Tensor) -> None:
     """One gate a head and token of q. Raises ValueError."""
     if not isinstance(g, Tensor):
         raise ValueError(f"g: expected a tensor [B, T, H], got {type(g).__name__}")
