@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-
-from .once import differentiable_once
+from torch.autograd.function import once_differentiable
 
 Between = tuple[Tensor | None, ...]  # what a forward pass leaves for the backward one
 
@@ -58,6 +58,20 @@ def call(form: Form, given: Given, final: bool) -> tuple[Tensor, Tensor | None]:
     return result
 
 
+def _differentiable_once(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """torch's `once_differentiable`, whose error is raised for a constant gradient of the output, too, as that of
+    ``o.sum()`` is: torch takes gradients for constants then, and what a gradient penalty adds would be missing."""
+    once = once_differentiable(backward)
+
+    @wraps(backward)
+    def call(ctx: Any, *grads: Tensor | None) -> Any:
+        if torch.is_grad_enabled():  # create_graph=True
+            grads = tuple(None if x is None else x.detach().requires_grad_() for x in grads)
+        return once(ctx, *grads)
+
+    return call
+
+
 class _Call(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, form: Form, final: bool, *given: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -68,7 +82,7 @@ class _Call(torch.autograd.Function):
         return o, final_state
 
     @staticmethod
-    @differentiable_once
+    @_differentiable_once
     def backward(ctx: Any, do: Tensor | None, d_final: Tensor | None) -> tuple[Any, ...]:
         saved = ctx.saved_tensors  # read once: a checkpoint hands them out once
         x, between = Given(*saved[:6]), saved[6:]
