@@ -47,9 +47,6 @@ HEADS_COUNT = 3.0
 # to take. What plans cost that are chosen so: `python -m glabench.tune.held_out`.
 ASKED = 5
 FARTHER = 0.02
-# And what other segments add than those that a plan was tuned with: they were never measured with its tiles, and the
-# cost model may be wrong about them by more than plans nearby differ (kernels/NOTES.md, on plans never tuned).
-CUT_ANEW = 0.10
 
 
 @dataclass(frozen=True)
@@ -228,8 +225,7 @@ def _expected(work: Workload, near: Iterable[_Near], capability: int) -> Iterato
         for schedule in (plan.schedule, *_other_segments(work, plan.schedule)):
             cut = replace(plan, schedule=schedule)
             if cut == plan or refusal(cut, work, capability) is None:
-                doubt = FARTHER * one.apart + (0.0 if cut == plan else CUT_ANEW)
-                yield _predicted(like, cut, capability) * off * (1.0 + doubt), one, cut
+                yield _predicted(like, cut, capability) * off * (1.0 + FARTHER * one.apart), one, cut
 
 
 def _other_segments(work: Workload, schedule: Schedule) -> Iterator[Schedule]:

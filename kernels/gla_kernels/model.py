@@ -67,11 +67,19 @@ def features(launch: Launch, capability: int) -> tuple[list[float], list[float]]
 def _base(work: Work, live: float, num_warps: int, sms: int) -> list[float]:
     flops, written = work.tensor_flops, work.write_bytes
     wide = flops["tf32"] + FP32_PRODUCTS * flops["fp32"]
-    fullest = math.ceil(work.programs / sms) / max(1, work.programs)  # its share of the work
+    fullest = _fullest(work, sms)
     counts = (flops["bf16"], wide, work.exps, work.requested_bytes - written, written)
     waves = max(1.0, work.programs / (sms * residents(work, num_warps))) / 1e3
     chain = [waves * work.blocks, waves * work.pairs, waves * work.blocks * live, waves * work.pairs * live]
     return [1.0, *(count * fullest / 1e6 for count in counts), *chain]
+
+
+def _fullest(work: Work, sms: int) -> float:
+    """The share of all work that the SM with most of it does, which programs with a short last segment come to last."""
+    long, short = work.programs - work.short_programs, work.short_programs
+    first, turns = math.ceil(long / sms), math.ceil(work.programs / sms)
+    here = first * work.blocks + (turns - first) * work.short_blocks
+    return here / max(1, long * work.blocks + short * work.short_blocks)
 
 
 def _effects(launch: Launch, live: float) -> list[float]:
