@@ -20,7 +20,7 @@ from typing import Any
 
 from gla_kernels import Workload
 from gla_kernels.choose import choice_of
-from gla_kernels.table import Header, Table
+from gla_kernels.table import Header, Table, key_of
 from glabench.analysis.load import load_tunings
 from glabench.analysis.statistics import geometric_mean
 from glabench.analysis.tuning import Sums, median_ms, winner
@@ -50,8 +50,8 @@ def held_out(tunings: Sequence[Tuning], at: Sequence[Tuning] | None = None) -> l
     entries = [entry_of(one) for one in known.values()]
     found = []
     for work, tuning in asked.items():
-        own = entry_of(tuning).key if at is None else None
-        choice = choice_of(work, Table(header, tuple(one for one in entries if one.key != own)))
+        own = key_of(work) if at is None else None
+        choice = choice_of(work, Table(header, tuple(one for one in entries if key_of(one.work) != own)))
         found.append(Held(work, _ratio(tuning, choice.plan.to_dict()), choice.origin))
     return found
 

@@ -1,7 +1,7 @@
 """Write the table that comes with the package from tuning records: ``python -m glabench.tune.ship RECORDS...``.
 
-The winners of the records become ``gla_kernels/tuned/<gpu>.json``, the newest of each shape class. Needs no GPU: what
-is shipped can be made again from what is committed.
+The winners of the records become ``gla_kernels/tuned/<gpu>.json``, the newest of each workload. Needs no GPU: what is
+shipped can be made again from what is committed.
 """
 
 from __future__ import annotations

@@ -237,10 +237,10 @@ def _other_segments(work: Workload, schedule: Schedule) -> Iterator[Schedule]:
 
 
 def _like(work: Workload) -> Workload:
-    """What stands for the workload where plans are predicted: as many heads, and a length rounded up to an eighth of a
-    power of two, so that lengths that are new are mostly not predicted anew."""
-    heads, eighth = max(1, work.B * work.H), 1 << max(0, work.T.bit_length() - 4)
-    return replace(work, B=1, H=heads, T=max(1, -(-work.T // eighth) * eighth))
+    """What stands for the workload where plans are predicted: as many heads, and a length rounded up to a 32nd of a
+    power of two, so that new lengths are mostly not predicted anew. Coarser steps would hide how segments end."""
+    heads, step = max(1, work.B * work.H), 1 << max(0, work.T.bit_length() - 6)
+    return replace(work, B=1, H=heads, T=max(1, -(-work.T // step) * step))
 
 
 @lru_cache(maxsize=4096)

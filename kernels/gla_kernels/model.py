@@ -1,9 +1,9 @@
 """A cost model: about how long a launch takes, from its arguments alone, before anything is compiled.
 
 For each pass, in two factors. The first is a sum of what the work would take at the rates that the GPU was seen to
-reach: products, exponentials and bytes of the SM with most programs, and the chain of row blocks that a program goes
-through one after another, wave by wave. The second corrects it for how the kernel is tiled (warps, stages, registers
-wanted):
+reach: products, exponentials and bytes of the SM with most work, the programs that it starts, the bytes that all SMs
+wait for together, and the chain of row blocks that a program goes through one after another, wave by wave. The second
+corrects it for how the kernel is tiled (warps, stages, registers wanted):
 
     ms = (base features . base costs) * exp(effect features . effects)
 
@@ -31,7 +31,8 @@ DEFAULT_SMS = 108
 FP32_PRODUCTS = 16  # tf32 products that one in full float32, without tensor cores, takes as long as
 
 BASE = (
-    "fixed", "dots", "wide_dots", "exps", "loaded", "stored", "blocks", "pairs", "live_blocks", "live_pairs",
+    "fixed", "dots", "wide_dots", "exps", "loaded", "stored", "blocks", "pairs", "live_blocks", "live_pairs", "started",
+    "hbm",
 )  # fmt: skip
 LIVE_KNOTS = (32, 64, 96, 128, 192, 256)  # float32 numbers a thread: where the effect of more of them may bend
 EFFECTS = (
@@ -71,7 +72,8 @@ def _base(work: Work, live: float, num_warps: int, sms: int) -> list[float]:
     counts = (flops["bf16"], wide, work.exps, work.requested_bytes - written, written)
     waves = max(1.0, work.programs / (sms * residents(work, num_warps))) / 1e3
     chain = [waves * work.blocks, waves * work.pairs, waves * work.blocks * live, waves * work.pairs * live]
-    return [1.0, *(count * fullest / 1e6 for count in counts), *chain]
+    started, hbm = math.ceil(work.programs / sms) / 1e3, (work.read_bytes + written) / sms / 1e6
+    return [1.0, *(count * fullest / 1e6 for count in counts), *chain, started, hbm]
 
 
 def _fullest(work: Work, sms: int) -> float:

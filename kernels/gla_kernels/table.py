@@ -48,7 +48,7 @@ class TableError(Exception):
 
 @dataclass(frozen=True)
 class ShapeClass:
-    """Workloads of one class share a tuned plan.
+    """Workloads of one class share a plan that was tuned on the same GPU.
 
     T is rounded to the nearest power of two, at least 16; heads, which is B*H, to the nearest of 1, 2, 3, 4, 6, 8, 12,
     16, 24 ...: how many programs there are decides which tiles fill the GPU, while longer sequences only repeat them. K
@@ -71,7 +71,7 @@ def shape_class(work: Workload) -> ShapeClass:
 
 
 def key_of(work: Workload) -> tuple[object, ...]:
-    """What workloads that share a plan have in common: a table has one entry of each."""
+    """What workloads have in common of which one is tuned, where tuning is asked for in a call."""
     return work.direction, work.dtype, work.gated, work.schedule, shape_class(work)
 
 
@@ -158,7 +158,9 @@ class Entry:
 
     @property
     def key(self) -> tuple[object, ...]:
-        return key_of(self.work)
+        """A table has one entry of each: its workload, but for how heads and sequences make up as many."""
+        work = self.work
+        return (work.direction, work.dtype, work.gated, work.schedule, work.B * work.H, work.T, work.K, work.V)
 
     def to_dict(self) -> dict[str, Any]:
         work, plan = self.work.to_dict(), self.plan.to_dict()

@@ -108,6 +108,13 @@ def test_a_class_shares_its_plan(tables, machine, entry):
         assert chosen(same, machine).plan.schedule == OTHER
 
 
+def test_of_plans_tuned_here_for_the_class_the_nearest_serves(tables, machine, entry):
+    keep([entry(T=2500, plan=Schedule(32)), entry(T=1600, plan=OTHER)], machine)
+    for T, plan in ((1700, OTHER), (2400, Schedule(32))):
+        found = chosen(replace(WORK, T=T), machine)
+        assert (found.here, found.plan.schedule) == (True, plan)
+
+
 def test_the_nearest_class_serves_where_none_is_the_same(tables, machine, entry, alike):
     keep([entry(T=512, plan=Schedule(32)), entry(T=16384, plan=OTHER)], machine)
     choice = chosen(replace(WORK, T=8192), machine)
@@ -167,7 +174,7 @@ def test_lengths_that_are_alike_are_not_predicted_anew(tables, machine, entry, m
     near = chosen(replace(WORK, T=3100), machine)
     assert expected.call_count > count
     count = expected.call_count
-    assert chosen(replace(WORK, T=3300), machine) == near
+    assert chosen(replace(WORK, T=3130), machine) == near
     assert expected.call_count == count
 
 

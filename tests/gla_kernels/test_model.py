@@ -10,6 +10,7 @@ import pytest
 
 from gla_kernels import KernelConfig, Plan, Schedule, Tile, Workload, chunk, default_config, model
 from gla_kernels.apply import all_launches, launches_of
+from gla_kernels.choose import with_walks
 from gla_kernels.config import schedules
 from gla_kernels.work import work_of
 
@@ -98,6 +99,25 @@ def test_more_work_takes_longer():
         ]
         assert times == sorted(times)
         assert times[-1] > 2 * times[0]
+
+
+@pytest.mark.parametrize(
+    ("sms", "blocks"),
+    [
+        (132, 32),  # each of 98 programs on an SM of its own: the longest decides
+        (49, 32 + 6),  # a long and a short one
+        (40, 2 * 32 + 6),  # 49 long ones need two rounds, all together three
+        (1, 49 * 38),
+    ],
+)
+def test_a_last_segment_that_is_cut_short_leaves_work_to_others(sms: int, blocks: int):
+    short = Workload("fwd", 7, 38 * 64 - 19, 7, 128, 128)  # 49 sequences of 32 chunks and of 6
+    tiles = default_config(128, 128, 2, Schedule(64, states_every=32))
+    found = all_launches(short, Plan(Schedule(64, states_every=32), with_walks(tiles, short)))
+    work = work_of(next(launch for launch in found if launch.step == "walk"))
+    each = work.programs // 98
+    assert (work.blocks, work.short_blocks, work.short_programs) == (32, 6, 49 * each)
+    assert model._fullest(work, sms * each) == pytest.approx(blocks / (49 * 38 * each))
 
 
 def test_a_file_of_another_version_is_refused(tmp_path, monkeypatch):

@@ -42,12 +42,13 @@ def test_what_is_written_is_read(tables, machine, entry):
     assert set(table.entries) == {entry(), entry(direction="bwd")}
 
 
-def test_entries_are_added_and_replace_those_of_their_class(tables, machine, entry):
+def test_entries_are_added_and_replace_those_of_as_many_heads_and_tokens(tables, machine, entry):
     add([entry(), entry(T=256)], machine)
-    add([entry(T=2100)], machine)
+    again = entry(B=entry().work.B * 2, H=entry().work.H // 2, T=256)
+    add([entry(T=2100), again], machine)
     table = own_table(machine)
     assert table is not None
-    assert {one.work.T for one in table.entries} == {256, 2100}
+    assert set(table.entries) == {entry(), entry(T=2100), again}
 
 
 @pytest.mark.parametrize("change", ["device", "memory_bytes", "capability", "triton", "kernels", "space"])
@@ -239,9 +240,9 @@ def test_a_shipped_table_outlives_triton_and_kernels_but_not_the_space(tables, m
         assert shipped_tables() == ()
 
 
-def test_shipping_again_starts_anew_with_the_last_of_each_class(tables, machine, entry):
+def test_shipping_again_starts_anew_with_the_last_of_each_workload(tables, machine, entry):
     ship([entry()], header_of(machine))
-    path = ship([entry(T=256), entry(T=2100), entry(T=2000)], header_of(machine))
+    path = ship([entry(T=256), entry(T=2000, plan=Schedule(32)), entry(T=2000)], header_of(machine))
     (table,) = shipped_tables()
     assert set(table.entries) == {entry(T=256), entry(T=2000)}
     assert list(path.parent.iterdir()) == [path]

@@ -62,6 +62,22 @@ def test_alone_a_shape_is_left_to_the_cost_model() -> None:
 
 
 @pytest.mark.usefixtures("alike")
+def test_others_are_looked_up_with_all_that_was_tuned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Those of their class, too; and what was timed in turns says more than sums of kernels."""
+    known, judged = tuned(SAME_CLASS, GOOD, {GOOD: 1.0}), tuned(HERE, SLOW, {GOOD: 1.0, SLOW: 2.0})
+    (found,) = held_out([known], [judged])
+    assert (found.work, found.ratio) == (HERE, 0.5)
+    in_turns = Finalist(GOOD.to_dict(), "incumbent", "shipped", "ok", None, (1.2,) * 3)
+    (found,) = held_out([known], [replace(judged, finalists=(*judged.finalists, in_turns))])
+    assert found.ratio == pytest.approx(1.2)
+    paths = tmp_path / "known.jsonl", tmp_path / "judged.jsonl"
+    for path, one in zip(paths, (known, judged), strict=True):
+        path.write_text(to_json(one) + "\n")
+    main([str(paths[0]), "--at", str(paths[1])])
+    assert capsys.readouterr().out.startswith("0.500  B=4 T=2048 H=16 K=64 V=64 fp16 fwd: tuned at B=4 T=2000 H=16")
+
+
+@pytest.mark.usefixtures("alike")
 def test_a_plan_that_was_not_measured_has_no_ratio(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tunings = [tuned(HERE, GOOD, {GOOD: 1.0}), tuned(OTHER_CLASS, SLOW, {GOOD: 1.0, SLOW: 2.0})]
     assert math.isnan(held_out(tunings)[0].ratio)

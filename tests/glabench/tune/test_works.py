@@ -67,7 +67,7 @@ def test_the_grid_of_the_shipped_plans_and_the_board_share_no_class() -> None:
 
 
 def test_the_random_shapes_are_tuned_nowhere() -> None:
-    sweeps = ("tuning_board", "tuning_grid", "tuning_between")
+    sweeps = ("tuning_board", "tuning_grid", "tuning_between", "tuning_random")
     tuned = {work for name in sweeps for group in of_sweep(name) for work in group}
     drawn = [work for group in of_sweep("random_shapes") for work in group]
     assert len(set(drawn)) == len(drawn) == 100
