@@ -24,6 +24,10 @@ STATUS_BY_TEXT = (
 DETAIL_LINES = 12
 
 
+class NotMeasured(Exception):
+    """Something cannot be had here, or has no meaning for the case; says why in one line."""
+
+
 def classify(error: BaseException) -> str:
     """The row status of an error: "oom", "compile_error", "unsupported", or "crashed" for all that is unforeseen."""
     for cls in type(error).__mro__:

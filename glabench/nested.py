@@ -73,6 +73,12 @@ class Accuracy(Part):
     outputs: dict[str, Output] | None = None
 
 
+class ForwardParts(Part):
+    inter_ms: list[Number] | None = None
+    intra_ms: Times | None = None
+    refused: str | None = None
+
+
 class Time(Part):
     clock: str
     samples_ms: Times
@@ -81,6 +87,7 @@ class Time(Part):
     stopped: str | None = None
     launch_bound: bool | None = None
     host_ms: Amount | None = None
+    parts: ForwardParts | None = None
 
 
 class Memory(Part):

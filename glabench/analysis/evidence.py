@@ -105,19 +105,25 @@ def _asks(line: Line, place: Place) -> bool:
 
 
 def taken_apart(rows: Sequence[Row], name: str, place: Place) -> list[Row]:
-    """Rows of `glabench profile` on the device ``name`` that take the forward pass w/ m. at a place apart."""
+    """Rows on the device ``name`` that take the forward pass w/ m. at a place apart."""
     return [
         row for row in rows
-        if (row.profile or {}).get("parts") and row.case.get("chunk") and row.case.get("materialize")
+        if _parts(row) and row.case.get("chunk") and row.case.get("materialize")
         and device(row) == name and all(row.case.get(key) == getattr(place, key) for key in SHAPE)
     ]  # fmt: skip
+
+
+def _parts(row: Row) -> Mapping[str, Sequence[float]]:
+    """Samples in ms of the parts that a sweep or `glabench profile` took apart; empty where there are none."""
+    parts = (row.profile or row.time or {}).get("parts") or {}
+    return {} if "refused" in parts else parts
 
 
 def split_by_chunk(rows: Sequence[Row]) -> dict[int, Parts]:
     """chunk -> its parts, from rows of ``taken_apart``; by chunk size."""
     found = {}
     for row in rows:
-        parts = (row.profile or {})["parts"]
+        parts = _parts(row)
         found[int(row.case["chunk"])] = Parts(*(estimate(parts.get(f"{part}_ms") or ()) for part in ("inter", "intra")))
     return dict(sorted(found.items()))
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
+from glabench.failures import NotMeasured
 from glabench.hardware import nvml
-from glabench.profile import NotMeasured
 from glabench.run.measure import Call
 
 SETTLE_S = 1.0  # of quiet before the power at rest is read

@@ -8,7 +8,7 @@ The row's ``profile``, each part None where it could not be had, with the reason
     kernels     see profile.kernels.kernel; work is gla_kernels.work.profile_of, compiled an entry of
                 hardware.crosscompile, counters those of profile.counters
     ncu         {"version", "refused"}, None when it was not asked for
-    parts       {"intra_ms", "inter_ms"}: see profile.parts
+    parts       {"intra_ms", "inter_ms"}: see run.forward_parts
     energy      {"joules", "idle_w", "mean_w", "seconds", "calls", "tokens"}: see profile.energy
     memory      {"peak_bytes", "kinds", "model"}: see profile.memory
     trace       name of the Chrome trace's file
@@ -26,11 +26,12 @@ import torch
 from gla_kernels import machine_of
 from glabench import failures
 from glabench.errors import UserError
+from glabench.failures import NotMeasured
 from glabench.hardware.ceilings import Ceilings, ceilings_of, kept
 from glabench.hardware.datasheet import datasheet_for
 from glabench.hardware.environment import environment
-from glabench.profile import NotMeasured, counters, energy, kernels, launches, memory, parts
-from glabench.run import measure
+from glabench.profile import counters, energy, kernels, launches, memory
+from glabench.run import forward_parts, measure
 from glabench.run.measure import Call
 from glabench.run.pipeline import Draft, can_run, compile_kernels, passes_gate, release, row_of
 from glabench.run.rotation import rotated_inputs
@@ -115,7 +116,7 @@ class _Profiler:
         model = self._model()
         self._while_inputs_are_there(model)
         release(self.settings)
-        self.profile["parts"] = self._attempt("parts", lambda: parts.measure(self.system, self.case))
+        self.profile["parts"] = self._attempt("parts", lambda: forward_parts.measure(self.system, self.case))
         release(self.settings)
         self.profile["memory"] = self._attempt("memory", lambda: memory.breakdown(self.system, self.case, self.arch))
         release(self.settings)

@@ -52,7 +52,7 @@ class Pages:
     def _evidence(self, name: str) -> Evidence:
         own = [row for row in self.rows if device(row) == name]
         found = Evidence(self.table[self.table["device"] == name], errors=by_strength(own))
-        apart = taken_apart(self.profiled, name, LAYER_FORWARD)
+        apart = taken_apart(self.rows, name, LAYER_FORWARD) or taken_apart(self.profiled, name, LAYER_FORWARD)
         beside = found.rows(OURS, LAYER_FORWARD) or found.table.to_dict("records")
         return replace(found, split=split_by_chunk(apart), split_commits=other_commits(apart, beside) if apart else ())
 

@@ -14,7 +14,7 @@ import torch
 
 from glabench import failures
 from glabench.hardware.environment import environment
-from glabench.run import gate, measure, memory
+from glabench.run import forward_parts, gate, measure, memory
 from glabench.run.parts import merge, parts
 from glabench.run.rotation import rotated_inputs
 from glabench.spec.case import Case
@@ -134,6 +134,22 @@ def _measure(draft: Draft, case: Case, settings: Settings, system: System) -> No
     with draft.phases("samples"):
         timing = measure.measure(measure.calls(system, case, sets), settings)
     draft.found |= {"time": timing.time, "clocks": timing.clocks}
+    if settings.forward_parts and forward_parts.asked(case):
+        del sets  # the parts have inputs of their own
+        release(settings)
+        with draft.phases("samples"):
+            timing.time["parts"] = _parts(case, settings, system)
+
+
+def _parts(case: Case, settings: Settings, system: System) -> dict[str, Any]:
+    """See `forward_parts.measure`; why there are none, where there are none: the case itself has been measured."""
+    try:
+        return dict(forward_parts.measure(system, case, settings.forward_parts))
+    except failures.NotMeasured as error:
+        return {"refused": str(error)}
+    except Exception as error:
+        torch.cuda.synchronize()  # raises what the GPU does not recover from: that is the row's
+        return {"refused": failures.reason(error)}
 
 
 def compile_kernels(draft: Draft, case: Case, settings: Settings, system: System) -> None:

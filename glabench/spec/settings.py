@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 Device = Literal["cpu", "cuda"]
 Part = Literal["all", "gate", "compile"]
+BESIDES = ("part", "profile", "forward_parts")  # settings that change no result
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,10 @@ class Settings:
     max_noise: float = 0.005
     full_clock: float = 0.98  # samples taken below this share of the maximal SM clock are dropped
 
+    # Samples of the work inside chunks and between them that the rows of our forward passes w/ m. have besides, where
+    # the case asks for a chunk size; none are taken by default. See glabench.run.forward_parts
+    forward_parts: int = 0
+
     # Cross-compilation on a machine without a GPU; with a GPU it is the architecture of that GPU.
     archs: tuple[str, ...] = ("sm_80", "sm_90")
 
@@ -74,9 +79,9 @@ class Settings:
 
     @property
     def digest(self) -> str:
-        """Eight hex digits of what can change a case's result: all but its part that is run and what a profile is asked
-        for."""
-        counts = {name: value for name, value in self.to_dict().items() if name not in ("part", "profile")}
+        """Eight hex digits of what can change a case's result: all but its part that is run and what is asked for
+        besides."""
+        counts = {name: value for name, value in self.to_dict().items() if name not in BESIDES}
         return hashlib.sha256(json.dumps(counts, sort_keys=True).encode()).hexdigest()[:8]
 
     @classmethod

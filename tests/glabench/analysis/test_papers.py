@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -148,6 +149,16 @@ def test_the_forward_pass_taken_apart_comes_from_profiles(make_row: Any) -> None
     assert found == Outcome("held", (Value("between chunks, 16 to 256", 0.2), Value("inside chunks", 4.0)))
     assert Split()(Evidence(table)).verdict == "not measured"
     assert "other kernels (commit old)" in Split()(Evidence(table, split, split_commits=("old",))).why
+
+
+def test_the_forward_pass_taken_apart_comes_from_sweeps_too(make_row: Any) -> None:
+    def swept(chunk: int, parts: dict[str, Any]) -> Any:
+        time = {"clock": "cuda_events_cold_l2", "samples_ms": ms(6.0), "parts": parts}
+        return replace(make_row("gla", chunk=chunk, materialize=True), time=time)
+
+    rows = [swept(16, {"inter_ms": ms(5.0), "intra_ms": ms(1.0)}), swept(64, {"refused": "not ours to take apart"})]
+    (row,) = taken_apart(rows, "NVIDIA H200", NEAR)
+    assert split_by_chunk([row])[16].inter.median == 5.0
 
 
 def test_the_intervals_decide_whether_parts_fall_and_grow() -> None:

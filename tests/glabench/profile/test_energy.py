@@ -6,7 +6,7 @@ from itertools import count
 
 import pytest
 
-from glabench.profile import NotMeasured
+from glabench.failures import NotMeasured
 from glabench.profile.energy import FEWEST_READINGS, Reading, Spent, per_call, readings_of, spent
 
 

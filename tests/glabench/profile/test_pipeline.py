@@ -14,10 +14,11 @@ import pytest
 import torch
 
 from glabench import store
+from glabench.failures import NotMeasured
 from glabench.hardware.ceilings import ceilings_of
-from glabench.profile import NotMeasured, counters, energy, kernels, launches, memory, parts, pipeline
+from glabench.profile import counters, energy, kernels, launches, memory, pipeline
 from glabench.profile.launches import Event, Launched
-from glabench.run import measure
+from glabench.run import forward_parts, measure
 from glabench.run.pipeline import Draft
 from glabench.spec.case import Case
 from glabench.spec.settings import Profile, Settings
@@ -131,7 +132,7 @@ def profiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pipeline._Profi
         (launches, "profile_calls", lambda _: ([launched(50), launched(60), launched(55)], 3)),
         (launches, "write_trace", lambda _, path: path.write_bytes(b"")),
         (energy, "measure", lambda _, tokens: {"joules": 0.1, "tokens": tokens}),
-        (parts, "measure", lambda *_: {"intra_ms": [0.1], "inter_ms": [0.1]}),
+        (forward_parts, "measure", lambda *_: {"intra_ms": [0.1], "inter_ms": [0.1]}),
         (memory, "breakdown", lambda *_: {"peak_bytes": 7, "kinds": {}, "model": None}),
         (counters, "count", lambda _: counters.Counted("2025.3", None, (("states_kernel", {"ms": 0.06}),))),
     ]
@@ -180,7 +181,7 @@ def test_a_part_that_fails_is_a_note(profiler: pipeline._Profiler, monkeypatch: 
 
     monkeypatch.setattr(energy, "measure", fails(NotMeasured("the GPU does not count its energy")))
     monkeypatch.setattr(memory, "breakdown", fails(torch.OutOfMemoryError("Tried to allocate 2.00 GiB.")))
-    monkeypatch.setattr(parts, "measure", fails(ValueError("no such\nline")))
+    monkeypatch.setattr(forward_parts, "measure", fails(ValueError("no such\nline")))
     monkeypatch.setattr(launches, "profile_calls", lambda _: ([], 3))
     monkeypatch.setattr(counters, "count", lambda _: counters.Counted(None, "ncu was not found"))
     profile = profile_of(profiler)
@@ -202,7 +203,7 @@ def test_an_error_that_the_gpu_does_not_recover_from_ends_the_case(
     def broken(*_: object) -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    monkeypatch.setattr(parts, "measure", broken)
+    monkeypatch.setattr(forward_parts, "measure", broken)
     monkeypatch.setattr(torch.cuda, "synchronize", broken)
     with pytest.raises(RuntimeError, match="illegal memory access"):
         profiler.run()

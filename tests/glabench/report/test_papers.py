@@ -102,6 +102,17 @@ def test_parts_of_other_kernels_stand_beside_no_whole(papers_rows: list[Row]) ->
         assert ("other kernels" in claim.outcome.why) is of_others
 
 
+def test_parts_that_the_sweep_took_stand_before_those_of_profiles(papers_rows: list[Row]) -> None:
+    own = {"inter_ms": [40.0] * 9, "intra_ms": [30.0] * 9}
+    rows = [
+        replace(row, time={**row.time, "parts": own})
+        if row.time and (row.case["mode"], row.case["chunk"], row.case["materialize"]) == ("fwd", 64, True) else row
+        for row in papers_rows
+    ]  # fmt: skip
+    (evidence,) = Pages(rows).evidence.values()
+    assert {chunk: both.inter.median for chunk, both in evidence.split.items()} == {64: 40.0}
+
+
 def test_what_has_a_decay_is_told_where_none_is_asked(figures: dict[str, Figure]) -> None:
     assert "With a decay all the same: One gate a head" in figures["ungated"].caption
 

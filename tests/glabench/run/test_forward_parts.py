@@ -13,8 +13,11 @@ import torch
 
 from gla_kernels import reference
 from gla_kernels.launch import execute
-from glabench.profile import NotMeasured, parts
+from glabench.failures import NotMeasured
+from glabench.run import forward_parts as parts
+from glabench.run import pipeline
 from glabench.spec.case import Case
+from glabench.spec.settings import Settings
 from glabench.systems.base import load
 from glabench.systems.inputs import make_inputs
 
@@ -46,7 +49,7 @@ from dataclasses import replace
 from gla_kernels import Schedule, Workload, chosen, Machine
 from gla_kernels.apply import launches_of
 from glabench.hardware.crosscompile import cross_compile
-from glabench.profile.parts import without_states
+from glabench.run.forward_parts import without_states
 work = Workload("fwd", 1, 512, 2, 64, 64, "bf16", True, Schedule(64, 64, True))
 plan = chosen(work, Machine(90)).plan
 output = launches_of(work, replace(plan, config=replace(plan.config, walk=None)))["output"]
@@ -81,6 +84,33 @@ def test_what_has_no_such_parts_says_why(system: str, changes: dict[str, object]
 
 def test_samples_of_three_launches_in_turn_make_two_parts() -> None:
     assert parts.split([1.0, 5.0, 3.0, 2.0, 6.0, 3.5]) == {"intra_ms": [3.0, 3.5], "inter_ms": [3.0, 4.5]}
+
+
+def test_forward_passes_with_states_and_a_chunk_size_are_taken_apart() -> None:
+    assert parts.asked(CASE)
+    for changes in ({"mode": "fwdbwd"}, {"materialize": False}, {"chunk": None}, {"system": "gla_recurrent"}):
+        assert not parts.asked(replace(CASE, **changes))
+
+
+@pytest.mark.parametrize(
+    ("raised", "said"),
+    [(NotMeasured("a reason"), "a reason"), (ValueError("no such\nline"), "ValueError: no such")],
+)
+def test_parts_that_cannot_be_had_cost_no_row(monkeypatch: pytest.MonkeyPatch, raised: Exception, said: str) -> None:
+    def measure(*_: object) -> dict[str, list[float]]:
+        raise raised
+
+    monkeypatch.setattr(parts, "measure", measure)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    assert pipeline._parts(CASE, Settings(forward_parts=3), load("gla")) == {"refused": said}
+
+
+@pytest.mark.gpu
+def test_a_row_has_both_parts_where_the_settings_ask() -> None:
+    case = replace(CASE, T=2048, H=8, K=128, V=128, dtype="bf16", chunk=64)
+    row = pipeline.run_case(case, "test", replace(Settings(), max_time_s=0.1, max_wall_s=0.3, forward_parts=3))
+    assert row.time is not None
+    assert [len(row.time["parts"][part]) for part in ("intra_ms", "inter_ms")] == [3, 3]
 
 
 @pytest.mark.gpu

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from glabench.profile import NotMeasured
+from glabench.failures import NotMeasured
 from glabench.spec.case import Case
 from glabench.systems.base import System
 from glabench.systems.inputs import make_inputs
@@ -33,8 +33,13 @@ STATE_LINES = (
 )
 
 
-def measure(system: System, case: Case) -> dict[str, list[float]]:
-    """The row's ``parts``: samples in ms of both parts, each pass cold, on the current CUDA device.
+def asked(case: Case) -> bool:
+    """Whether a case is a forward pass of ours w/ m., of a chunk size that it asks for."""
+    return case.system == "gla" and case.mode == "fwd" and bool(case.chunk) and bool(case.materialize)
+
+
+def measure(system: System, case: Case, samples: int = SAMPLES) -> dict[str, list[float]]:
+    """The row's ``parts``: so many samples in ms of both parts, each pass cold, on the current CUDA device.
 
     Raises NotMeasured for a case that has no such parts.
     """
@@ -45,8 +50,8 @@ def measure(system: System, case: Case) -> dict[str, list[float]]:
     calls = [partial(execute, launch) for launch in (*launches, without_states(launches[1]))]
     for call in calls:
         call()  # compiles it
-    samples, _ = ColdSampler(calls).batch(SAMPLES * len(calls))
-    return split(samples)
+    taken, _ = ColdSampler(calls).batch(samples * len(calls))
+    return split(taken)
 
 
 def split(samples: Sequence[float]) -> dict[str, list[float]]:
