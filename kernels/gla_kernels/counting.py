@@ -56,7 +56,8 @@ class Sizes:
             self.turns, self.turn_pairs = self.segments - 1, 0
         else:
             self.turns, self.turn_pairs = self.T, 0
-        # and row blocks that each of the shortest goes through: of every sequence and tile, the last segment may be cut
+        # and the program of a sequence's last segment, which may be cut short
+        self.slices = slices
         self.last_turns = self.blocks - (slices - 1) * self.turns if "seg_rows" in args and self.T else self.turns
         # programs, other than by tile, that share a chunk's rows
         self.by_block = per_chunk if "first_block" in args else 1

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import json
 import math
-from functools import cache
+from functools import cache, lru_cache
+from heapq import heapreplace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ FILE = Path(__file__).with_name("model.json")
 # Streaming multiprocessors, by compute capability: A100, RTX 3090, RTX 4090, H100 and H200 (SXM), B200, RTX 5090.
 SMS = {80: 108, 86: 82, 89: 128, 90: 132, 100: 148, 120: 170}
 DEFAULT_SMS = 108
+MOST_ROUNDS = 20  # of programs on an SM, beyond which segments that end early change little
 FP32_PRODUCTS = 16  # tf32 products that one in full float32, without tensor cores, takes as long as
 
 BASE = (
@@ -77,11 +79,24 @@ def _base(work: Work, live: float, num_warps: int, sms: int) -> list[float]:
 
 
 def _fullest(work: Work, sms: int) -> float:
-    """The share of all work that the SM with most of it does, which programs with a short last segment come to last."""
-    long, short = work.programs - work.short_programs, work.short_programs
-    first, turns = math.ceil(long / sms), math.ceil(work.programs / sms)
-    here = first * work.blocks + (turns - first) * work.short_blocks
-    return here / max(1, long * work.blocks + short * work.short_blocks)
+    """The share of all work that the SM with most of it does."""
+    each, last = work.blocks, work.last_blocks
+    if each == last or work.programs > MOST_ROUNDS * sms:
+        return math.ceil(work.programs / sms) / max(1, work.programs)
+    heads = work.programs // (work.tiles * work.segments)
+    whole = heads * work.tiles * (each * (work.segments - 1) + last)
+    return _blocks_in_turn(heads, work.tiles, work.segments, each, last, sms) / whole
+
+
+@lru_cache(maxsize=4096)
+def _blocks_in_turn(heads: int, tiles: int, segments: int, each: int, last: int, sms: int) -> int:
+    """Row blocks until all are done, where programs start in the grid's order, each on the SM that is free first."""
+    busy = [0] * sms
+    sequence = [each] * (tiles * (segments - 1)) + [last] * tiles
+    for _ in range(heads):
+        for blocks in sequence:
+            heapreplace(busy, busy[0] + blocks)
+    return max(busy)
 
 
 def _effects(launch: Launch, live: float) -> list[float]:

@@ -41,7 +41,8 @@ class Work:
     too) and "tf32"; "fp32" are those in full float32, which CUDA cores do. vector_flops: float32 operations on tiles.
     exps: exponentials. traffic: by tensor, named as in the kernel without the ``p_``; only those that are touched.
     For the cost model: blocks and pairs, row blocks and pairs of them that the longest program goes through in turn;
-    short_programs, how many go through fewer, and short_blocks, how many row blocks each of these;
+    tiles and segments, programs that share a sequence, those of other tiles neighbours in the grid; last_blocks, row
+    blocks of a sequence's last segment;
     live, float32 numbers that a program keeps in registers from block to block or within one.
     For `hbm_bytes`: revisited_bytes, read from HBM if rows never stayed in the L2 until a program comes back to them;
     window_bytes, what a program touches meanwhile, its share where several work on the same rows.
@@ -54,8 +55,9 @@ class Work:
     traffic: dict[str, Traffic]
     blocks: int
     pairs: int
-    short_programs: int
-    short_blocks: int
+    tiles: int
+    segments: int
+    last_blocks: int
     live: int
     revisited_bytes: int
     window_bytes: float
@@ -108,8 +110,9 @@ def work_of(launch: Launch) -> Work:
         traffic=_traffic(s, c, size),
         blocks=s.turns,
         pairs=s.turn_pairs,
-        short_programs=s.heads * s.tiles if s.last_turns < s.turns else 0,
-        short_blocks=s.last_turns,
+        tiles=s.tiles,
+        segments=s.slices,
+        last_blocks=s.last_turns,
         live=_live(s, launch.step),
         revisited_bytes=revisited,
         window_bytes=_window_bytes(s, c, size),

@@ -104,20 +104,30 @@ def test_more_work_takes_longer():
 @pytest.mark.parametrize(
     ("sms", "blocks"),
     [
-        (132, 32),  # each of 98 programs on an SM of its own: the longest decides
-        (49, 32 + 6),  # a long and a short one
-        (40, 2 * 32 + 6),  # 49 long ones need two rounds, all together three
+        (98, 32),  # each program on an SM of its own: the longest decides
+        (97, 32),  # the last one, a short one, follows another short one
         (1, 49 * 38),
     ],
 )
-def test_a_last_segment_that_is_cut_short_leaves_work_to_others(sms: int, blocks: int):
+def test_the_longest_program_decides_where_a_segment_is_cut_short(sms: int, blocks: int):
     short = Workload("fwd", 7, 38 * 64 - 19, 7, 128, 128)  # 49 sequences of 32 chunks and of 6
     tiles = default_config(128, 128, 2, Schedule(64, states_every=32))
     found = all_launches(short, Plan(Schedule(64, states_every=32), with_walks(tiles, short)))
     work = work_of(next(launch for launch in found if launch.step == "walk"))
-    each = work.programs // 98
-    assert (work.blocks, work.short_blocks, work.short_programs) == (32, 6, 49 * each)
-    assert model._fullest(work, sms * each) == pytest.approx(blocks / (49 * 38 * each))
+    assert (work.programs, work.tiles, work.segments, work.blocks, work.last_blocks) == (98, 1, 2, 32, 6)
+    assert model._fullest(work, sms) == pytest.approx(blocks / (49 * 38))
+
+
+@pytest.mark.parametrize(
+    ("heads", "tiles", "blocks"),
+    [
+        (2, 1, 5),  # 4 and 1 at once, 4 after the 1, 1 after the 4
+        (3, 1, 9),  # then a 4 begins at 5
+        (1, 2, 5),  # 4 and 4, then 1 and 1
+    ],
+)
+def test_programs_start_in_order_where_an_sm_is_free(heads: int, tiles: int, blocks: int):
+    assert model._blocks_in_turn(heads, tiles, segments=2, each=4, last=1, sms=2) == blocks
 
 
 def test_a_file_of_another_version_is_refused(tmp_path, monkeypatch):
