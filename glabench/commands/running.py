@@ -63,16 +63,19 @@ def pick_executor(executor: str, address: str | None, gpus: str | None, device: 
 
 
 def pick_gpus(wanted: str | None, device: Device) -> tuple[str, ...]:
-    """What ``--gpus`` asks for, as ``glabench.run.gpus.choose`` has it; UserError when it is not there."""
+    """What ``--gpus`` asks for, as ``glabench.run.gpus.choose`` has it, which this process then tells of;
+    UserError when it is not there."""
     from glabench.errors import UserError
     from glabench.hardware.nvml import gpu_names
-    from glabench.run.gpus import choose
+    from glabench.run.gpus import choose, tell_of
 
     if wanted is None:
         return ()
     if device != "cuda":
         raise UserError(f"--gpus {wanted}: there is no usable GPU here; without --gpus the sweep runs on the CPU")
-    return choose(wanted, gpu_names())
+    chosen = choose(wanted, gpu_names())
+    tell_of(chosen)
+    return chosen
 
 
 def only(cases: Sequence[Case], wanted: Sequence[str], name: str) -> list[Case]:

@@ -27,7 +27,7 @@ RESULT_SOURCES = (
     "systems/*.py",
     "systems/baselines/*.py",
     "hardware/*.py",
-    *(f"run/{name}.py" for name in ("pipeline", "rotation", "measure", "memory")),
+    *(f"run/{name}.py" for name in ("pipeline", "rotation", "measure", "memory", "forward_parts")),
     *(f"run/{name}.py" for name in ("gate", "errors", "question", "oracle", "retention", "ssm", "ssd")),
 )
 # Where Nsight Compute is when it is not on the PATH.

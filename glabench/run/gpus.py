@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 
 from glabench.errors import UserError
+from glabench.hardware import nvml
 
 
 def choose(wanted: str, names: Sequence[str]) -> tuple[str, ...]:
@@ -38,6 +39,13 @@ def _index(text: str, wanted: str) -> int:
     if not text.strip().isdecimal():
         raise UserError(f"--gpus {wanted}: expected all, or numbers such as 0,1, got {text.strip()!r}")
     return int(text)
+
+
+def tell_of(gpus: Sequence[str]) -> None:
+    """Let this process name the first of these GPUs, not the machine's: files and rows of workers that died have its
+    name, and there may be others."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+    nvml.handle.cache_clear()
 
 
 def only_this(gpu: str | None) -> dict[str, str | None]:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
+from glabench.commands.running import pick_gpus
 from glabench.errors import UserError
+from glabench.hardware import nvml
+from glabench.hardware.environment import device_slug
 from glabench.run.gpus import choose, counted_as_by_nvml, only_this
 
 H200 = ["NVIDIA H200"] * 4
@@ -41,6 +46,24 @@ def test_numbers_count_what_is_visible(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_cannot_be_is_refused(wanted: str, names: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
         choose(wanted, names)
+
+
+def test_the_gpu_that_is_asked_for_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = SimpleNamespace(
+        NVMLError=Exception,
+        nvmlDeviceGetCount=lambda: 2,
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetName=lambda gpu: ("NVIDIA A100", "NVIDIA H200")[gpu],
+        nvmlDeviceGetCudaComputeCapability=lambda gpu: ((8, 0), (9, 0))[gpu],
+    )
+    monkeypatch.setattr(nvml, "_library", lambda: gpus)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    nvml.handle.cache_clear()
+    assert device_slug("cuda") == "nvidia-a100"
+    assert pick_gpus("1", "cuda") == ("1",)
+    assert device_slug("cuda") == "nvidia-h200"
+    monkeypatch.undo()
+    nvml.handle.cache_clear()
 
 
 def test_a_worker_sees_its_gpu_by_the_number_of_nvidia_smi() -> None:
