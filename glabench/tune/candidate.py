@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -57,7 +57,7 @@ class Candidate:
             "block_t": self.variant.block_t,
             "walks": self.variant.walks,
             "step": self.step,
-            "tile": list(astuple(self.tile)),
+            "tile": list(self.tile.values),
         }
 
     @classmethod

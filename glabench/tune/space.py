@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import zip_longest
 from typing import Any
@@ -71,7 +71,7 @@ class Members:
     times: dict[str, float]
 
     def to_dict(self) -> dict[str, Any]:
-        return {"tiles": [(step, astuple(tile), *rest) for step, tile, *rest in self.tiles], "times": self.times}
+        return {"tiles": [(step, tile.values, *rest) for step, tile, *rest in self.tiles], "times": self.times}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Members:

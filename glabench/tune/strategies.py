@@ -12,7 +12,7 @@ Each ends with `settle`: more samples for what is close to the best.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass, fields
 from importlib.util import find_spec
 from itertools import zip_longest
 from typing import Any
@@ -108,8 +108,8 @@ def promising(space: Space) -> list[Variant]:
 def neighbours(space: Space, variant: Variant, step: str, key: str) -> list[str]:
     """The tiles of the pass that differ from this one in one size, by one step of the space, and those that trade a
     step of K for one of V: as large in registers, where a step of either alone may be worse."""
-    keys = {astuple(space.candidates[one].tile): one for one in space.menus[variant][step]}
-    here = astuple(space.candidates[key].tile)
+    keys = {space.candidates[one].tile.values: one for one in space.menus[variant][step]}
+    here = space.candidates[key].tile.values
     sizes = [sorted(set(axis)) for axis in zip(*keys, strict=True)]
     at = [axis.index(size) for axis, size in zip(sizes, here, strict=True)]
     moves = [[sign * (axis == one) for axis in range(len(here))] for one in range(len(here)) for sign in (-1, 1)]
@@ -166,7 +166,7 @@ def _suggest(trial: Any, space: Space, names: dict[str, Variant]) -> list[str]:
     menu = space.menus[names[trial.suggest_categorical("variant", list(names))]]
     plan = []
     for step, keys in menu.items():
-        tiles = {key: astuple(space.candidates[key].tile) for key in keys}
+        tiles = {key: space.candidates[key].tile.values for key in keys}
         wanted = [
             trial.suggest_categorical(f"{step}.{field.name}", _choices(space, step, axis))
             for axis, field in enumerate(fields(Tile))
@@ -177,7 +177,7 @@ def _suggest(trial: Any, space: Space, names: dict[str, Variant]) -> list[str]:
 
 def _choices(space: Space, step: str, axis: int) -> list[int]:
     """Every size of a pass's tiles along one axis, over all variants: a study's parameters must not change."""
-    return sorted({astuple(one.tile)[axis] for one in space.candidates.values() if one.step == step})
+    return sorted({one.tile.values[axis] for one in space.candidates.values() if one.step == step})
 
 
 def most(history: History) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, astuple, dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from itertools import product
 from typing import Any, Literal
 
@@ -116,6 +116,12 @@ class Tile:
     descriptors: bool = False  # whether tiles come and go by tensor descriptors, as an H100 and later GPUs have them
     hopper: bool = False  # whether a kernel of Hopper's own serves where it can: see `HOPPER_PASSES`
 
+    @property
+    def values(self) -> tuple[int, int, int, int, int, bool, bool]:
+        """All of it in order. `dataclasses.astuple` copies each value, which takes many times as long."""
+        sizes = (self.block_k, self.block_v, self.num_warps, self.num_stages, self.max_registers)
+        return (*sizes, self.descriptors, self.hopper)
+
 
 @dataclass(frozen=True)
 class KernelConfig:
@@ -141,7 +147,7 @@ class KernelConfig:
     @property
     def numbers(self) -> list[int]:
         """The rows of a row block, and all that is a number in the tiles."""
-        return [self.block_t, *(n for tile in self.tiles().values() for n in astuple(tile)[:-2])]
+        return [self.block_t, *(n for tile in self.tiles().values() for n in tile.values[:-2])]
 
     @property
     def whole(self) -> bool:
@@ -181,7 +187,7 @@ class Plan:
     def to_dict(self) -> dict[str, Any]:
         """{"schedule": {...}, "block_t": rows, "tiles": {pass: [block_k, block_v, num_warps, num_stages, max_registers,
         descriptors, hopper]}}; no walk that the plan does without."""
-        tiles = {name: list(astuple(tile)) for name, tile in self.config.tiles().items()}
+        tiles = {name: list(tile.values) for name, tile in self.config.tiles().items()}
         return {"schedule": asdict(self.schedule), "block_t": self.config.block_t, "tiles": tiles}
 
     @classmethod
@@ -194,7 +200,7 @@ class Plan:
         config = KernelConfig(block_t=values["block_t"], **tiles)
         if not config.whole:
             raise ValueError(f"block_t and tiles: expected positive integers, got {config.numbers}")
-        if not all(type(flag) is bool for tile in tiles.values() for flag in astuple(tile)[-2:]):
+        if not all(type(flag) is bool for tile in tiles.values() for flag in tile.values[-2:]):
             raise ValueError("tiles: expected true or false for descriptors and hopper, the last two entries")
         return cls(Schedule(**values["schedule"]), config)
 

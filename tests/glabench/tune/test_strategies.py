@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import astuple, replace
+from dataclasses import replace
 from importlib.util import find_spec
 
 import pytest
@@ -54,7 +54,7 @@ def near_the_model(space: Space) -> Times:
     def ms(key: str) -> float:
         candidate = space.candidates[key]
         text = hashlib.sha256(candidate.step.encode()).digest()
-        sizes = [(axis, size) for axis, size in enumerate(astuple(candidate.tile))]
+        sizes = [(axis, size) for axis, size in enumerate(candidate.tile.values)]
         slopes = [0.02 * (1 if text[axis] % 2 else -1) * size.bit_length() for axis, size in sizes]
         return space.predicted_ms[key] * (1 + sum(slopes))
 
@@ -153,7 +153,7 @@ def test_a_strategy_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) 
 def test_neighbours_trade_a_step_of_k_for_one_of_v() -> None:
     space = space_of(replace(WORKS[0], schedule=Schedule(64, 64, True)), 90)
     variant = next(v for v in space.menus if v.block_t == 64)
-    tiles = {astuple(space.candidates[one].tile): one for one in space.menus[variant]["states"]}
+    tiles = {space.candidates[one].tile.values: one for one in space.menus[variant]["states"]}
     found = strategies.neighbours(space, variant, "states", tiles[32, 128, 4, 3, 255, True, False])
     assert found == list(dict.fromkeys(found))
     assert {one for one, key in tiles.items() if key in found} == {
