@@ -12,7 +12,7 @@ import argparse
 import json
 import sys
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -23,6 +23,7 @@ from scipy.optimize import nnls
 from scipy.stats import spearmanr
 
 from gla_kernels import Workload, model
+from gla_kernels.config import PASSES
 from gla_kernels.table import kernels_hash, space_hash
 from glabench.analysis.load import load_tunings
 from glabench.errors import UserError
@@ -41,14 +42,17 @@ class Sample:
     ms: float
 
 
-def samples_of(tunings: Iterable[Tuning]) -> dict[str, list[Sample]]:
-    """The trials that were measured in tunings of today's space, by pass. UserError when there are none."""
+def samples_of(tunings: Iterable[Tuning], passes: Collection[str] = PASSES) -> dict[str, list[Sample]]:
+    """The trials of these passes that were measured in tunings of today's space, by pass. UserError when there are
+    none."""
     found: dict[str, list[Sample]] = defaultdict(list)
     for tuning in (one for one in tunings if one.header.get("space") == space_hash()):
         work, capability = Workload.from_dict(tuning.workload), _capability(tuning)
         same_slices = tuning.header.get("kernels") == kernels_hash()
         for trial in tuning.trials:
             candidate = Candidate.from_dict(trial.candidate)
+            if candidate.step not in passes:
+                continue
             whole = candidate.variant.schedule.materialize
             if trial.status == "ok" and trial.samples_ms and (whole or same_slices):
                 base, effects = model.features(launch_of(work, candidate, capability), capability)
