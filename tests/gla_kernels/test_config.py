@@ -7,7 +7,7 @@ import json
 import pytest
 
 from gla_kernels import KernelConfig, Plan, Schedule, Tile, Workload, default_config
-from gla_kernels.config import CHUNKS
+from gla_kernels.config import CHUNKS, SEGMENTS, cdiv, segments
 from gla_kernels.feasible import feasible
 
 FITS = """
@@ -79,3 +79,23 @@ def test_narrow_tiles_that_the_compiler_gets_wrong_are_refused(step, tile, chunk
     config = KernelConfig(64, *5 * (Tile(*tile),))
     assert (feasible(step, Plan(Schedule(chunk, 64), config), work, 90) is None) is right
     assert feasible(step, Plan(Schedule(chunk, 64), config), work, 80) is None
+
+
+@pytest.mark.parametrize("T", [1025, 2049, 3400, 4096, 5532, 11393])
+@pytest.mark.parametrize("chunk", CHUNKS)
+def test_segments_are_as_few_and_as_even_as_they_can_be(T, chunk):
+    none, *cuts = segments(Workload("fwd", 1, T, 8, 128, 128, "bf16", True, None), chunk)
+    allowed = [rows for rows in SEGMENTS if rows < T]
+    assert none is None
+    assert len(cuts) == len(allowed) == len(set(cuts))
+    chunks = cdiv(T, chunk)
+    for every, rows in zip(cuts, allowed, strict=True):
+        count = cdiv(chunks, rows // chunk)
+        assert every is not None
+        assert every * chunk <= rows
+        assert cdiv(chunks, every) == count
+        assert (every - 1) * count < chunks  # one chunk less, and these many segments do not reach the end
+
+
+def test_many_heads_are_not_cut():
+    assert segments(Workload("fwd", 8, 8192, 64, 128, 128, "bf16", True, None), 64) == [None]
