@@ -263,6 +263,8 @@ def _nearest(work: Workload, shape: ShapeClass, sources: Iterable[_Source], capa
                 continue
             if asked.schedule != work.schedule and (asked.schedule or entry.plan.schedule) != work.schedule:
                 continue
+            if work.schedule is None and not entry.plan.schedule.materialize:
+                continue  # tuned when `schedules` had such
             other = entry.shape
             lengths = _octaves(asked.T, work.T)
             apart = lengths + HEADS_COUNT * _octaves(asked.B * asked.H, work.B * work.H)

@@ -123,7 +123,7 @@ def test_tiles_alone_are_for_both_with_the_schedule_given(inputs, ran):
 
 def test_tuned_plans_are_what_runs(tables, machine, entry, inputs, ran, monkeypatch):
     shape: dict[str, Any] = {"B": 1, "T": 300, "H": 1, "K": 16, "V": 16, "dtype": "fp32"}
-    fwd, bwd = Schedule(32, 32, False), Schedule(128, 16, False)
+    fwd, bwd = Schedule(32, 32), Schedule(128, 16)
     found = [entry(plan=fwd, **shape), entry(plan=bwd, direction="bwd", **shape)]
     table_files.ship(found, header_of(machine))
     choose.refresh()
