@@ -11,7 +11,7 @@ from glabench.errors import UserError
 from glabench.spent import PHASES, Spent, spent_of
 from glabench.store import Row
 
-PAUSE_S = 60.0  # a sweep that runs never waits as long between two cases: it was stopped, and started again later
+PAUSE_S = 10.0  # a sweep that runs waits milliseconds between two cases: it was stopped, and started again later
 
 
 @dataclass(frozen=True)

@@ -303,8 +303,8 @@ SPACE: dict[str, TileSpace] = {
 def schedules(work: Workload) -> Iterator[Schedule]:
     """Every schedule worth trying where it is left open: no chunk of more than twice the sequence; segments only where
     walks over all of it are too few to fill a GPU. States are materialized: to leave none saves memory, which is to be
-    asked for. At one of 244 workloads tuned it won a forward pass, by 3 %, and cost the backward one 20 % more, which
-    had to make them (kernels/NOTES.md)."""
+    asked for. At one of 289 forward workloads tuned it won, by 3 %, and the backward pass had to make them then, which
+    cost more (kernels/NOTES.md)."""
     for chunk in CHUNKS:
         if chunk < 2 * work.T or chunk == CHUNKS[0]:
             for sub_chunk in (sub for sub in CHUNKS if sub <= chunk):
