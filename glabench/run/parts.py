@@ -1,8 +1,9 @@
 """The parts of a case, and how their rows become the one row of the case. No torch here: the driver uses this.
 
-Our Triton kernels take two parts, everything else one. On a CPU one process compares with the reference in Triton's
+Triton kernels take two parts, everything else one. On a CPU one process compares with the reference in Triton's
 interpreter and another cross-compiles, because which of the two Triton does is decided when it is imported. On a GPU
-kernels are compiled first, by as many processes as there are cores, so that the one process that times cases need not.
+kernels, ours and those that Triton tunes, are compiled first, by as many processes as there are cores, so that the one
+process that times cases need not.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from glabench.store import Row
 
 def parts(case: Case, device: Device) -> tuple[Part, ...]:
     """The parts that the case is run in, the one that compiles besides the one that runs."""
-    if not CATALOG[case.system].triton:
-        return ("all",)
-    return ("gate", "compile") if device == "cpu" else ("compile", "all")
+    info = CATALOG[case.system]
+    if device == "cpu":
+        return ("gate", "compile") if info.triton else ("all",)
+    return ("compile", "all") if info.triton or info.autotuned else ("all",)
 
 
 def merge(run: Row, compiled: Row) -> Row:

@@ -92,6 +92,9 @@ def _run(draft: Draft, case: Case, settings: Settings, system: System) -> None:
     # Triton's interpreter and its compiler both stand in for the GPU that a system would otherwise need.
     if not can_run(draft, case, settings, system):
         return
+    if part == "compile" and system.info.autotuned:
+        _compile_ahead(draft, case, system)
+        return
     if part == "compile":
         compile_kernels(draft, case, settings, system)
         return
@@ -166,6 +169,13 @@ def compile_kernels(draft: Draft, case: Case, settings: Settings, system: System
         entry = failed[archs[0]]
         assert entry is not None  # all of them failed
         draft.fail("compile_error", f"{entry['kernel']} on {entry['arch']}: {entry['error']}")
+
+
+def _compile_ahead(draft: Draft, case: Case, system: System) -> None:
+    from glabench.run.autotuned import compile_ahead  # imports triton
+
+    with draft.phases("compile"):
+        compile_ahead(system, case)
 
 
 def release(settings: Settings) -> None:

@@ -60,6 +60,7 @@ class SystemInfo:
     summary: str
     source: str
     value_gates: bool = False  # whether it can gate the value side, too
+    autotuned: bool = False  # by Triton's autotuner, at its first call, with many configs: these are compiled ahead
 
     @property
     def gated(self) -> bool:
@@ -68,9 +69,10 @@ class SystemInfo:
 
 
 def _gla(name: str, title: str, module: str, summary: str, source: str, *, axes: frozenset[str] = frozenset(),
-         modes: tuple[str, ...] = TRAINING, triton: bool = False, value_gates: bool = False) -> SystemInfo:  # fmt: skip
+         modes: tuple[str, ...] = TRAINING, triton: bool = False, value_gates: bool = False,
+         autotuned: bool = False) -> SystemInfo:  # fmt: skip
     path = f"glabench.systems.{module}"
-    return SystemInfo(name, title, "gla", "gla", axes, modes, triton, path, summary, source, value_gates)
+    return SystemInfo(name, title, "gla", "gla", axes, modes, triton, path, summary, source, value_gates, autotuned)
 
 
 def _attention(name: str, title: str, module: str, summary: str, source: str,
@@ -80,9 +82,11 @@ def _attention(name: str, title: str, module: str, summary: str, source: str,
 
 
 def _scalar(name: str, title: str, operator: Operator, module: str, summary: str, source: str, *,
-            axes: frozenset[str] = frozenset(), triton: bool = False) -> SystemInfo:  # fmt: skip
+            axes: frozenset[str] = frozenset(), triton: bool = False,
+            autotuned: bool = False) -> SystemInfo:  # fmt: skip
     path = f"glabench.systems.{module}"
-    return SystemInfo(name, title, "scalar", operator, axes, TRAINING, triton, path, summary, source)
+    return SystemInfo(name, title, "scalar", operator, axes, TRAINING, triton, path, summary, source,
+                      autotuned=autotuned)  # fmt: skip
 
 
 _SYSTEMS = (
@@ -138,13 +142,15 @@ _SYSTEMS = (
     _attention("flex", "FlexAttention, causal", "flex:FlexAttention",
                "the Triton kernel that torch.compile makes of FlexAttention with a causal mask", FLEX_DOCS),
     _gla("fla", "FLA chunk_gla", "fla:FlaChunk",
-         "fla-core's chunkwise GLA, autotuned by itself", FLA_REPO),
+         "fla-core's chunkwise GLA, autotuned by itself", FLA_REPO, autotuned=True),
     SystemInfo("fla_linear", "FLA chunk_linear_attn (no gate)", "linear", "gla", frozenset(), TRAINING, False,
-               "glabench.systems.fla:FlaLinear", "fla-core's chunkwise linear attention without a gate", FLA_REPO),
+               "glabench.systems.fla:FlaLinear", "fla-core's chunkwise linear attention without a gate", FLA_REPO,
+               autotuned=True),
     _scalar("fla_simple", "FLA chunk_simple_gla (one gate a head)", "simple", "fla:FlaSimple",
-            "fla-core's chunkwise linear attention with one gate a head, autotuned by itself", FLA_REPO),
+            "fla-core's chunkwise linear attention with one gate a head, autotuned by itself", FLA_REPO,
+            autotuned=True),
     _scalar("fla_retention", "FLA chunk_retention", "retention", "fla:FlaRetention",
-            "fla-core's chunkwise retention, autotuned by itself", FLA_REPO),
+            "fla-core's chunkwise retention, autotuned by itself", FLA_REPO, autotuned=True),
     _scalar("mlstm_tfla", "mLSTM, TFLA (one gate a head)", "simple", "mlstm_tfla:MlstmTfla",
             "mlstm_kernels' chunkwise mLSTM with sigmoid gates, its input gates open", TFLA_PAPER),
     _scalar("mamba2_ssd", "Mamba-2's SSD", "ssd", "mamba2_ssd:Mamba2Ssd",

@@ -124,7 +124,7 @@ def test_what_is_left_undone_is_what_decays_too_much(inputs, step):
             columns = slice(tile * 64, tile * 64 + 64)
             got, right = tiles_of[chunk][:, head, columns], right_of[chunk][:, head, columns]
             if steep[chunk, head, tile]:
-                torch.testing.assert_close(got, right, rtol=1e-4, atol=1e-4)  # in another order
+                assert (got - right).abs().max() <= 1e-6 * right.abs().max()  # float32 sums in another order
             else:
                 assert bool(got.isnan().all())
 

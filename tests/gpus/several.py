@@ -6,9 +6,9 @@
 ``run`` takes three steps, each a sweep with a file of rows in the folder: "warm" runs every case with hardly any
 samples, so that what Triton keeps on the disk is there for both of the others; then "all" and "one" of the GPUs. The
 judgement is on the time from the first timed case's start to the last one's end. What comes before that, on the
-processor alone and as long for one GPU as for four, is in the second figure, of the whole sweep. Pauses of a minute or
-more, where a sweep was stopped, count for neither. Exit code: 0 all is as it should be, 1 it is not, 2 a file cannot be
-read or a step failed.
+processor alone and as long for one GPU as for four, is in the second figure, of the whole sweep. Pauses of ten seconds
+or more, where a sweep was stopped, count for neither. Exit code: 0 all is as it should be, 1 it is not, 2 a file cannot
+be read or a step failed.
 """
 
 from __future__ import annotations

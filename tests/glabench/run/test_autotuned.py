@@ -1,0 +1,157 @@
+"""An autotuner's configs are compiled, and nothing is launched or decided."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from triton import Config
+from triton.runtime.autotuner import Autotuner
+
+from glabench.run import autotuned
+from glabench.run.autotuned import LONG, compile_ahead, compiling
+from glabench.run.parts import merge, parts
+from glabench.run.pipeline import run_case
+from glabench.spec.case import Case, Mode
+from glabench.spec.catalog import CATALOG
+from glabench.spec.settings import Settings
+from glabench.spent import spent_of
+from glabench.systems.base import System
+from glabench.systems.inputs import Inputs
+
+WIDTHS = (16, 32, 64, 128)
+CASE = Case("fla", 1, 100, 2, 8, 8, "fp32", "fwdbwd")
+
+
+class Kernel:
+    """Stands for what ``@triton.jit`` makes; says what it was run with. A width of 64 does not compile."""
+
+    def __init__(self) -> None:
+        self.fn = lambda x, n, WIDTH: None
+        self.ran: list[dict[str, Any]] = []
+
+    def run(self, *args: Any, **options: Any) -> None:
+        self.ran.append({"args": args} | options)
+        if options["WIDTH"] == 64:
+            raise RuntimeError("PassManager::run failed")
+
+
+def tuner(kernel: Kernel, leave_out: Any = None) -> Autotuner:
+    prune = None if leave_out is None else {"early_config_prune": leave_out}
+    configs = [Config({"WIDTH": width}, num_warps=4) for width in WIDTHS]
+    return Autotuner(kernel, ["x", "n", "WIDTH"], configs, ["n"], None, None, prune_configs_by=prune)
+
+
+def test_every_config_is_compiled_and_none_is_launched() -> None:
+    kernel = Kernel()
+    tuned = tuner(kernel)
+    with compiling():
+        tuned.run("x", 5, grid=(1,), warmup=False)
+    assert sorted(run["WIDTH"] for run in kernel.ran) == list(WIDTHS)
+    assert all(run["warmup"] and run["args"] == ("x", 5) and run["grid"] == (1,) for run in kernel.ran)
+    assert tuned.cache == {}  # what is fastest is still open
+
+
+def test_processes_begin_with_different_configs(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = set()
+    for pid in range(20):
+        kernel = Kernel()
+        monkeypatch.setattr(os, "getpid", lambda pid=pid: pid)
+        with compiling():
+            tuner(kernel).run("x", 5, grid=(1,), warmup=False)
+        begun.add(kernel.ran[0]["WIDTH"])
+    assert begun == set(WIDTHS)
+
+
+def test_configs_that_the_arguments_rule_out_are_not_compiled() -> None:
+    def narrow(configs: list[Config], arguments: dict[str, Any], **options: Any) -> list[Config]:
+        return [one for one in configs if one.kwargs["WIDTH"] <= arguments["n"]]
+
+    kernel = Kernel()
+    with compiling():
+        tuner(kernel, narrow).run("x", 32, grid=(1,), warmup=False)
+    assert sorted(run["WIDTH"] for run in kernel.ran) == [16, 32]
+
+
+def test_afterwards_autotuners_are_triton_s_again() -> None:
+    before = Autotuner.run
+    with compiling():
+        assert Autotuner.run is not before
+    assert Autotuner.run is before
+    with pytest.raises(KeyError), compiling():
+        raise KeyError
+    assert Autotuner.run is before
+
+
+class Rival(System):
+    """Says which lengths it was called with, and whether for gradients."""
+
+    def __init__(self) -> None:
+        super().__init__(CATALOG["fla"])
+        self.calls: list[tuple[int, bool]] = []
+
+    def implementation(self, case: Case) -> str:
+        return "a system of the tests"
+
+    def draw_inputs(self, case: Case, device: str, salt: int = 0) -> Inputs:
+        return super().draw_inputs(case, "cpu", salt)
+
+    def forward(self, inputs: Inputs, case: Case) -> tuple[torch.Tensor, torch.Tensor | None]:
+        self.calls.append((inputs.q.shape[1], torch.is_grad_enabled()))
+        q, k, v, g = (x for x in (inputs.q, inputs.k, inputs.v, inputs.g) if x is not None)
+        return v * (q.sum() + k.sum() + g.sum()), None
+
+
+@pytest.mark.parametrize(("T", "short"), [(100, 100), (1024, 1024), (1500, 1500), (8192, 1024), (8192 + 48, 1024 + 48)])
+@pytest.mark.parametrize("mode", ["fwd", "fwdbwd"])
+def test_a_long_case_is_called_at_a_length_with_the_same_divisors(
+    T: int, short: int, mode: Mode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    rival = Rival()
+    compile_ahead(rival, replace(CASE, T=T, mode=mode))
+    assert rival.calls == [(short, mode == "fwdbwd")]
+    assert all(T % size == short % size for size in (16, 64, LONG))
+
+
+def test_rivals_that_tune_themselves_are_compiled_ahead_on_a_gpu() -> None:
+    assert {name for name, info in CATALOG.items() if info.autotuned} == {
+        "fla", "fla_linear", "fla_simple", "fla_retention"
+    }  # fmt: skip
+    assert parts(CASE, "cuda") == ("compile", "all")
+    assert parts(CASE, "cpu") == ("all",)
+    assert not any(info.autotuned and info.triton for info in CATALOG.values())
+
+
+def test_the_part_that_compiles_leaves_the_verdict_to_the_one_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(autotuned, "compile_ahead", lambda system, case: asked.append((system.name, case)))
+    asked: list[tuple[str, Case]] = []
+    settings = replace(Settings.for_device("cpu"), part="compile")
+    row = run_case(CASE, "tests", settings, Rival())
+    assert asked == [("fla", CASE)]
+    assert (row.status, row.compiled, row.time) == ("ok", None, None)
+    assert set(spent_of(row)[0].seconds) >= {"compile"}
+    wrong = replace(row, status="wrong", spent=[])
+    assert merge(wrong, row).status == "wrong"
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_configs_compile_and_memory_is_left_alone() -> None:
+    import triton
+    import triton.language as tl
+
+    @triton.autotune([Config({"WIDTH": width}) for width in (16, 32)], key=["n"])
+    @triton.jit
+    def double(p_x, n, WIDTH: tl.constexpr):
+        at = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
+        tl.store(p_x + at, 2 * tl.load(p_x + at, mask=at < n), mask=at < n)
+
+    x = torch.ones(64, device="cuda")
+    with compiling():
+        double[(4,)](x, 64)
+    assert x.eq(1).all()
+    double[lambda meta: (64 // meta["WIDTH"],)](x, 64)
+    assert x.ne(1).all()
