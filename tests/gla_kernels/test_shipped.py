@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -32,8 +33,10 @@ def cases() -> Iterator[Any]:
 def test_a_shipped_plan_is_right(judge, inputs, capability: int, entry: Entry, gates):
     if machine_of().capability != capability:
         pytest.skip(f"tuned for compute capability {capability / 10}")
-    work = entry.work
-    plans: tuple[Plan | None, Plan | None] = (entry.plan, None) if work.direction == "fwd" else (None, entry.plan)
+    work, plan = entry.work, entry.plan
+    if plan.schedule.states_every is not None:  # four segments of so few tokens, the last one short
+        plan = replace(plan, schedule=replace(plan.schedule, states_every=320 // plan.schedule.chunk))
+    plans: tuple[Plan | None, Plan | None] = (plan, None) if work.direction == "fwd" else (None, plan)
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[work.dtype]
     given = inputs((1, 1001, 2, work.K, work.V), dtype, gates if work.gated else None)
     judge(lambda q, k, v, g, s: gla(q, k, v, g, initial_state=s, output_final_state=True, config=plans), given)
