@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -18,6 +17,7 @@ import torch
 import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from . import prepared
 from .config import MAX_REGISTERS
 from .interpreter import lean
 
@@ -100,7 +100,12 @@ def interpreting() -> bool:
     return bool(triton.knobs.runtime.interpret)
 
 
-running = lean if interpreting() else nullcontext  # around a launch
+def _interpret(launch: Launch, device: int) -> None:
+    with lean():
+        launch.kernel[launch.grid](**launch.arguments, **launch.constants, **launch.options)
+
+
+_run = _interpret if interpreting() else prepared.run
 
 
 def execute(launch: Launch) -> None:
@@ -111,8 +116,8 @@ def execute(launch: Launch) -> None:
     tensor = next(x for x in launch.args.values() if isinstance(x, torch.Tensor))
     if tensor.is_meta:
         return
-    with torch.cuda.device_of(tensor), running():  # Triton launches on the current GPU, which need not be the tensors'
-        launch.kernel[launch.grid](**launch.arguments, **launch.constants, **launch.options)
+    with torch.cuda.device_of(tensor):  # Triton launches on the current GPU, which need not be the tensors'
+        _run(launch, tensor.get_device())
 
 
 @cache
