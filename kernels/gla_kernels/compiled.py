@@ -50,7 +50,6 @@ def call(
     return o, rest[0] if final else None
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def settled(
     function: str,
     sorts: Sequence[Sort],
@@ -63,6 +62,11 @@ def settled(
     schedule that is asked for. Raises ValueError as the call itself would."""
     with ThreadPoolExecutor(1) as aside:  # what torch.export does to tensors, it does to those of its own thread
         return aside.submit(_settled, function, sorts, final, asked, differentiated, recompute).result()
+
+
+# What torch.compiler.assume_constant_result does, but for importing torch._dynamo: two thirds of what it would take to
+# import this package, and nobody needs it who compiles nothing.
+settled._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _settled(

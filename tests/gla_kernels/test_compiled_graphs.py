@@ -187,3 +187,15 @@ def test_inductor_replays_cuda_graphs_of_the_same(call):
         torch.compiler.cudagraph_mark_step_begin()
         got = [x.clone() for x in results(in_graph, given, True)]
         assert all(torch.equal(a, b) for a, b in zip(results(call, given, True), got, strict=True))
+
+
+def test_what_is_marked_as_constant_is_so_by_pytorch_s_own_mark():
+    @torch.compiler.assume_constant_result
+    def constant():
+        return 0
+
+    assert vars(compiled.settled) == vars(constant) != {}
+
+
+def test_no_compiler_is_imported_with_the_package(python_process):
+    python_process("-c", "import gla_kernels, sys; assert not {'torch._dynamo', 'sympy'} & set(sys.modules)")
