@@ -97,7 +97,11 @@ def as_dict(check: Check) -> dict[str, Any]:
         "device": check.device,
         "exit_code": check.exit_code,
         "threshold": check.threshold,
-        "noise": {"spread": check.noise.pooled, "repeats": check.noise.repeats},
+        "noise": {
+            "spread": check.noise.steady.pooled,
+            "repeats": check.noise.steady.repeats,
+            "restless": {"spread": check.noise.restless.pooled, "repeats": check.noise.restless.repeats},
+        },
         "compared": check.compared,
         "counts": dict(check.counts),
         "cases": [_case(case) for case in check.cases],

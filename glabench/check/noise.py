@@ -10,6 +10,7 @@ from statistics import NormalDist, fmean, median
 from scipy import stats
 
 from glabench.check.likeness import likeness
+from glabench.check.within import bootstrap_error
 from glabench.store import Row
 
 # The spread of a run's median, as a standard deviation of its logarithm, where no case was run more than once. No
@@ -17,6 +18,8 @@ from glabench.store import Row
 DEFAULT_SPREAD = {"cuda_events_cold_l2": 0.003, "cpu_wall": 0.05}
 # No case is taken to be quieter than this: the events' clock has steps, and a handful of runs may agree by chance.
 LEAST_SPREAD = 0.001
+# Standard error of a run's log(median) from which on its case is restless: an interval of 4 % either way at the usual corrections.
+OPEN = 0.01
 # With fewer repeats over all cases the default stands beside what was measured: a handful may agree by chance.
 ENOUGH_REPEATS = 10
 
@@ -79,6 +82,43 @@ class Noise:
         own = min(squares / freedom, self.most) * freedom
         everything = (self.pooled or 0.0) ** 2 * self.repeats
         return max(0.0, everything - own) / (self.repeats - freedom)
+
+
+@dataclass(frozen=True)
+class Floors:
+    """The noise of steady cases, and that of restless ones, which says nothing about them: a case is restless where it
+    waits for its launches, so that its time is the CPU's, or where a run's own samples leave its median open."""
+
+    steady: Noise
+    restless: Noise
+
+    def of(self, runs: Iterable[Row]) -> Noise:
+        """What stands for a case, by its runs."""
+        return self.restless if restless(runs) else self.steady
+
+    def beside(self, others: Floors) -> Floors:
+        """As `Noise.beside`."""
+        return Floors(self.steady.beside(others.steady), self.restless.beside(others.restless))
+
+
+def restless(runs: Iterable[Row]) -> bool:
+    """Whether any of a case's timed runs is."""
+    return any(
+        run.time.get("launch_bound") or bootstrap_error(run.time["samples_ms"]) > OPEN
+        for run in runs
+        if run.time is not None and run.time["samples_ms"]
+    )
+
+
+def floors(cases: Iterable[tuple[str, Sequence[Row], Sequence[Row]]], in_turns: bool = False) -> Floors:
+    """The noise of each kind of cases: (case id, runs before, runs after), `noise_of_turns` of them or `noise`."""
+    kinds: dict[bool, list[tuple[str, Sequence[Row], Sequence[Row]]]] = {False: [], True: []}
+    for case_id, before, after in cases:
+        kinds[restless([*before, *after])].append((case_id, before, after))
+    if in_turns:
+        return Floors(noise_of_turns(kinds[False]), noise_of_turns(kinds[True]))
+    steady, others = ([(case_id, runs) for case_id, *sides in kinds[kind] for runs in sides] for kind in (False, True))
+    return Floors(noise(steady), noise(others))
 
 
 def _default(clock: str) -> float:

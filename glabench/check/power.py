@@ -19,8 +19,8 @@ import numpy as np
 from glabench.check.comparable import throttled
 from glabench.check.noise import noise
 from glabench.check.pairs import pairs
-from glabench.check.timing import BLOCKS
 from glabench.check.verdict import check
+from glabench.check.within import BLOCKS
 from glabench.errors import UserError
 from glabench.store import Row
 
@@ -92,10 +92,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("rows", type=Path, nargs="+", help="files of rows with samples")
     parser.add_argument("--runs", type=int, default=3, help="runs a side (3)")
     parser.add_argument("--rounds", type=int, default=20, help="checks for each line (20)")
+    parser.add_argument("--only", action="append", default=[], metavar="SYSTEM", help="this system's cases only")
     options = parser.parse_args(arguments)
     if min(options.runs, options.rounds) < 1:
         raise UserError(f"--runs {options.runs} --rounds {options.rounds}: expected 1 or more of each")
-    cases = pairs((), timed([row for _, row in located(only_rows(options.rows))]))
+    rows = [row for _, row in located(only_rows(options.rows))]
+    cases = pairs((), timed([row for row in rows if not options.only or row.case["system"] in options.only]))
     if not cases:
         raise UserError(f"{options.rows[0]}: no row with times at full clock, whose samples could be drawn from")
     measured = noise((pair.case_id, pair.after) for pair in cases).pooled

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import glabench
 from glabench.check.comparable import Compared, apart, throttled
-from glabench.check.noise import noise, noise_of_turns
+from glabench.check.noise import floors
 from glabench.check.timing import judge_time
 from glabench.check.verdict import BROKEN, CaseVerdict, Check, judge_case, retimed, timed_runs, wording_of
 from glabench.errors import UserError
@@ -116,10 +116,7 @@ def _judged(check: Check, rows: dict[str, tuple[list[Row], list[Row]]], commit: 
     """The check with the verdicts that ``rows``, by case before and after, give on the cases that they are of."""
     why = {case_id: _unusable(*sides, commit) for case_id, sides in rows.items()}
     usable = [(case_id, *sides) for case_id, sides in rows.items() if why[case_id] is None]
-    if commit is not None:
-        floor = noise_of_turns(usable)
-    else:
-        floor = noise((case_id, runs) for case_id, *sides in usable for runs in sides)
+    floor = floors(usable, in_turns=commit is not None)
     # Few cases do not show how alike they are: those of the first comparison stand beside them.
     floor = floor.beside(check.noise)
     # Corrected for what is measured again only: in turns all runs are new, so that none of them picked the cases, and
@@ -143,7 +140,7 @@ def _judged(check: Check, rows: dict[str, tuple[list[Row], list[Row]]], commit: 
         if reason is not None:
             verdict = "not comparable" if case.time is None else case.verdict
             return replace(case, verdict=verdict, remeasured=f"could not be re-measured: {reason}")
-        time = judge_time(case_id, old, new, floor, check.threshold, count)
+        time = judge_time(case_id, old, new, floor.of([*old, *new]), check.threshold, count)
         return case if time is None else retimed(case, time, how)
 
     cases = tuple(judged(case) for case in check.cases)

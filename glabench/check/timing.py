@@ -24,19 +24,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, fmean
-from typing import Any
-
-import numpy as np
 
 from glabench.check.noise import Noise, run_medians
+from glabench.check.within import bootstrap_error
 from glabench.store import Row
 
 ERROR_RATE = 0.01
 # A slow-down of a hundred times is no noise. Student's t of one degree of freedom has quantiles in the thousands: where
 # two runs of a case differ by 20 %, and other cases say nothing of it, the floor would be a number of 300 digits.
 MOST_FLOOR = math.log(100)
-RESAMPLES = 400
-BLOCKS = 20  # a run's samples are resampled in so many blocks, or one by one where there are fewer
 
 
 @dataclass(frozen=True)
@@ -93,14 +89,3 @@ def _standard_error(runs: Sequence[Row]) -> float:
     """Of the mean of the runs' log medians, from the samples within each."""
     errors = [bootstrap_error(run.time["samples_ms"]) for run in runs if run.time and run.time["samples_ms"]]
     return math.sqrt(sum(error**2 for error in errors)) / len(errors)
-
-
-def bootstrap_error(samples: Sequence[float]) -> float:
-    """Standard error of log(median) of a run's samples, by a block bootstrap with a fixed seed; 0 for one sample."""
-    values = np.log(np.asarray(samples, dtype=float))
-    length = max(1, len(values) // BLOCKS)
-    blocks = math.ceil(len(values) / length)
-    random = np.random.default_rng(0)
-    starts = random.integers(0, len(values) - length + 1, size=(RESAMPLES, blocks, 1))
-    picked: Any = values[(starts + np.arange(length)).reshape(RESAMPLES, -1)]
-    return float(np.median(picked, axis=1).std())

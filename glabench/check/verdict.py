@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from glabench.analysis.load import device
 from glabench.check.comparable import Compared, comparable, difference
 from glabench.check.measures import Finding, findings
-from glabench.check.noise import Noise, noise
+from glabench.check.noise import Floors, floors
 from glabench.check.pairs import Pair, pairs
 from glabench.check.timing import TimeVerdict, judge_time
 from glabench.store import Row
@@ -40,7 +40,7 @@ class Check:
     """Every case's verdict, and what they were judged by."""
 
     cases: tuple[CaseVerdict, ...]
-    noise: Noise
+    noise: Floors
     threshold: float
     device: str
     compared: int  # cases whose times were compared: what intervals are corrected for
@@ -63,7 +63,7 @@ def check(before: Sequence[Row], after: Sequence[Row], threshold: float) -> Chec
     timed = [found for pair in matched if (found := timed_runs(pair)) is not None]
     compared = {pair.case_id: comparable(pair) for pair in timed}
     usable = [found.pair for found in compared.values() if found.reason is None]
-    floor = noise(group for pair in usable for group in ((pair.case_id, pair.before), (pair.case_id, pair.after)))
+    floor = floors((pair.case_id, pair.before, pair.after) for pair in usable)
     cases = tuple(judge_case(pair, compared.get(pair.case_id), floor, threshold, len(usable)) for pair in matched)
     return Check(cases, floor, threshold, device(after[-1]), len(usable))
 
@@ -85,7 +85,7 @@ def wording_of(time: TimeVerdict) -> str:
     return f"{100 * (time.ratio - 1):+.1f} %, {time.verdict}"
 
 
-def judge_case(pair: Pair, compared: Compared | None, floor: Noise, threshold: float, count: int) -> CaseVerdict:
+def judge_case(pair: Pair, compared: Compared | None, floor: Floors, threshold: float, count: int) -> CaseVerdict:
     """The verdict on one case by all its measures.
 
     compared: what of its runs can be compared, None where a side was not timed. threshold: the slow-down to find, 0.03
@@ -101,7 +101,8 @@ def judge_case(pair: Pair, compared: Compared | None, floor: Noise, threshold: f
                            measures=others)  # fmt: skip
     if compared.reason is not None:
         return CaseVerdict(pair, _worst("not comparable", others), compared.reason, measures=others)
-    time = judge_time(pair.case_id, compared.pair.before, compared.pair.after, floor, threshold, count)
+    before, after = compared.pair.before, compared.pair.after
+    time = judge_time(pair.case_id, before, after, floor.of([*before, *after]), threshold, count)
     assert time is not None  # both sides have times
     return CaseVerdict(compared.pair, _worst(time.verdict, others), None, time, others, compared.left_out)
 

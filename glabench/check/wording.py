@@ -54,15 +54,18 @@ def summary(check: Check) -> str:
 
 def judged_by(check: Check) -> str:
     """What decided: threshold, noise, correction, and which runs were left out; a sentence each."""
-    if check.noise.pooled is None:
+    steady, restless = check.noise.steady, check.noise.restless
+    if steady.pooled is None and restless.pooled is None:
         floor = (
             "No case was run more than once, so the noise floor is a default, and not measured on this machine: accept "
             "a baseline of several runs"
         )
     else:
-        floor = (
-            f"From run to run medians spread by {100 * check.noise.pooled:.2f} % (standard deviation, from "
-            f"{text.count(check.noise.repeats, 'repeat')} of the same code)"
+        floor = "From run to run medians spread by " + ", and by ".join(
+            f"{100 * noise.pooled:.2f} %{where} (standard deviation, from {text.count(noise.repeats, 'repeat')} of the "
+            "same code)"
+            for noise, where in ((steady, ""), (restless, " of cases that are restless"))
+            if noise.pooled is not None
         )
     return (
         f"A slow-down of {100 * check.threshold:g} % is to be found. {floor}. Intervals are corrected for "

@@ -9,8 +9,9 @@ import pytest
 
 from glabench.check.noise import DEFAULT_SPREAD, LEAST_SPREAD, Noise, noise, noise_of_turns
 from glabench.check.power import simulate
-from glabench.check.timing import bootstrap_error, judge_time
+from glabench.check.timing import judge_time
 from glabench.check.verdict import check
+from glabench.check.within import bootstrap_error
 
 from .conftest import MakeRun
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from glabench.check.verdict import CaseVerdict, Check, check
+from glabench.check.wording import judged_by
 from glabench.store import Row
 
 from .conftest import FULL, MakeRun
@@ -157,7 +160,39 @@ def test_a_row_that_is_given_twice_is_one_run(make_run: MakeRun) -> None:
     case, found = only([before, before], [after, after])
     assert case.time is not None
     assert case.time.runs == (1, 1)
-    assert found.noise.pooled is None
+    assert found.noise.steady.pooled is None
+
+
+def waiting(row: Row) -> Row:
+    """The run, of a case that waits for its launches."""
+    assert row.time is not None
+    return replace(row, time={**row.time, "launch_bound": True})
+
+
+def test_cases_that_wait_for_their_launches_do_not_hide_what_the_gpu_says(make_run: MakeRun) -> None:
+    """Ten restless ones beside ten quiet ones, all of them 3 % slower."""
+    quiet = [(T, (0.996, 1.0, 1.004)) for T in range(1, 11)]
+    loud = [(T, (0.8, 1.0, 1.2)) for T in range(11, 21)]
+
+    def side(by: float, mark: Callable[[Row], Row]) -> list[Row]:
+        rows = [make_run(T=T, ms=by * ms, seed=T) for T, runs in quiet for ms in runs]
+        return rows + [mark(make_run(T=T, ms=by * ms, seed=T)) for T, runs in loud for ms in runs]
+
+    def slower(mark: Callable[[Row], Row]) -> list[int]:
+        found = check(side(1.0, mark), side(1.03, mark), 0.03)
+        return [case.pair.case["T"] for case in found.cases if case.verdict == "slower"]
+
+    assert slower(waiting) == list(range(1, 11))
+    assert slower(lambda row: row) == []
+    said = judged_by(check(side(1.0, waiting), side(1.0, waiting), 0.03))
+    assert "of cases that are restless" in said
+    assert "restless" not in judged_by(check(side(1.0, lambda row: row), side(1.0, lambda row: row), 0.03))
+
+
+def test_a_case_that_waits_in_one_of_its_runs_is_one_that_waits(make_run: MakeRun) -> None:
+    before, after = [make_run(ms=1.0), make_run(ms=1.1, seed=1)], [make_run(ms=1.0, seed=2), make_run(ms=1.2, seed=3)]
+    found = check(before, [after[0], waiting(after[1])], 0.03).noise
+    assert (found.steady.repeats, found.restless.repeats) == (0, 2)
 
 
 def test_a_time_that_is_lost_is_said(make_run: MakeRun) -> None:
