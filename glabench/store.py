@@ -52,7 +52,8 @@ class Row:
     # {"passed": bool, "where": "cuda|interpreter|cpu", "shape": {B,T,H,K,V}, "reference": str, "pairs": int,
     #  "outputs": {"o": {"error": f, "baseline": f, "tolerance": f}, "dq": ...}}; errors are ||x-ref||/||ref||
     accuracy: dict[str, Any] | None = None
-    # {"clock": "cuda_events_cold_l2|cpu_wall", "samples_ms": [...], "dropped": int, "stopped": str, "warmup": int,
+    # {"clock": "cuda_events_cold_l2|cpu_wall", "samples_ms": [...], "dropped": int, "late": int, "stopped": str,
+    #  "warmup": int, "launch_bound": bool, "host_ms": f,
     #  "parts": {"intra_ms": [...], "inter_ms": [...]} or {"refused": str}, where run/forward_parts.py was asked}
     time: dict[str, Any] | None = None
     # {"peak_bytes": int, "inputs_bytes": int, "beyond_inputs_bytes": int}, or {"refused": str}: why there is none

@@ -18,7 +18,7 @@ from glabench.store import Row
 DEFAULT_SPREAD = {"cuda_events_cold_l2": 0.003, "cpu_wall": 0.05}
 # No case is taken to be quieter than this: the events' clock has steps, and a handful of runs may agree by chance.
 LEAST_SPREAD = 0.001
-# Standard error of a run's log(median) from which on its case is restless: an interval of 4 % either way at the usual corrections.
+# Standard error of a run's log(median) from which on its case is restless: an interval of 4 % either way, as corrected.
 OPEN = 0.01
 # With fewer repeats over all cases the default stands beside what was measured: a handful may agree by chance.
 ENOUGH_REPEATS = 10

@@ -50,8 +50,7 @@ def measure(system: System, case: Case, samples: int = SAMPLES) -> dict[str, lis
     calls = [partial(execute, launch) for launch in (*launches, without_states(launches[1]))]
     for call in calls:
         call()  # compiles it
-    taken, _ = ColdSampler(calls).batch(samples * len(calls))
-    return split(taken)
+    return split(ColdSampler(calls).batch(samples * len(calls)).ms)
 
 
 def split(samples: Sequence[float]) -> dict[str, list[float]]:

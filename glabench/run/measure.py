@@ -3,8 +3,9 @@
 On CUDA a sample is taken cold: a buffer twice the L2 is written first, then the GPU spins for longer than Python needs
 to queue the call, then two events bracket the call alone. All of the call's kernels are queued by the time the clock
 starts, so neither Python nor the launch latency of the first kernel is in the time, only the GPU's own gaps between
-kernels. A call of thousands of kernels (a Python loop over time) cannot be queued ahead: its time holds its launches,
-as it does in real use, and ``launch_bound`` says so.
+kernels. Where the host was held up and queued a call too late, its sample is dropped, and the next spins are longer. A
+call of thousands of kernels (a Python loop over time) cannot be queued ahead: its time holds its launches, as it does
+in real use, and ``launch_bound`` says so.
 
 A kernel that draws more power than the GPU may use is held back after some milliseconds, by how much depends on the
 board and on what ran before it. So samples are taken at full clock: where a batch was not, it is dropped, and the next
@@ -19,7 +20,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -180,6 +181,20 @@ def _measure_cpu(run: Sequence[Call], settings: Settings) -> Timing:
     return Timing(facts, None)
 
 
+class Batch(NamedTuple):
+    """Samples in ms, the clocks while the last of them was running, and for each whether the GPU began it before all of
+    the call was queued: it may have waited."""
+
+    ms: list[float]
+    clocks: nvml.Clocks | None
+    late: list[bool]
+
+    @classmethod
+    def on_time(cls, ms: list[float], clocks: nvml.Clocks | None = None) -> Batch:
+        """Of samples none of which was late."""
+        return cls(ms, clocks, [False] * len(ms))
+
+
 class ColdSampler:
     """Takes batches of cold samples on the current CUDA device; see the module's docstring."""
 
@@ -191,9 +206,8 @@ class ColdSampler:
         self.turn = 0
         self.host_s = min(self._host_seconds(call) for call in [*run, *run][:4])
         top = nvml.clocks(self.uuid)
-        hertz = (top.sm_mhz_max if top is not None else 2000.0) * 1e6
-        spin_s = min(1.5 * self.host_s + SPIN_MARGIN_S, MAX_SPIN_S)
-        self.spin_cycles = int(spin_s * hertz)
+        self.hertz = (top.sm_mhz_max if top is not None else 2000.0) * 1e6
+        self.spin_s = min(1.5 * self.host_s + SPIN_MARGIN_S, MAX_SPIN_S)
 
     @property
     def launch_bound(self) -> bool:
@@ -213,26 +227,37 @@ class ColdSampler:
         call = self.run[self.turn % len(self.run)]
         self.turn += 1
         self.flush.zero_()
-        torch.cuda._sleep(self.spin_cycles)
+        torch.cuda._sleep(int(self.spin_s * self.hertz))
         return call
 
-    def batch(self, count: int) -> tuple[list[float], nvml.Clocks | None]:
-        """``count`` samples in ms, and the clocks while the last of them was running."""
-        marks = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(count)]
-        for start, end in marks:
+    def batch(self, count: int) -> Batch:
+        """``count`` samples. After some that were late, the next batch's spins are twice as long."""
+        origin, *marks = (torch.cuda.Event(enable_timing=True) for _ in range(2 * count + 1))
+        starts, ends, queued_ms = marks[::2], marks[1::2], list[float]()
+        torch.cuda.synchronize()
+        origin.record()  # the GPU is idle, so this is now by its clock, too
+        began = time.perf_counter()
+        for start, end in zip(starts, ends, strict=True):
             call = self.cold()
             start.record()
             call()
             end.record()
+            queued_ms.append(1000 * (time.perf_counter() - began))
         reading = nvml.clocks(self.uuid)
         torch.cuda.synchronize()
-        return [start.elapsed_time(end) for start, end in marks], reading
+        late = [
+            not self.launch_bound and origin.elapsed_time(start) < ms
+            for start, ms in zip(starts, queued_ms, strict=True)
+        ]
+        if any(late):
+            self.spin_s = min(2 * self.spin_s, MAX_SPIN_S)
+        return Batch([start.elapsed_time(end) for start, end in zip(starts, ends, strict=True)], reading, late)
 
 
 class Sampler(Protocol):
     """Takes samples in batches: ``ColdSampler`` on a GPU."""
 
-    def batch(self, count: int) -> tuple[list[float], nvml.Clocks | None]: ...
+    def batch(self, count: int) -> Batch: ...
 
 
 @dataclass
@@ -263,12 +288,15 @@ class Pace:
 
 @dataclass(frozen=True)
 class Samples:
-    """What a sampler gave until the rule said stop. readings: of the clocks, while what was kept was taken."""
+    """What a sampler gave until the rule said stop. readings: of the clocks, while what was kept was taken. late: how
+    many more were dropped because their call was queued too late; launches: these are kept, for hardly any were not."""
 
     kept_ms: list[float]
     dropped: int
     stopped: str
     readings: list[nvml.Clocks]
+    late: int = 0
+    launches: bool = False
 
 
 @dataclass
@@ -283,33 +311,60 @@ class _Batches:
         self.readings += readings
 
 
+@dataclass
+class _Ahead:
+    """Samples that were late, and when to stop minding: a call that never is queued ahead waits for its launches."""
+
+    late_ms: list[float] = field(default_factory=list)
+    in_vain: int = 0  # batches of nothing else, one after another
+    given_up: bool = False
+
+    def kept(self, batch: Batch) -> list[float]:
+        """Of a batch those on time; all, and all earlier ones, once there is no hope for that."""
+        if self.given_up:
+            return batch.ms
+        on_time = [ms for ms, late in zip(batch.ms, batch.late, strict=True) if not late]
+        self.late_ms += [ms for ms, late in zip(batch.ms, batch.late, strict=True) if late]
+        self.in_vain = 0 if on_time else self.in_vain + 1
+        return on_time if self.in_vain < HOPELESS else self.give_up()
+
+    def give_up(self) -> list[float]:
+        """All that were late."""
+        late, self.late_ms, self.given_up = self.late_ms, [], True
+        return late
+
+
 def take(sampler: Sampler, settings: Settings) -> Samples:
     """Batches of samples until the rule, or the wall budget, says stop.
 
     A batch during which the SM clock was under ``full_clock`` of its maximum is dropped and counted. A GPU that is
-    never fast (locked clocks, heat) still has a time: then nothing is dropped, and ``stopped`` says so.
+    never fast (locked clocks, heat) still has a time: then nothing is dropped, and ``stopped`` says so. Samples that
+    were late are dropped as well, unless nearly all are: such a call waits for its launches.
     """
     rule, pace, began = StoppingRule.of(settings), Pace(), time.perf_counter()
-    kept, slow, count, full_clock = _Batches(), _Batches(), 1, settings.full_clock
+    kept, slow, ahead, count, full_clock = _Batches(), _Batches(), _Ahead(), 1, settings.full_clock
     while (stopped := rule.verdict(kept.ms)) is None:
-        if len(kept.ms) + len(slow.ms) >= 2 and time.perf_counter() - began > settings.max_wall_s:
+        if len(kept.ms) + len(slow.ms) + len(ahead.late_ms) >= 2 and time.perf_counter() - began > settings.max_wall_s:
             stopped = f"wall budget of {settings.max_wall_s:g} s"
             break
         time.sleep(pace.rest_s)
-        samples, reading = sampler.batch(count)
+        batch = sampler.batch(count)
+        took_ms, reading = sum(batch.ms), batch.clocks
         held_back = reading is not None and reading.sm_mhz < full_clock * reading.sm_mhz_max
-        (slow if held_back else kept).add(samples, [] if reading is None else [reading])
-        pace.after(sum(samples) / 1000, held_back)
+        (slow if held_back else kept).add(ahead.kept(batch), [] if reading is None else [reading])
+        pace.after(took_ms / 1000, held_back)
         if pace.hopeless:
             kept.add(slow.ms, slow.readings)
             slow, pace, full_clock = _Batches(), Pace(), 0.0
-        count = max(1, min(BATCH_MOST, int(pace.batch_s * 1000 / max(sum(samples) / len(samples), 1e-3))))
+        count = max(1, min(BATCH_MOST, int(pace.batch_s * 1000 / max(took_ms / count, 1e-3))))
     if len(kept.ms) < min(settings.min_samples, len(slow.ms)):
         kept.add(slow.ms, slow.readings)
         slow, full_clock = _Batches(), 0.0
+    if len(kept.ms) < min(settings.min_samples, len(ahead.late_ms)):
+        kept.add(ahead.give_up(), [])
     if full_clock < settings.full_clock:
         stopped += f"; SM clock mostly under {settings.full_clock:.0%} of its maximum, nothing dropped"
-    return Samples(kept.ms, len(slow.ms), stopped, kept.readings)
+    return Samples(kept.ms, len(slow.ms), stopped, kept.readings, len(ahead.late_ms), ahead.given_up)
 
 
 def _measure_cuda(run: Sequence[Call], settings: Settings) -> Timing:
@@ -320,9 +375,10 @@ def _measure_cuda(run: Sequence[Call], settings: Settings) -> Timing:
         "clock": "cuda_events_cold_l2",
         "samples_ms": found.kept_ms,
         "dropped": found.dropped,
+        "late": found.late,
         "stopped": found.stopped,
         "warmup": warmup,
-        "launch_bound": sampler.launch_bound,
+        "launch_bound": sampler.launch_bound or found.launches,
         "host_ms": round(sampler.host_s * 1000, 4),
     }
     return Timing(facts, nvml.summarise(found.readings))

@@ -114,12 +114,13 @@ def _screened(work: Workload, candidate: Candidate) -> Call:
 
 
 def _samples(sampler: ColdSampler, count: int) -> list[float]:
-    """``count`` samples; a batch that a throttled clock spoils is taken again, as often as ``TRIES`` says."""
+    """``count`` samples; a batch that a throttled clock or a held-up host spoils is taken again, as often as ``TRIES``
+    says."""
     if count == 0:
         return []
     for _ in range(TRIES):
-        samples, clocks = sampler.batch(count)
-        if clocks is None or clocks.sm_mhz >= LEAST_CLOCK * clocks.sm_mhz_max:
+        samples, clocks, late = sampler.batch(count)
+        if not any(late) and (clocks is None or clocks.sm_mhz >= LEAST_CLOCK * clocks.sm_mhz_max):
             break
     return samples
 

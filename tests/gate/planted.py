@@ -27,9 +27,8 @@ import triton.language as tl
 
 from gla_kernels.launch import Launch, execute
 from glabench.failures import one_line
-from glabench.hardware import nvml
 from glabench.run import measure
-from glabench.run.measure import Call, ColdSampler, Sampler
+from glabench.run.measure import Batch, Call, ColdSampler, Sampler
 from glabench.run.pipeline import Draft, can_run, release, row_of
 from glabench.run.rotation import rotated_inputs
 from glabench.spec.case import Case
@@ -190,7 +189,7 @@ def _medians(kinds: Sequence[Sequence[Call]], device: str) -> list[float]:
     sampler: Sampler = ColdSampler(turns) if device == "cuda" else WallSampler(turns)
     samples: list[float] = []
     while len(samples) < SAMPLES * len(kinds):
-        samples += sampler.batch(BATCH * len(kinds))[0]
+        samples += sampler.batch(BATCH * len(kinds)).ms
     return [median(samples[kind :: len(kinds)]) for kind in range(len(kinds))]
 
 
@@ -200,9 +199,9 @@ class WallSampler:
     def __init__(self, run: Sequence[Call]) -> None:
         self.run, self.turn = run, 0
 
-    def batch(self, count: int) -> tuple[list[float], nvml.Clocks | None]:
+    def batch(self, count: int) -> Batch:
         """``count`` samples in ms."""
-        return [self._sample() for _ in range(count)], None
+        return Batch.on_time([self._sample() for _ in range(count)])
 
     def _sample(self) -> float:
         call = self.run[self.turn % len(self.run)]

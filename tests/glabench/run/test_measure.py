@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import random
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -11,7 +13,7 @@ import torch
 
 from glabench.hardware import nvml
 from glabench.run import measure
-from glabench.run.measure import StoppingRule, running_noise
+from glabench.run.measure import Batch, StoppingRule, running_noise
 from glabench.spec.case import Case
 from glabench.spec.settings import Settings
 from glabench.systems.base import load
@@ -72,10 +74,10 @@ class FakeGpu:
         self.mhz = list(mhz)
         self.batches: list[int] = []
 
-    def batch(self, count: int) -> tuple[list[float], nvml.Clocks | None]:
+    def batch(self, count: int) -> Batch:
         self.batches.append(count)
         mhz = self.mhz.pop(0) if len(self.mhz) > 1 else self.mhz[0]
-        return [1.0] * count, nvml.Clocks(mhz, 2000.0, 300.0, 50.0, ())
+        return Batch.on_time([1.0] * count, nvml.Clocks(mhz, 2000.0, 300.0, 50.0, ()))
 
 
 class HungryGpu:
@@ -92,11 +94,12 @@ class HungryGpu:
         self.rests.append(seconds)
         self.heat_s = max(0.0, self.heat_s - seconds)
 
-    def batch(self, count: int) -> tuple[list[float], nvml.Clocks | None]:
+    def batch(self, count: int) -> Batch:
         mhz = min(self.base, 1700.0 if self.heat_s > 0.02 else 2000.0)
         self.heat_s += 0.01 * count
         noise = [0.2 * (len(self.rests) * count + i) % 3 for i in range(count)]  # so that it takes a while
-        return [(10.0 + x) * 2000.0 / mhz for x in noise], nvml.Clocks(mhz, 2000.0, 600.0, 50.0, ("power cap",))
+        clocks = nvml.Clocks(mhz, 2000.0, 600.0, 50.0, ("power cap",))
+        return Batch.on_time([(10.0 + x) * 2000.0 / mhz for x in noise], clocks)
 
 
 def test_samples_at_a_low_clock_are_dropped_and_counted() -> None:
@@ -136,6 +139,41 @@ def test_where_time_is_up_slow_samples_are_better_than_none() -> None:
     assert len(found.kept_ms) >= 2
     assert found.dropped == 0
     assert "under 98% of its maximum, nothing dropped" in found.stopped
+
+
+class HeldUp:
+    """Samples of 1 ms; of those that the host queued too late, 5 ms: each of the first ``late``, and every tenth."""
+
+    def __init__(self, late: float = 0) -> None:
+        self.late, self.taken, self.marked = late, 0, 0
+
+    def batch(self, count: int) -> Batch:
+        late = [self.taken + i < self.late or (self.taken + i) % 10 == 0 for i in range(count)]
+        self.taken += count
+        self.marked += sum(late)
+        return Batch([5.0 if too_late else 1.0 for too_late in late], None, late)
+
+
+def test_samples_of_calls_that_were_queued_too_late_are_dropped_and_counted() -> None:
+    host = HeldUp(late=3)
+    found = measure.take(host, Settings())
+    assert set(found.kept_ms) == {1.0}
+    assert found.late == host.marked > 3
+    assert (found.dropped, found.launches) == (0, False)
+    assert found.stopped == "noise under 0.5%"
+
+
+def test_a_call_that_is_always_queued_too_late_has_a_time_all_the_same() -> None:
+    found = measure.take(HeldUp(late=math.inf), Settings())
+    assert len(found.kept_ms) >= 10
+    assert set(found.kept_ms) == {5.0}
+    assert (found.dropped, found.late, found.launches) == (0, 0, True)
+
+
+def test_where_time_is_up_late_samples_are_better_than_none() -> None:
+    found = measure.take(HeldUp(late=math.inf), replace(Settings(), max_wall_s=0.0))
+    assert len(found.kept_ms) >= 2
+    assert (found.late, found.launches) == (0, True)
 
 
 CASE = Case("chunkwise_torch", 1, 40, 2, 8, 8, "fp32", initial_state=True)
@@ -184,6 +222,28 @@ def test_a_cpu_measurement_keeps_its_samples() -> None:
     assert len(seen) == 1 + len(timing.time["samples_ms"])
     assert seen[1:5] == [0, 1, 0, 1]  # the sets take turns
     assert timing.time["stopped"]
+
+
+@pytest.mark.gpu
+def test_a_call_that_the_host_holds_up_is_late() -> None:
+    x = torch.zeros(1 << 20, device="cuda")
+    held_up = {20, 21}
+    turn = [-2]  # the sampler's own two calls come before
+
+    def call() -> None:
+        turn[0] += 1
+        if turn[0] in held_up:
+            time.sleep(0.03)
+        x.add_(1)
+
+    sampler = measure.ColdSampler([call])
+    spin_s = sampler.spin_s
+    quiet = sampler.batch(8)
+    assert not any(quiet.late)
+    assert sampler.spin_s == spin_s
+    late = sampler.batch(24).late
+    assert 1 <= sum(late) <= 4
+    assert sampler.spin_s == 2 * spin_s
 
 
 @pytest.mark.gpu
