@@ -18,7 +18,7 @@ def bootstrap_error(samples: Sequence[float]) -> float:
     return _bootstrap_error(tuple(samples))
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=2048)
 def _bootstrap_error(samples: tuple[float, ...]) -> float:
     values = np.log(np.asarray(samples, dtype=float))
     length = max(1, len(values) // BLOCKS)
