@@ -98,9 +98,8 @@ def as_dict(check: Check) -> dict[str, Any]:
         "exit_code": check.exit_code,
         "threshold": check.threshold,
         "noise": {
-            "spread": check.noise.steady.pooled,
-            "repeats": check.noise.steady.repeats,
-            "restless": {"spread": check.noise.restless.pooled, "repeats": check.noise.restless.repeats},
+            kind: {"spread": noise.pooled, "repeats": noise.repeats}
+            for kind, noise in (("steady", check.noise.steady), ("restless", check.noise.restless))
         },
         "compared": check.compared,
         "counts": dict(check.counts),

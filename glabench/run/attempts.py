@@ -9,6 +9,7 @@ from typing import Any
 
 from glabench.run.worker import Worker
 from glabench.spec.case import Case
+from glabench.spec.catalog import CATALOG
 from glabench.spec.settings import Settings
 from glabench.store import Row
 
@@ -23,8 +24,9 @@ class Attempts:
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def run(self, worker: Worker, case: Case, sweep: str, settings: Settings, limit_s: float) -> Row:
-        """The case's row. Where its process died it is tried once more, in a new one; a case that two processes died of
-        is "crashed" and not tried a third time, nor are its other parts.
+        """The case's row. Where its process died it is tried once more, in a new one; what two processes died of is
+        "crashed" and not tried a third time, nor are its other parts. To compile a rival's kernels ahead is apart:
+        the case can do without.
 
         ``deaths`` of the row says how they died that tried this part of it. A timeout is not tried again: it was the
         sweep that killed that process, and it would take as long once more.
@@ -32,7 +34,8 @@ class Attempts:
         here: list[str] = []
         wall_s, spent = 0.0, list[dict[str, Any]]()
         row: Row | None = None
-        while self._may_try(case):
+        tried = f"{case.id} ahead" if settings.part == "compile" and CATALOG[case.system].autotuned else case.id
+        while self._may_try(tried):
             row = worker.run(case, sweep, settings, limit_s)
             wall_s += row.wall_s
             spent += row.spent or ()
@@ -40,18 +43,18 @@ class Attempts:
                 break
             here += row.deaths
             with self._lock:
-                self._deaths[case.id] += row.deaths
+                self._deaths[tried] += row.deaths
         if row is None:
-            last = self._deaths[case.id][-1]
+            last = self._deaths[tried][-1]
             reason = f"not tried: another part of the case ended two processes; of the last: {last}"
             row = worker.row_without(case, sweep, "crashed", reason)
         else:
             row = replace(row, deaths=here or None, wall_s=wall_s, spent=spent or None)
         return replace(row, environment=row.environment | _asked(worker, settings, limit_s))
 
-    def _may_try(self, case: Case) -> bool:
+    def _may_try(self, tried: str) -> bool:
         with self._lock:
-            return len(self._deaths[case.id]) < MOST_DEATHS
+            return len(self._deaths[tried]) < MOST_DEATHS
 
 
 def _asked(worker: Worker, settings: Settings, limit_s: float) -> dict[str, Any]:

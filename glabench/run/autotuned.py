@@ -34,7 +34,7 @@ def compile_ahead(system: System, case: Case) -> None:
     """
     short = replace(case, T=min(case.T, LONG + case.T % LONG))
     with compiling():
-        gate.run_once(system, system.draw_inputs(short, "cuda"), short, case.mode == "fwdbwd")
+        gate.run_once(system, system.draw_inputs(short, "cuda"), short, case.mode in ("bwd", "fwdbwd"))
     torch.cuda.synchronize()  # kernels without an autotuner did run
 
 

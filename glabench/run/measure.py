@@ -4,8 +4,8 @@ On CUDA a sample is taken cold: a buffer twice the L2 is written first, then the
 to queue the call, then two events bracket the call alone. All of the call's kernels are queued by the time the clock
 starts, so neither Python nor the launch latency of the first kernel is in the time, only the GPU's own gaps between
 kernels. Where the host was held up and queued a call too late, its sample is dropped, and the next spins are longer. A
-call of thousands of kernels (a Python loop over time) cannot be queued ahead: its time holds its launches, as it does
-in real use, and ``launch_bound`` says so.
+call of a thousand kernels and more (a Python loop over time) cannot be queued ahead, nor can one that waits for the GPU
+inside: its time holds its launches, as it does in real use, and ``launch_bound`` says so.
 
 A kernel that draws more power than the GPU may use is held back after some milliseconds, by how much depends on the
 board and on what ran before it. So samples are taken at full clock: where a batch was not, it is dropped, and the next
@@ -207,7 +207,8 @@ class ColdSampler:
         self.host_s = min(self._host_seconds(call) for call in [*run, *run][:4])
         top = nvml.clocks(self.uuid)
         self.hertz = (top.sm_mhz_max if top is not None else 2000.0) * 1e6
-        self.spin_s = min(1.5 * self.host_s + SPIN_MARGIN_S, MAX_SPIN_S)
+        self.spin_s = self.least_spin_s = min(1.5 * self.host_s + SPIN_MARGIN_S, MAX_SPIN_S)
+        self.in_vain = 0  # batches of late samples alone, one after another
 
     @property
     def launch_bound(self) -> bool:
@@ -231,12 +232,13 @@ class ColdSampler:
         return call
 
     def batch(self, count: int) -> Batch:
-        """``count`` samples. After some that were late, the next batch's spins are twice as long."""
+        """``count`` samples. After some that were late, the next batch's spins are twice as long, and after none half
+        as long; where all are late however long they are, they are short again."""
         origin, *marks = (torch.cuda.Event(enable_timing=True) for _ in range(2 * count + 1))
         starts, ends, queued_ms = marks[::2], marks[1::2], list[float]()
         torch.cuda.synchronize()
-        origin.record()  # the GPU is idle, so this is now by its clock, too
         began = time.perf_counter()
+        origin.record()  # the GPU is idle, so this is now by its clock, too
         for start, end in zip(starts, ends, strict=True):
             call = self.cold()
             start.record()
@@ -249,8 +251,9 @@ class ColdSampler:
             not self.launch_bound and origin.elapsed_time(start) < ms
             for start, ms in zip(starts, queued_ms, strict=True)
         ]
-        if any(late):
-            self.spin_s = min(2 * self.spin_s, MAX_SPIN_S)
+        self.in_vain = self.in_vain + 1 if all(late) else 0
+        longer_s = 2 * self.spin_s if any(late) else self.spin_s / 2
+        self.spin_s = max(self.least_spin_s, min(longer_s, MAX_SPIN_S) if self.in_vain < HOPELESS else 0.0)
         return Batch([start.elapsed_time(end) for start, end in zip(starts, ends, strict=True)], reading, late)
 
 
@@ -301,37 +304,32 @@ class Samples:
 
 @dataclass
 class _Batches:
-    """Samples of several batches, and the clocks that were read in them."""
+    """Samples of several batches, those that were late apart, and the clocks that were read in them."""
 
     ms: list[float] = field(default_factory=list)
-    readings: list[nvml.Clocks] = field(default_factory=list)
-
-    def add(self, ms: list[float], readings: list[nvml.Clocks]) -> None:
-        self.ms += ms
-        self.readings += readings
-
-
-@dataclass
-class _Ahead:
-    """Samples that were late, and when to stop minding: a call that never is queued ahead waits for its launches."""
-
     late_ms: list[float] = field(default_factory=list)
-    in_vain: int = 0  # batches of nothing else, one after another
-    given_up: bool = False
+    readings: list[nvml.Clocks] = field(default_factory=list)
+    minding: bool = True  # whether it matters if a sample was late
 
-    def kept(self, batch: Batch) -> list[float]:
-        """Of a batch those on time; all, and all earlier ones, once there is no hope for that."""
-        if self.given_up:
-            return batch.ms
-        on_time = [ms for ms, late in zip(batch.ms, batch.late, strict=True) if not late]
-        self.late_ms += [ms for ms, late in zip(batch.ms, batch.late, strict=True) if late]
-        self.in_vain = 0 if on_time else self.in_vain + 1
-        return on_time if self.in_vain < HOPELESS else self.give_up()
+    @property
+    def count(self) -> int:
+        return len(self.ms) + len(self.late_ms)
 
-    def give_up(self) -> list[float]:
-        """All that were late."""
-        late, self.late_ms, self.given_up = self.late_ms, [], True
-        return late
+    def add(self, batch: Batch) -> None:
+        for ms, late in zip(batch.ms, batch.late, strict=True):
+            (self.late_ms if late and self.minding else self.ms).append(ms)
+        self.readings += [] if batch.clocks is None else [batch.clocks]
+
+    def take_over(self, other: _Batches) -> None:
+        """All that the other has, which has nothing then."""
+        self.ms += other.ms
+        self.late_ms += other.late_ms
+        self.readings += other.readings
+        other.ms, other.late_ms, other.readings = [], [], []
+
+    def never_mind(self) -> None:
+        """Late samples are as good as any, the earlier ones too."""
+        self.ms, self.late_ms, self.minding = self.ms + self.late_ms, [], False
 
 
 def take(sampler: Sampler, settings: Settings) -> Samples:
@@ -342,29 +340,34 @@ def take(sampler: Sampler, settings: Settings) -> Samples:
     were late are dropped as well, unless nearly all are: such a call waits for its launches.
     """
     rule, pace, began = StoppingRule.of(settings), Pace(), time.perf_counter()
-    kept, slow, ahead, count, full_clock = _Batches(), _Batches(), _Ahead(), 1, settings.full_clock
+    kept, slow, count, full_clock = _Batches(), _Batches(), 1, settings.full_clock
+    in_vain = 0  # batches of late samples alone, one after another
     while (stopped := rule.verdict(kept.ms)) is None:
-        if len(kept.ms) + len(slow.ms) + len(ahead.late_ms) >= 2 and time.perf_counter() - began > settings.max_wall_s:
+        if kept.count + slow.count >= 2 and time.perf_counter() - began > settings.max_wall_s:
             stopped = f"wall budget of {settings.max_wall_s:g} s"
             break
         time.sleep(pace.rest_s)
         batch = sampler.batch(count)
         took_ms, reading = sum(batch.ms), batch.clocks
         held_back = reading is not None and reading.sm_mhz < full_clock * reading.sm_mhz_max
-        (slow if held_back else kept).add(ahead.kept(batch), [] if reading is None else [reading])
+        (slow if held_back else kept).add(batch)
+        in_vain = in_vain + 1 if all(batch.late) else 0
+        if in_vain == HOPELESS:
+            kept.never_mind()
+            slow.never_mind()
         pace.after(took_ms / 1000, held_back)
         if pace.hopeless:
-            kept.add(slow.ms, slow.readings)
-            slow, pace, full_clock = _Batches(), Pace(), 0.0
+            kept.take_over(slow)
+            pace, full_clock = Pace(), 0.0
         count = max(1, min(BATCH_MOST, int(pace.batch_s * 1000 / max(took_ms / count, 1e-3))))
-    if len(kept.ms) < min(settings.min_samples, len(slow.ms)):
-        kept.add(slow.ms, slow.readings)
-        slow, full_clock = _Batches(), 0.0
-    if len(kept.ms) < min(settings.min_samples, len(ahead.late_ms)):
-        kept.add(ahead.give_up(), [])
+    if kept.count < min(settings.min_samples, slow.count):
+        kept.take_over(slow)
+        full_clock = 0.0
+    if len(kept.ms) < min(settings.min_samples, len(kept.late_ms)):
+        kept.never_mind()
     if full_clock < settings.full_clock:
         stopped += f"; SM clock mostly under {settings.full_clock:.0%} of its maximum, nothing dropped"
-    return Samples(kept.ms, len(slow.ms), stopped, kept.readings, len(ahead.late_ms), ahead.given_up)
+    return Samples(kept.ms, slow.count, stopped, kept.readings, len(kept.late_ms), not kept.minding)
 
 
 def _measure_cuda(run: Sequence[Call], settings: Settings) -> Timing:

@@ -32,6 +32,7 @@ from .config import (
     Schedule,
     Tile,
     Workload,
+    cdiv,
     padded,
     schedules,
     segments,
@@ -84,7 +85,8 @@ def _choice(work: Workload, capability: int, groups: Iterable[Iterable[_Source]]
     for sources in groups:
         near = list(_nearest(work, shape, sources, capability))
         if near and near[0].settles(work, shape):
-            return near[0].choice(near[0].entry.plan, shape)
+            tuned = near[0].entry
+            return near[0].choice(tuned.plan if tuned.work.T == work.T else _evened(work, tuned.plan), shape)
         if near:
             _, found, plan = min(_expected(work, near, capability), key=lambda one: one[0])
             return found.choice(plan, shape)
@@ -92,7 +94,7 @@ def _choice(work: Workload, capability: int, groups: Iterable[Iterable[_Source]]
     plan = _expected_best(typical, capability)
     if refusal(plan, work, capability) is not None:
         plan = by_model(work, capability)
-    return Choice(plan, "by the cost model" if work.schedule is None else "by size")
+    return Choice(_evened(work, plan), "by the cost model" if work.schedule is None else "by size")
 
 
 def by_model(work: Workload, capability: int) -> Plan:
@@ -234,6 +236,14 @@ def _other_segments(work: Workload, schedule: Schedule) -> Iterator[Schedule]:
         for every in segments(work, schedule.chunk):
             if every != schedule.states_every:
                 yield replace(schedule, states_every=every)
+
+
+def _evened(work: Workload, plan: Plan) -> Plan:
+    """The plan, of another length, with as many segments as it cuts the workload into, but of one length."""
+    every, chunks = plan.schedule.states_every, cdiv(work.T, plan.schedule.chunk)
+    if work.schedule is not None or every is None or every >= chunks:
+        return plan
+    return replace(plan, schedule=replace(plan.schedule, states_every=cdiv(chunks, cdiv(chunks, every))))
 
 
 def _like(work: Workload) -> Workload:

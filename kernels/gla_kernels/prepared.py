@@ -5,7 +5,8 @@ and tensor descriptors check what they are made of: most of what Python takes fo
 (kernels/NOTES.md, "What Python takes"). So what came of it is kept, and a launch that is like it in all that may matter
 calls the compiled kernel itself, ``compiled[grid](*values)``, as Triton's tutorial 02 does.
 
-Triton's settings for debugging and instrumentation count as they were at a launch's first time; its launch hooks run.
+Triton's settings for debugging and instrumentation, and constants of modules that kernels use, count as they were at a
+launch's first time. Its launch hooks run.
 """
 
 from __future__ import annotations
@@ -96,9 +97,9 @@ def key_of(launch: Launch, device: int) -> Key:
 
 def _prepare(launch: Launch, arguments: dict[str, Any], compiled: Any) -> Prepared | None:
     """How to make the launch again; None where a parameter has a default value, which is Triton's to fill in, or where
-    there is no compiled kernel."""
+    there is no compiled kernel: one that is still being compiled (Triton's AsyncCompileMode) cannot be called."""
     names, known = launch.kernel.arg_names, arguments | launch.constants
-    if compiled is None or any(name not in known for name in names):
+    if not hasattr(type(compiled), "__getitem__") or any(name not in known for name in names):
         return None
     values = [None if name in arguments else launch.constants[name] for name in names]
     given = [(at, name) for at, name in enumerate(names) if name in arguments and name in launch.args]

@@ -13,7 +13,7 @@ import torch
 from gla_kernels import Machine, Plan, Schedule, choose, chosen, default_config, keep, refresh, table_files
 from gla_kernels.apply import all_launches
 from gla_kernels.choose import by_model, predicted_ms, with_walks
-from gla_kernels.config import SEGMENT_ROWS, Workload, schedules
+from gla_kernels.config import SEGMENT_ROWS, Workload, cdiv, schedules
 from gla_kernels.table import header_of, refusal
 
 WORK = Workload("fwd", 4, 2048, 16, 128, 128)
@@ -92,6 +92,28 @@ def test_a_plan_by_size_can_always_run(capability, dtype):
             fwd = replace(long, schedule=schedule)
             for work in (fwd, replace(fwd, direction="bwd")):
                 assert refusal(by_model(work, capability), work, capability) is None, work
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("direction", ["fwd", "bwd"])
+def test_by_the_cost_model_segments_are_even_too(tables, capability, direction):
+    cut = 0
+    for T in (3456, 4097, 6200, 9000):
+        work = Workload(direction, 1, T, 4, 128, 128)
+        schedule = chosen(work, Machine(capability)).plan.schedule
+        if schedule.states_every is not None:
+            chunks, count = cdiv(T, schedule.chunk), cdiv(cdiv(T, schedule.chunk), schedule.states_every)
+            assert schedule.states_every == cdiv(chunks, count)
+            cut += 1
+    assert cut > 0
+
+
+def test_what_was_tuned_here_is_cut_evenly_at_other_lengths_alone(tables, machine, entry):
+    tuned = entry(T=2100, plan=Schedule(64, 64, True, 16))  # 33 chunks
+    keep([tuned], machine)
+    assert chosen(replace(WORK, T=2100), machine).plan == tuned.plan
+    assert chosen(replace(WORK, T=2200), machine).plan.schedule.states_every == 12  # 35 chunks, in three
+    assert chosen(replace(WORK, T=2048), machine).plan.schedule.states_every == 16
 
 
 def test_a_plan_tuned_here_is_found_at_once(tables, machine, entry):
@@ -178,7 +200,7 @@ def test_lengths_that_are_alike_are_not_predicted_anew(tables, machine, entry, m
     first = chosen(replace(WORK, T=2000), machine)
     count = expected.call_count
     assert count > 0
-    assert chosen(replace(WORK, T=2100), machine) == first
+    assert chosen(replace(WORK, T=2100), machine).plan.config == first.plan.config
     assert expected.call_count == count
     keep([entry()], machine)
     near = chosen(replace(WORK, T=3100), machine)

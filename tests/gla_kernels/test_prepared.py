@@ -152,6 +152,13 @@ def test_a_default_value_is_triton_s_to_fill_in(kernel: Kernel) -> None:
     assert len(kernel.asked) == 2
 
 
+def test_a_kernel_that_is_still_being_compiled_is_triton_s_to_wait_for(kernel: Kernel) -> None:
+    kernel.compiled = object()  # type: ignore[assignment]  # as in Triton's AsyncCompileMode
+    for _ in range(2):
+        run(a_launch(), 0)
+    assert len(kernel.asked) == 2
+
+
 def test_no_tensor_is_kept(kernel: Kernel) -> None:
     launch = a_launch()
     tensors = [weakref.ref(x) for x in launch.args.values() if isinstance(x, torch.Tensor)]

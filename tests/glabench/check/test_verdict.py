@@ -195,6 +195,17 @@ def test_a_case_that_waits_in_one_of_its_runs_is_one_that_waits(make_run: MakeRu
     assert (found.steady.repeats, found.restless.repeats) == (0, 2)
 
 
+def test_one_disturbed_run_does_not_make_a_case_restless(make_run: MakeRun) -> None:
+    def disturbed(row: Row) -> Row:
+        assert row.time is not None
+        samples = [ms * (1 + 0.3 * (i % 2)) for i, ms in enumerate(row.time["samples_ms"])]
+        return replace(row, time={**row.time, "samples_ms": samples})
+
+    before, after = ([make_run(seed=seed) for seed in seeds] for seeds in ((0, 1, 2), (3, 4, 5)))
+    assert check(before, [*after[:2], disturbed(after[2])], 0.03).noise.steady.repeats == 4
+    assert check(list(map(disturbed, before)), list(map(disturbed, after)), 0.03).noise.restless.repeats == 4
+
+
 def test_a_time_that_is_lost_is_said(make_run: MakeRun) -> None:
     case, found = only([make_run()], [make_run(time=None)])
     assert (case.verdict, case.reason, found.exit_code) == ("not comparable", "no time now", 3)

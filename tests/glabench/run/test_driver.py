@@ -147,6 +147,11 @@ def test_what_killed_two_processes_when_it_was_compiled_is_not_run(tmp_path: Pat
     assert "not tried: another part" in (row.reason or "")
 
 
+def test_a_rival_whose_kernels_could_not_be_compiled_ahead_runs(tmp_path: Path, calls: Path) -> None:
+    drive(tmp_path / "rows.jsonl", [case("fla", 1)], device="cuda")
+    assert [made[1] for made in called(calls)] == ["compile", "compile", "all", "all"]
+
+
 def test_several_gpus_have_a_process_each_and_take_the_longest_cases_first(tmp_path: Path, calls: Path) -> None:
     cases = [replace(case("sdpa", 7), T=8 * 2**n) for n in range(6)]
     listener = Listener()

@@ -176,6 +176,35 @@ def test_where_time_is_up_late_samples_are_better_than_none() -> None:
     assert (found.late, found.launches) == (0, True)
 
 
+class Both:
+    """Batches at a low clock, whose samples are of 2 ms, or at a full one, 1 ms; late ones for ever."""
+
+    def __init__(self, slow: set[int]) -> None:
+        self.slow, self.batches = slow, 0
+
+    def batch(self, count: int) -> Batch:
+        self.batches += 1
+        slow = self.batches in self.slow
+        clocks = nvml.Clocks(1000.0 if slow else 2000.0, 2000.0, 300.0, 50.0, ())
+        return Batch([2.0 if slow else 1.0] * count, clocks, [True] * count)
+
+
+@pytest.mark.parametrize("slow", [{1, 2, 3, 4}, {5}, {1, 9}])
+def test_late_samples_at_a_low_clock_are_dropped_for_the_clock(monkeypatch: pytest.MonkeyPatch, slow: set[int]) -> None:
+    monkeypatch.setattr("glabench.run.measure.time.sleep", lambda seconds: None)
+    found = measure.take(Both(slow), Settings())
+    assert set(found.kept_ms) == {1.0}
+    assert found.launches
+    assert 0 < found.dropped <= 32 * len(slow)
+
+
+def test_where_time_is_up_late_samples_at_a_low_clock_are_said_to_be_so() -> None:
+    found = measure.take(Both(set(range(100))), replace(Settings(), max_wall_s=0.0))
+    assert set(found.kept_ms) == {2.0}
+    assert "under 98% of its maximum, nothing dropped" in found.stopped
+    assert found.readings
+
+
 CASE = Case("chunkwise_torch", 1, 40, 2, 8, 8, "fp32", initial_state=True)
 
 
