@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import NormalDist, fmean, median
 
 from scipy import stats
@@ -33,6 +33,7 @@ class Noise:
     cases: Mapping[str, tuple[float, int]] = field(default_factory=dict)  # id -> (sum of squares, degrees of freedom)
     most: float = math.inf  # what a case's variance counts for at most in ``pooled``
     alike: float = math.inf  # how many degrees of freedom ``pooled`` counts for against a case's own
+    default: float = 0.0  # stands in where too few runs were repeated, if the clock's own default is less
 
     def spread(self, case_id: str, clock: str) -> float:
         """Standard deviation of log(median) from run to run of the case.
@@ -42,7 +43,7 @@ class Noise:
         """
         squares, freedom = self.cases.get(case_id, (0.0, 0))
         if self._unknown(freedom):
-            return max(_default(clock), self.pooled or 0.0)
+            return max(self._default(clock), self.pooled or 0.0)
         if freedom == 0:
             return max(LEAST_SPREAD, self.pooled or 0.0)
         weight = self._weight(freedom)
@@ -61,11 +62,14 @@ class Noise:
             return normal * self.spread(case_id, clock)
         effective = max(1, math.floor(freedom + self._weight(freedom)))
         found = float(stats.t.isf(tail, effective)) * self.spread(case_id, clock)
-        return max(found, normal * _default(clock)) if self.repeats < ENOUGH_REPEATS else found
+        return max(found, normal * self._default(clock)) if self.repeats < ENOUGH_REPEATS else found
 
     def beside(self, others: Noise) -> Noise:
         """The noise of these cases, and that of the others where these have none."""
-        return _over({**others.cases, **self.cases})
+        return replace(_over({**others.cases, **self.cases}), default=self.default)
+
+    def _default(self, clock: str) -> float:
+        return max(self.default, DEFAULT_SPREAD.get(clock, max(DEFAULT_SPREAD.values())))
 
     def _unknown(self, freedom: int) -> bool:
         """Whether there is nothing but the default to go by: one repeat tells next to nothing of a spread."""
@@ -115,13 +119,10 @@ def floors(cases: Iterable[tuple[str, Sequence[Row], Sequence[Row]]], in_turns: 
     for case_id, before, after in cases:
         kinds[restless([*before, *after])].append((case_id, before, after))
     if in_turns:
-        return Floors(noise_of_turns(kinds[False]), noise_of_turns(kinds[True]))
-    steady, others = ([(case_id, runs) for case_id, *sides in kinds[kind] for runs in sides] for kind in (False, True))
-    return Floors(noise(steady), noise(others))
-
-
-def _default(clock: str) -> float:
-    return DEFAULT_SPREAD.get(clock, max(DEFAULT_SPREAD.values()))
+        found = [noise_of_turns(kinds[kind]) for kind in (False, True)]
+    else:
+        found = [noise((one, runs) for one, *sides in kinds[kind] for runs in sides) for kind in (False, True)]
+    return Floors(found[0], replace(found[1], default=DEFAULT_SPREAD["cpu_wall"]))
 
 
 def run_medians(runs: Iterable[Row]) -> list[float]:

@@ -195,6 +195,14 @@ def test_a_case_that_waits_in_one_of_its_runs_is_one_that_waits(make_run: MakeRu
     assert (found.steady.repeats, found.restless.repeats) == (0, 2)
 
 
+def test_a_case_that_waits_has_the_default_of_a_cpu_where_nothing_was_repeated(make_run: MakeRun) -> None:
+    before, after = make_run(ms=1.0), make_run(ms=1.05, seed=1)
+    assert only([before], [after])[0].verdict == "slower"
+    assert only([waiting(before)], [waiting(after)])[0].verdict == "ambiguous"
+    again = check([waiting(before)], [waiting(after)], 0.03).noise
+    assert again.beside(again).restless.spread("x", "cuda_events_cold_l2") == pytest.approx(0.05)
+
+
 def test_one_disturbed_run_does_not_make_a_case_restless(make_run: MakeRun) -> None:
     def disturbed(row: Row) -> Row:
         assert row.time is not None
