@@ -39,7 +39,7 @@ BATCH_MOST = 32
 PACED_BATCH_S = 0.003  # the same, where the clock was held back: it falls within milliseconds
 REST = 3.0  # as many times as long as a batch took the GPU then rests, or twice as long as before
 LONGEST_REST_S = 0.1
-HOPELESS = 5  # batches held back after rests of that length, one after another: the clock will not come back
+HOPELESS = 5  # batches in vain, one after another: the clock will not come back, or no call is queued ahead
 NOISE_WINDOW = 24  # values of the noise that must agree before it counts as levelled off
 NOISE_SPREAD = 0.05
 
@@ -212,8 +212,8 @@ class ColdSampler:
 
     @property
     def launch_bound(self) -> bool:
-        """Whether Python needs longer to queue the call than the GPU is kept spinning."""
-        return self.host_s > MAX_SPIN_S
+        """Whether Python needs longer to queue the call than the GPU is kept spinning, however long that is."""
+        return self.host_s > MAX_SPIN_S or self.in_vain >= HOPELESS
 
     def _host_seconds(self, call: Call) -> float:
         torch.cuda.synchronize()
@@ -233,7 +233,7 @@ class ColdSampler:
 
     def batch(self, count: int) -> Batch:
         """``count`` samples. After some that were late, the next batch's spins are twice as long, and after none half
-        as long; where all are late however long they are, they are short again."""
+        as long. Of a call that is ``launch_bound`` none is called late."""
         origin, *marks = (torch.cuda.Event(enable_timing=True) for _ in range(2 * count + 1))
         starts, ends, queued_ms = marks[::2], marks[1::2], list[float]()
         torch.cuda.synchronize()
@@ -251,9 +251,9 @@ class ColdSampler:
             not self.launch_bound and origin.elapsed_time(start) < ms
             for start, ms in zip(starts, queued_ms, strict=True)
         ]
-        self.in_vain = self.in_vain + 1 if all(late) else 0
-        longer_s = 2 * self.spin_s if any(late) else self.spin_s / 2
-        self.spin_s = max(self.least_spin_s, min(longer_s, MAX_SPIN_S) if self.in_vain < HOPELESS else 0.0)
+        if not self.launch_bound:
+            self.in_vain = self.in_vain + 1 if all(late) else 0
+        self.spin_s = min(2 * self.spin_s, MAX_SPIN_S) if any(late) else max(self.spin_s / 2, self.least_spin_s)
         return Batch([start.elapsed_time(end) for start, end in zip(starts, ends, strict=True)], reading, late)
 
 
@@ -309,7 +309,6 @@ class _Batches:
     ms: list[float] = field(default_factory=list)
     late_ms: list[float] = field(default_factory=list)
     readings: list[nvml.Clocks] = field(default_factory=list)
-    minding: bool = True  # whether it matters if a sample was late
 
     @property
     def count(self) -> int:
@@ -317,7 +316,7 @@ class _Batches:
 
     def add(self, batch: Batch) -> None:
         for ms, late in zip(batch.ms, batch.late, strict=True):
-            (self.late_ms if late and self.minding else self.ms).append(ms)
+            (self.late_ms if late else self.ms).append(ms)
         self.readings += [] if batch.clocks is None else [batch.clocks]
 
     def take_over(self, other: _Batches) -> None:
@@ -326,10 +325,6 @@ class _Batches:
         self.late_ms += other.late_ms
         self.readings += other.readings
         other.ms, other.late_ms, other.readings = [], [], []
-
-    def never_mind(self) -> None:
-        """Late samples are as good as any, the earlier ones too."""
-        self.ms, self.late_ms, self.minding = self.ms + self.late_ms, [], False
 
 
 def take(sampler: Sampler, settings: Settings) -> Samples:
@@ -341,7 +336,6 @@ def take(sampler: Sampler, settings: Settings) -> Samples:
     """
     rule, pace, began = StoppingRule.of(settings), Pace(), time.perf_counter()
     kept, slow, count, full_clock = _Batches(), _Batches(), 1, settings.full_clock
-    in_vain = 0  # batches of late samples alone, one after another
     while (stopped := rule.verdict(kept.ms)) is None:
         if kept.count + slow.count >= 2 and time.perf_counter() - began > settings.max_wall_s:
             stopped = f"wall budget of {settings.max_wall_s:g} s"
@@ -351,10 +345,6 @@ def take(sampler: Sampler, settings: Settings) -> Samples:
         took_ms, reading = sum(batch.ms), batch.clocks
         held_back = reading is not None and reading.sm_mhz < full_clock * reading.sm_mhz_max
         (slow if held_back else kept).add(batch)
-        in_vain = in_vain + 1 if all(batch.late) else 0
-        if in_vain == HOPELESS:
-            kept.never_mind()
-            slow.never_mind()
         pace.after(took_ms / 1000, held_back)
         if pace.hopeless:
             kept.take_over(slow)
@@ -363,11 +353,12 @@ def take(sampler: Sampler, settings: Settings) -> Samples:
     if kept.count < min(settings.min_samples, slow.count):
         kept.take_over(slow)
         full_clock = 0.0
-    if len(kept.ms) < min(settings.min_samples, len(kept.late_ms)):
-        kept.never_mind()
+    launches = len(kept.ms) < min(settings.min_samples, len(kept.late_ms))
+    if launches:
+        kept.ms, kept.late_ms = kept.ms + kept.late_ms, []
     if full_clock < settings.full_clock:
         stopped += f"; SM clock mostly under {settings.full_clock:.0%} of its maximum, nothing dropped"
-    return Samples(kept.ms, slow.count, stopped, kept.readings, len(kept.late_ms), not kept.minding)
+    return Samples(kept.ms, slow.count, stopped, kept.readings, len(kept.late_ms), launches)
 
 
 def _measure_cuda(run: Sequence[Call], settings: Settings) -> Timing:

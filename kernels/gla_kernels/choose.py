@@ -33,6 +33,7 @@ from .config import (
     Tile,
     Workload,
     cdiv,
+    evened,
     padded,
     schedules,
     segments,
@@ -243,7 +244,7 @@ def _evened(work: Workload, plan: Plan) -> Plan:
     every, chunks = plan.schedule.states_every, cdiv(work.T, plan.schedule.chunk)
     if work.schedule is not None or every is None or every >= chunks:
         return plan
-    return replace(plan, schedule=replace(plan.schedule, states_every=cdiv(chunks, cdiv(chunks, every))))
+    return replace(plan, schedule=replace(plan.schedule, states_every=evened(chunks, every)))
 
 
 def _like(work: Workload) -> Workload:

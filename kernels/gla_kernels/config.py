@@ -319,7 +319,12 @@ def segments(work: Workload, chunk: int) -> list[int | None]:
         return [None]
     chunks = cdiv(work.T, chunk)
     longest = [rows // chunk for rows in SEGMENTS if rows < work.T]
-    return [None, *(cdiv(chunks, cdiv(chunks, every)) for every in longest)]
+    return [None, *(evened(chunks, every) for every in longest)]
+
+
+def evened(chunks: int, every: int) -> int:
+    """Chunks a segment where so many are cut into as few segments as ``every`` allows, all of one length."""
+    return cdiv(chunks, cdiv(chunks, every))
 
 
 HEADS_IN_TURN = 64  # of all sequences, of 128 columns of V: fewer walks over time leave half of an H100 idle

@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -164,7 +165,7 @@ def test_samples_of_calls_that_were_queued_too_late_are_dropped_and_counted() ->
 
 
 def test_a_call_that_is_always_queued_too_late_has_a_time_all_the_same() -> None:
-    found = measure.take(HeldUp(late=math.inf), Settings())
+    found = measure.take(HeldUp(late=math.inf), replace(Settings(), max_wall_s=0.05))
     assert len(found.kept_ms) >= 10
     assert set(found.kept_ms) == {5.0}
     assert (found.dropped, found.late, found.launches) == (0, 0, True)
@@ -192,7 +193,7 @@ class Both:
 @pytest.mark.parametrize("slow", [{1, 2, 3, 4}, {5}, {1, 9}])
 def test_late_samples_at_a_low_clock_are_dropped_for_the_clock(monkeypatch: pytest.MonkeyPatch, slow: set[int]) -> None:
     monkeypatch.setattr("glabench.run.measure.time.sleep", lambda seconds: None)
-    found = measure.take(Both(slow), Settings())
+    found = measure.take(Both(slow), replace(Settings(), max_wall_s=0.05))
     assert set(found.kept_ms) == {1.0}
     assert found.launches
     assert 0 < found.dropped <= 32 * len(slow)
@@ -203,6 +204,84 @@ def test_where_time_is_up_late_samples_at_a_low_clock_are_said_to_be_so() -> Non
     assert set(found.kept_ms) == {2.0}
     assert "under 98% of its maximum, nothing dropped" in found.stopped
     assert found.readings
+
+
+class Queue:
+    """A GPU and a host with one clock, in seconds: the GPU works off what the host queues, and spins as it is told."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.host = self.gpu = 0.0
+        queue = self
+
+        class Event:
+            def __init__(self, enable_timing: bool) -> None:
+                self.at = 0.0
+
+            def record(self) -> None:
+                self.at = queue.gpu = max(queue.gpu, queue.host)
+
+            def elapsed_time(self, end: Event) -> float:
+                return 1000 * (end.at - self.at)
+
+        def synchronize() -> None:
+            queue.host = max(queue.host, queue.gpu)
+
+        properties = SimpleNamespace(uuid="", L2_cache_size=8)
+        monkeypatch.setattr(torch.cuda, "Event", Event)
+        monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+        monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: self.work(cycles / 2e9))
+        monkeypatch.setattr(torch, "empty", lambda *shape, **options: torch.zeros(1))
+        monkeypatch.setattr(nvml, "clocks", lambda uuid: None)
+        monkeypatch.setattr(time, "perf_counter", lambda: self.host)
+
+    def work(self, seconds: float) -> None:
+        """The GPU is given so much to do, which it begins when it is there."""
+        self.gpu = max(self.gpu, self.host) + seconds
+
+    def call(self, python_s: float, gpu_s: float, waits: bool = False) -> None:
+        """Queue a kernel after so much Python; with ``waits`` until it is done."""
+        self.host += python_s
+        self.work(gpu_s)
+        if waits:
+            self.host = max(self.host, self.gpu)
+
+
+def test_what_the_host_holds_up_is_late_and_spins_grow_and_shrink(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = Queue(monkeypatch)
+    held_up: dict[int, float] = {}
+    turn = [-3]
+
+    def call() -> None:
+        turn[0] += 1
+        queue.call(1e-4 + held_up.get(turn[0], 0.0), 1e-3)
+
+    sampler = measure.ColdSampler([call])
+    least = sampler.spin_s
+    assert least == pytest.approx(1.5e-4 + measure.SPIN_MARGIN_S)
+    samples, _, late = sampler.batch(4)
+    assert samples == pytest.approx([1.0] * 4)
+    assert late == [False] * 4
+    assert sampler.spin_s == least
+    held_up[turn[0] + 1] = 0.003  # the first of a batch: nothing is queued before it
+    samples, _, late = sampler.batch(4)
+    assert late == [True, False, False, False]
+    assert samples[0] > 2.0  # it waited
+    assert sampler.spin_s == 2 * least
+    sampler.batch(4)
+    assert sampler.spin_s == least
+    assert not sampler.launch_bound
+
+
+def test_a_call_that_waits_for_the_gpu_is_given_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = Queue(monkeypatch)
+    sampler = measure.ColdSampler([lambda: queue.call(1e-5, 1e-4, waits=True)])
+    assert not sampler.launch_bound
+    flags = [all(sampler.batch(4).late) for _ in range(measure.HOPELESS + 6)]
+    assert flags == [True] * measure.HOPELESS + [False] * 6
+    assert sampler.launch_bound
+    assert sampler.spin_s == sampler.least_spin_s
 
 
 CASE = Case("chunkwise_torch", 1, 40, 2, 8, 8, "fp32", initial_state=True)
