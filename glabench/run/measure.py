@@ -34,6 +34,7 @@ Call = Callable[[], object]
 
 MAX_SPIN_S = 0.01  # a call that Python needs longer than this to queue is bound by its launches
 SPIN_MARGIN_S = 20e-6
+HEAD_START_S = 200e-6  # of a batch: its first sample's events are made and an idle GPU is woken meanwhile
 BATCH_S = 0.05  # samples queued between two looks at the clocks
 BATCH_MOST = 32
 PACED_BATCH_S = 0.003  # the same, where the clock was held back: it falls within milliseconds
@@ -239,6 +240,7 @@ class ColdSampler:
         torch.cuda.synchronize()
         began = time.perf_counter()
         origin.record()  # the GPU is idle, so this is now by its clock, too
+        torch.cuda._sleep(int(HEAD_START_S * self.hertz))
         for start, end in zip(starts, ends, strict=True):
             call = self.cold()
             start.record()
