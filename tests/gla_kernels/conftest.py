@@ -3,10 +3,13 @@ of tuned plans to choose from."""
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -14,6 +17,7 @@ import torch
 
 from gla_kernels import Entry, Machine, Plan, Schedule, Workload, default_config, reference, refresh, table_files
 from gla_kernels.config import Direction
+from gla_kernels.launch import Launch, execute
 
 FACTOR = 4.0  # a kernel may be this many times as far from float64 as the same-dtype PyTorch form
 # What rounding alone allows, relative to the output's norm, in the type that everything is summed in (float32): the
@@ -179,3 +183,32 @@ def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     refresh()
     yield tmp_path / "cache"
     refresh()
+
+
+def _beside(name: str) -> ModuleType:
+    """A module that lies beside this file."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where kernels in Gluon run, and by what."""
+
+    device: str
+    run: Callable[[Launch], None]
+
+
+@pytest.fixture(scope="session", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def place(request: pytest.FixtureRequest) -> Place:
+    return Place(request.param, execute if request.param == "cuda" else _beside("gluon_on_cpu").run)
+
+
+@pytest.fixture(scope="session")
+def chunks(place: Place) -> Callable[..., Any]:
+    """`chunks_alone.Chunks` where kernels run."""
+    return partial(_beside("chunks_alone").Chunks, device=place.device)

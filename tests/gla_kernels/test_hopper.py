@@ -1,4 +1,5 @@
-"""Where Hopper's own kernels serve, and what runs after them. Their results are judged by test_gla.py, on a GPU."""
+"""Where Hopper's own kernels serve, and what runs after them. Their results are judged by test_hopper_kernels.py, and
+by test_gla.py, on a GPU."""
 
 from __future__ import annotations
 

@@ -1,0 +1,357 @@
+"""Kernels in Gluon, run on a CPU: their Python source, with stand-ins in PyTorch for the language.
+
+Groups of warps are threads, each as one warp would be; layouts and fences mean nothing. What a GPU does meanwhile is
+done as late as it may be: a tile that was sent for comes when a barrier is waited for, and is NaN until then; a product
+reads shared memory, and a tile leaves it, when that is waited for. Shared memory is NaN until it is written. So wrong
+indices, masks, signs and roundings show, and most of what is not waited for, but no race between the warps of a group.
+What is written in assembly is given in PyTorch (`ASSEMBLY`).
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import math
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gla_kernels.launch import Launch
+
+NAN = float("nan")
+PATIENCE_S = 60.0  # of a group of warps that waits for another one
+
+_turn = threading.Condition()
+_now = threading.local()  # of a group of warps: what it has begun, products and tiles that leave, in order
+
+
+# --- Memory -----------------------------------------------------------------------------------------------------------
+
+
+class Shared:
+    """A place in shared memory; all that is made of it is a view."""
+
+    def __init__(self, data: Tensor) -> None:
+        self.data = data
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.data.shape
+
+    def index(self, at: Any) -> Shared:
+        return Shared(self.data[int(at)])
+
+    def permute(self, order: Sequence[int]) -> Shared:
+        return Shared(self.data.permute(*order))
+
+    def reshape(self, shape: Sequence[int]) -> Shared:
+        return Shared(self.data.view(*shape))
+
+    def load(self, layout: Any) -> Tensor:
+        return self.data.clone()
+
+    def store(self, x: Tensor) -> None:
+        assert x.dtype == self.data.dtype
+        self.data.copy_(x)
+
+
+class Pointer:
+    """A place, or a tile of places, in a tensor."""
+
+    def __init__(self, x: Tensor, at: Any = 0) -> None:
+        self.x, self.at = x.view(-1), at
+
+    def __add__(self, offset: Any) -> Pointer:
+        return Pointer(self.x, self.at + offset)
+
+
+class Described:
+    """A tensor descriptor: rows [B, T, H, D] as [B, T, H*D], or states [.., K, V] as a matrix."""
+
+    layout = None
+
+    def __init__(self, x: Tensor, block: tuple[int, ...]) -> None:
+        self.x = x.flatten(-2) if len(block) == 3 else x.view(-1, x.shape[-1])
+
+    def part(self, at: Sequence[Any], shape: Sequence[int]) -> tuple[Tensor, tuple[slice, ...]]:
+        """What of a block from ``at`` on lies in the tensor, and where in the block that is."""
+        spans = [(int(i), min(int(i) + n, size)) for i, n, size in zip(at, shape, self.x.shape, strict=True)]
+        view = self.x[tuple(slice(i, max(end, i)) for i, end in spans)]
+        return view, tuple(slice(0, max(end - i, 0)) for i, end in spans)
+
+
+def _load(p: Pointer, mask: Any = None, other: float = 0.0) -> Tensor:
+    at = torch.as_tensor(p.at)
+    if mask is None:
+        return p.x[at]
+    mask = mask.expand(at.shape)
+    return torch.where(mask, p.x[torch.where(mask, at, 0)], other)
+
+
+def _store(p: Pointer, x: Tensor, mask: Any = True) -> None:
+    if bool(mask):
+        p.x[torch.as_tensor(p.at)] = x
+
+
+# --- Barriers, and tiles that come and go -----------------------------------------------------------------------------
+
+
+class Barrier:
+    """One of one arrival. A tile that was sent for comes when somebody waits."""
+
+    def __init__(self) -> None:
+        self.phase, self.arrivals, self.bytes = 0, 1, 0
+        self.coming: list[tuple[Callable[[], None], int]] = []
+
+    def arrive(self, sent_for: int = 0) -> None:
+        with _turn:
+            self.arrivals -= 1
+            self.bytes += sent_for
+            self._done()
+
+    def wait(self, parity: int) -> None:
+        with _turn:
+            while self.phase & 1 == parity:
+                for come, size in self.coming:
+                    come()
+                    self.bytes -= size
+                self.coming.clear()
+                self._done()
+                if self.phase & 1 == parity:
+                    assert _turn.wait(PATIENCE_S), "a barrier was waited for in vain"
+
+    def _done(self) -> None:
+        if self.arrivals == self.bytes == 0:
+            self.phase, self.arrivals = self.phase + 1, 1
+            _turn.notify_all()
+
+
+class Barriers(list[Barrier]):
+    """Some of them."""
+
+    def index(self, at: Any, *_: Any) -> Any:
+        return self[int(at)]
+
+
+class mbarrier:
+    MBarrierLayout = staticmethod(lambda: None)
+
+    @staticmethod
+    def init(bar: Barrier, count: int) -> None:
+        assert count == 1
+
+    @staticmethod
+    def expect(bar: Barrier, size: int, pred: Any = True) -> None:
+        if pred:
+            bar.arrive(size)
+
+    @staticmethod
+    def arrive(bar: Barrier, count: int = 1, pred: Any = True) -> None:
+        if pred:
+            bar.arrive()
+
+    @staticmethod
+    def wait(bar: Barrier, phase: Any, pred: Any = True) -> None:
+        if pred:
+            bar.wait(int(phase))
+
+
+class tma:
+    @staticmethod
+    def async_copy_global_to_shared(
+        d_x: Described, at: Sequence[Any], bar: Barrier, s_x: Shared, pred: Any = True
+    ) -> None:
+        def come() -> None:
+            part, where = d_x.part(at, s_x.shape)
+            s_x.data.zero_()
+            s_x.data[where] = part
+
+        if pred:
+            s_x.data.fill_(NAN)
+            with _turn:
+                bar.coming.append((come, s_x.data.numel() * s_x.data.element_size()))
+                _turn.notify_all()
+
+    @staticmethod
+    def async_copy_shared_to_global(d_x: Described, at: Sequence[Any], s_x: Shared) -> None:
+        part, where = d_x.part(at, s_x.shape)
+        _begun("tiles").append(lambda: part.copy_(s_x.data[where]))
+
+    @staticmethod
+    def store_wait(left: int) -> None:
+        _wait("tiles", left)
+
+
+def _begun(kind: str) -> list[Callable[[], Any]]:
+    if not hasattr(_now, kind):
+        setattr(_now, kind, [])
+    begun: list[Callable[[], Any]] = getattr(_now, kind)
+    return begun
+
+
+def _wait(kind: str, left: int) -> None:
+    begun = _begun(kind)
+    while len(begun) > left:
+        begun.pop(0)()
+
+
+# --- Products ---------------------------------------------------------------------------------------------------------
+
+
+class Product:
+    """acc + a @ b that may not be there yet."""
+
+    def __init__(self, a: Any, b: Shared, acc: Any) -> None:
+        self.a, self.b, self.acc = a, b, acc
+        self.value: Tensor | None = None
+
+    def make(self) -> None:
+        a = self.a.data if isinstance(self.a, Shared) else self.a
+        assert a.dtype == self.b.data.dtype == torch.bfloat16
+        self.value = a.float() @ self.b.data.float()
+        if self.acc is not None:
+            self.value = self.value + _there(self.acc)
+
+
+def _there(x: Any) -> Any:
+    if not isinstance(x, Product):
+        return x
+    return x if x.value is None else x.value
+
+
+def _multiply(a: Any, b: Shared, acc: Any, use_acc: Any = True, is_async: bool = False) -> Product:
+    product = Product(a, b, acc if use_acc else None)
+    _begun("products").append(product.make)
+    return product
+
+
+def _waited(left: int, x: Sequence[Any]) -> Any:
+    _wait("products", left)
+    found = tuple(_there(one) for one in x)
+    return found[0] if len(found) == 1 else found
+
+
+# --- The language -----------------------------------------------------------------------------------------------------
+
+
+def _specialize(parts: Sequence[tuple[Callable[..., None], tuple[Any, ...]]], *_: Any) -> None:
+    """Run the parts side by side."""
+    failed: list[BaseException] = []
+
+    def run(function: Callable[..., None], given: tuple[Any, ...]) -> None:
+        try:
+            function(*given)
+            _wait("tiles", 0)
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=run, args=part, daemon=True) for part in parts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        while thread.is_alive() and not failed:
+            thread.join(0.05)
+    if failed:
+        raise failed[0]
+
+
+def _allocate(dtype: torch.dtype, shape: Sequence[int], layout: Any = None) -> Any:
+    if dtype is torch.int64:
+        return Barriers(Barrier() for _ in range(shape[0])) if len(shape) > 1 else Barrier()
+    return Shared(torch.full(tuple(shape), NAN, dtype=dtype))
+
+
+class Layout:
+    """Of any kind: none of its fields is asked for."""
+
+    def __init__(self, *_: Any) -> None:
+        self.value = self
+
+
+class gl:
+    bfloat16, float32, int32, int64 = torch.bfloat16, torch.float32, torch.int32, torch.int64
+    NVMMADistributedLayout = NVMMASharedLayout = SwizzledSharedLayout = BlockedLayout = Layout
+    DotOperandLayout = SliceLayout = Layout
+    constexpr = staticmethod(lambda x: x)
+    static_range = range
+    program_id: Callable[[int], Tensor]
+    warp_specialize = staticmethod(_specialize)
+    allocate_shared_memory = staticmethod(_allocate)
+    load, store = staticmethod(_load), staticmethod(_store)
+    to_tensor = staticmethod(torch.as_tensor)
+    convert_layout = staticmethod(lambda x, *_: x)
+    exp2 = staticmethod(torch.exp2)
+    log2 = staticmethod(lambda x: torch.log2(torch.as_tensor(x)))
+    arange = staticmethod(lambda start, end, layout=None: torch.arange(start, end, dtype=torch.int32))
+    zeros = staticmethod(lambda shape, dtype, layout=None: torch.zeros(*shape, dtype=dtype))
+    where = staticmethod(lambda m, x, y: torch.where(torch.as_tensor(m), x, y))
+    sum = staticmethod(lambda x, axis: x.sum(axis))
+    min = staticmethod(lambda x, axis: x.amin(axis))
+    minimum = staticmethod(lambda x, y: torch.minimum(torch.as_tensor(x), torch.as_tensor(y)))
+
+    @staticmethod
+    def maximum(x: Any, y: Any) -> Tensor:
+        x = torch.as_tensor(x)
+        return torch.maximum(x, torch.as_tensor(y, dtype=x.dtype))
+
+
+def _leading(x: Tensor) -> Tensor:
+    return (x.view(torch.int32) & -0x10000).view(torch.float32)
+
+
+ASSEMBLY: dict[str, Callable[..., Any]] = {
+    "wide": lambda x: x.float(),
+    "rounded": lambda x: x.to(torch.bfloat16),
+    "leading": lambda x: _leading(x).to(torch.bfloat16),
+    "rest": lambda x: x - _leading(x),
+    "inverse_exp2": lambda x: torch.exp2(-x),
+    "_prefetch": lambda *_: None,
+}
+HOPPER: dict[str, Any] = {
+    "gl": gl, "mbarrier": mbarrier, "tma": tma, "barrier": lambda: None, "fence_async_shared": lambda: None,
+    "warpgroup_mma": _multiply, "warpgroup_mma_wait": _waited, "warpgroup_mma_init": lambda x: x,
+    "gdc_wait": lambda: None, "gdc_launch_dependents": lambda: None,
+}  # fmt: skip
+
+
+def _names(module: Any) -> dict[str, Any]:
+    """A module of Gluon's with stand-ins for the language, and what it imports from others of ours, likewise."""
+    names: dict[str, Any] = {"__name__": module.__name__}
+    tree = ast.parse(inspect.getsource(module))
+    kept: list[ast.stmt] = []
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and node.level == 1:
+            other = importlib.import_module(f".{node.module}", module.__package__)
+            used = _names(other) if "gluon" in vars(other) else vars(other)
+            names |= {alias.asname or alias.name: used[alias.name] for alias in node.names}
+        elif isinstance(node, ast.FunctionDef) and node.name not in ASSEMBLY | HOPPER:
+            node.decorator_list = []
+            kept.append(node)
+        elif isinstance(node, ast.Assign) and not isinstance(node.value, ast.BoolOp):  # names that Triton has or not
+            kept.append(node)
+    names |= HOPPER | ASSEMBLY
+    source = ast.parse("from __future__ import annotations")
+    source.body += kept
+    exec(compile(ast.fix_missing_locations(source), module.__file__, "exec"), names)
+    return names
+
+
+def run(launch: Launch) -> None:
+    """Run a launch of a kernel in Gluon, one program after another."""
+    kernel = launch.kernel
+    names = _names(inspect.getmodule(kernel.fn))
+    given: dict[str, Any] = dict(launch.constants)
+    for name in kernel.arg_names:
+        if name.startswith("d_"):
+            given[name] = Described(launch.args[f"p_{name[2:]}"], launch.blocks[name[2:]])
+        elif name in launch.args:
+            value = launch.args[name]
+            given[name] = Pointer(value) if isinstance(value, Tensor) else value
+    for program in range(math.prod(launch.grid)):
+        gl.program_id = staticmethod(lambda axis, program=program: torch.tensor(program))
+        names[kernel.fn.__name__](**given)
+        _wait("tiles", 0)
