@@ -73,8 +73,9 @@ def rows_page(found: list[tuple[Path, Row]], page: str | None, format: str, wher
     if page == "papers" or (page is None and papers.is_for(rows)):
         return export.write(rows, format, where, papers.FORMATS)
     if profiled := profiles(found):
-        return export.write(profiled, format, where, profile.FORMATS)
-    return export.write(latest(rows), format, where, export.FORMATS)
+        return export.write(profiled, format, where, profile.formats(len(rows) - len(profiled)))
+    kept = latest(rows)
+    return export.write(kept, format, where, export.formats(len(rows) - len(kept)))
 
 
 def default_out(results: list[Path]) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,11 +19,11 @@ from glabench.report.parts import devices
 from glabench.store import Row
 
 
-def html(rows: Sequence[Row], out: Path) -> list[Path]:
+def html(rows: Sequence[Row], out: Path, older: int = 0) -> list[Path]:
     """The page at ``out`` and its figures (see ``beside``); returns the page's path first."""
     table = frame(rows)
     found = sections(table)
-    return [write_text(out, page.render(rows, table, found)), *beside(found, devices(table), out)]
+    return [write_text(out, page.render(rows, table, found, older)), *beside(found, devices(table), out)]
 
 
 def beside(found: Sequence[Section], names: Sequence[str], out: Path) -> list[Path]:
@@ -68,20 +69,17 @@ def parquet(rows: Sequence[Row], out: Path) -> list[Path]:
     return [out]
 
 
-def md(rows: Sequence[Row], out: Path) -> list[Path]:
+def md(rows: Sequence[Row], out: Path, older: int = 0) -> list[Path]:
     """A summary in GitHub's Markdown: the answer, times by question, failures, environment."""
-    return [write_text(out, markdown.render(rows, frame(rows)))]
+    return [write_text(out, markdown.render(rows, frame(rows), older))]
 
 
 Result = TypeVar("Result")
 
-# format -> what writes it
-FORMATS: dict[str, Callable[[Sequence[Row], Path], list[Path]]] = {
-    "html": html,
-    "png": png,
-    "csv": csv,
-    "md": md,
-}
+
+def formats(older: int) -> dict[str, Callable[[Sequence[Row], Path], list[Path]]]:
+    """format -> what writes it, where ``older`` rows of the same cases were read besides."""
+    return {"html": partial(html, older=older), "png": png, "csv": csv, "md": partial(md, older=older)}
 
 
 # The formats of a table alone, for other tools.

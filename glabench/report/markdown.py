@@ -16,10 +16,11 @@ from glabench.report.parts import conditions, devices, modes
 from glabench.store import Row
 
 
-def render(rows: Sequence[Row], table: pd.DataFrame) -> str:
-    """The answer of each device, its times and memory by question, what failed, and where the rows come from."""
+def render(rows: Sequence[Row], table: pd.DataFrame, older: int = 0) -> str:
+    """The answer of each device, its times and memory by question, what failed, and where the rows come from; and that
+    ``older`` rows of the same cases are not among them."""
     parts = [_device(table, device) for device in devices(table)]
-    parts += [_failures(rows, table), _environments(rows)]
+    parts += [_failures(rows, table), _environments(rows), made_from(len(rows), older)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -74,6 +75,11 @@ def _environments(rows: Sequence[Row]) -> str:
         lines = [[name, value] for name, value in e.facts] + [["note", warning] for warning in e.warnings]
         parts.append(grid([e.device, text.count(e.rows, "case")], lines))
     return "\n\n".join(part for part in parts if part)
+
+
+def made_from(rows: int, older: int) -> str:
+    """What was read, where that is more than what is shown."""
+    return f"Made from {text.count(rows, 'row')}{text.left_out(older)}." if older else ""
 
 
 def grid(head: list[str], lines: list[list[str]], numeric_from: int | None = None) -> str:

@@ -33,15 +33,16 @@ class Drawn:
     legend: tuple[tuple[str, str, Markup], ...]
 
 
-def render(rows: Sequence[Row], table: pd.DataFrame, sections: Sequence[Section]) -> str:
-    """The whole page as text. ``table`` is ``analysis.frame.frame(rows)``, ``sections`` that of ``report.figures``.
+def render(rows: Sequence[Row], table: pd.DataFrame, sections: Sequence[Section], older: int = 0) -> str:
+    """The whole page as text. ``table`` is ``analysis.frame.frame(rows)``, ``sections`` that of ``report.figures``,
+    ``older`` how many rows of the same cases were read and are not among ``rows``.
 
     Everything that comes out of a row is escaped by the template; only our own SVG, CSS and script pass as markup.
     """
-    return fill("page.html.j2", **values(rows, table, sections))
+    return fill("page.html.j2", **values(rows, table, sections, older))
 
 
-def values(rows: Sequence[Row], table: pd.DataFrame, sections: Sequence[Section]) -> dict[str, Any]:
+def values(rows: Sequence[Row], table: pd.DataFrame, sections: Sequence[Section], older: int = 0) -> dict[str, Any]:
     """What page.html.j2, and a template that extends it, is filled with."""
     devices = parts.devices(table)
     found = environments.environments(rows)
@@ -50,6 +51,7 @@ def values(rows: Sequence[Row], table: pd.DataFrame, sections: Sequence[Section]
         "sweeps": sorted(set(table["sweep"])),
         "started": dates(rows),
         "total": len(rows),
+        "left_out": text.left_out(older),
         "timed": int(table["ms"].notna().sum()),
         "answers": [(device, headline.findings(table, device)) for device in devices],
         "systems": tables.systems(table),

@@ -43,6 +43,7 @@ class Pages:
     def __init__(self, rows: Sequence[Row]) -> None:
         self.rows = latest(row for row in rows if row.profile is None)
         self.profiled = latest(row for row in rows if row.profile is not None)
+        self.older = len(rows) - len(self.rows) - len(self.profiled)
         if not self.rows:
             raise UserError(NOT_A_CASE)
         self.table = frame(self.rows)
@@ -62,7 +63,7 @@ class Pages:
 
 def render(pages: Pages, sections: Sequence[Section]) -> str:
     """The whole page as text: the page of any rows, with the claims and the figures of the papers."""
-    values = page.values(pages.rows, pages.table, sections)
+    values = page.values(pages.rows, pages.table, sections, pages.older)
     machines = environments.environments([*pages.rows, *pages.profiled])
     own = {
         "answers": [(name, findings(found)) for name, found in pages.claimed.items()],
@@ -169,7 +170,7 @@ def md(rows: Sequence[Row], out: Path) -> list[Path]:
     for name, found in pages.claimed.items():
         grid = markdown.grid(list(COLUMNS), [[cell.text for cell in row] for row in claims_table(found).rows])
         pieces.append(f"## Claims of the papers on {markdown.plain(name)}\n\n{grid}")
-    return [export.write_text(out, "\n\n".join([*pieces, markdown.render(pages.rows, pages.table)]))]
+    return [export.write_text(out, "\n\n".join([*pieces, markdown.render(pages.rows, pages.table, pages.older)]))]
 
 
 # format -> what writes it

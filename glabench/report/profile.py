@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from glabench.analysis.load import Profiled
@@ -19,8 +20,9 @@ from glabench.report.profile_traces import traces
 from glabench.report.tables import Table
 
 
-def render(profiled: Sequence[Profiled], found: Sequence[Call], figures: Sequence[Section]) -> str:
-    """The whole page as text; ``found`` are the calls of ``profiled``, ``figures`` those of ``profile_figures``."""
+def render(profiled: Sequence[Profiled], found: Sequence[Call], figures: Sequence[Section], older: int = 0) -> str:
+    """The whole page as text; ``found`` are the calls of ``profiled``, ``figures`` those of ``profile_figures``,
+    ``older`` how many rows of the same cases were read besides."""
     rows = [one.row for one in profiled]
     machines = environments.environments(rows)
     return page.fill(
@@ -29,6 +31,7 @@ def render(profiled: Sequence[Profiled], found: Sequence[Call], figures: Sequenc
         commits=environments.commits(rows),
         started=page.dates(rows),
         total=len(profiled),
+        left_out=text.left_out(older),
         predicted=any(call.predicted for call in found),
         measured=any(not call.predicted for call in found),
         answers=_answers(found),
@@ -80,11 +83,11 @@ def _refused(found: Sequence[Call]) -> str:
     return "ncu was not asked for: `glabench profile --ncu` counts the bytes on a GPU."
 
 
-def html(profiled: Sequence[Profiled], out: Path) -> list[Path]:
+def html(profiled: Sequence[Profiled], out: Path, older: int = 0) -> list[Path]:
     """The page at ``out`` and its figures (see ``export.beside``); returns the page's path first."""
     found = calls(profiled)
     figures = sections(found)
-    return [write_text(out, render(profiled, found, figures)), *beside(figures, _names(found), out)]
+    return [write_text(out, render(profiled, found, figures, older)), *beside(figures, _names(found), out)]
 
 
 def png(profiled: Sequence[Profiled], out: Path) -> list[Path]:
@@ -101,7 +104,7 @@ def csv(profiled: Sequence[Profiled], out: Path) -> list[Path]:
     return [write_text(out, table(calls(profiled)).to_csv(index=False))]
 
 
-def md(profiled: Sequence[Profiled], out: Path) -> list[Path]:
+def md(profiled: Sequence[Profiled], out: Path, older: int = 0) -> list[Path]:
     """The answer, the tables and what could not be measured, in GitHub's Markdown."""
     found = calls(profiled)
     pieces = []
@@ -127,6 +130,8 @@ def md(profiled: Sequence[Profiled], out: Path) -> list[Path]:
         pieces.append("## Notes\n\n" + markdown.grid(["note", "of"], noted))
     if failed:
         pieces.append("## No result, and why\n\n" + markdown.grid(["status", "system", "case", "reason"], failed))
+    if older:
+        pieces.append(markdown.made_from(len(profiled), older))
     return [write_text(out, "\n\n".join(pieces) + "\n")]
 
 
@@ -141,5 +146,6 @@ def _grid(found: Table) -> str:
     return markdown.grid(head, [[cell.text for cell in row] for row in found.rows])
 
 
-# format -> what writes it
-FORMATS: dict[str, Callable[[Sequence[Profiled], Path], list[Path]]] = {"html": html, "png": png, "csv": csv, "md": md}
+def formats(older: int) -> dict[str, Callable[[Sequence[Profiled], Path], list[Path]]]:
+    """format -> what writes it, where ``older`` rows of the same cases were read besides."""
+    return {"html": partial(html, older=older), "png": png, "csv": csv, "md": partial(md, older=older)}

@@ -81,6 +81,13 @@ def count(amount: int, noun: str, plural: str | None = None) -> str:
     return f"{amount:,} {noun if amount == 1 else plural or noun + 's'}"
 
 
+def left_out(older: int) -> str:
+    """What a page says after the rows that it is made from: "; 16 older rows of the same cases are left out"."""
+    if older < 1:
+        return ""
+    return f"; {count(older, 'older row')} of the same {'case is' if older == 1 else 'cases are'} left out"
+
+
 def sentence(words: str) -> str:
     """``words`` with a full stop, unless an abbreviation at its end brought one: "faster than GLA w/ m."."""
     return words if words.endswith(".") else f"{words}."

@@ -103,6 +103,23 @@ def test_several_files_make_one_report(results: Path, tmp_path: Path) -> None:
     assert {line["system"] for line in lines} == {"gla", "fa2", "fla"}
 
 
+@pytest.mark.parametrize(("sweep", "profile"), [("test", None), ("papers", None), ("profile", {})])
+def test_pages_say_how_many_older_rows_are_left_out(
+    results: Path, sweep: str, profile: dict[str, object] | None
+) -> None:
+    rows = [replace(row("gla", t, [1.0]), sweep=sweep, profile=profile) for t in (1024, 2048, 4096)]
+    newer = [replace(one, started="2026-11-22T09:00:00") for one in rows[:2]]
+    for name, some in (("once", rows), ("one", [*rows, newer[0]]), ("again", [*rows, *newer])):
+        Path(f"{name}.jsonl").write_text("".join(f"{to_json(r)}\n" for r in some))
+        for form in ("html", "md"):
+            assert run(f"{name}.jsonl", "--format", form, "--out", f"{name}.{form}") == 0
+    assert "Made by glabench 0.1.0 from 3 rows. This page" in Path("once.html").read_text()
+    assert "older" not in Path("once.md").read_text()
+    for form in ("html", "md"):
+        assert "from 3 rows; 1 older row of the same case is left out." in Path(f"one.{form}").read_text()
+        assert "from 3 rows; 2 older rows of the same cases are left out." in Path(f"again.{form}").read_text()
+
+
 def test_rows_of_the_sweep_papers_get_its_page(results: Path) -> None:
     rows = [replace(row(system, 4096, samples), sweep="papers") for system, samples in (("gla", [1.0]), ("fa2", [2.0]))]
     Path("papers.jsonl").write_text("".join(f"{to_json(r)}\n" for r in rows))
