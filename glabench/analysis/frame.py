@@ -27,13 +27,14 @@ def frame(rows: Sequence[Row]) -> pd.DataFrame:
     Columns besides the case's own: variant, label, family, gate (text key of the gate strength), device, kind,
     status, ms with ms_lo and ms_hi, samples and interval (how lo and hi came about), tokens_per_s, peak_mib,
     beyond_mib (peak memory beyond the inputs, MiB), floor_ms (compulsory HBM bytes over the copy bandwidth measured
-    on that GPU), over_floor (ms / floor_ms), error_share (worst error / tolerance), clocks and versions.
+    on that GPU), over_floor (ms / floor_ms), error_share (worst error / tolerance), clocks and versions, and
+    gates_vary (of all rows together: whether those that have gates differ in their strength).
     What a row does not have is NaN or None. Expects what ``load.latest`` returns: one row for each case and device.
     """
     table = pd.DataFrame([_line(row) for row in rows], columns=_columns())
     numbers = [name for name, kind in _KINDS.items() if kind == "number"]
     table[numbers] = table[numbers].apply(pd.to_numeric, errors="coerce").astype(float)
-    return table
+    return table.assign(gates_vary=len(set(table["gate"]) - {"none"}) > 1)
 
 
 def label(case: dict[str, Any]) -> str:

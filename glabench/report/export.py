@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+import pandas as pd
+
 from glabench.analysis.frame import frame
 from glabench.errors import UserError, did_you_mean
 from glabench.lines import whole
@@ -51,7 +53,12 @@ def png(rows: Sequence[Row], out: Path) -> list[Path]:
 
 def csv(rows: Sequence[Row], out: Path) -> list[Path]:
     """The flat table of ``analysis.frame``, one line a row; units are in the names of the columns."""
-    return [write_text(out, frame(rows).map(_no_formula).to_csv(index=False))]
+    return [write_text(out, _by_row(rows).map(_no_formula).to_csv(index=False))]
+
+
+def _by_row(rows: Sequence[Row]) -> pd.DataFrame:
+    """The table without what is said of all rows together."""
+    return frame(rows).drop(columns="gates_vary")
 
 
 def _no_formula(cell: object) -> object:
@@ -65,7 +72,7 @@ def parquet(rows: Sequence[Row], out: Path) -> list[Path]:
     if importlib.util.find_spec("pyarrow") is None:
         raise UserError("--format parquet needs pyarrow: pip install 'glabench[parquet]'; csv needs nothing")
     with whole(out) as part:
-        frame(rows).to_parquet(part, index=False)
+        _by_row(rows).to_parquet(part, index=False)
     return [out]
 
 

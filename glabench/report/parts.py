@@ -96,11 +96,14 @@ def length_of(row: Mapping[str, Any]) -> float:
 
 
 def conditions(row: Mapping[str, Any]) -> str:
-    """dtype, gates and state in words, the usual ones left out: "bf16", "fp32, gates 8×, initial state"."""
+    """dtype, gates and state in words, the usual ones left out: "bf16", "fp32, gate strength 8, initial state".
+
+    A strength of 1 is the usual one, but beside others it is named: without it there seem to be no gates.
+    """
     words = [str(row["dtype"])]
     if row["gate"] == "none":
         words.append("no gates")
-    elif row["gate"] != "1":
+    elif row["gate"] != "1" or row["gates_vary"]:
         words.append(f"gate strength {row['gate']}")
     if row["initial_state"]:
         words.append("initial state")
@@ -127,8 +130,9 @@ def dots(
     keys = ["T", "B", "H", "K", "V", "dtype", "gate", "initial_state"]
     found_shapes = [rows.iloc[0] for _, rows in by(table[table[value] > 0], keys)]
     shapes = sorted(found_shapes, key=lambda row: [*row[keys[:6]], labels.strength(row["gate"])])[:MOST_CATEGORIES]
-    mixed = len({conditions(row) for row in shapes}) > 1
-    names = [text.shape(row) + (f" {conditions(row)}" if mixed else "") for row in shapes]
+    mixed = len({conditions(row) for row in shapes}) > 1 or bool(table["gates_vary"].any())
+    # Conditions get a line of their own: beside the shape they would take the width from the data.
+    names = [text.shape(row) + (f"\n{conditions(row)}" if mixed else "") for row in shapes]
     place = {tuple(row[key] for key in keys): i for i, row in enumerate(shapes)}
     inside = table[[tuple(row[key] for key in keys) in place for row in table[keys].to_dict("records")]]
     found = series(inside, value, lambda row: place[tuple(row[key] for key in keys)], tip)

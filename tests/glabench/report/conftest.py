@@ -258,6 +258,16 @@ def quick_rows() -> list[Row]:
     return quick_cpu()
 
 
+@pytest.fixture(scope="session")
+def at_strengths(board_rows: list[Row]) -> Callable[..., list[Row]]:
+    """``at_strengths(0.06, 1.0)``: every system forward and backward at one shape, at each of these gate strengths."""
+    some = [row for row in board_rows if row.time and (row.case["T"], row.case["B"]) == (2048, 4)]
+    some = [row for row in some if row.case["mode"] == "fwdbwd" and row.case["gate_strength"]]
+    return lambda *wanted: [
+        replace(row, case_id=f"{row.case_id} {m}", case=row.case | {"gate_strength": m}) for row in some for m in wanted
+    ]
+
+
 # Pages take seconds to draw: those of these rows are drawn once, for the tests that read them and for the browser.
 
 

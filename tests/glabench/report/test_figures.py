@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import statistics
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -73,7 +74,7 @@ def test_chunk_figure_takes_the_fastest_sub_chunk(board_rows: list[Row], board_f
 def test_floor_is_the_ratio_to_compulsory_bytes(board_rows: list[Row], board_figures: Figures) -> None:
     (figure,) = board_figures["floor"]
     forward = panel(figure, "forward")
-    place = forward.categories.index("B4 T2k H16 128")
+    place = forward.categories.index("B4 T2k H16 128\nbf16, gate strength 1")  # failures are of others
     shape = {"B": 4, "T": 2048, "H": 16, "K": 128, "mode": "fwd"}
     floor = 4 * 2048 * 16 * 2 * (3 * 128 + 2 * 128) / 4.28e12 * 1e3
     assert points(forward, "fla")[place] == pytest.approx(median(board_rows, "fla", **shape) / floor)
@@ -88,8 +89,19 @@ def test_gate_strengths_are_in_the_order_of_numbers(board_rows: list[Row]) -> No
         for m in (16.0, 1e4, 4.0, 0.06, None)
     ]
     (figure,) = figures(rows)["floor"]
-    ends = [name.split("bf16, ")[1] for name in figure.panels[0].categories]
+    ends = [name.split("\nbf16, ")[1] for name in figure.panels[0].categories]
     assert ends == ["no gates", *(f"gate strength {m}" for m in ("0.06", "4", "16", "10000"))]
+
+
+def test_a_gate_strength_of_1_is_named_beside_others(at_strengths: Callable[..., list[Row]]) -> None:
+    def named(*wanted: float | None) -> list[str]:
+        (figure,) = figures(at_strengths(*wanted))["floor"]
+        return [name for panel in figure.panels for name in panel.categories]
+
+    shape = "B4 T2k H16 128\nbf16"
+    assert named(0.3, 1.0) == [f"{shape}, gate strength 0.3", f"{shape}, gate strength 1"]
+    assert named(None, 1.0) == [f"{shape}, no gates", shape]
+    assert named(1.0) == ["B4 T2k H16 128"]
 
 
 def test_a_panel_on_the_page_has_a_hit_with_values_for_every_point(board_figures: Figures) -> None:
