@@ -16,6 +16,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure as Canvas
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
+from matplotlib.text import Text
 
 from glabench.report import bars, roofline, style, ticks
 from glabench.report.model import Figure, Panel, Point, Series
@@ -24,6 +25,7 @@ from glabench.report.svg import Hit, hit, inline
 
 WIDTH, HEIGHT = 4.0, 2.95  # of a panel, inches; text is sized so that it still reads when that is a phone's width
 ENTRY, LETTER = 0.72, 0.067  # of a legend's entry: its line with the room around it, and a letter on average, inches
+LINE = 0.16  # of the name of a category, inches
 SPREAD = 0.03  # intervals narrower than this share of the value are thinner than the marker, and are not drawn
 SETTINGS = {
     "font.family": ["DejaVu Sans"], "font.size": 9, "axes.edgecolor": AXIS.light, "axes.linewidth": 0.7,
@@ -64,9 +66,10 @@ def panel_svg(panel: Panel, name: str, figure: str = "") -> str:
         canvas = Canvas(figsize=(WIDTH, _height(panel)))
         FigureCanvasSVG(canvas)  # whose measures of text the layout goes by
         axes = canvas.add_subplot()
-        draw(axes, panel)
+        title = draw(axes, panel)
         # Here, and not by the figure itself, which would draw everything twice: once for the layout alone.
         ConstrainedLayoutEngine().execute(canvas)
+        _fit(axes, title)
         buffer = io.StringIO()
         canvas.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
         hits = bars.hits(axes, panel) if panel.stacked else _hits(axes, panel)
@@ -82,11 +85,26 @@ def whole(figure: Figure) -> Canvas:
     entries = 0.22 * math.ceil(len(figure.keys) / entries_wide)
     canvas = Canvas(figsize=(WIDTH * columns, tallest * rows + 0.45 + entries), layout="constrained")
     canvas.suptitle(figure.title, x=0.01, ha="left", fontsize=11, fontweight="bold")
-    for place, panel in enumerate(figure.panels, 1):
-        draw(canvas.add_subplot(rows, columns, place), panel)
+    titles = [draw(canvas.add_subplot(rows, columns, i), panel) for i, panel in enumerate(figure.panels, 1)]
     handles = [_legend_line(key, title, figure.stacked) for key, title in figure.keys]
     canvas.legend(handles=handles, loc="outside lower left", ncols=entries_wide, frameon=False, handlelength=3)
+    ConstrainedLayoutEngine().execute(canvas)
+    for axes, title in zip(canvas.axes, titles, strict=True):
+        _fit(axes, title)
     return canvas
+
+
+def _fit(axes: Axes, title: Text) -> None:
+    """Mends what only a layout shows: names of ticks that touch, and a title or the name of an axis that sticks out of
+    the panel to the right, as they do where long categories leave little width. It moves left, where there is room."""
+    ticks.thin(axes.xaxis)
+    place = axes.get_subplotspec()
+    assert place is not None
+    end = axes.figure.bbox.width * place.colspan.stop / place.get_gridspec().ncols
+    for words in (title, axes.xaxis.label):
+        over = words.get_window_extent().x1 - end
+        if over > 0:
+            words.set_x(words.get_position()[0] - over / axes.bbox.width)
 
 
 def _legend_columns(titles: Sequence[str], panels: int) -> int:
@@ -118,12 +136,15 @@ def _height(panel: Panel) -> float:
         return HEIGHT
     if panel.stacked:
         return bars.height(panel)
-    return max(1.5, 0.95 + len(panel.categories) * (0.16 + 0.055 * len(panel.series)))
+    lines = max(name.count("\n") + 1 for name in panel.categories)
+    return max(1.5, 0.95 + len(panel.categories) * max(0.16 + 0.055 * len(panel.series), LINE * lines))
 
 
-def draw(axes: Axes, panel: Panel) -> None:
-    """Draws ``panel`` on ``axes``: lines over a length, dots or bars by category, a scatter, or a roofline."""
-    axes.set_title(panel.title, loc="left", fontsize=10, fontweight="bold", pad=17 if not panel.categories else 7)
+def draw(axes: Axes, panel: Panel) -> Text:
+    """Draws ``panel`` on ``axes``: lines over a length, dots or bars by category, a scatter, or a roofline. Returns its
+    title."""
+    pad = 7 if panel.categories else 17
+    title = axes.set_title(panel.title, loc="left", fontsize=10, fontweight="bold", pad=pad)
     if panel.stacked:
         bars.draw(axes, panel)
     elif panel.categories:
@@ -136,6 +157,7 @@ def draw(axes: Axes, panel: Panel) -> None:
         _front(axes, panel)
     else:
         _lines(axes, panel)
+    return title
 
 
 def _lines(axes: Axes, panel: Panel) -> None:
@@ -220,6 +242,10 @@ def _dots(axes: Axes, panel: Panel) -> None:
     axes.set_ylim(len(panel.categories) - 0.5, -0.5)  # the first category on top
     ticks.place(axes.yaxis, list(range(len(panel.categories))), list(panel.categories))
     axes.margins(x=0.06)
+    if panel.value_range:
+        low, high = panel.value_range
+        room = max(high / low, 1.1) ** 0.06
+        axes.set_xlim(low / room, high * room)
     ticks.place(axes.xaxis, *ticks.values(*axes.get_xlim(), most=6))
     axes.tick_params(axis="y", labelsize=8)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -15,6 +16,7 @@ from glabench.report.model import Figure, Panel, Point, Series
 
 MOST_FIGURES = 6  # of one kind; the table has the rest
 MOST_CATEGORIES = 24
+MOST_IN_ONE = 5  # categories of a panel that stands alone
 OFF_SCALE = 3.0
 
 MS = "median time, ms"
@@ -137,6 +139,35 @@ def dots(
     inside = table[[tuple(row[key] for key in keys) in place for row in table[keys].to_dict("records")]]
     found = series(inside, value, lambda row: place[tuple(row[key] for key in keys)], tip)
     return Panel(title, "", value_label, found, categories=tuple(names), reference=reference) if found else None
+
+
+def side_by_side(panels: Sequence[Panel]) -> tuple[Panel, ...]:
+    """The panels as they are; but one that stands alone and has many categories becomes two of half as many, on one
+    scale: it would be a narrow column in a card that is empty beside it."""
+    if len(panels) != 1 or len(panels[0].categories) <= MOST_IN_ONE:
+        return tuple(panels)
+    (panel,) = panels
+    half = math.ceil(len(panel.categories) / 2)
+    shared = replace(panel, value_range=_reach(panel))
+    return (_categories(shared, 0, half, "1 of 2"), _categories(shared, half, 2 * half, "2 of 2"))
+
+
+def _categories(panel: Panel, start: int, end: int, which: str) -> Panel:
+    """The panel with its categories from ``start`` to before ``end``. Series without a point there stay, so that each
+    has the same place in both halves."""
+    kept = tuple(
+        replace(one, points=tuple(replace(p, at=p.at - start) for p in one.points if start <= p.at < end))
+        for one in panel.series
+    )
+    title = f"{panel.title}, {which}" if panel.title else which
+    return replace(panel, title=title, categories=panel.categories[start:end], series=kept)
+
+
+def _reach(panel: Panel) -> tuple[float, float]:
+    """From the least to the most of what the panel shows: values, intervals, and the line across."""
+    ends = [end for one in panel.series for p in one.points for end in (p.value, p.low, p.high) if end > 0]  # not NaN
+    ends += [panel.reference[0]] if panel.reference else []
+    return min(ends), max(ends)
 
 
 def most_telling(figures: Sequence[Figure]) -> tuple[Figure, ...]:

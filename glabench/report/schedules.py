@@ -12,7 +12,19 @@ from glabench.analysis.compare import QUESTION, by
 from glabench.report import text
 from glabench.report.lengths import lean
 from glabench.report.model import Figure, Panel
-from glabench.report.parts import MIB, MS, conditions, dots, memory_tip, modes, most_telling, series, slug, time_tip
+from glabench.report.parts import (
+    MIB,
+    MS,
+    conditions,
+    dots,
+    memory_tip,
+    modes,
+    most_telling,
+    series,
+    side_by_side,
+    slug,
+    time_tip,
+)
 
 # What a figure over chunk sizes holds constant: a question without its mode, which makes the panels.
 POINT = [column for column in QUESTION if column != "mode"]
@@ -100,7 +112,7 @@ def materialized(best: pd.DataFrame, table: pd.DataFrame) -> tuple[Figure, ...]:
         panels += [
             dots(part, "beyond_mib", memory_tip, MIB, f"memory, {text.mode(mode)}") for mode, part in modes(memory)
         ]
-        drawn = tuple(panel for panel in panels if panel)
+        drawn = side_by_side([panel for panel in panels if panel])
         if drawn:
             title = "States materialized (w/ m.) or not (w/o m.)"
             found.append(Figure(slug("materialized", device), title, _materialized_caption(both), drawn))

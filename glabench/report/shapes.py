@@ -14,7 +14,18 @@ from glabench.analysis.statistics import geometric_mean
 from glabench.report import text
 from glabench.report.lengths import baselines, challengers, speedup_tip
 from glabench.report.model import Figure, Panel
-from glabench.report.parts import MS, by_mode, conditions, dots, modes, most_telling, on_scale, slug, time_tip
+from glabench.report.parts import (
+    MS,
+    by_mode,
+    conditions,
+    dots,
+    modes,
+    most_telling,
+    on_scale,
+    side_by_side,
+    slug,
+    time_tip,
+)
 
 FLOOR = (
     "1 is the time of reading every input once and writing every output once through HBM, in each direction, at the "
@@ -69,7 +80,7 @@ def every_shape(best: pd.DataFrame) -> tuple[Figure, ...]:
         panels = [dots(part, "ms", time_tip, MS, text.mode(mode)) for mode, part in modes(shown)]
         caption = "Lower is better. One line a shape: B batch, T tokens, H heads, then the head dimension (K, or K×V)."
         caption += left_out
-        drawn = tuple(panel for panel in panels if panel)
+        drawn = side_by_side([panel for panel in panels if panel])
         found.append(Figure(slug("shapes", device), "Time at single shapes", caption, drawn))
     return tuple(figure for figure in found if figure.panels)
 
@@ -82,7 +93,7 @@ def speed_up(best: pd.DataFrame) -> tuple[Figure, ...]:
         title = labels.title(baseline)
         for (device,), rows in by(pairs, ["device"]):
             panels = [_ratio_panel(mode, part, title) for mode, part in modes(rows)]
-            drawn = tuple(panel for panel in panels if panel)
+            drawn = side_by_side([panel for panel in panels if panel])
             caption = f"Right of the line is faster than {title}, at the same question."
             found.append(
                 Figure(slug("speedup", baseline, device), f"Speed-up over {title}, single shapes", caption, drawn)
@@ -107,7 +118,7 @@ def floor(best: pd.DataFrame) -> tuple[Figure, ...]:
             dots(part, "over_floor", time_tip, "time / HBM floor, ×", text.mode(mode), (1.0, "HBM floor"))
             for mode, part in modes(shown)
         ]
-        drawn = tuple(panel for panel in panels if panel)
+        drawn = side_by_side([panel for panel in panels if panel])
         said = nearest_in_words(nearest_to_floor(best[best["device"] == device]))
         caption = " ".join(filter(None, (FLOOR, said))) + left_out
         found.append(Figure(slug("floor", device), "Distance from the HBM floor", caption, drawn))

@@ -13,6 +13,8 @@ from glabench.report import text
 from glabench.report.model import Panel
 from glabench.report.style import RULE
 
+APART = 3.0  # between the names of ticks, at least, in points
+
 
 def place(axis: Axis, places: Sequence[float], names: Sequence[str]) -> None:
     axis.set_major_locator(FixedLocator(list(places)))
@@ -46,6 +48,18 @@ def values(low: float, high: float, most: int = 8) -> tuple[list[float], list[st
     whole = [10.0**e for e in decades if low <= 10.0**e <= high]
     thinned = whole[:: math.ceil(len(whole) / most) or 1]
     return thinned, [f"{p:,.10g}" for p in thinned]
+
+
+def thin(axis: Axis) -> None:
+    """Takes away the ticks whose names run into those before them. Which do is known once there is a layout."""
+    ends = [(box.x0, box.x1) for box in (label.get_window_extent() for label in axis.get_majorticklabels())]
+    kept: list[int] = []
+    for i, (start, _) in enumerate(ends):
+        if not kept or start > ends[kept[-1]][1] + APART:
+            kept.append(i)
+    if len(kept) < len(ends):
+        places, names = axis.get_majorticklocs(), [label.get_text() for label in axis.get_majorticklabels()]
+        place(axis, [float(places[i]) for i in kept], [names[i] for i in kept])
 
 
 def log_axes(axes: Axes, panel: Panel) -> None:

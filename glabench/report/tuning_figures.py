@@ -82,7 +82,8 @@ def gains(tunings: Sequence[Tuning], prefix: str) -> Figure | None:
         "brought something; where a workload was tuned several times, the time it brought most."
         f"{_left_out(most, found.values())}"
     )
-    return Figure(parts.slug("tuning", prefix, "gain"), f"{prefix}In use against tuned", caption, (panel,))
+    panels = parts.side_by_side([panel])
+    return Figure(parts.slug("tuning", prefix, "gain"), f"{prefix}In use against tuned", caption, panels)
 
 
 def passes(tunings: Sequence[Tuning], prefix: str) -> Figure | None:

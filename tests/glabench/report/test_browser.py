@@ -7,14 +7,17 @@ import re
 import shutil
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from glabench.analysis.frame import frame
 from glabench.check import page as check_page
 from glabench.check.verdict import check
+from glabench.report.figures import sections
+from glabench.report.page import render
 from glabench.store import Row
 
 pytestmark = pytest.mark.browser
@@ -248,6 +251,40 @@ def test_a_figure_can_be_saved(browser: Any, address: str, kind: str) -> None:
     assert name.endswith(f".{kind}")
     assert mime == {"svg": "image/svg+xml", "png": "image/png"}[kind]
     assert width > 600
+
+
+@pytest.fixture(scope="module")
+def strengths(at_strengths: Callable[..., list[Row]], tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The address of a page of one mode and shape at many gate strengths, whose names are long."""
+    rows = at_strengths(0.06, 0.3, 1.0, 4.0, 16.0, 40.0, 1e4)
+    table = frame(rows)
+    return written(render(rows, table, sections(table)), tmp_path_factory.mktemp("strengths"))
+
+
+@pytest.mark.parametrize("width", [360, 390, 768, 1440])
+def test_words_of_figures_stay_inside_their_cards(browser: Any, strengths: str, width: int) -> None:
+    open_at(browser, strengths, width)
+    outside = browser.execute_script(
+        """const found = [];
+        for (const text of document.querySelectorAll(".panel text")) {
+          const box = text.getBoundingClientRect(), card = text.closest(".card").getBoundingClientRect();
+          if (box.left < card.left || box.right > card.right) found.push(text.textContent);
+        }
+        return found;"""
+    )
+    assert outside == []
+
+
+def test_one_mode_takes_the_width_of_its_card(browser: Any, strengths: str) -> None:
+    open_at(browser, strengths, 1440)
+    shares = browser.execute_script(
+        """return [...document.querySelectorAll("figure.card")].map((card) => {
+          const panels = [...card.querySelectorAll(".panel")].map((panel) => panel.getBoundingClientRect());
+          return (panels[panels.length - 1].right - panels[0].left) / card.getBoundingClientRect().width;
+        });"""
+    )
+    assert shares
+    assert min(shares) > 0.8
 
 
 @pytest.mark.parametrize("width", [360, 390, 768, 1440])

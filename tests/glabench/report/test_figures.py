@@ -7,9 +7,11 @@ import statistics
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from matplotlib.text import Text
 
 from glabench.analysis.frame import frame
 from glabench.report import draw, ticks
@@ -102,6 +104,42 @@ def test_a_gate_strength_of_1_is_named_beside_others(at_strengths: Callable[...,
     assert named(0.3, 1.0) == [f"{shape}, gate strength 0.3", f"{shape}, gate strength 1"]
     assert named(None, 1.0) == [f"{shape}, no gates", shape]
     assert named(1.0) == ["B4 T2k H16 128"]
+
+
+def test_one_panel_with_many_categories_becomes_two_on_one_scale(at_strengths: Callable[..., list[Row]]) -> None:
+    wanted = (0.06, 0.3, 1.0, 4.0, 16.0, 40.0, 1e4)
+    for name in ("speed", "speedup", "floor"):
+        figure = figures(at_strengths(*wanted))[name][0]
+        left, right = figure.panels
+        assert [len(panel.categories) for panel in figure.panels] == [4, 3]
+        assert (left.title, right.title) == ("forward + backward, 1 of 2", "forward + backward, 2 of 2")
+        assert [s.key for s in left.series] == [s.key for s in right.series]
+        for one, other in zip(left.series, right.series, strict=True):
+            assert [p.at for p in one.points] == [0, 1, 2, 3]
+            assert [p.at for p in other.points] == [0, 1, 2]
+        limits = [axes.get_xlim() for axes in draw.whole(figure).axes]
+        assert limits[0] == limits[1]
+        values = [p.value for s in (*left.series, *right.series) for p in s.points]
+        assert limits[0][0] < min(values) < max(values) < limits[0][1]
+    (few,) = figures(at_strengths(*wanted[:5]))["floor"]
+    assert len(few.panels) == 1
+
+
+def test_words_stay_inside_a_panel_with_long_categories() -> None:
+    names = tuple(f"B2 T4k H8 128×256 bf16, gate strength 1000{i}" for i in range(3))
+    found = Series("gla", "GLA", (Point(0, 0.19), Point(1, 0.3), Point(2, 4.1)))
+    label = "speed-up over FlashAttention-2, 16 heads of 64, ×"
+    panel = Panel("memory, forward + backward", "", label, (found,), categories=names)
+    canvas = draw.whole(Figure("f", "f", "", (panel, panel)))
+    half = canvas.bbox.width / 2
+    for i, axes in enumerate(canvas.axes):
+        texts = [words for words in axes.findobj(Text) if words.get_text() in (panel.title, label)]
+        assert len(texts) == 2
+        for box in (words.get_window_extent() for words in texts):
+            assert i * half <= box.x0 < box.x1 <= (i + 1) * half + 1
+        boxes = [words.get_window_extent() for words in axes.get_xticklabels()]
+        assert len(boxes) > 1
+        assert all(one.x1 < other.x0 for one, other in pairwise(boxes))
 
 
 def test_a_panel_on_the_page_has_a_hit_with_values_for_every_point(board_figures: Figures) -> None:
