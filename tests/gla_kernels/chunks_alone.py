@@ -11,10 +11,10 @@ from torch import Tensor
 
 from gla_kernels import Plan, Schedule, default_config
 from gla_kernels.apply import problem_of
+from gla_kernels.chunk.gates import LOG2E, ROW_BLOCK_LIMIT_16_BIT
 from gla_kernels.chunk.problem import Problem
 
-LOG2E = 1.4426950408889634
-LEAST_HALF = -104.0  # log2 of half of the decay that one anchor serves, see gates.ROW_BLOCK_LIMIT_16_BIT
+LEAST_HALF = -0.5 * ROW_BLOCK_LIMIT_16_BIT.value  # log2 of half of the decay that one anchor serves
 # Of the norm. To round the result to bfloat16 costs 1.66e-3 alone.
 ERROR = 2.2e-3
 # Of the norm of q dq, of which dg is a difference.
@@ -59,7 +59,7 @@ class Chunks:
         grads = torch.autograd.grad((o * do).sum() + (state * x["ds"].double()).sum(), (q, k, v, g))
         found = zip(("o", "dq", "dk", "dv", "dg"), (o.detach(), *grads), strict=True)
         self.right = {name: together(one) for name, one in found}
-        self.halves = (0.5 * LOG2E * apart(x["g"]).sum(2)).float().contiguous().to(device)
+        self.halves = (0.5 * LOG2E.value * apart(x["g"]).sum(2)).float().contiguous().to(device)
         self.given = {name: one.to(device) for name, one in x.items()}
 
     @property

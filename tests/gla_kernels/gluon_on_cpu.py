@@ -138,7 +138,7 @@ class Barrier:
 class Barriers(list[Barrier]):
     """Some of them."""
 
-    def index(self, at: Any, *_: Any) -> Any:
+    def index(self, at: Any) -> Any:  # type: ignore[override]  # as Gluon has it, not as a list does
         return self[int(at)]
 
 
