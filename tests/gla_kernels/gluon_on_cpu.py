@@ -317,6 +317,8 @@ ASSEMBLY: dict[str, Callable[..., Any]] = {
     "leading": lambda x: _leading(x).to(torch.bfloat16),
     "rest": lambda x: x - _leading(x),
     "inverse_exp2": lambda x: torch.exp2(-x),
+    "either": lambda x, y, m: torch.where(m, x, y),
+    "_kept": lambda x, m: torch.where(m, x, 0),
     "_prefetch": lambda *_: None,
 }
 HOPPER: dict[str, Any] = {

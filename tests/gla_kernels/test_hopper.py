@@ -1,5 +1,5 @@
-"""Where Hopper's own kernels serve, and what runs after them. Their results are judged by test_hopper_kernels.py, and
-by test_gla.py, on a GPU."""
+"""Where Hopper's own kernels serve, and what runs after them. Their results are judged by test_hopper_kernels.py and
+test_steep.py, and by test_gla.py, on a GPU."""
 
 from __future__ import annotations
 
@@ -13,18 +13,11 @@ from gla_kernels import Plan, Schedule, Workload, default_config
 from gla_kernels.apply import all_launches, problem_of
 from gla_kernels.choose import with_walks
 from gla_kernels.chunk.descriptors import blocks
-from gla_kernels.chunk.steep import TILE, grad_qk_steep_kernel, grad_v_steep_kernel, output_steep_kernel, steep_of
 from gla_kernels.config import HOPPER_PASSES, PASSES, tiles
 from gla_kernels.feasible import feasible
-from gla_kernels.launch import Launch, execute, interpreting
+from gla_kernels.launch import Launch
 
 WORK = Workload("bwd", 1, 300, 2, 128, 256)
-
-LEFT_UNDONE = {  # by the pass that does it elsewhere
-    "output": (output_steep_kernel, ("p_o",)),
-    "grad_qk": (grad_qk_steep_kernel, ("p_dq", "p_dk", "p_dg")),
-    "grad_v": (grad_v_steep_kernel, ("p_dv",)),
-}
 
 
 def backward(work: Workload, schedule: Schedule, **changes: bool) -> list[str]:
@@ -36,7 +29,7 @@ def backward(work: Workload, schedule: Schedule, **changes: bool) -> list[str]:
 
 def test_bf16_in_chunks_of_64_is_done_by_hoppers_kernel():
     found = backward(WORK, Schedule(64))
-    assert found[-3:] == ["grad_qk_hopper_kernel", "grad_v_kernel", "grad_qk_steep_kernel"]
+    assert found[-3:] == ["grad_qk_hopper_kernel", "grad_v_kernel", "grad_qk_steep_hopper_kernel"]
 
 
 @pytest.mark.parametrize(
@@ -56,7 +49,7 @@ def test_bf16_in_chunks_of_64_is_done_by_hoppers_kernel():
 def test_all_else_by_the_portable_one(work, schedule, changes):
     found = backward(work, schedule, **changes)
     assert "grad_qk_kernel" in found
-    assert not {"grad_qk_hopper_kernel", "grad_qk_steep_kernel"} & set(found)
+    assert not {"grad_qk_hopper_kernel", "grad_qk_steep_hopper_kernel"} & set(found)
 
 
 def test_gates_in_float32_go_to_the_portable_one():
@@ -89,45 +82,6 @@ def test_only_hopper_has_them():
     assert "tiles of 64 by 64" in (feasible("grad_qk", wide, WORK, 90) or "")
     offered = {step for step in PASSES if any(tile.hopper for tile in tiles(step, 128, 256, 90))}
     assert offered == set(HOPPER_PASSES)
-
-
-@pytest.mark.skipif(not interpreting(), reason="runs on the CPU")
-@pytest.mark.parametrize("step", ["output", "grad_qk", "grad_v"])
-def test_what_is_left_undone_is_what_decays_too_much(inputs, step):
-    """The kernels after Hopper's fill in what is not mild, as the portable ones do, and nothing else."""
-    x = inputs((1, 200, 2, 128, 64), torch.float32, 0.1)
-    steep = torch.zeros(4, 2, 2, dtype=torch.bool)  # chunk, head, tile of 64 features
-    for chunk, head, feature in ((0, 0, 5), (2, 0, 70), (2, 1, 0), (3, 1, 127)):
-        x.g[0, chunk * 64 : chunk * 64 + 8, head, feature] = -20.0
-        steep[chunk, head, feature // 64] = True
-    schedule = Schedule(64)
-    config = replace(default_config(128, 64, 2, schedule), block_t=64, output=TILE, grad_v=TILE)  # the same sums
-    plan = Plan(schedule, config)
-    problem = problem_of(x.q, x.k, x.v, x.g, 1.0, None, plan)
-    found: dict[str, Launch] = {}
-
-    def run(launch: Launch) -> None:
-        found[launch.step] = launch
-        execute(launch)
-
-    _, _, kept = gla_kernels.chunk.forward(problem, False, run)
-    gla_kernels.chunk.backward(problem, x.do, None, run, kept)
-    kernel, outputs = LEFT_UNDONE[step]
-    portable = found[step]
-    fresh = {name: torch.full_like(portable.args[name], torch.nan) for name in outputs}
-    args = {"p_s": None, "p_v": x.v, "p_dq": None, "p_dk": None, "p_dg": None, "p_dv": None} | portable.args | fresh
-    execute(steep_of(problem, kernel, args, problem.whole, problem.state_buffer()))
-    if step != "grad_qk":  # all of a chunk's rows, or none
-        steep = steep.any(-1, keepdim=True)
-    for name, filled in fresh.items():
-        tiles_of, right_of = filled[0].split(64), portable.args[name][0].split(64)
-        for chunk, head, tile in torch.cartesian_prod(*(torch.arange(n) for n in steep.shape)).view(-1, 3).tolist():
-            columns = slice(tile * 64, tile * 64 + 64)
-            got, right = tiles_of[chunk][:, head, columns], right_of[chunk][:, head, columns]
-            if steep[chunk, head, tile]:
-                assert (got - right).abs().max() <= 1e-6 * right.abs().max()  # float32 sums in another order
-            else:
-                assert bool(got.isnan().all())
 
 
 # --- Walks that do two passes' work ----------------------------------------------------------------------------------

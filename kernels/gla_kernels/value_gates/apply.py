@@ -20,11 +20,10 @@ e^{sum of g} sum_e S e^{sum of gu} dS.
 import triton
 import triton.language as tl
 
-from ..chunk.halving import level_pairs, level_sums, log_decay
 from ..chunk.products import product
 from ..chunk.tiles import dot_half, load_operand, load_tile, operand, store_tile
 from .guard import are_mild
-from .halving import around_sums, frame_pairs, frame_sums, gate_gradient, levels
+from .halving import around_sums, frame_pairs, frame_sums, gate_gradient, level_pairs, level_sums, levels, log_decay
 from .walk import decayed_rows, total_decay
 
 

@@ -21,11 +21,31 @@ so nothing has to cancel there; within a frame it is, and both terms are formed 
 import triton
 import triton.language as tl
 
-from ..chunk.gates import row_block_limit, summed
-from ..chunk.halving import INTERPRETED, log_decay
+from ..chunk.gates import LOG2E, row_block_limit, summed
 from ..chunk.tiles import split
+from ..launch import interpreting
+
+# Where products of bfloat16 are wrong (`problem.operand_type`), and no tensor core asks for them.
+INTERPRETED: tl.constexpr = tl.constexpr(interpreting())
 
 # The matrices below are of rows o_i and o_s, or o_j: [C, 1] and [1, C], or [1, C] and [C, 1] for the transposed one.
+# half: rows of half a block, a power of two.
+
+
+@triton.jit
+def level_sums(half, o_i, o_s):
+    """m, 0 or 1: m @ g are the gates between each row and the border in its block's middle. A later row counts its own
+    gate, an earlier one those after its own."""
+    i_start = o_i & -half  # of the row's half
+    m_later = (o_s >= i_start) & (o_s <= o_i)
+    m_earlier = (o_s > o_i) & (o_s < i_start + half)
+    return tl.where(tl.where((o_i & half) != 0, m_later, m_earlier), 1.0, 0.0)
+
+
+@triton.jit
+def level_pairs(half, o_i, o_j):
+    """Whether row i is in the later half of a block and row j in its earlier half."""
+    return ((o_i & (-2 * half)) == (o_j & (-2 * half))) & ((o_i & half) != 0) & ((o_j & half) == 0)
 
 
 @triton.jit
@@ -47,6 +67,17 @@ def frame_pairs(rows, o_i, o_j):
 def around_sums(o_i, o_s, AFTER: tl.constexpr):
     """m, 0 or 1: m @ g are the gates up to each row, its own included, or with AFTER those after it."""
     return tl.where((o_s > o_i) == AFTER, 1.0, 0.0)
+
+
+@triton.jit
+def log_decay(b_m, b_g):
+    """Log2 of a decay, (m @ g) log2(e), for gates [BT, BK] as they were loaded: exact products, summed in float32."""
+    if INTERPRETED and b_g.dtype != tl.float16:
+        b_e = tl.dot(b_m, b_g.to(tl.float32), input_precision="ieee")
+    else:
+        TYPE: tl.constexpr = tl.bfloat16 if b_g.dtype == tl.float32 else b_g.dtype
+        b_e = summed(b_m.to(TYPE), b_g)
+    return b_e * LOG2E
 
 
 @triton.jit

@@ -10,11 +10,10 @@ side. How the exponents are kept in range is told in halving.py.
 import triton
 import triton.language as tl
 
-from ..chunk.halving import level_pairs, level_sums, log_decay
 from ..chunk.products import product
 from ..chunk.tiles import load_tile
 from .guard import are_mild
-from .halving import frame_pairs, frame_sums, levels
+from .halving import frame_pairs, frame_sums, level_pairs, level_sums, levels, log_decay
 
 
 @triton.jit(do_not_specialize=["T", "n_here", "first_chunk"])
