@@ -15,7 +15,7 @@ HALVES, GAMMA = "h", "gamma"  # [B*H, n_blocks, K] and [B*H, segments, K]; all o
 
 # a program goes through all tiles of K
 STEEP = frozenset(("output_steep", "grad_v_steep", "grad_qk_steep"))
-LOOPS_OVER_K = frozenset(("output", "grad_v", "walk", "grad_walk")) | STEEP
+LOOPS_OVER_K = frozenset(("output", "grad_v", "walk", "grad_walk", "output_steep", "grad_v_steep"))
 LOOPS_OVER_V = frozenset(("grad_qk", "grad_qk_steep"))  # and of these, of V
 
 

@@ -16,6 +16,7 @@ from gla_kernels import Plan, Schedule, default_config
 from gla_kernels.apply import problem_of
 from gla_kernels.chunk import steep
 from gla_kernels.chunk.steep import grad_qk_steep_kernel, grad_v_steep_kernel, output_steep_kernel, steep_of
+from gla_kernels.work import work_of
 
 OUTPUTS = {
     output_steep_kernel: ("o",),
@@ -112,6 +113,25 @@ def test_rows_before_a_reset_do_not_show_behind_it(place, chunks):
     large = filled(x, output_steep_kernel, place)["o"]
     assert not torch.equal(large[:, :5], small[:, :5])
     assert (large - small)[:, 5:64].norm() <= 1e-4 * small[:, 5:64].norm()
+
+
+@KERNELS
+def test_what_is_read_where_all_is_mild_is_what_is_counted(kernel, monkeypatch, place, chunks):
+    if place.device != "cpu":
+        pytest.skip("counts what the source reads")
+    language, read = place.run.__globals__["gl"], []
+
+    def load(p: Any, mask: Tensor, other: float) -> Tensor:
+        found = torch.where(mask, p.x[torch.where(mask, p.at, 0)], other)
+        read.append(int(mask.expand(found.shape).sum()))
+        return found
+
+    monkeypatch.setattr(language, "load", load)
+    x = chunks((1, 330, 2, 128, 256), lambda g: g)
+    p, (args, _) = x.problem(), x.arguments(*OUTPUTS[kernel])
+    launch = steep_of(p, kernel, args, p.whole, x.given["s"])
+    place.run(launch)
+    assert work_of(launch).requested_bytes == sum(read) * x.halves.element_size() > 0
 
 
 def test_a_share_is_smaller_where_there_are_few_chunks():
