@@ -69,6 +69,46 @@ def _send_values(
 
 
 @gluon.jit
+def _products(
+    d_do, d_v, d_s, d_ds, s_do, s_v, s_s, s_ds, bars, turn, i_batch, i_row, i_out, i_state, nil,
+    NV: gl.constexpr, SENT: gl.constexpr,
+):  # fmt: skip
+    """dA and its transpose, dO S^T, V dS^T, each [ROWS, ROWS], and the sum of S dS over V [ROWS], of NV tiles of V, of
+    which SENT were sent for; turn: how many chunks came before."""
+    b_a = gl.zeros([ROWS, ROWS], gl.float32, ACCUMULATOR)
+    b_at, b_x, b_y = b_a, b_a, b_a
+    b_phi = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, ACCUMULATOR))
+    for i in gl.static_range(NV):
+        uses = (NV - i % SENT + SENT - 1) // SENT  # of the stage, a chunk
+        mbarrier.wait(bars.index(i % SENT), (turn * uses + i // SENT) & 1)
+        b_do, b_v = matrix(s_do.index(i % SENT + nil)), matrix(s_v.index(i % SENT + nil))
+        b_s, b_ds = s_s.index(i % SENT + nil), s_ds.index(i % SENT + nil)
+        b_a = warpgroup_mma(b_do, b_v.permute((1, 0)), b_a, is_async=True)
+        b_at = warpgroup_mma(b_v, b_do.permute((1, 0)), b_at, is_async=True)
+        b_x = warpgroup_mma(b_do, b_s.permute((1, 0)), b_x, is_async=True)
+        b_y = warpgroup_mma(b_v, b_ds.permute((1, 0)), b_y, is_async=True)
+        b_phi += gl.sum(wide(b_s.load(ACCUMULATOR)) * wide(b_ds.load(ACCUMULATOR)), axis=1)
+        b_a, b_at, b_x, b_y = warpgroup_mma_wait(0, (b_a, b_at, b_x, b_y))
+        if i + SENT < NV:
+            fence_async_shared()
+            barrier()  # every warp is done with the stage
+            _send_values(
+                i + SENT, d_do, d_v, d_s, d_ds, s_do, s_v, s_s, s_ds, bars, i_batch, i_row, i_out, i_state, SENT
+            )
+    return b_a, b_at, b_x, b_y, b_phi
+
+
+@gluon.jit
+def _sums_from(s_high, s_low, nil):
+    """Of each row and those after it, of a tile in two parts."""
+    o_i, o_j = rows(nil)
+    b_m, b_sum = as_operand(gl.where(o_j >= o_i, 1.0, 0.0)), gl.zeros([ROWS, ROWS], gl.float32, ACCUMULATOR)
+    b_sum = warpgroup_mma(b_m, s_low, b_sum, use_acc=False, is_async=True)
+    b_sum = warpgroup_mma(b_m, s_high, b_sum, is_async=True)
+    return warpgroup_mma_wait(0, (b_sum,))
+
+
+@gluon.jit
 def _fine(b_x):
     """`tiles.fine`."""
     b_high, b_low = cut(b_x)
@@ -172,29 +212,26 @@ def grad_qk_steep_hopper_kernel(
                 tma.async_copy_global_to_shared(d_q, [i_batch, i_row, i_col], bar_rows, s_q)
 
                 nil = hidden_zero(i_c)
-                # dA both ways round, and what comes through the states
+                b_a, b_at, b_x, b_y, b_phi = _products(
+                    d_do,
+                    d_v,
+                    d_s,
+                    d_ds,
+                    s_do,
+                    s_v,
+                    s_s,
+                    s_ds,
+                    bars,
+                    turn,
+                    i_batch,
+                    i_row,
+                    i_out,
+                    i_state,
+                    nil,
+                    NV,
+                    SENT,
+                )
                 o_i, o_j = rows(nil)
-                b_a = gl.zeros([ROWS, ROWS], gl.float32, ACCUMULATOR)
-                b_at, b_x, b_y = b_a, b_a, b_a
-                b_phi = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, ACCUMULATOR))
-                for i in gl.static_range(NV):
-                    uses = (NV - i % SENT + SENT - 1) // SENT  # of the stage, a chunk
-                    mbarrier.wait(bars.index(i % SENT), (turn * uses + i // SENT) & 1)
-                    b_do, b_v = matrix(s_do.index(i % SENT + nil)), matrix(s_v.index(i % SENT + nil))
-                    b_s, b_ds = s_s.index(i % SENT + nil), s_ds.index(i % SENT + nil)
-                    b_a = warpgroup_mma(b_do, b_v.permute((1, 0)), b_a, is_async=True)
-                    b_at = warpgroup_mma(b_v, b_do.permute((1, 0)), b_at, is_async=True)
-                    b_x = warpgroup_mma(b_do, b_s.permute((1, 0)), b_x, is_async=True)
-                    b_y = warpgroup_mma(b_v, b_ds.permute((1, 0)), b_y, is_async=True)
-                    b_phi += gl.sum(wide(b_s.load(ACCUMULATOR)) * wide(b_ds.load(ACCUMULATOR)), axis=1)
-                    b_a, b_at, b_x, b_y = warpgroup_mma_wait(0, (b_a, b_at, b_x, b_y))
-                    if i + SENT < NV:
-                        fence_async_shared()
-                        barrier()  # every warp is done with the stage
-                        _send_values(
-                            i + SENT, d_do, d_v, d_s, d_ds, s_do, s_v, s_s, s_ds, bars, i_batch, i_row, i_out,
-                            i_state, SENT,
-                        )  # fmt: skip
                 b_self = scale * gl.sum(gl.where(o_i == o_j, b_a, 0.0), axis=1)[:, None]
                 b_high, b_low = cut(scale * gl.where(o_i > o_j, b_a, gl.where(o_i < o_j, b_at, 0.0)))
                 barrier()  # every warp is done with dO and V, where the pairs come to
@@ -226,15 +263,10 @@ def grad_qk_steep_hopper_kernel(
                     half = ROWS >> (i_level + 1)
                     b_dq, b_dk, b_diff = _by_level(half, b_dq, b_dk, b_diff, t_pairs, s_q, s_k, s_g, s_high, s_low, nil)
 
-                # dg: the sum of each row's and those after it
                 lay_down(leading(b_diff), rounded(rest(b_diff)), s_high, s_low)
                 matrix(s_q).store(rounded(b_dq))
                 matrix(s_k).store(rounded(b_dk))
-                b_m = as_operand(gl.where(o_j >= o_i, 1.0, 0.0))
-                b_dg = gl.zeros([ROWS, ROWS], gl.float32, ACCUMULATOR)
-                b_dg = warpgroup_mma(b_m, s_low, b_dg, use_acc=False, is_async=True)
-                b_dg = warpgroup_mma(b_m, s_high, b_dg, is_async=True)
-                b_dg = warpgroup_mma_wait(0, (b_dg,)) + b_phi[None, :]
+                b_dg = _sums_from(s_high, s_low, nil) + b_phi[None, :]
                 # a gate that lets nothing through has no gradient; the difference would leave rounding errors there
                 b_dg = gl.where(wide(matrix(s_g).load(ACCUMULATOR)) > FORGETS, b_dg, 0.0)
                 matrix(s_g).store(rounded(b_dg))
