@@ -64,7 +64,7 @@ def export(
 ) -> None:
     """Write every row as one line of a flat table: the case, its status, median and interval, memory, clocks.
 
-    Units are in the names of the columns. Parquet needs pyarrow: pip install 'glabench[parquet]'.
+    Units are in the names of the columns. Parquet needs pyarrow: pip install 'glabench\\[parquet]'.
     """
     from glabench.analysis.load import located, only_rows
     from glabench.report.export import write_table

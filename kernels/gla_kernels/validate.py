@@ -67,7 +67,7 @@ def check_inputs(
         if x is not None or name == "k":
             _shape(name, check_tensor(name, x), expected, f"{layout}, as q")
     if check_tensor("v", v).dim() != n_axes or tuple(v.shape[:-1]) != lead:
-        raise ValueError(f"v: expected shape {[*lead, 'V']} ({layout[:-1]}V), got {list(v.shape)}")
+        raise ValueError(f"v: expected shape [{', '.join(map(str, lead))}, V] ({layout[:-1]}V), got {list(v.shape)}")
     _head_dim("q", q.shape[-1])
     _head_dim("v", v.shape[-1])
     for name, x in (("k", k), ("v", v)):

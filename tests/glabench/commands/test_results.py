@@ -161,6 +161,12 @@ def test_without_pyarrow_parquet_says_how_to_get_it(
     assert "pip install 'glabench[parquet]'" in done.stderr
 
 
+def test_the_help_says_how_to_get_it_too(capsys: pytest.CaptureFixture[str]) -> None:
+    code, lines, _ = run(capsys, "export", "--help")
+    assert code == 0
+    assert "pip install 'glabench[parquet]'" in " ".join(" ".join(lines).split())
+
+
 def test_spent_says_where_the_time_went(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "rows.jsonl"
     with Appender(path) as out:
