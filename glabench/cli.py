@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import os
 import sys
 from typing import Annotated, Any
 
@@ -53,15 +56,26 @@ def _options(
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit: 0 done, 1 something in the results is bad, 2 a mistake in what was asked."""
     given = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that knows only ASCII gets question marks
     try:
         code = typer.main.get_command(app).main(args=given, prog_name="glabench", standalone_mode=False)
+        sys.stdout.flush()  # here, where a full disk can be told of
     except UserError as error:
         _fail(str(error))
     except KeyboardInterrupt:
         sys.exit(130)
-    except BrokenPipeError:  # the reader of our output went away: `glabench ls | head`
-        sys.stderr.close()
-        sys.exit(141)
+    except SystemExit as stop:
+        if isinstance(stop.__context__, BrokenPipeError):  # of which the parser makes an exit code of its own
+            _reader_is_gone()
+        raise
+    except BrokenPipeError:
+        _reader_is_gone()
+    except OSError as error:  # a path that cannot be looked at, or a full disk behind our output
+        if error.filename is None:
+            _drop_output()
+        _fail(f"{error.filename or 'output'}: {error.strerror or error}")
     except Exception as error:
         if type(error).__name__ == "Abort":  # Ctrl-C, as the parser passes it on
             sys.exit(130)
@@ -69,6 +83,18 @@ def main(arguments: list[str] | None = None) -> None:
             raise
         _fail(_usage(error, given))
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _reader_is_gone() -> None:
+    """As where the signal ends a program: `glabench ls | head`."""
+    _drop_output()
+    sys.exit(141)
+
+
+def _drop_output() -> None:
+    """What waits to be written goes nowhere: at the end Python would try again, and complain."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _usage(error: Any, given: list[str]) -> str:

@@ -18,6 +18,10 @@ from typing import BinaryIO, Self
 
 from glabench.errors import UserError
 
+# How every line begins that glabench ever appended to a file of results: rows, tunings, compilations, a rival's times.
+ROW_START, TUNING_START, COMPILED_START, RIVAL_START = STARTS = (
+    b'{"case_id": "', b'{"workload": {', b'{"sweep": "', b'{"kind": "rival"',
+)  # fmt: skip
 MAX_LINE_BYTES = 64 * 2**20  # some forty times the longest record there is; a longer line is not read into memory
 BLOCK_BYTES = 2**20
 
@@ -42,6 +46,14 @@ def whole(path: Path) -> Iterator[Path]:
             part.unlink()
 
 
+def keep_results(path: Path) -> None:
+    """UserError for a file of results, where something else is to take its place or to be written into it."""
+    if path.is_file():  # a pipe would be waited for
+        with contextlib.suppress(OSError), path.open("rb") as file:
+            if file.readline(BLOCK_BYTES).startswith(STARTS):
+                raise UserError(f"{path}: holds results, which would be lost; expected another file to write")
+
+
 def warn_on_stderr(message: str) -> None:
     """The default for the ``warn`` arguments of all that reads lines."""
     print(f"glabench: warning: {message}", file=sys.stderr)
@@ -64,13 +76,23 @@ class Lines:
     """A file of JSON lines that this process alone may append to, each on the disk before ``write`` returns.
 
     A last line torn by a crash is moved to ``<file>.torn`` on opening, so that the file stays readable. With ``fresh``
-    an existing file is first moved aside to ``<file>.1`` (the first free number), never deleted.
-    Raises UserError when another process has the file open for appending, or when it cannot be written.
+    an existing file is first moved aside to ``<file>.1`` (the first free number), never deleted. ``starts``: how lines
+    begin, where a file with another first line is not to be touched.
+    Raises UserError for such a file, when another process has it open for appending, or when it cannot be written.
     """
 
-    def __init__(self, path: Path | str, *, fresh: bool = False, warn: Callable[[str], None] = warn_on_stderr) -> None:
+    def __init__(
+        self,
+        path: Path | str,
+        *,
+        fresh: bool = False,
+        warn: Callable[[str], None] = warn_on_stderr,
+        starts: bytes = b"",
+    ) -> None:
         self.path = Path(path)
         self.moved_to: Path | None = None
+        if not fresh:
+            _refuse_other_files(self.path, starts)
         self._file = open_locked(self.path)
         try:
             if fresh and os.fstat(self._file.fileno()).st_size:
@@ -134,11 +156,26 @@ class Lines:
         warn(f"{self.path}: the last line was torn by a crash and moved to {aside}")
 
 
+def _refuse_other_files(path: Path, starts: bytes) -> None:
+    """UserError unless the first line begins so, as far as it goes, or there is none."""
+    if not starts or not path.is_file():
+        return
+    try:
+        with path.open("rb") as file:
+            first = next((line for _, line in bounded(file) if line is None or line.strip()), starts)
+    except OSError as error:
+        raise _unwritable(path, error) from None
+    if first is None or not (first.startswith(starts) or starts.startswith(first)):
+        raise UserError(f"{path}: holds something else; expected a file that this command wrote, or a new one")
+
+
 def open_locked(path: Path) -> FileIO:
     """The file, open for reading and appending without a buffer, locked against every other writer.
 
-    Raises UserError when it cannot be written, or another process has it open so.
+    Raises UserError when it cannot be written, is a pipe or a device, or another process has it open so.
     """
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise UserError(f"{path}: is a pipe or a device, expected a file")
     while True:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -28,11 +28,10 @@ from typing import Any, BinaryIO
 
 from glabench import nested
 from glabench.errors import UserError, in_one_line
-from glabench.lines import MAX_LINE_BYTES, Lines, bounded, open_locked, warn_on_stderr
+from glabench.lines import MAX_LINE_BYTES, ROW_START, Lines, bounded, open_locked, warn_on_stderr
 
 SCHEMA = 4
 FIRST_WITH_CHECKSUM = 3
-ROW_START = b'{"case_id": "'  # of every line that was ever written
 TOO_LONG = f"longer than any row, over {MAX_LINE_BYTES >> 20} MiB"
 
 STATUSES = ("ok", "wrong", "compile_error", "oom", "timeout", "crashed", "unsupported")

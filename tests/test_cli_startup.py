@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -66,3 +68,26 @@ def test_misspelt_command_exits_2(python_process: Callable[..., subprocess.Compl
     done = python_process("-m", "glabench", "swep", check=False)
     assert done.returncode == 2
     assert "swep" in done.stderr
+
+
+def test_a_reader_that_went_away_is_told_as_a_shell_expects() -> None:
+    script = 'set -o pipefail; { sleep 0.3; exec "$0" -m glabench ls; } | true'
+    done = subprocess.run(["bash", "-c", script, sys.executable], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
+@pytest.mark.parametrize("arguments", [("--version",), ("ls",)])
+def test_a_full_disk_behind_our_output_is_one_line(arguments: tuple[str, ...]) -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "glabench", *arguments]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == ["glabench: error: output: No space left on device"]
+
+
+def test_a_terminal_that_knows_only_ascii_gets_question_marks(
+    python_process: Callable[..., subprocess.CompletedProcess[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    assert python_process("-m", "glabench", "ls").stdout.isascii()

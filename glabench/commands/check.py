@@ -12,6 +12,8 @@ import typer
 from glabench.errors import UserError, did_you_mean
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from glabench.check.verdict import Check
     from glabench.spec.settings import Device
     from glabench.store import Row
@@ -86,16 +88,17 @@ def parse_share(given: str, option: str) -> float:
     return share
 
 
-def load(paths: list[Path], systems: list[str]) -> list[Row]:
+def load(paths: list[Path], systems: list[str], warn: Callable[[str], None] | None = None) -> list[Row]:
     """The measured rows of the files, of the systems asked for; what else a folder holds is left out, with a warning.
-    UserError when there are none."""
+    ``warn`` is told of lines that are no rows. UserError when there are none."""
     from glabench.analysis.load import located, only_rows
+    from glabench.lines import warn_on_stderr
     from glabench.spec.catalog import CATALOG
 
     for system in systems:
         if system not in CATALOG:
             raise UserError(f"--only {system}: unknown system{did_you_mean(system, CATALOG)}")
-    everything = [row for _, row in located(only_rows(paths)) if row.profile is None]
+    everything = [row for _, row in located(only_rows(paths), warn or warn_on_stderr) if row.profile is None]
     rows = [row for row in everything if not systems or row.case["system"] in systems]
     if not rows:
         used = ", ".join(sorted({str(row.case["system"]) for row in everything})) or "none"
@@ -132,10 +135,15 @@ def _check(
             "(--baseline FILE), or run a commit in turns with this one (--against REV)"
         )
     # A system that is new to the baseline has no row there, which is no mistake.
-    known = load([file], []) if file is not None else []
+    known = load([file], [], _damaged) if file is not None else []
     before = [row for row in known if not systems or row.case["system"] in systems]
     found = check(before, rows, share)
     return _settled(found, rows, against) if remeasure or against is not None else found
+
+
+def _damaged(message: str) -> None:
+    """A case whose row is lost would be new, and so no regression."""
+    raise UserError(f"{message}; a baseline must be whole: `glabench results verify` names its bad lines")
 
 
 def _settled(found: Check, rows: list[Row], against: str | None) -> Check:
@@ -167,12 +175,14 @@ def check_suffixes(paths: list[Path]) -> None:
 
 def _write(found: Check, out: list[Path], trend: Path | None) -> None:
     from glabench.check import formats
+    from glabench.lines import keep_results
     from glabench.report.export import write_text
 
     try:
         for path in out:
             write_text(path, _rendered(found, path.suffix))
         if trend is not None:
+            keep_results(trend)
             trend.parent.mkdir(parents=True, exist_ok=True)
             with trend.open("a", encoding="utf-8") as file:
                 file.write(formats.trend_line(found) + "\n")

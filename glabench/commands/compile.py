@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from glabench.commands.running import check_cache
+
 if TYPE_CHECKING:
     from glabench.lines import Lines
     from glabench.tune.survey import Asked
@@ -39,14 +41,16 @@ def compile_(
     check(chosen)
     cases = expand(chosen, "cuda").cases
 
-    from glabench.lines import Lines
+    from glabench.lines import COMPILED_START, Lines
     from glabench.tune.survey import asked_of  # imports torch, which takes seconds: after mistakes are found
 
     asked, skipped = asked_of(cases)
     if not asked:
         raise UserError(f"{file}: has no case of the system gla that its kernels take, so there is nothing to compile")
+    check_cache()
     environment = {"triton": package_version("triton"), "fingerprint": fingerprint()}
-    with Lines(out or Path("results") / "local" / f"compile-{chosen.name}.jsonl") as lines:
+    path = out or Path("results") / "local" / f"compile-{chosen.name}.jsonl"
+    with Lines(path, starts=COMPILED_START) as lines:
         others = f" ({skipped} others skipped)" if skipped else ""
         print(f"{chosen.title} ({chosen.name}): {len(cases) - skipped} cases of gla{others} for {', '.join(targets)}")
         failed = _compile(chosen.name, asked, targets, space, environment, lines)

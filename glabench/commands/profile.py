@@ -184,6 +184,9 @@ def _run(name: str, limit_s: float, cases: list[Case], settings: Settings, path:
     from glabench.run.driver import Driver, finished
     from glabench.store import Appender
 
+    if not fresh:
+        running.refuse_others(path, profiled=True)
+    running.check_cache()
     kind, asked = settings.device, settings.profile
     ids = frozenset(case.id for case in cases)
 

@@ -101,6 +101,31 @@ def rows_file(out: Path | None, default: str) -> Path:
     return out or Path("results") / "local" / default
 
 
+def refuse_others(path: Path, profiled: bool) -> None:
+    """UserError for a file with rows of the other kind, profiles or measured rows: a report takes them apart."""
+    from glabench import store
+    from glabench.errors import UserError
+
+    if not path.is_file():
+        return
+    for row in store.read(path, lambda message: None):  # whoever opens the file to write tells of broken lines
+        if row.profile is not None and not profiled:
+            raise UserError(f"{path}: holds profiles, expected a file of `glabench sweep` or a new one")
+        if row.profile is None and row.status == "ok" and profiled:
+            raise UserError(f"{path}: holds measured rows, expected a file of `glabench profile` or a new one")
+
+
+def check_cache() -> None:
+    """UserError where Triton cannot keep what it compiles: every case would fail of that, and count as finished."""
+    from glabench.errors import UserError
+    from glabench.hardware.diagnosis import unwritable
+    from glabench.hardware.environment import triton_cache
+
+    problem = unwritable(triton_cache())
+    if problem is not None:
+        raise UserError(f"Triton's cache {triton_cache()}: {problem}; set TRITON_CACHE_DIR to a folder of yours")
+
+
 def run_cases(
     cases: Sequence[Case],
     done: dict[str, str],

@@ -135,6 +135,10 @@ def _run(
     from glabench.run.ray_executor import RayDriver
     from glabench.store import Appender
 
+    if not fresh:
+        running.refuse_others(path, profiled=False)
+    if there is None:
+        running.check_cache()
     kind_of_driver = Driver if there is None else RayDriver
     name = device_name(device) if there is None else f"{there['device']}, with Ray"
 

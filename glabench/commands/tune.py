@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from glabench.commands.running import check_cache
+
 if TYPE_CHECKING:
     from gla_kernels import Workload
 
@@ -103,6 +105,7 @@ def _tune(
     from glabench.tune.session import Session
 
     require_cuda("tuning measures on a GPU; `glabench compile` and `glabench tune --explain` need none")
+    check_cache()
     with Session(strategy, budget_s, out, keep=keep) as session:
         say = session.console.print
         try:

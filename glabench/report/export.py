@@ -13,7 +13,7 @@ import pandas as pd
 
 from glabench.analysis.frame import frame
 from glabench.errors import UserError, did_you_mean
-from glabench.lines import whole
+from glabench.lines import keep_results, whole
 from glabench.report import draw, markdown, page
 from glabench.report.figures import all_figures, sections
 from glabench.report.model import Section
@@ -71,6 +71,7 @@ def parquet(rows: Sequence[Row], out: Path) -> list[Path]:
     """The same table as a Parquet file. Raises UserError where pyarrow is not installed."""
     if importlib.util.find_spec("pyarrow") is None:
         raise UserError("--format parquet needs pyarrow: pip install 'glabench[parquet]'; csv needs nothing")
+    keep_results(out)
     with whole(out) as part:
         _by_row(rows).to_parquet(part, index=False)
     return [out]
@@ -138,7 +139,8 @@ def check(form: str) -> None:
 
 
 def write_text(path: Path, text: str) -> Path:
-    """Writes ``text`` so that the file is either the old one or the whole new one."""
+    """Writes ``text`` so that the file is either the old one or the whole new one. UserError where it holds results."""
+    keep_results(path)
     with whole(path) as part:
         part.write_text(text, encoding="utf-8")
     return path

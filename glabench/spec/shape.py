@@ -7,6 +7,7 @@ import re
 from glabench.errors import UserError
 
 SHAPE = "B,T,H,K,V"
+TOO_LARGE = 2**31  # for any of them; kernels count programs and rows in 32 bits
 
 
 def is_shape(text: str) -> bool:
@@ -19,5 +20,7 @@ def sizes(text: str) -> tuple[int, int, int, int, int]:
     found = [int(size) if size.strip().isdigit() else 0 for size in text.split(",")]
     if len(found) != len(SHAPE.split(",")) or min(found) < 1:
         raise UserError(f"shape {text}: expected {SHAPE}, five integers > 0 such as 4,2048,16,128,128")
+    if max(found) >= TOO_LARGE:
+        raise UserError(f"shape {text}: {max(found)} is too large, expected integers < 2^31")
     B, T, H, K, V = found
     return B, T, H, K, V

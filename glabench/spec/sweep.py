@@ -50,7 +50,7 @@ class Section(BaseModel):
     # these. Not given: all of them. Compiling takes seconds a case, checking a fraction of that.
     compile: list[Block] | None = None
     # A case that takes longer is killed: status "timeout".
-    limit_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 600.0
+    limit_s: Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)] = 600.0
     settings: dict[str, int | float] = {}  # of glabench.spec.settings.Settings, by name
 
 

@@ -14,9 +14,11 @@ from pydantic.fields import FieldInfo
 from glabench.errors import did_you_mean
 from glabench.spec.case import Dtype, Mode
 from glabench.spec.catalog import CATALOG
+from glabench.spec.shape import TOO_LARGE
 from glabench.spec.source import Loc, Source
 
-PositiveInt = Annotated[int, Field(gt=0)]
+SIZE = "an integer > 0 and < 2^31"
+PositiveInt = Annotated[int, Field(gt=0, lt=TOO_LARGE)]
 ChunkSize = Literal[16, 32, 64, 128, 256]
 
 
@@ -32,22 +34,22 @@ class CaseValues(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
     system: Annotated[str, AfterValidator(_known_system)] = Field(description="the name of a system")
-    B: PositiveInt = Field(description="an integer > 0")
-    T: PositiveInt = Field(description="an integer > 0")
-    H: PositiveInt = Field(description="an integer > 0")
-    K: PositiveInt = Field(description="an integer > 0")
-    V: PositiveInt = Field(description="an integer > 0")
+    B: PositiveInt = Field(description=SIZE)
+    T: PositiveInt = Field(description=SIZE)
+    H: PositiveInt = Field(description=SIZE)
+    K: PositiveInt = Field(description=SIZE)
+    V: PositiveInt = Field(description=SIZE)
     dtype: Dtype = Field(description="bf16, fp16 or fp32")
     mode: Mode = Field(description="fwd, bwd, fwdbwd or step")
     chunk: ChunkSize | None = Field(description="16, 32, 64, 128, 256 or null")
     sub_chunk: ChunkSize | None = Field(description="16, 32, 64, 128, 256 or null")
     materialize: bool | None = Field(description="true, false or null")
-    gate_strength: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = Field(
-        description="a number >= 0, or null for no gate at all"
+    gate_strength: Annotated[float, Field(ge=0, le=1e30, allow_inf_nan=False)] | None = Field(
+        description="a number >= 0 and <= 1e30, or null for no gate at all"
     )
     initial_state: bool = Field(description="true or false")
     value_gate: bool = Field(description="true or false")
-    seed: Annotated[int, Field(ge=0)] = Field(description="an integer >= 0")
+    seed: Annotated[int, Field(ge=0, le=2**62)] = Field(description="an integer >= 0 and <= 2^62")
 
 
 FIELDS: tuple[str, ...] = tuple(CaseValues.model_fields)

@@ -16,7 +16,7 @@ from typing import Any
 
 from glabench.errors import UserError
 from glabench.hardware.environment import device_name, package_version, require_cuda
-from glabench.lines import Lines
+from glabench.lines import RIVAL_START, Lines
 from glabench.run.child import Child, ChildDied, ChildTimeout
 from glabench.run.gpus import counted_as_by_nvml
 from glabench.spec.case import Case
@@ -96,7 +96,7 @@ def main(arguments: list[str] | None = None) -> None:
         record |= {"environment": {"device": device_name("cuda"), "triton": package_version("triton")}}
         print(line(record))
         if options.out is not None:
-            with Lines(options.out) as out:
+            with Lines(options.out, starts=RIVAL_START) as out:
                 out.write(json.dumps(record, allow_nan=False))
     except UserError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)

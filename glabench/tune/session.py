@@ -23,7 +23,7 @@ from glabench import tuning_store
 from glabench.analysis.load import load_tunings
 from glabench.errors import UserError
 from glabench.hardware import nvml
-from glabench.lines import Lines
+from glabench.lines import TUNING_START, Lines
 from glabench.systems.gla import schedule_name
 from glabench.tune.compiler import CompilePool
 from glabench.tune.gpu import Gpu
@@ -69,7 +69,7 @@ class Session:
     ) -> None:  # fmt: skip
         self.console = console or Console(highlight=False, markup=False)
         self.strategy, self.budget_s, self.out, self.quiet, self.keep = strategy, budget_s, out, quiet, keep
-        self._lines = None if out is None else Lines(out)
+        self._lines = None if out is None else Lines(out, starts=TUNING_START)
         arch = arch or this_arch()
         self._capability = int(arch.removeprefix("sm_"))
         self._gpu, self._pool = Gpu(env=env), CompilePool(arch, env=env)

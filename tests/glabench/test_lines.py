@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import io
 import json
+import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -12,12 +13,40 @@ from pathlib import Path
 import pytest
 
 from glabench import lines
-from glabench.lines import Lines, bounded
+from glabench.errors import UserError
+from glabench.lines import Lines, bounded, keep_results
 
 
 def test_a_line_that_is_too_long_is_counted_and_not_kept() -> None:
     text = b"short\n" + b"x" * 50 + b"\n" + b"12345678\n" + b"y" * 20
     assert list(bounded(io.BytesIO(text), most=9)) == [(1, b"short\n"), (2, None), (3, b"12345678\n"), (4, None)]
+
+
+def test_a_file_of_something_else_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("title: x\nimportant: last line")
+    with pytest.raises(UserError, match="holds something else"):
+        Lines(path, starts=b'{"a"')
+    assert path.read_text() == "title: x\nimportant: last line"
+    path.write_text('\n{"')  # torn where it begins
+    Lines(path, starts=b'{"a"', warn=lambda message: None).close()
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UserError, match="is a pipe or a device"):
+        Lines(tmp_path / "pipe")
+
+
+@pytest.mark.parametrize("start", lines.STARTS)
+def test_results_are_kept(tmp_path: Path, start: bytes) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_bytes(start)
+    with pytest.raises(UserError, match="holds results"):
+        keep_results(path)
+    path.write_text("case_id,system\n")
+    keep_results(path)
+    keep_results(tmp_path / "new.csv")
 
 
 def test_a_torn_line_longer_than_any_block_is_moved_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

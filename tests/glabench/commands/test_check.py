@@ -166,6 +166,11 @@ BAD = {
     ),
     "measured again and not": (["rows.jsonl", "--no-remeasure", "--against", "HEAD"], "give one of them"),
     "accepted without a reason": (["rows.jsonl", "--accept", ""], "--accept: expected why"),
+    "a baseline that is damaged": (["rows.jsonl", "--baseline", "damaged.jsonl"], "a baseline must be whole"),
+    "a trend in a file of rows": (
+        ["rows.jsonl", "--baseline", "rows.jsonl", "--no-remeasure", "--trend", "rows.jsonl"],
+        "rows.jsonl: holds results",
+    ),
 }
 
 
@@ -173,9 +178,12 @@ BAD = {
 def test_bad_input_is_one_line_and_exit_code_2(tmp_path: Path, run: Run, name: str) -> None:
     write(tmp_path / "rows.jsonl", 1.0)
     write(tmp_path / "zero.jsonl", 0.0)
+    whole = Path(write(tmp_path / "damaged.jsonl", 1.0))
+    whole.write_text(whole.read_text() + '{"case_id": "5')
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     arguments, said = BAD[name]
     code, out, err = run(*arguments)
     assert (code, out) == (2, "")
     assert len(err.splitlines()) == 1
     assert said in err
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["rows.jsonl", "zero.jsonl"]
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before

@@ -37,6 +37,7 @@ BAD = {
     ("tiny.yaml", "--target", "sm_80,"): "--target : unknown architecture (one of: sm_100",
     ("tini.yaml",): "did you mean 'tiny.yaml'?",
     ("others.yaml",): "has no case of the system gla",
+    ("tiny.yaml", "--out", "others.yaml"): "others.yaml: holds something else",
     ("tiny.yaml", "--space", "-1"): "--space",
     ("tiny.yaml", "--out", "."): "cannot be written",
 }

@@ -39,6 +39,7 @@ main(sys.argv[1:])
 # name -> (arguments after "glabench profile", what the one line says)
 BAD: dict[str, tuple[list[str], str]] = {
     "no such sweep": (["bord"], "did you mean 'board'?"),
+    "a shape that is too large": (["99999999999,1,1,16,16"], "99999999999 is too large, expected integers < 2^31"),
     "half a shape": (["1,128,1"], "expected B,T,H,K,V"),
     "a system of no shape": ([SHAPE, "--system", "glaa"], "did you mean 'gla'?"),
     "a mode of no shape": ([SHAPE, "--mode", "fwbd"], "did you mean 'fwd'?"),
@@ -148,14 +149,18 @@ def test_a_row_that_does_not_say_what_it_profiled_is_done_again(
     assert "1 of them finished earlier" in command(*again)
 
 
-def test_what_a_sweep_measured_stays_as_it_was(command: Callable[..., str], here: Path) -> None:
+def test_what_a_sweep_measured_stays_as_it_was(
+    command: Callable[..., str], refused: Callable[..., str], here: Path
+) -> None:
     command("sweep", "tiny.yaml", "--only", "sdpa")
     (swept,) = (here / "results/local").glob("tiny-*.jsonl")
     before = swept.read_bytes()
     command("profile", "tiny.yaml", "--only", "gla_recurrent")
+    path = here / "results/local/profile-tiny-model-h200.jsonl"
+    assert {row["case"]["system"] for row in rows(path)} == {"gla_recurrent"}
+    assert "holds measured rows" in refused("profile", "tiny.yaml", "--out", str(swept))
+    assert "holds profiles" in refused("sweep", "tiny.yaml", "--out", str(path))
     assert swept.read_bytes() == before
-    profiled = rows(here / "results/local/profile-tiny-model-h200.jsonl")
-    assert {row["case"]["system"] for row in profiled} == {"gla_recurrent"}
 
 
 def test_our_kernels_are_compiled_before_they_are_measured() -> None:

@@ -132,6 +132,8 @@ def test_parquet_is_the_same_table(files: list[Path], tmp_path: Path, capsys: py
     [
         (["export", "a.jsonl", "--out", "table.xls"], "unknown format 'xls'"),
         (["export", "a.jsonl", "--out", "a.jsonl/table.csv"], "cannot be written"),
+        (["export", "a.jsonl", "--out", "a.jsonl", "--format", "csv"], "a.jsonl: holds results"),
+        (["verify", "a" * 300], "File name too long"),
         (["verify", "c.jsonl"], "no such file or folder; did you mean"),
         (["verfy", "a.jsonl"], "no such command 'verfy'"),
         (["verify", "tuning.jsonl"], "holds tunings"),

@@ -44,8 +44,16 @@ BAD: dict[str, tuple[str, list[str], str]] = {
     "misspelt field": (GOOD.replace("H:", "h:"), ["sweep", "bad.yaml"], "bad.yaml:2: unknown field 'h'"),
     "unknown system": (GOOD.replace("_torch", "_torhc"), ["sweep", "bad.yaml"], "did you mean 'recurrent_torch'?"),
     "empty axis": (GOOD.replace("recurrent_torch", "[]"), ["sweep", "bad.yaml"], "bad.yaml:3: empty axis 'system'"),
-    "wrong type": (GOOD.replace("T: 16", "T: long"), ["sweep", "bad.yaml"], "T: expected an integer > 0, got 'long'"),
-    "an octal number": (GOOD.replace("T: 16", "T: 0100"), ["sweep", "bad.yaml"], "expected an integer > 0, got '0100'"),
+    "wrong type": (
+        GOOD.replace("T: 16", "T: long"),
+        ["sweep", "bad.yaml"],
+        "T: expected an integer > 0 and < 2^31, got 'long'",
+    ),
+    "an octal number": (
+        GOOD.replace("T: 16", "T: 0100"),
+        ["sweep", "bad.yaml"],
+        "expected an integer > 0 and < 2^31, got '0100'",
+    ),
     "a limit without end": (
         GOOD + "limit_s: .inf\n",
         ["sweep", "bad.yaml"],
@@ -80,6 +88,15 @@ BAD: dict[str, tuple[str, list[str], str]] = {
     "unknown command": (GOOD, ["swep", "bad.yaml"], "did you mean 'sweep'?"),
     "missing argument": (GOOD, ["sweep"], "missing argument"),
 }
+
+
+def test_a_cache_that_cannot_be_written_is_told_of_before_any_case(
+    refused: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "good.yaml").write_text(GOOD)
+    monkeypatch.setenv("TRITON_CACHE_DIR", "/proc/nope/cache")
+    assert "set TRITON_CACHE_DIR" in refused("sweep", "good.yaml", "--device", "cpu")
+    assert [path.name for path in tmp_path.iterdir()] == ["good.yaml"]
 
 
 @pytest.mark.parametrize("name", BAD)

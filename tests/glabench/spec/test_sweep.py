@@ -31,11 +31,15 @@ MISTAKES: dict[str, tuple[str, int, str]] = {
     "wrong type": (
         "title: x\nPOINT\naxes:\n  system: gla\n  T: [64, many]\n",
         5,
-        r"T: expected an integer > 0, got 'many'",
+        r"T: expected an integer > 0 and < 2\^31, got 'many'",
     ),
-    "a number as text": ("title: x\nPOINT\naxes: {system: gla, T: '64'}\n", 3, r"T: expected an integer > 0, got '64'"),
+    "a number as text": (
+        "title: x\nPOINT\naxes: {system: gla, T: '64'}\n",
+        3,
+        r"T: expected an integer > 0 and < 2\^31, got '64'",
+    ),
     "true is no integer": ("title: x\nPOINT\naxes: {system: gla, T: true}\n", 3, r"T: expected an integer"),
-    "zero": ("title: x\nPOINT\naxes: {system: gla, H: 0}\n", 3, r"H: expected an integer > 0, got 0"),
+    "zero": ("title: x\nPOINT\naxes: {system: gla, H: 0}\n", 3, r"H: expected an integer > 0 and < 2\^31, got 0"),
     "chunk that does not exist": ("title: x\nPOINT\naxes: {system: gla, chunk: 48}\n", 3, r"chunk: expected 16, 32"),
     "gate of the wrong sign": ("title: x\nPOINT\naxes: {system: gla, gate_strength: -1}\n", 3, r"a number >= 0"),
     "sub_chunk of an explicit case": (
