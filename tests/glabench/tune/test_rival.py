@@ -89,7 +89,7 @@ def test_the_record_is_appended_and_the_package_must_be_there(
     out = tmp_path / "rival.jsonl"
     call = ["1,64,2,32,32", "--limit", "2", "--out", str(out)]
     ended = {"kind": "rival", "status": "timeout", "reason": "over 2 s"}
-    monkeypatch.setattr(rival, "measure", lambda case, limit_s: {"case": case.to_dict(), "limit_s": limit_s, **ended})
+    monkeypatch.setattr(rival, "measure", lambda case, limit_s: {**ended, "case": case.to_dict(), "limit_s": limit_s})
     monkeypatch.setattr("glabench.systems.fla.missing_package", lambda package, remedy: None)
     monkeypatch.setattr("glabench.systems.fla.needs_gpu", lambda device: None)
     for _ in range(2):
