@@ -77,7 +77,7 @@ class Lines:
 
     A last line torn by a crash is moved to ``<file>.torn`` on opening, so that the file stays readable. With ``fresh``
     an existing file is first moved aside to ``<file>.1`` (the first free number), never deleted. ``starts``: how lines
-    begin, where a file with another first line is not to be touched.
+    begin, where a file without such a line is not to be touched.
     Raises UserError for such a file, when another process has it open for appending, or when it cannot be written.
     """
 
@@ -92,7 +92,7 @@ class Lines:
         self.path = Path(path)
         self.moved_to: Path | None = None
         if not fresh:
-            _refuse_other_files(self.path, starts)
+            _refuse_without(self.path, starts)
         self._file = open_locked(self.path)
         try:
             if fresh and os.fstat(self._file.fileno()).st_size:
@@ -156,16 +156,21 @@ class Lines:
         warn(f"{self.path}: the last line was torn by a crash and moved to {aside}")
 
 
-def _refuse_other_files(path: Path, starts: bytes) -> None:
-    """UserError unless the first line begins so, as far as it goes, or there is none."""
+def _refuse_without(path: Path, starts: bytes) -> None:
+    """UserError unless some line begins so, as far as it goes, or the file is empty or not there. Most files are known
+    by their first line, and one that is damaged there by another."""
     if not starts or not path.is_file():
         return
+    empty = True
     try:
         with path.open("rb") as file:
-            first = next((line for _, line in bounded(file) if line is None or line.strip()), starts)
+            for _, line in bounded(file):
+                if line is not None and (line.startswith(starts) or starts.startswith(line)):
+                    return
+                empty = empty and line is not None and not line.strip()
     except OSError as error:
         raise _unwritable(path, error) from None
-    if first is None or not (first.startswith(starts) or starts.startswith(first)):
+    if not empty:
         raise UserError(f"{path}: holds something else; expected a file that this command wrote, or a new one")
 
 

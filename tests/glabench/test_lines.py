@@ -30,6 +30,8 @@ def test_a_file_of_something_else_is_left_alone(tmp_path: Path) -> None:
     assert path.read_text() == "title: x\nimportant: last line"
     path.write_text('\n{"')  # torn where it begins
     Lines(path, starts=b'{"a"', warn=lambda message: None).close()
+    path.write_text('damaged\n{"a": 1}\n')
+    Lines(path, starts=b'{"a"').close()
 
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:

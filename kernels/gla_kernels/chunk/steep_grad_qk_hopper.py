@@ -27,6 +27,7 @@ from .hopper import (
     TILE_BYTES,
     barrier,
     barriers,
+    by_parts,
     cut,
     leading,
     matrix,
@@ -45,7 +46,6 @@ from .steep_hopper import (
     hidden_zero,
     lay_down,
     levels_of,
-    product_by_parts,
     rows,
     rows_of_level,
     share_of,
@@ -130,7 +130,8 @@ def _given(m_pairs, t_pairs, b_x, s_high, s_low):
     b_high, b_low = cut(b_x)
     lay_down(b_high, b_low, s_high, s_low)
     b_ah, b_al = _kept(t_pairs[0].load(ACCUMULATOR), m_pairs), _kept(t_pairs[1].load(ACCUMULATOR), m_pairs)
-    return product_by_parts(b_ah, b_al, s_high, s_low)
+    b_zero = gl.zeros([ROWS, ROWS], gl.float32, ACCUMULATOR)
+    return warpgroup_mma_wait(0, (by_parts(b_ah, b_al, s_high, s_low, b_zero, True),))
 
 
 @gluon.jit

@@ -223,14 +223,6 @@ def lay_down(b_high, b_low, s_high, s_low):
     barrier()
 
 
-@gluon.jit
-def product_by_parts(b_high, b_low, s_high, s_low):
-    """x @ y, x in registers and y in shared memory, two parts each."""
-    b_zero = gl.zeros([ROWS, ROWS], gl.float32, ACCUMULATOR)
-    b_x = by_parts(b_high, b_low, s_high, s_low, b_zero, True)
-    return warpgroup_mma_wait(0, (b_x,))
-
-
 # --- Scores -----------------------------------------------------------------------------------------------------------
 
 
