@@ -1,10 +1,12 @@
-"""Synthetic rows that look like a sweep on an H200 and like `quick` on a CPU. Made up, and only ever used by tests."""
+"""Synthetic rows that look like a sweep on an H200 and like `quick` on a CPU, their pages, and a browser. The rows are
+made up, and only ever used by tests."""
 
 from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -278,6 +280,14 @@ def board_page(board_rows: list[Row]) -> str:
 
 
 @pytest.fixture(scope="session")
+def strengths_page(at_strengths: Callable[..., list[Row]]) -> str:
+    """A page of one mode and shape at many gate strengths, whose names are long."""
+    rows = at_strengths(0.06, 0.3, 1.0, 4.0, 16.0, 40.0, 1e4)
+    table = frame(rows)
+    return render(rows, table, sections(table))
+
+
+@pytest.fixture(scope="session")
 def papers_page(papers_rows: list[Row]) -> str:
     pages = Pages(papers_rows)
     return render_papers(pages, pages.sections())
@@ -325,3 +335,29 @@ class Outline(HTMLParser):
 def outline() -> Callable[[str], Outline]:
     """``outline(html)``: see Outline; a page whose tags do not match fails here."""
     return Outline
+
+
+# --- A browser --------------------------------------------------------------------------------------------------------
+
+
+def found(*names: str) -> str | None:
+    return next((path for name in names if (path := shutil.which(name))), None)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Headless Chromium; skips with the reason where there is none."""
+    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed (pip install -e '.[dev]')")
+    binary, driver = found("chromium", "chromium-browser", "google-chrome"), found("chromedriver")
+    if not binary or not driver:
+        pytest.skip("no Chromium with its driver here (Debian: apt-get install chromium chromium-driver)")
+    options = webdriver.ChromeOptions()
+    options.binary_location = binary
+    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
+                     "--disable-background-networking", "--disable-component-update", "--disable-sync",
+                     f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):  # fmt: skip
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    chrome = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    yield chrome
+    chrome.quit()

@@ -4,46 +4,18 @@ from __future__ import annotations
 
 import base64
 import re
-import shutil
 import time
 import zlib
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from glabench.analysis.frame import frame
 from glabench.check import page as check_page
 from glabench.check.verdict import check
-from glabench.report.figures import sections
-from glabench.report.page import render
 from glabench.store import Row
 
 pytestmark = pytest.mark.browser
-
-
-def found(*names: str) -> str | None:
-    return next((path for name in names if (path := shutil.which(name))), None)
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Headless Chromium; skips with the reason where there is none."""
-    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed (pip install -e '.[dev]')")
-    binary, driver = found("chromium", "chromium-browser", "google-chrome"), found("chromedriver")
-    if not binary or not driver:
-        pytest.skip("no Chromium with its driver here (Debian: apt-get install chromium chromium-driver)")
-    options = webdriver.ChromeOptions()
-    options.binary_location = binary
-    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
-                     "--disable-background-networking", "--disable-component-update", "--disable-sync",
-                     f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):  # fmt: skip
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    chrome = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
-    yield chrome
-    chrome.quit()
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +33,12 @@ def profiles(profile_page: str, tmp_path_factory: pytest.TempPathFactory) -> str
 def claims(papers_page: str, tmp_path_factory: pytest.TempPathFactory) -> str:
     """The address of a papers page."""
     return written(papers_page, tmp_path_factory.mktemp("papers"))
+
+
+@pytest.fixture(scope="module")
+def strengths(strengths_page: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The address of a page of many gate strengths."""
+    return written(strengths_page, tmp_path_factory.mktemp("strengths"))
 
 
 def written(page: str, folder: Path) -> str:
@@ -251,14 +229,6 @@ def test_a_figure_can_be_saved(browser: Any, address: str, kind: str) -> None:
     assert name.endswith(f".{kind}")
     assert mime == {"svg": "image/svg+xml", "png": "image/png"}[kind]
     assert width > 600
-
-
-@pytest.fixture(scope="module")
-def strengths(at_strengths: Callable[..., list[Row]], tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The address of a page of one mode and shape at many gate strengths, whose names are long."""
-    rows = at_strengths(0.06, 0.3, 1.0, 4.0, 16.0, 40.0, 1e4)
-    table = frame(rows)
-    return written(render(rows, table, sections(table)), tmp_path_factory.mktemp("strengths"))
 
 
 @pytest.mark.parametrize("width", [360, 390, 768, 1440])
