@@ -3,7 +3,8 @@
 Triton's ``@autotune`` compiles one config after another, in the process that times cases: hundreds for a shape of FLA's
 GLA, minutes in which the GPU waits. Here the first call is made beforehand, in as many processes as there are cores,
 with an autotuner that compiles its configs and launches none. The processes share Triton's cache on the disk, and each
-goes through the configs in an order of its own: those that meet at a kernel share its work. Which config is the fastest
+goes through the configs in an order of its own: those that meet at a kernel, of two cases or, where a core has no other
+left (``glabench.run.untimed``), of the same, share its work. Which config is the fastest
 stays the rival's own finding, at its first call in the process that times.
 """
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
@@ -21,6 +21,7 @@ from glabench.run.attempts import Attempts, still_holds
 from glabench.run.gpus import counted_as_by_nvml, only_this
 from glabench.run.parts import merge, parts
 from glabench.run.sharing import Shared
+from glabench.run.untimed import Job, Untimed
 from glabench.run.worker import PIPELINE, Worker
 from glabench.spec.case import Case
 from glabench.spec.settings import Device, Part, Settings
@@ -39,14 +40,6 @@ class Progress(Protocol):
     def running(self, case: Case, part: Part) -> None: ...
 
     def finished(self, row: Row) -> None: ...
-
-
-@dataclass(frozen=True)
-class Job:
-    """One part of one case."""
-
-    case: Case
-    part: Part
 
 
 @dataclass
@@ -83,6 +76,7 @@ class Driver:
     _attempts: Attempts = field(default_factory=Attempts, init=False)
     _workers: list[Worker] = field(default_factory=list, init=False)
     _halves: dict[str, Row] = field(default_factory=dict, init=False)
+    _untimed: Untimed = field(default_factory=lambda: Untimed(()), init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
     _stopped: bool = field(default=False, init=False)
     _outcome: Outcome = field(default_factory=Outcome, init=False)
@@ -122,12 +116,12 @@ class Driver:
 
     def _run_untimed(self, jobs: Sequence[Job]) -> None:
         """Gates and compilations side by side; a process is kept for one kind of part as long as there are any."""
-        queues = {part: deque(job for job in jobs if job.part == part) for part in ("gate", "compile")}
+        self._untimed = Untimed(jobs)
         kinds: tuple[Part, Part] = ("gate", "compile")
-        count = min(cores(), len(jobs))
+        count = cores() if any(job.shared for job in jobs) else min(cores(), len(jobs))
         gpus = self.gpus or (None,)  # the processes that compile each open one: not all of them the same
         self._side_by_side(
-            [partial(self._work, queues, kinds[index % 2], gpus[index % len(gpus)]) for index in range(count)]
+            [partial(self._work, self._untimed, kinds[index % 2], gpus[index % len(gpus)]) for index in range(count)]
         )
 
     def _side_by_side(self, calls: Sequence[Callable[[], None]]) -> None:
@@ -149,20 +143,30 @@ class Driver:
             return needed
         return tuple(part for part in needed if part != "compile" or case.id in self.compiled)
 
-    def _work(self, queues: dict[str, deque[Job]], part: Part, gpu: str | None) -> None:
-        """One thread: jobs of one kind while there are any, then of the other."""
+    def _work(self, untimed: Untimed, part: Part, gpu: str | None) -> None:
+        """One thread: jobs of one kind while there are any, then of the other; then others' that share their work."""
         other: Part = "compile" if part == "gate" else "gate"
         for kind in (part, other):
             worker: Worker | None = None
-            while not self._stopped:
-                try:
-                    job = queues[kind].popleft()
-                except IndexError:
-                    break
+            while (job := untimed.take(kind)) is not None:
                 worker = worker or self._worker(kind, gpu)
                 self._run_job(worker, job)
+                untimed.finished(job)
             if worker is not None:
                 worker.close()
+        self._help(untimed, gpu)
+
+    def _help(self, untimed: Untimed, gpu: str | None) -> None:
+        """Do jobs that other threads are at, too; what becomes of them there is what counts."""
+        helped: list[Job] = []
+        while True:
+            worker = self._worker("compile", gpu)
+            job = untimed.to_help(worker, helped)
+            if job is None:
+                return
+            worker.run(job.case, self.sweep, self.settings.with_part(job.part), self.limit_s)
+            worker.close()
+            helped.append(job)
 
     def _worker(self, part: Part, gpu: str | None) -> Worker:
         imports = self.imports if part == "all" else ()
@@ -199,6 +203,7 @@ class Driver:
     def _stop(self) -> None:
         """Kill the workers. The lock is not taken: a thread may hold it, and a row it writes meanwhile is valid."""
         self._stopped = True
+        self._untimed.stop()
         for worker in list(self._workers):
             worker.close()
 

@@ -47,6 +47,14 @@ def run_case(case, sweep, settings):
             open(mark, "w").close()
             os.kill(os.getppid(), signal.SIGKILL)
             time.sleep(600)
+    if case.seed == 13 and settings.part == "compile":  # what two processes do sooner than one
+        mark = os.environ["CALLS"] + ".begun"
+        if os.path.exists(mark):
+            open(mark + ".helped", "w").close()
+            time.sleep(600)
+        open(mark, "w").close()
+        while not os.path.exists(mark + ".helped"):
+            time.sleep(0.01)
     facts = {"fingerprint": "f", "device_slug": "d", "said_by": "child"}
     spent = [{"part": settings.part, "began": time.time(), "seconds": {"gate": 0.0}}] if case.seed == 12 else None
     return Row(case.id, sweep, case.to_dict(), status, implementation=settings.part, environment=facts, started="2026",

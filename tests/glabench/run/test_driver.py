@@ -16,6 +16,7 @@ from glabench import store
 from glabench.errors import UserError
 from glabench.lines import Lines
 from glabench.run import driver as driver_module
+from glabench.run import untimed
 from glabench.run.attempts import Attempts
 from glabench.run.driver import Driver, finished
 from glabench.run.worker import Worker
@@ -150,6 +151,24 @@ def test_what_killed_two_processes_when_it_was_compiled_is_not_run(tmp_path: Pat
 def test_a_rival_whose_kernels_could_not_be_compiled_ahead_runs(tmp_path: Path, calls: Path) -> None:
     drive(tmp_path / "rows.jsonl", [case("fla", 1)], device="cuda")
     assert [made[1] for made in called(calls)] == ["compile", "compile", "all", "all"]
+
+
+def test_who_has_nothing_to_do_helps_a_rival_that_compiles_for_long(
+    tmp_path: Path, calls: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver_module, "cores", lambda: 3)
+    monkeypatch.setattr(untimed, "ALONE_S", 0.1)
+    listener = Listener()
+    drive(tmp_path / "rows.jsonl", [case("fla", 13), case("gla")], device="cuda", listener=listener)
+    made = [line.split() for line in calls.read_text().splitlines()]
+    compiled = [words[2] for words in made if words[:2] == [case("fla", 13).id, "compile"]]
+    assert len(compiled) == len(set(compiled)) > 1  # in processes of their own, and each once
+    assert [words[0] for words in made if words[1] == "all"] == [case("fla", 13).id, case("gla").id]
+    assert listener.started.count(("fla", "compile")) == 1
+    assert [row.deaths for row in store.read(tmp_path / "rows.jsonl")] == [None, None]
+    for pid in compiled:
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(pid), 0)
 
 
 def test_several_gpus_have_a_process_each_and_take_the_longest_cases_first(tmp_path: Path, calls: Path) -> None:

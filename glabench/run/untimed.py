@@ -1,0 +1,96 @@
+"""What is not timed, taken by many threads, one job at a time; whoever finds none left helps with the longest.
+
+A rival that tunes itself compiles hundreds of configs for a shape: minutes, while the other cores have long been idle
+and no case is timed yet. Each process goes through the configs in an order of its own and finds on the disk what others
+have compiled (``glabench.run.autotuned``), so a second process that compiles the same case shares its work.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from glabench.run.worker import Worker
+from glabench.spec.case import Case
+from glabench.spec.catalog import CATALOG
+from glabench.spec.settings import Part
+
+# Seconds that a job takes before it is helped with: a process for it has imported torch and opened the GPU in ten, and
+# what another sweep has compiled before is found on the disk sooner than that.
+ALONE_S = 20.0
+LOOK_S = 0.5
+
+
+@dataclass(frozen=True)
+class Job:
+    """One part of one case."""
+
+    case: Case
+    part: Part
+
+    @property
+    def shared(self) -> bool:
+        """Whether two processes that do it do it sooner than one."""
+        return self.part == "compile" and CATALOG[self.case.system].autotuned
+
+
+@dataclass
+class _Running:
+    since: float  # time.monotonic()
+    helpers: list[Worker] = field(default_factory=list)
+
+
+class Untimed:
+    """The jobs that are left and those that run. Used by many threads."""
+
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        self._left: dict[Part, deque[Job]] = {
+            part: deque(job for job in jobs if job.part == part) for part in ("gate", "compile")
+        }
+        self._running: dict[Job, _Running] = {}
+        self._changed = threading.Condition()
+        self._stopped = False
+
+    def take(self, part: Part) -> Job | None:
+        """The next job of this kind, whose end ``finished`` has to be told of; None when there is none."""
+        with self._changed:
+            if self._stopped or not self._left[part]:
+                return None
+            job = self._left[part].popleft()
+            self._running[job] = _Running(time.monotonic())
+            return job
+
+    def finished(self, job: Job) -> None:
+        """The job is done; whoever helped with it is stopped."""
+        with self._changed:
+            helpers = self._running.pop(job).helpers
+            self._changed.notify_all()
+        for helper in helpers:
+            helper.close()
+
+    def to_help(self, helper: Worker, helped: Collection[Job]) -> Job | None:
+        """The job that ``helper`` should do besides the process that does it already; of those with the fewest helpers
+        the one that takes longest. Waits until one has taken long enough; None when there will be none but those in
+        ``helped``. The helper is closed once the job is done."""
+        with self._changed:
+            while not self._stopped:
+                now = time.monotonic()
+                running = {job: one for job, one in self._running.items() if job.shared and job not in helped}
+                if not running:
+                    return None
+                long = [job for job, one in running.items() if now - one.since >= ALONE_S]
+                if long:
+                    job = min(long, key=lambda job: (len(running[job].helpers), running[job].since))
+                    running[job].helpers.append(helper)
+                    return job
+                self._changed.wait(LOOK_S)
+            return None
+
+    def stop(self) -> None:
+        """Give out no more, and wake who waits."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
