@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,12 +24,12 @@ def files(paths: Sequence[Path], warn: Callable[[str], None] = warn_on_stderr) -
     have no page are left out, and reported to ``warn`` in one line.
 
     Raises:
-        UserError: a path does not exist, a folder holds no result file, or no file is left.
+        UserError: a path does not exist, a folder holds no result file or cannot be read, or no file is left.
     """
     found: list[Path] = []
     for path in paths:
         if path.is_dir():
-            inside = sorted(path.rglob("*.jsonl"))
+            inside = _inside(path)
             if not inside:
                 raise UserError(f"{path}: no *.jsonl file in this folder; `glabench sweep` writes them")
             found += inside
@@ -47,6 +48,17 @@ def files(paths: Sequence[Path], warn: Callable[[str], None] = warn_on_stderr) -
             raise UserError(message)
         warn(f"{message}; left out")
     return [path for path in found if path not in unshown]
+
+
+def _inside(folder: Path) -> list[Path]:
+    """Every *.jsonl in the folder, at any depth. Raises UserError where a folder cannot be read: nothing of it would be
+    shown, and nobody told."""
+
+    def refuse(error: OSError) -> None:
+        raise UserError(f"{error.filename}: cannot be read: {error.strerror}")
+
+    found = (Path(at, name) for at, _, names in os.walk(folder, onerror=refuse) for name in names)
+    return sorted(path for path in found if path.suffix == ".jsonl")
 
 
 def tuning_files(paths: Sequence[Path]) -> list[Path]:

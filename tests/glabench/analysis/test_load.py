@@ -55,6 +55,23 @@ def test_a_pipe_is_refused_as_what_it_is(tmp_path: Path) -> None:
         located([tmp_path / "rows"])
 
 
+def test_a_folder_within_that_cannot_be_read_is_told(
+    tmp_path: Path, make_row: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "closed").mkdir()
+    (tmp_path / "a.jsonl").write_text(to_json(make_row("gla", [1.0])) + "\n")
+    scandir = os.scandir
+
+    def closed(path: Any) -> Any:  # as to anyone but root
+        if Path(path).name == "closed":
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", closed)
+    with pytest.raises(UserError, match="closed: cannot be read: Permission denied"):
+        files([tmp_path])
+
+
 def test_missing_paths_name_the_nearest(tmp_path: Path, make_row: Any) -> None:
     (tmp_path / "quick-cpu.jsonl").write_text(to_json(make_row("gla", [1.0])) + "\n")
     with pytest.raises(UserError, match=r"did you mean .*quick-cpu\.jsonl"):
