@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from glabench.errors import UserError
 from glabench.spent import PHASES, Spent, spent_of
-from glabench.store import Row
+from glabench.store import Row, to_json
 
 PAUSE_S = 10.0  # a sweep that runs waits milliseconds between two cases: it was stopped, and started again later
 
@@ -54,10 +54,12 @@ class Account:
 
 
 def account(rows: Sequence[Row]) -> Account:
-    """Where the time of the rows went, systems by what they took. UserError when no row says."""
+    """Where the time of the rows went, systems by what they took. A row that is given twice, as where files lie beside
+    what they were merged into, counts once. UserError when no row says."""
     seconds: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     cases: dict[str, int] = defaultdict(int)
     everything: list[Spent] = []
+    rows = list({to_json(row): row for row in rows}.values())
     for row in rows:
         try:
             spent = spent_of(row)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -139,7 +140,7 @@ def _run(
         running.refuse_others(path, profiled=False)
     if there is None:
         running.check_cache()
-    kind_of_driver = Driver if there is None else RayDriver
+    kind_of_driver = Driver if there is None else partial(RayDriver, there=there)
     name = device_name(device) if there is None else f"{there['device']}, with Ray"
 
     with Appender(path, fresh=fresh) as out:

@@ -23,11 +23,12 @@ from glabench.spec.settings import Device
 
 # What of this package can change a result. Reports, commands and the driver read and move rows, no more.
 RESULT_SOURCES = (
-    *(f"spec/{name}.py" for name in ("case", "settings", "work")),
+    "failures.py",
+    *(f"spec/{name}.py" for name in ("case", "catalog", "settings", "work")),
     "systems/*.py",
     "systems/baselines/*.py",
     "hardware/*.py",
-    *(f"run/{name}.py" for name in ("pipeline", "rotation", "measure", "memory", "forward_parts")),
+    *(f"run/{name}.py" for name in ("parts", "pipeline", "rotation", "measure", "memory", "forward_parts")),
     *(f"run/{name}.py" for name in ("gate", "errors", "question", "oracle", "retention", "ssm", "ssd")),
 )
 # Where Nsight Compute is when it is not on the PATH.

@@ -168,6 +168,8 @@ class Child:
                 raise TimeoutError
             self._bound_output()
             if not select.select([self._answers], [], [], min(left, LOOK_S))[0]:
+                if self.pid is None:  # it died, and something that it had started holds the pipe open
+                    raise EOFError
                 continue
             if len(buffer) > MAX_ANSWER_BYTES:
                 raise ValueError(f"more than {MAX_ANSWER_BYTES >> 20} MiB")

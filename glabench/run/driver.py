@@ -215,8 +215,9 @@ def finished(
     counts: Callable[[Row], bool] = lambda row: True,
     where: dict[str, Any] | None = None,
 ) -> dict[str, str]:
-    """Cases of a file that need not run again, with their status: same device, same sources and versions as ``where``
-    (by default this machine's ``run_environment``), the same settings, and what else ``counts`` wants of a row.
+    """Cases of a file that need not run again, with their status: their last row on this device is of the same sources
+    and versions as ``where`` (by default this machine's ``run_environment``), of the same settings, and what else
+    ``counts`` wants of a row. An older one does not count, for reports and comparisons take the last.
 
     Any status counts as finished: a case that ran out of memory would do so again. One that took too long does unless
     ``limit_s``, in seconds, is more than it was given then.
@@ -225,12 +226,12 @@ def finished(
         return {}
     here = run_environment(settings.device) if where is None else where
     threads = here.get("omp_num_threads")
+    ours = (row for row in store.read(path) if row.environment.get("device_slug") == here["device_slug"])
+    last = {row.case_id: row for row in ours if counts(row)}
     return {
-        row.case_id: row.status
-        for row in store.read(path)
-        if all(row.environment.get(key) == here[key] for key in ("fingerprint", "device_slug"))
-        and still_holds(row, settings, limit_s, threads)
-        and counts(row)
+        case_id: row.status
+        for case_id, row in last.items()
+        if row.environment.get("fingerprint") == here["fingerprint"] and still_holds(row, settings, limit_s, threads)
     }
 
 

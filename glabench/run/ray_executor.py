@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from glabench import store
@@ -65,7 +65,12 @@ def environment_there(device: Device) -> dict[str, Any]:
 
 @dataclass
 class RayDriver(Driver):
-    """A driver whose cases run as tasks of the cluster that ``connect`` joined, as many at once as it has GPUs."""
+    """A driver whose cases run as tasks of the cluster that ``connect`` joined, as many at once as it has GPUs.
+
+    there: what is known of the cluster's machines, as ``environment_there`` has it.
+    """
+
+    there: dict[str, Any] = field(default_factory=dict)
 
     def run(self, cases: Sequence[Case]) -> Outcome:
         """Run the cases; Ctrl-C cancels the tasks and comes back with ``interrupted``, every finished row kept."""
@@ -102,7 +107,9 @@ class RayDriver(Driver):
             return store.from_json(ray.get(task))
         except (ray.exceptions.RayError, ValueError) as error:
             reason = in_one_line(f"Ray lost the task {MAX_RETRIES + 1} times: {type(error).__name__}: {error}")
-            return Row(case.id, self.sweep, case.to_dict(), "crashed", reason, environment={"kind": self.device})
+            # without a fingerprint: the same command runs it once more, for it was a machine that failed
+            where = {key: value for key, value in self.there.items() if key in ("kind", "device", "device_slug")}
+            return Row(case.id, self.sweep, case.to_dict(), "crashed", reason, environment=where)
 
 
 def run_whole(request: dict[str, Any]) -> str:

@@ -13,7 +13,7 @@ from glabench.run import child as child_module
 from glabench.run.child import Child, ChildDied, ChildTimeout
 
 ANSWERING = """
-import os, sys, time
+import os, signal, sys, time
 print("imported", flush=True)
 
 def handle(request):
@@ -28,6 +28,10 @@ def handle(request):
         time.sleep(request["sleep"])
     if "raise" in request:
         raise ValueError(request["raise"])
+    if "fork" in request and os.fork() == 0:
+        time.sleep(60)
+    if "fork" in request:
+        os.kill(os.getpid(), signal.SIGSEGV)
     if "exit" in request:
         print("last words", file=sys.stderr, flush=True)
         os._exit(request["exit"])
@@ -112,6 +116,12 @@ def test_an_interrupted_request_leaves_no_answer_behind(child: Child, monkeypatc
         with pytest.raises(KeyboardInterrupt):
             child.ask({"number": 1}, 30)
     assert child.ask({"number": 2}, 30)["echo"] == {"number": 2}
+
+
+def test_a_death_is_seen_although_something_that_it_started_lives_on(child: Child) -> None:
+    with pytest.raises(ChildDied, match="killed by SIGSEGV"):
+        child.ask({"fork": True}, 30)
+    assert child.ask({}, 30)["pid"] == child.pid
 
 
 def test_a_closed_child_stays_closed(child: Child) -> None:

@@ -249,6 +249,18 @@ def test_finished_are_the_cases_of_this_device_and_these_sources(
     assert finished(path, cpu, 60) == {"a": "ok", "b": "oom"}
 
 
+def test_what_was_finished_before_a_change_that_was_taken_back_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver_module, "known_environment", lambda device: {"fingerprint": "a", "device_slug": "d"})
+    with Appender(tmp_path / "rows.jsonl") as out:
+        for name, sources, place in (("x", "a", "d"), ("x", "b", "d"), ("y", "a", "d"), ("y", "b", "another")):
+            facts = {"fingerprint": sources, "device_slug": place}
+            out.append(Row(name, "tiny", case("gla").to_dict(), "ok", environment=facts))
+    # of x reports would show b's row, the last; the other machine's is no row of this one
+    assert finished(tmp_path / "rows.jsonl", Settings.for_device("cpu"), 60) == {"y": "ok"}
+
+
 def test_rows_of_other_settings_limits_and_threads_are_not_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 from glabench import store
 from glabench.errors import UserError
+from glabench.run.driver import finished, run_environment
 from glabench.run.ray_executor import RayDriver, connect, environment_there
 from glabench.spec.case import Case
 from glabench.spec.settings import Device, Part, Settings
@@ -43,6 +44,27 @@ def test_an_address_where_nothing_listens_is_one_line_at_once(address: str, monk
     monkeypatch.setitem(sys.modules, "ray", ModuleType("ray"))
     with pytest.raises(UserError, match=f"--address {address}: no Ray cluster answers"):
         connect(address)
+
+
+def test_a_lost_task_is_a_row_of_its_device_and_runs_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class RayError(Exception): ...
+
+    def get(task: Any) -> str:
+        raise RayError("the node died")
+
+    lost = ModuleType("ray")
+    monkeypatch.setattr(lost, "get", get, raising=False)
+    monkeypatch.setattr(lost, "exceptions", SimpleNamespace(RayError=RayError), raising=False)
+    monkeypatch.setitem(sys.modules, "ray", lost)
+    there = run_environment("cpu") | {"device_slug": "nvidia-h100"}
+    settings, one = Settings.for_device("cpu"), Case("sdpa", 1, 8, 1, 8, 8)
+    with Appender(tmp_path / "rows.jsonl") as out:
+        driver = RayDriver("tiny", "cpu", settings, 30, frozenset(), out, Silent(), there=there)
+        row = driver._row("a task", one)
+        out.append(row)
+    assert (row.status, row.environment["device_slug"]) == ("crashed", "nvidia-h100")
+    assert "the node died" in str(row.reason)
+    assert finished(tmp_path / "rows.jsonl", settings, 30, where=there) == {}
 
 
 def test_every_case_has_one_row_when_one_of_two_workers_is_killed(ray: Any, tmp_path: Path, calls: Path) -> None:
