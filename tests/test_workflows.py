@@ -90,10 +90,13 @@ def test_paths_that_the_script_is_given_are_seen_from_where_it_is_called(tmp_pat
     stub, calls = tmp_path / "glabench", tmp_path / "calls"
     stub.write_text(SWEEP_STUB)
     stub.chmod(0o755)
+    (tmp_path / "mine.yaml").touch()
     env = {**os.environ, "GLABENCH": "./glabench", "CALLS": str(calls), "RUNS": "1", "TREND": "trend.jsonl"}
+    env["SWEEP"] = "mine.yaml"
     script = ROOT / ".ci" / "gpu-regression"
     done = subprocess.run([script, "out"], env=env, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    said = calls.read_text().splitlines()[-1]
+    _, measured, said = calls.read_text().splitlines()
+    assert measured.startswith(f"sweep {tmp_path / 'mine.yaml'} ")
     assert f"--trend {tmp_path / 'trend.jsonl'}" in said
     assert f"--out {tmp_path / 'out' / 'check.html'}" in said

@@ -58,7 +58,9 @@ def accept(rows: Sequence[Row], why: str, folder: Path = FOLDER) -> tuple[Path, 
         raise UserError(
             f"--accept: case {bad.case_id} ({bad.case['system']}) is {bad.status}: {bad.reason}; fix it first"
         )
-    commits = sorted({str(row.environment.get("commit")) for row in rows})
+    # A process that did not live to answer could not name its commit; its sources are those of the other rows.
+    named = [row.environment["commit"] for row in rows if row.environment.get("commit")]
+    commits = sorted(set(map(str, named))) or ["None"]
     if len(commits) > 1:
         raise UserError(f"--accept: rows of {len(commits)} commits ({', '.join(commits)}), expected those of one")
     path = folder / f"{device_slug(rows)}.jsonl"

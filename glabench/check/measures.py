@@ -1,8 +1,9 @@
-"""The verdicts on what is not time: memory, spilled registers and accuracy. They do not jitter: one run will do."""
+"""The verdicts on what is not time: memory, spilled registers and accuracy. They do not jitter: one run will do, the
+last one that has the figure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -28,10 +29,20 @@ class Finding:
     words: str
 
 
-def findings(before: Row, after: Row) -> list[Finding]:
-    """What can be compared of two rows of one case, each of them ok."""
-    found = (_memory(before, after), _spills(before, after), _accuracy(before, after))
+def findings(before: Sequence[Row], after: Sequence[Row]) -> list[Finding]:
+    """What can be compared of the runs of one case, each of them ok, oldest first."""
+    found = (
+        _memory(_last(before, "memory"), _last(after, "memory")),
+        _spills(_last(before, "compiled"), _last(after, "compiled")),
+        _accuracy(_last(before, "accuracy"), _last(after, "accuracy")),
+    )
     return [finding for finding in found if finding is not None]
+
+
+def _last(runs: Sequence[Row], field: str) -> Row:
+    """The last run that has this field, or else the last one."""
+    has = [run for run in runs if (_beyond_inputs(run) is not None if field == "memory" else getattr(run, field))]
+    return (has or runs)[-1]
 
 
 def _memory(before: Row, after: Row) -> Finding | None:
@@ -51,7 +62,8 @@ def _beyond_inputs(row: Row) -> int | None:
 
 
 def _spills(before: Row, after: Row) -> Finding | None:
-    """By kernel and architecture. A kernel that is new counts only if all spills together grew: work may move."""
+    """By kernel and architecture, of those that both have. A kernel that is new counts only if all spills of its
+    architecture together grew: work may move."""
     if not before.compiled or not after.compiled or not _same_compiler(before, after):
         return None
     failed_before, failed_now = _failed(before.compiled), _failed(after.compiled)
@@ -64,16 +76,22 @@ def _spills(before: Row, after: Row) -> Finding | None:
     for key in failed_before.keys() - failed_now.keys():  # what compiles at last has no spills before
         old.pop(key, None)
         new.pop(key, None)
-    grew = sum(new.values()) > sum(old.values())
+    both = {arch for _, arch in old} & {arch for _, arch in new}
+    old, new = ({key: spilled for key, spilled in side.items() if key[1] in both} for side in (old, new))
+    grew = {arch for arch in both if _of_arch(new, arch) > _of_arch(old, arch)}
     worse = broken + [
         f"{kernel} ({arch}) spills {new[kernel, arch]} B, {old.get((kernel, arch), 0)} before"
         for kernel, arch in new
-        if new[kernel, arch] > old.get((kernel, arch), 0) and ((kernel, arch) in old or grew)
+        if new[kernel, arch] > old.get((kernel, arch), 0) and ((kernel, arch) in old or arch in grew)
     ]
     if worse:
         return Finding("spills", "worse", "; ".join(worse))
     total = f"{sum(old.values())} B spilled before, {sum(new.values())} B now"
     return Finding("spills", "better" if sum(new.values()) < sum(old.values()) else "same", total)
+
+
+def _of_arch(spilled: Keyed[int], arch: str) -> int:
+    return sum(count for (_, of), count in spilled.items() if of == arch)
 
 
 def _compiled(kernel: str, arch: str, old: Keyed[int], failed: Keyed[str]) -> bool:

@@ -23,7 +23,8 @@ SHOWN = (1, 98)  # percentiles between which times are drawn: a single outlier m
 def render(check: Check) -> str:
     """The whole page as text. What comes out of rows is escaped by the template."""
     cases = sorted(check.cases, key=lambda case: ORDER.index(case.verdict))
-    drawn = [case for case in cases if case.time is not None][:MOST_DRAWN]
+    timed = [case for case in cases if case.time is not None and _drawable(case)]
+    drawn = timed[:MOST_DRAWN]
     return page.fill(
         "check.html.j2",
         title=check.device,
@@ -33,9 +34,14 @@ def render(check: Check) -> str:
         advice=wording.advice(check),
         verdicts=_table(cases),
         drawn=[(wording.name(case), wording.verdict(case), wording.details(case), _strips(case)) for case in drawn],
-        undrawn=sum(case.time is not None for case in cases) - len(drawn),
+        undrawn=len(timed) - len(drawn),
         total=len(cases),
     )
+
+
+def _drawable(case: CaseVerdict) -> bool:
+    """Whether both sides have times: what failed when it was measured again has none, although it had some before."""
+    return all(any(run.time for run in side) for side in (case.pair.before, case.pair.after))
 
 
 def _table(cases: Sequence[CaseVerdict]) -> Table:

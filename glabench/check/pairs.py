@@ -27,8 +27,9 @@ def pairs(before: Iterable[Row], after: Iterable[Row]) -> list[Pair]:
 
 
 def _runs(rows: Iterable[Row]) -> dict[str, tuple[Row, ...]]:
-    """Runs by case. Those of other sources or versions than the case's last run are of other code, and left out: a
-    sweep that is resumed after a change appends to the file of the code before.
+    """Runs by case. Left out are those of other sources, versions or settings than the case's last run: a sweep that is
+    resumed after a change appends to the file of before. So are those that took too long, where a later run had more
+    time.
 
     A row that is given twice, as where files lie beside what they were merged into, is one run: it shows no noise.
     """
@@ -37,10 +38,22 @@ def _runs(rows: Iterable[Row]) -> dict[str, tuple[Row, ...]]:
         runs = found.setdefault(row.case_id, [])
         if row not in runs:
             runs.append(row)
-    return {
-        case_id: tuple(run for run in runs if _sources(run) == _sources(runs[-1])) for case_id, runs in found.items()
-    }
+    return {case_id: tuple(_alike(runs)) for case_id, runs in found.items()}
 
 
-def _sources(row: Row) -> Any:
-    return row.environment.get("fingerprint")
+def _alike(runs: list[Row]) -> list[Row]:
+    return [run for i, run in enumerate(runs) if _as_asked(run, runs[-1]) and not _tried_again(run, runs[i + 1 :])]
+
+
+def _as_asked(run: Row, last: Row) -> bool:
+    """Whether both are of the same code, and of the same settings as far as both say."""
+    if run.environment.get("fingerprint") != last.environment.get("fingerprint"):
+        return False
+    asked = [(run.environment.get(key), last.environment.get(key)) for key in ("settings", "omp_num_threads")]
+    return all(None in both or both[0] == both[1] for both in asked)
+
+
+def _tried_again(run: Row, later: list[Row]) -> bool:
+    """Whether the run took too long, and a later one had more time."""
+    limit_s = run.environment.get("limit_s") or 0.0
+    return run.status == "timeout" and any((other.environment.get("limit_s") or 0.0) > limit_s for other in later)

@@ -27,7 +27,7 @@ from glabench.spec.settings import Device, Settings
 from glabench.store import Row
 
 TURNS = 4  # of each side
-LIMIT_S = 600.0  # for one case, its compilation included
+LIMIT_S = 900.0  # for one case, its compilation included: what the board gives one
 
 
 @dataclass(frozen=True)

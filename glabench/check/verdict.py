@@ -93,7 +93,7 @@ def judge_case(pair: Pair, compared: Compared | None, floor: Floors, threshold: 
     """
     if (early := _without_comparison(pair)) is not None:
         return early
-    others = tuple(findings([run for run in pair.before if run.status == "ok"][-1], pair.after[-1]))
+    others = tuple(findings([run for run in pair.before if run.status == "ok"], pair.after))
     if compared is None:
         lost = next((f"no time {when}" for when, runs in _sides(pair) if not any(run.time for run in runs)), None)
         timed = any(run.time for run in (*pair.before, *pair.after))

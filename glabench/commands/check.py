@@ -61,7 +61,7 @@ def check(
         # A baseline is all rows that are given: with --only it would lose its other systems.
         _refuse_beside_accept({"--only": only, "--out": out, "--trend": trend, "--against": against,
                                "--baseline": baseline != "auto", "--format": format != "text"})  # fmt: skip
-        _accept(load(results, []), accept)
+        _accept(load(results, [], _damaged), accept)
         return
     if against is not None and not remeasure:
         raise UserError(
@@ -158,8 +158,11 @@ def _settled(found: Check, rows: list[Row], against: str | None) -> Check:
     here = device_slug(kind) == now.get("device_slug")
     if not here and against is not None:
         raise UserError(f"--against {against}: the rows are of {now.get('device')}, which is not this machine")
-    if not here or (against is None and fingerprint() != now.get("fingerprint")):
-        return found  # other sources than the rows': a re-measurement would be of other code
+    same = fingerprint() == now.get("fingerprint")
+    if not same and against is not None:
+        raise UserError(f"--against {against}: the rows are of other sources or versions than this checkout runs with")
+    if not here or not same:
+        return found  # a re-measurement would be of other code
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: the checkout below is to be taken away
     turns = Turns(kind, lambda words: typer.echo(words, err=True))
     with checkout(against) if against is not None else nullcontext() as tree:

@@ -83,7 +83,9 @@ class Tally:
     @property
     def mistakes(self) -> list[CaseVerdict]:
         """What should have come out otherwise."""
-        return [case for case in self.verdicts if (case.verdict in ("slower", "faster")) != bool(self.percent)]
+        if self.percent:
+            return [case for case in self.verdicts if case.verdict != "slower"]
+        return [case for case in self.verdicts if case.verdict in ("slower", "faster")]
 
 
 def groups(runs: Sequence[Rows], size: int) -> list[list[Row]]:
@@ -139,9 +141,18 @@ def read(folder: Path) -> tuple[list[Rows], dict[int, list[Rows]]]:
 def read_calibration(path: Path) -> dict[str, Any]:
     """What ``measure.py`` found to plant, by case; nothing where there is no such file. UserError for another one."""
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
-    except (ValueError, TypeError) as error:
+        found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    except ValueError as error:
         raise UserError(f"{path}: not a calibration of tests/gate/measure.py: {error}") from None
+    planted = [of_case.get("planted") for of_case in found.values()] if all_dicts(found) else [None]
+    if not all(one is not None and all_dicts(one) for one in planted):
+        raise UserError(f"{path}: not a calibration of tests/gate/measure.py")
+    return dict(found)
+
+
+def all_dicts(found: Any) -> bool:
+    """Whether it is an object of objects."""
+    return isinstance(found, dict) and all(isinstance(one, dict) for one in found.values())
 
 
 def render(tallies: Sequence[Tally], runs: int) -> str:

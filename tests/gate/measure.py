@@ -119,7 +119,10 @@ class Campaign:
     def calibrate(self, cases: Sequence[Case], percents: Sequence[int]) -> dict[str, Any]:
         """How much to plant, by case, as ``planted.calibrate`` has it; what is found is kept."""
         path = self.folder / "calibration.json"
-        known: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+        try:
+            known: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+        except ValueError as error:
+            raise UserError(f"{path}: damaged, {error}; remove it, and slow-downs are calibrated again") from None
         child = Child("planted", environment(), imports=())
         try:
             for case in cases:

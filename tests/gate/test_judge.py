@@ -115,6 +115,20 @@ def test_cases_that_could_not_be_planted_are_counted_and_not_missed(
     assert any("3 %: 3.00" in line and "left out, as even an empty launch is more: 1" in line for line in lines)
 
 
+def test_a_slow_down_that_is_called_faster_is_a_mistake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fill(tmp_path, [1.0] * 21, {3: 0.9})
+    assert main([str(tmp_path)]) == 1
+    assert "3 % planted, not found: 7 of 7 times" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"x": 1}', '{"x": {}}', '{"x": {"planted": {"3": 1}}}'])
+def test_what_is_no_calibration_is_one_line(tmp_path: Path, text: str) -> None:
+    fill(tmp_path, [1.0] * 21, {3: 1.03})
+    (tmp_path / "calibration.json").write_text(text)
+    with pytest.raises(UserError, match="not a calibration"):
+        main([str(tmp_path)])
+
+
 def test_what_cannot_be_judged_is_one_clear_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no rows there; `python tests/gate/measure\.py"):
         main([str(tmp_path)])

@@ -39,6 +39,14 @@ def test_a_row_does_not_say_where_its_baseline_is_written(make_run: MakeRun, tmp
     assert [path.name for path in tmp_path.iterdir()] == ["baselines"]
 
 
+def test_a_case_whose_process_could_not_name_its_commit_does_not_keep_the_others_out(
+    make_run: MakeRun, tmp_path: Path
+) -> None:
+    slow = make_run(T=64, status="timeout", reason="no result after 8 s", time=None, environment={"commit": None})
+    _, entry = baseline.accept([slow, make_run()], "x", tmp_path)
+    assert (entry["commit"], entry["cases"]) == ("c0ffee", 2)
+
+
 def test_what_must_not_be_a_baseline_is_refused(make_run: MakeRun, tmp_path: Path) -> None:
     good = make_run()
     wrong = make_run(status="wrong", reason="o is off", time=None)

@@ -9,9 +9,11 @@ from xml.etree import ElementTree
 import pytest
 
 from glabench.check import formats, page
+from glabench.check.remeasure import settle
 from glabench.check.verdict import Check, check
 
 from .conftest import FULL, MakeRun
+from .test_remeasure import BEFORE, fake
 
 NASTY = "off by 100 %\n::error::<script>|x|\x1b[31m"
 
@@ -107,6 +109,14 @@ def test_the_page_draws_both_sides_and_escapes_rows(found: Check) -> None:
     assert "&lt;script&gt;|x|" in html
     assert "<script>|x|" not in html
     assert "Not passed: 1 wrong" in html
+
+
+def test_what_fails_when_it_is_measured_again_is_on_the_page_without_a_picture(make_run: MakeRun) -> None:
+    before, after = [make_run(), make_run(T=64)], [make_run(ms=1.2), make_run(T=64)]
+    turns = fake(make_run, 1.0, 1.2, status="timeout", reason="no result after 600 s", time=None)
+    html = page.render(settle(check(before, after, 0.03), turns, BEFORE))
+    assert "measured again: timeout now, no result after 600 s" in html
+    assert html.count('aria-label="Times before and now') == 1
 
 
 def test_a_run_of_few_samples_is_drawn_beside_one_of_many(make_run: MakeRun) -> None:

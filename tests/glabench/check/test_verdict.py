@@ -155,6 +155,21 @@ def test_runs_of_older_sources_in_the_same_file_are_of_other_code(make_run: Make
     assert case.time.runs == (1, 1)
 
 
+def test_runs_of_other_settings_in_the_same_file_are_no_repeats(make_run: MakeRun) -> None:
+    after = [make_run(ms=0.5, environment={"settings": "old"}), make_run(seed=1, environment={"settings": "new"})]
+    case, _ = only([make_run()], after)
+    assert case.verdict == "same"
+    assert case.time is not None
+    assert case.time.runs == (1, 1)
+
+
+@pytest.mark.parametrize(("later_s", "expected"), [(60, "same"), (1, "wrong")])
+def test_what_took_too_long_is_forgotten_once_it_had_more_time(make_run: MakeRun, later_s: int, expected: str) -> None:
+    slow = make_run(status="timeout", reason="no result after 1 s", time=None, environment={"limit_s": 1})
+    case, _ = only([make_run()], [slow, make_run(seed=1, environment={"limit_s": later_s})])
+    assert case.verdict == expected
+
+
 def test_a_row_that_is_given_twice_is_one_run(make_run: MakeRun) -> None:
     before, after = make_run(), make_run(seed=1)
     case, found = only([before, before], [after, after])
@@ -240,6 +255,15 @@ def test_spills_that_move_to_a_new_kernel_and_shrink_do_not(make_run: MakeRun) -
     assert only([before], [after])[0].verdict == "better"
 
 
+def test_spills_are_compared_for_architectures_that_both_have(make_run: MakeRun) -> None:
+    new = {**KERNEL, "arch": "sm_100", "spill_bytes": 16}
+    assert only([make_run(compiled=[KERNEL])], [make_run(compiled=[KERNEL, new])])[0].verdict == "same"
+    old = {**KERNEL, "arch": "sm_80", "spill_bytes": 64}
+    more = {**KERNEL, "kernel": "walk_kernel", "spill_bytes": 32}
+    case, _ = only([make_run(compiled=[KERNEL, old])], [make_run(compiled=[KERNEL, more])])
+    assert case.verdict == "worse"
+
+
 FAILED = {"spill_bytes": None, "error": "PassManager::run failed\nat line 3"}
 
 
@@ -296,6 +320,12 @@ def test_memory_that_was_refused_is_not_compared(make_run: MakeRun) -> None:
     for before, after in ((make_run(), refused), (refused, make_run())):
         case, found = only([before], [after])
         assert (case.verdict, found.exit_code) == ("same", 0)
+
+
+def test_a_last_run_without_a_figure_hides_none(make_run: MakeRun) -> None:
+    more = make_run(memory={"peak_bytes": 1 << 32, "inputs_bytes": 1 << 20, "beyond_inputs_bytes": 1 << 30})
+    refused = make_run(seed=1, memory={"refused": "a peak of 0 bytes beyond the inputs cannot be"})
+    assert only([make_run()], [more, refused])[0].verdict == "worse"
 
 
 def test_a_slow_down_outweighs_less_memory(make_run: MakeRun) -> None:

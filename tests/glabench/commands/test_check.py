@@ -16,7 +16,7 @@ from glabench.check import power, remeasure
 from glabench.check.remeasure import Tree
 from glabench.cli import main
 from glabench.errors import UserError
-from glabench.hardware.environment import device_slug
+from glabench.hardware.environment import device_slug, fingerprint
 from glabench.spec.case import Case
 from glabench.store import Row, to_json
 
@@ -129,12 +129,20 @@ def test_sigterm_takes_the_checkout_away(tmp_path: Path, run: Run, monkeypatch: 
     monkeypatch.setattr(remeasure, "settle", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     before = signal.getsignal(signal.SIGTERM)
     try:
-        here = {"kind": "cpu", "device": "this one", "device_slug": device_slug("cpu")}
+        here = {"kind": "cpu", "device": "this one", "device_slug": device_slug("cpu"), "fingerprint": fingerprint()}
         assert run(write(tmp_path / "rows.jsonl", 1.0, **here), "--against", "HEAD")[0] == 130
     finally:
         signal.signal(signal.SIGTERM, before)
     assert places
     assert not places[0].exists()
+
+
+def test_rows_of_other_sources_are_not_run_in_turns_with_a_commit(tmp_path: Path, run: Run) -> None:
+    """The turns would be of this code, and say nothing of the rows'."""
+    here = {"kind": "cpu", "device": "this one", "device_slug": device_slug("cpu"), "fingerprint": "other"}
+    code, _, error = run(write(tmp_path / "rows.jsonl", 1.0, **here), "--against", "HEAD")
+    assert code == 2
+    assert "--against HEAD: the rows are of other sources or versions" in error
 
 
 def test_the_simulation_says_what_is_wrong_in_one_line(tmp_path: Path) -> None:
@@ -167,6 +175,7 @@ BAD = {
     "measured again and not": (["rows.jsonl", "--no-remeasure", "--against", "HEAD"], "give one of them"),
     "accepted without a reason": (["rows.jsonl", "--accept", ""], "--accept: expected why"),
     "a baseline that is damaged": (["rows.jsonl", "--baseline", "damaged.jsonl"], "a baseline must be whole"),
+    "a damaged file accepted": (["damaged.jsonl", "--accept", "x"], "a baseline must be whole"),
     "a trend in a file of rows": (
         ["rows.jsonl", "--baseline", "rows.jsonl", "--no-remeasure", "--trend", "rows.jsonl"],
         "rows.jsonl: holds results",
