@@ -21,7 +21,7 @@ from .config import Plan, Schedule, Workload
 from .launch import Launch, execute
 from .plans import Config, check_config, check_plan, plan_of, tune
 from .table import Machine
-from .validate import check_inputs, check_scale, check_step
+from .validate import check_flag, check_inputs, check_scale, check_sizes, check_step, refuse_gradients
 from .value_gates.form import ValueGated, check_schedule
 
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -83,6 +83,7 @@ def gla(
         more = {"gv": gv, "schedule": schedule, "config": config, "recompute": recompute}
         return outside(q, k, v, g, scale, initial_state, output_final_state, **more)
     check_inputs(q, k, v, g, initial_state, gv=gv)
+    check_flag("output_final_state", output_final_state)
     scale = check_scale(scale, q.shape[-1])
     form = _form(given, q.device, scale, schedule, given.requires_grad, recompute, config)
     return call(form, given.contiguous(), output_final_state)
@@ -98,8 +99,7 @@ def _form(
     config: Config = None,
 ) -> Form:
     """The form that `gla` takes of what is given: see `compiled.Maker`."""
-    if not isinstance(recompute, bool):
-        raise ValueError(f"recompute: expected True or False, got {recompute!r}")
+    check_flag("recompute", recompute)
     if x.gv is not None:
         return ValueGated(scale, check_schedule(schedule, config), differentiated and not recompute)
     check_config(schedule, config, device)
@@ -137,6 +137,7 @@ def gla_recurrent(
     if torch.compiler.is_compiling():
         return compiled.call("gla_recurrent", given, scale, output_final_state)
     check_inputs(q, k, v, g, initial_state, gv=gv)
+    check_flag("output_final_state", output_final_state)
     return call(_Recurrent(check_scale(scale, q.shape[-1])), given.contiguous(), output_final_state)
 
 
@@ -152,26 +153,20 @@ def gla_step(
 ) -> Tensor:
     """One token of decoding: ``state`` is updated in place, o is returned.
 
-    q, k, g: [B, H, K]; v, gv: [B, H, V]; state: [B, H, K, V], float32, contiguous. Returns o [B, H, V] in the dtype of
-    q. Not differentiable: a backward pass that still needs what was in the state raises RuntimeError. Raises
-    ValueError, naming the argument, for a wrong shape, dtype or device.
+    q, k, g: [B, H, K]; v, gv: [B, H, V]; state: [B, H, K, V], float32, contiguous, in memory that none of the others is
+    a view of. Returns o [B, H, V] in the dtype of q. Not differentiable: a backward pass that still needs what was in
+    the state raises RuntimeError. Raises ValueError, naming the argument, for a wrong shape, dtype or device.
     """
     given = Given(q, k, v, g, gv, state)
     if torch.compiler.is_compiling():
-        _refuse(given.requires_grad)
-        return compiled.step(q, k, v, g, gv, state, check_scale(scale, q.shape[-1]))
+        return compiled.call_step(given, scale)
     check_step(q, k, v, g, gv, state)
-    _refuse(given.requires_grad)
+    refuse_gradients(given.requires_grad or given.has_tangents)
     scale = check_scale(scale, q.shape[-1])
     x = given._replace(initial_state=None).contiguous()
     o = recurrent.step(x.q, x.k, x.v, x.g, state, scale, execute, x.gv)
     torch.autograd.graph.increment_version(state)  # a backward pass that still needs what was in it says so
     return o
-
-
-def _refuse(gradients: bool) -> None:
-    if gradients:
-        raise ValueError("gla_step: expected inputs without gradients (torch.no_grad()), got one that requires them")
 
 
 def launches(
@@ -202,6 +197,7 @@ def launches(
         raise ValueError(f"op: expected gla, gla_recurrent or gla_step, got {op!r}")
     if mode not in ("fwd", "bwd", "fwdbwd", "step") or (mode == "step") != (op == "gla_step"):
         raise ValueError(f"mode: expected {'step' if op == 'gla_step' else 'fwd, bwd or fwdbwd'}, got {mode!r}")
+    check_sizes(B=B, T=T, H=H, K=K, V=V, capability=capability)
     lead = (B, H) if op == "gla_step" else (B, T, H)
     q = torch.empty(*lead, K, dtype=dtype, device="meta")
     v = torch.empty(*lead, V, dtype=dtype, device="meta")
@@ -279,12 +275,12 @@ class _Recurrent:
 
     def forward(self, x: Given, final: bool) -> tuple[Tensor, Tensor | None, Between]:
         o, state = recurrent.forward(x.q, x.k, x.v, x.g, self.scale, x.initial_state, final, execute, x.gv)
-        return o, state, (state,)
+        return o, state, (state if x.g is not None or x.gv is not None else None,)  # without gates none asks for it
 
     def backward(
         self, x: Given, between: Between, do: Tensor, d_final: Tensor | None, needed: Sequence[bool]
     ) -> Sequence[Tensor | None]:
-        state = between[0] if d_final is not None else None  # both or neither
+        state = between[0] if d_final is not None else None
         return recurrent.backward(x.q, x.k, x.v, x.g, self.scale, x.initial_state, do, state, d_final, execute, x.gv)
 
 

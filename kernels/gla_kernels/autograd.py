@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.autograd.function import once_differentiable
 
 Between = tuple[Tensor | None, ...]  # what a forward pass leaves for the backward one
@@ -24,12 +25,25 @@ class Given(NamedTuple):
     initial_state: Tensor | None
 
     def contiguous(self) -> Given:
-        return Given(*(None if x is None else x.contiguous() for x in self))  # type: ignore[arg-type]
+        """Every tensor as it lies in memory: contiguous, and with no sign that PyTorch turns as it is read."""
+        return Given(*(None if x is None else laid_out(x) for x in self))  # type: ignore[arg-type]
 
     @property
     def requires_grad(self) -> bool:
         """Whether a call has to leave something for a backward pass."""
-        return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in self)
+        return torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in self)
+
+    @property
+    def has_tangents(self) -> bool:
+        """Whether forward-mode differentiation goes through any of them."""
+        if getattr(forward_ad, "_current_level", 0) < 0:  # as nearly always: none is under way
+            return False
+        return any(x is not None and forward_ad.unpack_dual(x).tangent is not None for x in self)
+
+
+def laid_out(x: Tensor) -> Tensor:
+    """The tensor as kernels read it."""
+    return x.resolve_neg().contiguous()
 
 
 class Form(Protocol):
@@ -86,6 +100,6 @@ class _Call(torch.autograd.Function):
     def backward(ctx: Any, do: Tensor | None, d_final: Tensor | None) -> tuple[Any, ...]:
         saved = ctx.saved_tensors  # read once: a checkpoint hands them out once
         x, between = Given(*saved[:6]), saved[6:]
-        do = torch.zeros_like(x.v) if do is None else do.contiguous()
-        d_final = None if d_final is None else d_final.contiguous()
+        do = torch.zeros_like(x.v) if do is None else laid_out(do)
+        d_final = None if d_final is None else laid_out(d_final)
         return None, None, *ctx.form.backward(x, between, do, d_final, ctx.needs_input_grad[2:])

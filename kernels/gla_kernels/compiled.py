@@ -3,6 +3,9 @@
 An operator takes tensors, numbers and text. So the form that a call takes is settled while its graph is made, with
 what it leaves for the backward pass, and handed to the operators as JSON: what runs later is what the graph was made
 for, even if plans have been tuned since. It is settled by shape, so a new length makes a new graph.
+
+What is wrong with a call is found there, too: an error in what is traced would have the compiler give up the function
+that it is in for good, and trace what that calls.
 """
 
 from __future__ import annotations
@@ -18,10 +21,10 @@ import torch
 from torch import Tensor
 
 from . import recurrent
-from .autograd import Form, Given
+from .autograd import Form, Given, laid_out
 from .config import Schedule
 from .launch import execute
-from .validate import check_device, check_scale, check_step, check_tensor
+from .validate import check_device, check_flag, check_scale, check_step, no_number, no_tensor, refuse_gradients
 
 # (what is given, on what device, scale, schedule, whether there will be a backward pass, whether that computes states
 # again) -> the form that a call takes
@@ -29,25 +32,43 @@ Maker = Callable[[Given, torch.device, float, Schedule | None, bool, bool], Form
 MAKERS: dict[str, Maker] = {}  # by the function's name
 FORMS: dict[str, Callable[[float, dict[str, Any]], Form]] = {}  # by the form's name: scale and settings -> the form
 
-Sort = tuple[tuple[int, ...], torch.dtype, torch.device] | None  # of a tensor
+Sort = tuple[tuple[int, ...], torch.dtype, torch.device] | str | None  # of a tensor, or what is wrong with it
 
 
 def call(
     function: str, x: Given, scale: float | None, final: bool, schedule: Schedule | None = None, recompute: bool = False
 ) -> tuple[Tensor, Tensor | None]:
     """The function of that name in a graph that is being made: o, and the final state or None."""
-    for name, t in zip(Given._fields, x, strict=True):
-        if t is not None or name in ("q", "k", "v"):
-            check_tensor(name, t)
-    x = x.contiguous()
-    factor = float(x.q.shape[-1] ** -0.5) if scale is None else scale  # checked as the graph runs: it may be an input
-    sorts = tuple(None if t is None else (tuple(operator.index(n) for n in t.shape), t.dtype, t.device) for t in x)
     asked: Any = schedule
     if isinstance(schedule, Schedule):  # by its fields: torch 2.13 forgets some of an object that a graph makes
         asked = (schedule.chunk, schedule.sub_chunk, schedule.materialize, schedule.states_every)
-    form = settled(function, sorts, final, asked, x.requires_grad, recompute)
-    o, *rest = _forward(*x, factor, final, form)
+    form = settled(function, _sorts(x), final, asked, x.requires_grad, recompute, _wrong(scale))
+    o, *rest = _forward(*x.contiguous(), _factor(x, scale), final, form)
     return o, rest[0] if final else None
+
+
+def call_step(x: Given, scale: float | None) -> Tensor:
+    """`api.gla_step` in a graph that is being made; the state is ``x.initial_state``."""
+    settled_step(_sorts(x), x.requires_grad, _wrong(scale))
+    return step(*x, _factor(x, scale))
+
+
+def _sorts(x: Given) -> tuple[Sort, ...]:
+    given = zip(Given._fields, x, strict=True)
+    return tuple(None if t is None and name not in ("q", "k", "v") else _sort(t) for name, t in given)
+
+
+def _sort(t: Any) -> Sort:
+    return no_tensor(t) or (tuple(operator.index(n) for n in t.shape), t.dtype, t.device)
+
+
+def _wrong(scale: float | None) -> str | None:
+    """What is wrong with the scale but its value, which is checked as the graph runs: it may be an input."""
+    return None if scale is None else no_number(scale)
+
+
+def _factor(x: Given, scale: float | None) -> float:
+    return float(x.q.shape[-1] ** -0.5) if scale is None else scale
 
 
 def settled(
@@ -57,16 +78,26 @@ def settled(
     asked: tuple[Any, ...] | None,
     differentiated: bool,
     recompute: bool,
+    wrong_scale: str | None = None,
 ) -> str:
     """The form of a call, and the sorts of what it leaves for the backward pass, as JSON. asked: the fields of the
     schedule that is asked for. Raises ValueError as the call itself would."""
+    return _aside(_settled, function, sorts, final, asked, differentiated, recompute, wrong_scale)
+
+
+def settled_step(sorts: Sequence[Sort], differentiated: bool, wrong_scale: str | None) -> str:
+    """Nothing, for a step that can be taken. Raises ValueError as the call itself would."""
+    return _aside(_settled_step, sorts, differentiated, wrong_scale)
+
+
+def _aside(function: Callable[..., str], *args: Any) -> str:
     with ThreadPoolExecutor(1) as aside:  # what torch.export does to tensors, it does to those of its own thread
-        return aside.submit(_settled, function, sorts, final, asked, differentiated, recompute).result()
+        return aside.submit(function, *args).result()
 
 
 # What torch.compiler.assume_constant_result does, but for importing torch._dynamo: two thirds of what it would take to
 # import this package, and nobody needs it who compiles nothing.
-settled._dynamo_marked_constant = True  # type: ignore[attr-defined]
+settled._dynamo_marked_constant = settled_step._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _settled(
@@ -76,19 +107,43 @@ def _settled(
     asked: tuple[Any, ...] | None,
     differentiated: bool,
     recompute: bool,
+    wrong_scale: str | None,
 ) -> str:
     schedule = Schedule(*asked) if isinstance(asked, tuple) else asked
-    x = Given(*(None if s is None else torch.empty(s[0], dtype=s[1], device="meta") for s in sorts))  # type: ignore[arg-type]
+    x = _on_meta(sorts, Given._fields)
+    check_flag("output_final_state", final)
     device = _device(sorts)
     form = MAKERS[function](x, device, 1.0, schedule, differentiated, recompute)
+    _check_scale(wrong_scale)
     between = form.forward(x, final)[2] if differentiated else ()
     left = [None if t is None else [list(t.shape), str(t.dtype).removeprefix("torch.")] for t in between]
     return json.dumps({"form": form.name, "settings": form.settings, "between": left})
 
 
+def _settled_step(sorts: Sequence[Sort], differentiated: bool, wrong_scale: str | None) -> str:
+    q, k, v, g, gv, state = _on_meta(sorts, (*Given._fields[:-1], "state"))
+    check_step(q, k, v, g, gv, state)
+    refuse_gradients(differentiated)
+    _check_scale(wrong_scale)
+    return ""
+
+
+def _on_meta(sorts: Sequence[Sort], names: Sequence[str]) -> Given:
+    """Tensors of these sorts without memory. Raises ValueError for what is none."""
+    for name, sort in zip(names, sorts, strict=True):
+        if isinstance(sort, str):
+            raise ValueError(f"{name}: {sort}")
+    return Given(*(None if s is None else torch.empty(s[0], dtype=s[1], device="meta") for s in sorts))  # type: ignore[arg-type]
+
+
+def _check_scale(wrong: str | None) -> None:
+    if wrong is not None:
+        raise ValueError(f"scale: {wrong}")
+
+
 def _device(sorts: Sequence[Sort]) -> torch.device:
     """The one that all tensors are on. Raises ValueError."""
-    devices = {name: sort[2] for name, sort in zip(Given._fields, sorts, strict=True) if sort is not None}
+    devices = {name: sort[2] for name, sort in zip(Given._fields, sorts, strict=True) if isinstance(sort, tuple)}
     for name, device in devices.items():
         if device != devices["q"]:
             raise ValueError(f"{name}: expected device {devices['q']} as of q, got {device}")
@@ -176,8 +231,8 @@ def _backward(
     x = Given(q, k, v, g, gv, initial_state).contiguous()
     runs, left = _form(form, scale)
     saved = tuple(None if sort is None else tensor for sort, tensor in zip(left, between, strict=True))
-    d_final = None if d_final is None else d_final.contiguous()
-    grads = runs.backward(x, saved, do.contiguous(), d_final, needed)
+    d_final = None if d_final is None else laid_out(d_final)
+    grads = runs.backward(x, saved, laid_out(do), d_final, needed)
     return _owned([grad for grad, wanted in zip(grads, needed, strict=True) if wanted], (*x, *between, do, d_final))
 
 
@@ -221,7 +276,7 @@ _forward.register_autograd(_gradients, setup_context=_save)
 def step(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gv: Tensor | None, state: Tensor, scale: float) -> Tensor:
     """One token of decoding, as `api.gla_step`."""
     x = Given(q, k, v, g, gv, None).contiguous()
-    return recurrent.step(x.q, x.k, x.v, x.g, state, scale, execute, x.gv)
+    return recurrent.step(x.q, x.k, x.v, x.g, state, check_scale(scale, q.shape[-1]), execute, x.gv)
 
 
 @step.register_fake

@@ -253,7 +253,7 @@ def backward(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, scale: float, initial_state: Tensor | None,
     do: Tensor, final_state: Tensor | None, d_final: Tensor | None, launch: Launcher, gv: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
-    """dq, dk, dv, dg, dgv and the initial state's gradient; final_state and d_final both given or both None."""
+    """dq, dk, dv, dg, dgv and the initial state's gradient. final_state: needed with gates where d_final is given."""
     B, T, H, K = q.shape
     shape = (B, H, K, v.shape[-1])
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)

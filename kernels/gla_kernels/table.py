@@ -36,7 +36,8 @@ from .feasible import feasible
 FORMAT = 1
 CHUNK_FOLDER = Path(__file__).parent / "chunk"
 UNTUNED = "steep"  # files of kernels for strong gates, whose tiles no plan chooses, begin so
-MAX_BYTES = 16 * 2**20  # of a file: some tens of thousands of entries
+MAX_BYTES = 16 * 2**20  # of a file
+MAX_ENTRIES = 50_000  # about as many fit in
 MOST_MS = 1e12  # of a median; a year is 3e10 ms
 MAX_STAGES = 8
 MAX_WARPS = 32
@@ -214,6 +215,8 @@ class Table:
 def read(path: Path) -> Table | None:
     """The table in a file, None where there is no file. Raises TableError for what is no table of this format."""
     try:
+        if path.is_fifo():  # which would be waited for
+            raise TableError("cannot be read: it is a pipe")
         with path.open("rb") as file:
             text = file.read(MAX_BYTES + 1)
         if len(text) > MAX_BYTES:
@@ -222,6 +225,8 @@ def read(path: Path) -> Table | None:
         if values["header"]["format"] != FORMAT:
             raise ValueError(f"format {values['header']['format']!r}, this version reads {FORMAT}")
         header, listed = Header(**values["header"]), list(values["entries"])
+        if len(listed) > MAX_ENTRIES:
+            raise ValueError(f"more than {MAX_ENTRIES:,} entries")
     except FileNotFoundError:
         return None
     except OSError as error:

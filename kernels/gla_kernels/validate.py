@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor
 
@@ -16,12 +18,26 @@ def _shape(name: str, x: Tensor, expected: tuple[int, ...], layout: str) -> None
         raise ValueError(f"{name}: expected shape {list(expected)} ({layout}), got {list(x.shape)}")
 
 
-def check_tensor(name: str, x: object) -> Tensor:
+def no_tensor(x: object) -> str | None:
+    """What is wrong with what should be a tensor as kernels read them, if anything."""
     if not isinstance(x, Tensor):
-        raise ValueError(f"{name}: expected a tensor, got {type(x).__name__}")
+        return f"expected a tensor, got {type(x).__name__}"
     if x.is_nested or x.layout != torch.strided:
-        raise ValueError(f"{name}: expected a dense tensor, got {'a nested one' if x.is_nested else x.layout}")
-    return x
+        return f"expected a dense tensor, got {'a nested one' if x.is_nested else x.layout}"
+    return None
+
+
+def check_tensor(name: str, x: object) -> Tensor:
+    if (wrong := no_tensor(x)) is not None:
+        raise ValueError(f"{name}: {wrong}")
+    return cast("Tensor", x)
+
+
+def check_flag(name: str, flag: object) -> None:
+    """Raises ValueError for what is neither True nor False."""
+    if not isinstance(flag, bool):
+        got = repr(flag)[:60] if isinstance(flag, int | float | str | None) else type(flag).__name__
+        raise ValueError(f"{name}: expected True or False, got {got}")
 
 
 def _head_dim(name: str, dim: int) -> None:
@@ -91,21 +107,43 @@ def check_inputs(
     check_device(q.device)
 
 
-def check_step(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gv: Tensor | None, state: Tensor) -> None:
+def check_step(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gv: Tensor | None, state: Tensor | None) -> None:
     """One token's tensors, and a contiguous state, which is updated in place. Raises ValueError."""
     if state is None:
         raise ValueError("state: expected a tensor [B, H, K, V], got None")
     check_inputs(q, k, v, g, state, rows=False, gv=gv)
     if not state.is_contiguous():
         raise ValueError(f"state: expected a contiguous tensor to update in place, got strides {list(state.stride())}")
+    if state.is_neg():
+        raise ValueError("state: expected a tensor to update in place, got one that PyTorch negates as it is read")
+
+
+def refuse_gradients(wanted: bool) -> None:
+    """Raises ValueError for `gla_step` of inputs that require gradients."""
+    if wanted:
+        raise ValueError("gla_step: expected inputs without gradients (torch.no_grad()), got one that requires them")
+
+
+def check_sizes(**sizes: object) -> None:
+    """Raises ValueError for what is no natural number."""
+    for name, size in sizes.items():
+        if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+            raise ValueError(f"{name}: expected a number of 0 or more, got {size!r:.60}")
+
+
+def no_number(scale: object) -> str | None:
+    """What is wrong with what should be a number, if anything."""
+    if isinstance(scale, bool) or not isinstance(scale, int | float):
+        return f"expected a number or None, got {type(scale).__name__}"
+    return None
 
 
 def check_scale(scale: float | None, K: int) -> float:
     """The scale as a float; K^-1/2 by default. Raises ValueError."""
     if scale is None:
         return float(K**-0.5)
-    if isinstance(scale, bool) or not isinstance(scale, int | float):
-        raise ValueError(f"scale: expected a number or None, got {type(scale).__name__}")
+    if (wrong := no_number(scale)) is not None:
+        raise ValueError(f"scale: {wrong}")
     if not abs(scale) <= torch.finfo(torch.float32).max:  # nor is NaN
         raise ValueError(f"scale: expected a number that float32 holds, got {scale!r:.60}")
     return float(scale)

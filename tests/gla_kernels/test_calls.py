@@ -92,6 +92,34 @@ def test_a_state_that_a_step_changed_is_missed_by_the_backward_pass_that_needs_i
         o.sum().backward()
 
 
+@EVERY
+def test_what_pytorch_negates_as_it_is_read_is_read_so(call):
+    """Its sign is a bit beside the memory, which is all that a kernel sees."""
+    given = [x.detach() for x in drawn()]
+    *_, g = given
+    turned = torch.view_as_complex(torch.stack([g, -g], -1)).conj().imag  # g, by way of a bit
+    assert turned.is_neg()
+    assert torch.equal(turned, g)
+    assert torch.equal(call(*given[:3], turned)[0], call(*given)[0])
+    one = [torch._neg_view(-x).requires_grad_() for x in given]  # contiguous, so that no copy resolves the bit
+    q, k, v, g = (x.clone().requires_grad_() for x in given)
+    do = torch.randn_like(v)
+    got = torch.autograd.grad(call(*one)[0], one, torch._neg_view(-do))
+    want = torch.autograd.grad(call(q, k, v, g)[0], [q, k, v, g], do)
+    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+
+
+@pytest.mark.parametrize("call", [gla, gla_recurrent])
+def test_a_final_state_that_no_backward_pass_reads_may_change(call):
+    q, k, v, _ = drawn()
+    o, state = call(q, k, v, None, output_final_state=True)
+    with torch.no_grad():
+        gla_step(q[:, -1], k[:, -1], v[:, -1], None, state.detach())
+    got = torch.autograd.grad(o.sum(), [q, k, v])
+    want = torch.autograd.grad(call(q, k, v, None)[0].sum(), [q, k, v])
+    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+
+
 Seen = tuple[str, tuple[int, ...], dict[str, object], dict[str, object]]
 
 

@@ -170,12 +170,45 @@ def test_a_plan_that_is_given_runs_beside_the_graph():
         (lambda q, k, v, g: gla_recurrent(q, k, v.double(), g), "v: expected dtype torch.float32"),
         (lambda q, k, v, g: simple_gla(q, k, v, NONE), r"g: expected a tensor \[B, T, H\], got NoneType"),
         (lambda q, k, v, g: simple_gla(q, k, v, g), "for a gate of each feature there is gla"),
+        (lambda q, k, v, g: gla(q, k, v, g, True), "scale: expected a number or None, got bool"),
+        (lambda q, k, v, g: gla(q, k, v, g, output_final_state=WRONG), "output_final_state: expected True or False"),
+        (lambda q, k, v, g: gla(q[0, 0, 0, 0], k, v, g), "q: expected 4 axes"),
+        (lambda q, k, v, g: gla(q, NONE, v, g), "k: expected a tensor, got NoneType"),
         (lambda q, k, v, g: gla_step(q, k, v, g, q), "q: expected 3 axes"),
+        (lambda q, k, v, g: gla_step(NONE, k, v, g, q), "q: expected a tensor, got NoneType"),
+        (lambda q, k, v, g: gla_step(q, k, v, g, NONE), r"q: expected 3 axes|state: expected a tensor"),
     ],
 )
 def test_bad_input_is_named_while_the_graph_is_made(call, text):
     with torch.no_grad(), pytest.raises(Exception, match=text):
         torch.compile(call, fullgraph=True, backend="aot_eager")(*drawn()[:4])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda q, k, v, g, state: gla(q, NONE, v, g, initial_state=state),
+        lambda q, k, v, g, state: gla(q, k, v, g, initial_state=[1] if state is not None else None),  # type: ignore[arg-type]
+        lambda q, k, v, g, state: gla(q[..., :0], k[..., :0], v, g[..., :0]),
+        lambda q, k, v, g, state: gla_step(q[:, 0], k[:, 0], v[:, 0], g[:, 0], state.requires_grad_()),
+    ],
+)
+def test_a_call_that_was_refused_does_not_spoil_the_next_ones(wrong):
+    """Without fullgraph: the compiler gives up functions in which what it traces raises, and traces what they call."""
+
+    def either(right, *given):
+        if not right:
+            return wrong(*given)
+        with torch.no_grad():
+            q, k, v, g, state = given
+            return gla(q, k, v, g)[0] + gla_step(q[:, 0], k[:, 0], v[:, 0], g[:, 0], state.clone())[:, None]
+
+    given = [x.detach() for x in drawn()]
+    in_graph = torch.compile(either, backend="aot_eager")
+    want = either(True, *given)
+    with pytest.raises(Exception, match=r"expected"):
+        in_graph(False, *(x.clone() for x in given))
+    assert torch.equal(in_graph(True, *given), want)
 
 
 @pytest.mark.gpu
@@ -194,7 +227,7 @@ def test_what_is_marked_as_constant_is_so_by_pytorch_s_own_mark():
     def constant():
         return 0
 
-    assert vars(compiled.settled) == vars(constant) != {}
+    assert vars(compiled.settled) == vars(compiled.settled_step) == vars(constant) != {}
 
 
 def test_no_compiler_is_imported_with_the_package(python_process):

@@ -188,6 +188,8 @@ def test_scale_is_a_factor_of_the_output(simple, outputs_of):
         ({"g": torch.zeros(1, 4, 2, 8)}, r"g: expected shape \[1, 4, 2\] .*for a gate of each feature there is gla"),
         ({"g": torch.zeros(1, 4)}, r"g: expected shape \[1, 4, 2\] \(B, T, H, as q\), got \[1, 4\]"),
         ({"g": torch.zeros(1, 4, 2, dtype=torch.float64)}, "g: expected dtype torch.float32 .* got torch.float64"),
+        ({"g": torch.zeros(1, 4, 2).to_sparse()}, "g: expected a dense tensor, got torch.sparse_coo"),
+        ({"output_final_state": 1}, "output_final_state: expected True or False, got 1"),
         ({"k": torch.zeros(1, 4, 2, 9)}, r"k: expected shape \[1, 4, 2, 8\]"),
         ({"v": torch.zeros(1, 4, 2, 257)}, "v: expected a head dimension .* from 1 to 256, got 257"),
         ({"scale": "1"}, "scale: expected a number or None, got str"),

@@ -148,6 +148,7 @@ def spoil(text: bytes, how: str) -> bytes:
         "list": b"[]",
         "no entries": json.dumps({"header": values["header"]}).encode(),
         "deep": b"[" * 100_000,
+        "many": json.dumps({"header": values["header"], "entries": [0] * 50_001}).encode(),
     }[how]
 
 
@@ -160,6 +161,7 @@ def spoil(text: bytes, how: str) -> bytes:
         ("list", "no table of tuned plans"),
         ("no entries", "no table of tuned plans: no 'entries'"),
         ("deep", "no table of tuned plans"),
+        ("many", "more than 50,000 entries"),
         ("format", "format 2, this version reads 1"),
         ("extra", "no table of tuned plans.*colour"),
         ("foreign", "written for another GPU.*NVIDIA A100"),
@@ -200,6 +202,13 @@ def test_an_entry_that_is_unsound_goes_and_the_others_stay(tables, machine, entr
 def test_a_file_that_cannot_be_read_is_no_table(tables, machine):
     user_path(header_of(machine)).mkdir(parents=True)
     assert "cannot be read: Is a directory" in refused(machine)
+
+
+def test_a_pipe_is_not_waited_for(tables, machine):
+    path = user_path(header_of(machine))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    os.mkfifo(path)
+    assert "cannot be read: it is a pipe" in refused(machine)
 
 
 def test_a_folder_that_cannot_be_written_is_an_error(tables, machine, entry):

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 
-from gla_kernels import Schedule, Workload, gla, gla_recurrent, gla_step, launches
+from gla_kernels import Schedule, Workload, gla, gla_recurrent, gla_step, launches, simple
 
 
 def zeros(*shape: int, device: str = "meta", **options: Any) -> torch.Tensor:
@@ -34,6 +35,8 @@ BAD_CALLS = [
     ({"initial_state": zeros(2, 3, 24, 16)}, r"initial_state: expected shape \[2, 3, 16, 24\].*got"),
     ({"initial_state": zeros(2, 3, 16, 24).half()}, "initial_state: expected dtype torch.float32|float32, got"),
     ({"scale": "big"}, "scale: expected a number or None, got str"),
+    ({"output_final_state": "False"}, "output_final_state: expected True or False, got 'False'"),
+    ({"output_final_state": zeros(2)}, "output_final_state: expected True or False, got Tensor"),
     ({"scale": math.nan}, "scale: expected a number that float32 holds, got nan"),
     ({"scale": 10**400}, "scale: expected a number that float32 holds, got 1000"),
     ({"q": zeros(2, 8, 3, 16, device="cpu").to_sparse()}, "q: expected a dense tensor, got torch.sparse_coo"),
@@ -116,6 +119,34 @@ def test_step_refuses_gradients():
     q = zeros(1, 2, 16, requires_grad=True)
     with pytest.raises(ValueError, match="without gradients"):
         gla_step(q, q, q, q, zeros(1, 2, 16, 16))
+
+
+def test_step_refuses_tangents():
+    q = zeros(1, 2, 16)
+    with forward_ad.dual_level(), pytest.raises(ValueError, match="without gradients"):
+        gla_step(forward_ad.make_dual(q, q.clone()), q, q, q, zeros(1, 2, 16, 16))
+
+
+def test_step_refuses_a_state_that_is_negated_as_it_is_read():
+    q = zeros(1, 2, 16)
+    with pytest.raises(ValueError, match=r"state: .*got one that PyTorch negates"):
+        gla_step(q, q, q, q, torch._neg_view(zeros(1, 2, 16, 16)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"T": -1}, "T: expected a number of 0 or more, got -1"),
+        ({"H": 1.5}, "H: expected a number of 0 or more, got 1.5"),
+        ({"capability": "90"}, "capability: expected a number of 0 or more, got '90'"),
+    ],
+)
+def test_launches_of_no_shape(changes, message):
+    sizes: dict[str, Any] = {"B": 1, "T": 8, "H": 1, "K": 16, "V": 16, "dtype": torch.float32} | changes
+    with pytest.raises(ValueError, match=message):
+        launches("gla", **sizes)
+    with pytest.raises(ValueError, match=message):
+        simple.launches(**sizes)
 
 
 def test_launches_of_an_unknown_operator():

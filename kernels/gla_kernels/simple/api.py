@@ -17,7 +17,7 @@ from ..autograd import Between, Given, call
 from ..choose import machine_of
 from ..config import CHUNKS, Schedule
 from ..launch import Launch, execute
-from ..validate import check_inputs, check_scale
+from ..validate import check_flag, check_inputs, check_scale, check_sizes, check_tensor
 from .call import MAX_CHUNK, MAX_DIM, Call
 from .passes import Kept, backward, forward
 
@@ -59,9 +59,10 @@ def simple_gla(
     if torch.compiler.is_compiling():
         return compiled.call("simple_gla", given, scale, output_final_state, schedule)
     check_call(q, k, v, g, initial_state)
+    check_flag("output_final_state", output_final_state)
     form = _form(given, q.device, check_scale(scale, q.shape[-1]), schedule, given.requires_grad)
     # gates as they are, expanded perhaps, for kernels go by their strides
-    return call(form, given._replace(g=None).contiguous()._replace(g=g), output_final_state)
+    return call(form, given._replace(g=None).contiguous()._replace(g=g.resolve_neg()), output_final_state)
 
 
 def _form(
@@ -111,6 +112,7 @@ def launches(
     back the final one; gates: g as the call has it, on the meta device, by default contiguous and of the dtype;
     capability: compute capability of the GPU, 80 for an A100, 90 for an H100. Raises ValueError as the call would.
     """
+    check_sizes(B=B, T=T, H=H, K=K, V=V, capability=capability)
     q = torch.empty(B, T, H, K, dtype=dtype, device="meta")
     v = torch.empty(B, T, H, V, dtype=dtype, device="meta")
     g = torch.empty(B, T, H, dtype=dtype, device="meta") if gates is None else gates
@@ -140,6 +142,7 @@ def check_gates(g: Tensor | None, q: Tensor) -> None:
     """One gate a head and token of q. Raises ValueError."""
     if not isinstance(g, Tensor):
         raise ValueError(f"g: expected a tensor [B, T, H], got {type(g).__name__}")
+    check_tensor("g", g)
     if g.shape != q.shape[:-1]:
         hint = "; for a gate of each feature there is gla" if g.shape == q.shape else ""
         raise ValueError(f"g: expected shape {list(q.shape[:-1])} (B, T, H, as q), got {list(g.shape)}{hint}")
