@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any
@@ -32,6 +32,7 @@ Maker = Callable[[Given, torch.device, float, Schedule | None, bool, bool], Form
 MAKERS: dict[str, Maker] = {}  # by the function's name
 FORMS: dict[str, Callable[[float, dict[str, Any]], Form]] = {}  # by the form's name: scale and settings -> the form
 
+STEP_AXES = 3  # of q in `api.gla_step`
 Sort = tuple[tuple[int, ...], torch.dtype, torch.device] | str | None  # of a tensor, or what is wrong with it
 
 
@@ -48,14 +49,19 @@ def call(
 
 
 def call_step(x: Given, scale: float | None) -> Tensor:
-    """`api.gla_step` in a graph that is being made; the state is ``x.initial_state``."""
-    settled_step(_sorts(x), x.requires_grad, _wrong(scale))
+    """`api.gla_step` in a graph that is being made; the state is ``x.initial_state``. Shapes are the operator's to look
+    at: one graph serves batches of any size."""
+    wrong = tuple(None if t is None and name in ("g", "gv") else no_tensor(t) for name, t in _named(x))
+    step_settled(wrong, None if wrong[0] else x.q.dim(), x.requires_grad, _wrong(scale))
     return step(*x, _factor(x, scale))
 
 
+def _named(x: Given) -> Iterator[tuple[str, Any]]:
+    return zip(Given._fields, x, strict=True)
+
+
 def _sorts(x: Given) -> tuple[Sort, ...]:
-    given = zip(Given._fields, x, strict=True)
-    return tuple(None if t is None and name not in ("q", "k", "v") else _sort(t) for name, t in given)
+    return tuple(None if t is None and name not in ("q", "k", "v") else _sort(t) for name, t in _named(x))
 
 
 def _sort(t: Any) -> Sort:
@@ -82,22 +88,25 @@ def settled(
 ) -> str:
     """The form of a call, and the sorts of what it leaves for the backward pass, as JSON. asked: the fields of the
     schedule that is asked for. Raises ValueError as the call itself would."""
-    return _aside(_settled, function, sorts, final, asked, differentiated, recompute, wrong_scale)
-
-
-def settled_step(sorts: Sequence[Sort], differentiated: bool, wrong_scale: str | None) -> str:
-    """Nothing, for a step that can be taken. Raises ValueError as the call itself would."""
-    return _aside(_settled_step, sorts, differentiated, wrong_scale)
-
-
-def _aside(function: Callable[..., str], *args: Any) -> str:
     with ThreadPoolExecutor(1) as aside:  # what torch.export does to tensors, it does to those of its own thread
-        return aside.submit(function, *args).result()
+        return aside.submit(_settled, function, sorts, final, asked, differentiated, recompute, wrong_scale).result()
+
+
+def step_settled(wrong: Sequence[str | None], axes: int | None, differentiated: bool, wrong_scale: str | None) -> str:
+    """Nothing, for a step that may be taken. wrong: of each argument, `no_tensor`; axes: of q. Raises ValueError as the
+    call itself would."""
+    for name, text in zip((*Given._fields[:-1], "state"), wrong, strict=True):
+        _refuse(name, text)
+    if axes != STEP_AXES:
+        raise ValueError(f"q: expected {STEP_AXES} axes [B, H, K], got {axes}")
+    refuse_gradients(differentiated)
+    _refuse("scale", wrong_scale)
+    return ""
 
 
 # What torch.compiler.assume_constant_result does, but for importing torch._dynamo: two thirds of what it would take to
 # import this package, and nobody needs it who compiles nothing.
-settled._dynamo_marked_constant = settled_step._dynamo_marked_constant = True  # type: ignore[attr-defined]
+settled._dynamo_marked_constant = step_settled._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _settled(
@@ -110,35 +119,21 @@ def _settled(
     wrong_scale: str | None,
 ) -> str:
     schedule = Schedule(*asked) if isinstance(asked, tuple) else asked
-    x = _on_meta(sorts, Given._fields)
+    for name, sort in zip(Given._fields, sorts, strict=True):
+        _refuse(name, sort if isinstance(sort, str) else None)
+    x = Given(*(None if s is None else torch.empty(s[0], dtype=s[1], device="meta") for s in sorts))  # type: ignore[arg-type]
     check_flag("output_final_state", final)
     device = _device(sorts)
     form = MAKERS[function](x, device, 1.0, schedule, differentiated, recompute)
-    _check_scale(wrong_scale)
+    _refuse("scale", wrong_scale)
     between = form.forward(x, final)[2] if differentiated else ()
     left = [None if t is None else [list(t.shape), str(t.dtype).removeprefix("torch.")] for t in between]
     return json.dumps({"form": form.name, "settings": form.settings, "between": left})
 
 
-def _settled_step(sorts: Sequence[Sort], differentiated: bool, wrong_scale: str | None) -> str:
-    q, k, v, g, gv, state = _on_meta(sorts, (*Given._fields[:-1], "state"))
-    check_step(q, k, v, g, gv, state)
-    refuse_gradients(differentiated)
-    _check_scale(wrong_scale)
-    return ""
-
-
-def _on_meta(sorts: Sequence[Sort], names: Sequence[str]) -> Given:
-    """Tensors of these sorts without memory. Raises ValueError for what is none."""
-    for name, sort in zip(names, sorts, strict=True):
-        if isinstance(sort, str):
-            raise ValueError(f"{name}: {sort}")
-    return Given(*(None if s is None else torch.empty(s[0], dtype=s[1], device="meta") for s in sorts))  # type: ignore[arg-type]
-
-
-def _check_scale(wrong: str | None) -> None:
+def _refuse(name: str, wrong: str | None) -> None:
     if wrong is not None:
-        raise ValueError(f"scale: {wrong}")
+        raise ValueError(f"{name}: {wrong}")
 
 
 def _device(sorts: Sequence[Sort]) -> torch.device:

@@ -107,7 +107,7 @@ def check_inputs(
     check_device(q.device)
 
 
-def check_step(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gv: Tensor | None, state: Tensor | None) -> None:
+def check_step(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gv: Tensor | None, state: Tensor) -> None:
     """One token's tensors, and a contiguous state, which is updated in place. Raises ValueError."""
     if state is None:
         raise ValueError("state: expected a tensor [B, H, K, V], got None")

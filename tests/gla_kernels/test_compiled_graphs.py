@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounter
 from torch.utils.checkpoint import checkpoint
 
 from gla_kernels import Plan, Schedule, Workload, chosen, compiled, gla, gla_recurrent, gla_step, simple_gla
@@ -142,6 +143,15 @@ def test_a_step_of_decoding_changes_the_state_in_a_graph():
     torch.library.opcheck(torch.ops.gla_kernels.step.default, (q, k, v, g, None, state, 0.25))
 
 
+def test_steps_of_batches_of_any_size_share_a_graph():
+    frames = CompileCounter()
+    in_graph = torch.compile(gla_step, fullgraph=True, backend=frames, dynamic=True)
+    for B in (3, 4, 5, 7):
+        q, k, v, g = (torch.randn(B, 2, 16, device=DEVICE) for _ in range(4))
+        in_graph(q, k, v, -g.abs(), torch.zeros(B, 2, 16, 16, device=DEVICE))
+    assert frames.frame_count == 1
+
+
 def test_a_plan_that_is_given_runs_beside_the_graph():
     given = drawn()[:4]
     plan = chosen(Workload("fwd", 2, 70, 2, 16, 16, "fp32")).plan
@@ -176,7 +186,9 @@ def test_a_plan_that_is_given_runs_beside_the_graph():
         (lambda q, k, v, g: gla(q, NONE, v, g), "k: expected a tensor, got NoneType"),
         (lambda q, k, v, g: gla_step(q, k, v, g, q), "q: expected 3 axes"),
         (lambda q, k, v, g: gla_step(NONE, k, v, g, q), "q: expected a tensor, got NoneType"),
-        (lambda q, k, v, g: gla_step(q, k, v, g, NONE), r"q: expected 3 axes|state: expected a tensor"),
+        (lambda q, k, v, g: gla_step(q[:, 0], k[:, 0], v[:, 0], g[:, 0], NONE), "state: expected a tensor"),
+        (lambda q, k, v, g: gla_step(q[0, 0, 0, 0], k, v, g, q), "q: expected 3 axes"),
+        (lambda q, k, v, g: gla_step(q[:, 0], k[:, 0], v[:, 0], g[:, 0], q), "state: expected shape"),
     ],
 )
 def test_bad_input_is_named_while_the_graph_is_made(call, text):
@@ -191,6 +203,8 @@ def test_bad_input_is_named_while_the_graph_is_made(call, text):
         lambda q, k, v, g, state: gla(q, k, v, g, initial_state=[1] if state is not None else None),  # type: ignore[arg-type]
         lambda q, k, v, g, state: gla(q[..., :0], k[..., :0], v, g[..., :0]),
         lambda q, k, v, g, state: gla_step(q[:, 0], k[:, 0], v[:, 0], g[:, 0], state.requires_grad_()),
+        lambda q, k, v, g, state: gla_step(q[:, 0], k[:, 0], v[:, 0], g[:, 0], state[:, :, :4]),
+        lambda q, k, v, g, state: gla_step(q[:, 0], k[:, 0], v[:, 0], g[:, 0], NONE),
     ],
 )
 def test_a_call_that_was_refused_does_not_spoil_the_next_ones(wrong):
@@ -227,7 +241,7 @@ def test_what_is_marked_as_constant_is_so_by_pytorch_s_own_mark():
     def constant():
         return 0
 
-    assert vars(compiled.settled) == vars(compiled.settled_step) == vars(constant) != {}
+    assert vars(compiled.settled) == vars(compiled.step_settled) == vars(constant) != {}
 
 
 def test_no_compiler_is_imported_with_the_package(python_process):
