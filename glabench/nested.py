@@ -161,7 +161,7 @@ class Profile(Part):
 
 
 class Environment(Part):
-    """Of one value each."""
+    """Of one value each, but for the settings."""
 
     __pydantic_extra__: dict[str, str | int | float | bool | None]
     device: str | None = None
@@ -170,6 +170,7 @@ class Environment(Part):
     fingerprint: str | None = None
     omp_num_threads: str | None = None
     settings: str | None = None
+    settings_given: dict[str, Amount] | None = None
     copy_bytes_per_s: Positive | None = None
     limit_s: Positive | None = None
 

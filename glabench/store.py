@@ -66,8 +66,9 @@ class Row:
     clocks: dict[str, Any] | None = None
     # what `glabench profile` found out, kernel by kernel; see glabench/profile/pipeline.py. Such a row has no time
     profile: dict[str, Any] | None = None
-    # where and how it was made: see hardware/environment.py and, for settings, limit_s and omp_num_threads, which rows
-    # of schema 4 may lack, run/attempts.py: device, driver, versions, commit, dirty, fingerprint, copy_bytes_per_s ...
+    # where and how it was made: see hardware/environment.py and, for settings, settings_given, limit_s and
+    # omp_num_threads, which rows of schema 4 may lack, run/attempts.py: device, driver, versions, commit, dirty,
+    # fingerprint, copy_bytes_per_s ...
     environment: dict[str, Any] = field(default_factory=dict)
     started: str = ""  # ISO 8601, UTC
     wall_s: float = 0.0

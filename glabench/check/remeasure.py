@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import glabench
 from glabench.check.comparable import Compared, apart, throttled
@@ -27,7 +28,7 @@ from glabench.spec.settings import Device, Settings
 from glabench.store import Row
 
 TURNS = 4  # of each side
-LIMIT_S = 900.0  # for one case, its compilation included: what the board gives one
+LIMIT_S = 900.0  # for one case, its compilation included, where its row does not say: what the board gives one
 
 
 @dataclass(frozen=True)
@@ -46,21 +47,27 @@ class Tree:
 
 @dataclass(frozen=True)
 class Turns:
-    """Runs cases on one device. ``pipeline``: the module whose ``run_case`` is called."""
+    """Runs cases on one device. ``asked``: the environments of rows by case, which say with which settings and limit
+    their sweep ran them. ``pipeline``: the module whose ``run_case`` is called."""
 
     device: Device
     tell: Callable[[str], None]
     turns: int = TURNS
     pipeline: str = PIPELINE
+    asked: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def run(self, cases: Sequence[Case], tree: Tree) -> list[Row]:
         """One turn: each case once, in a fresh process that imports ``tree``."""
         worker = Worker(worker_env("all") | tree.env(), known_environment(self.device), self.pipeline)
-        settings = Settings.for_device(self.device)
         try:
-            return [worker.run(case, "check", settings, LIMIT_S) for case in cases]
+            return [worker.run(case, "check", *self.as_asked(case)) for case in cases]
         finally:
             worker.close()
+
+    def as_asked(self, case: Case) -> tuple[Settings, float]:
+        """The settings and the limit in seconds of the sweep that the case is from."""
+        asked = self.asked.get(case.id, {})
+        return Settings.of_row(self.device, asked), asked.get("limit_s") or LIMIT_S
 
     def interleaved(self, cases: Sequence[Case], before: Tree, after: Tree) -> tuple[list[Row], list[Row]]:
         """Rows of both trees, turn by turn, with the order changing: AB BA AB BA."""
@@ -87,6 +94,7 @@ def settle(check: Check, turns: Turns, against: Tree | None) -> Check:
     suspects = {case.pair.case_id: case for case in check.cases if _times_verdict(case) in wanted}
     if not suspects:
         return check
+    turns = replace(turns, asked={case_id: suspect.pair.after[-1].environment for case_id, suspect in suspects.items()})
     if against is None:
         before = [run for case in suspects.values() for run in case.pair.before]
         after = turns.alone([case_of(suspect) for suspect in suspects.values()])

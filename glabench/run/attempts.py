@@ -58,9 +58,11 @@ class Attempts:
 
 
 def _asked(worker: Worker, settings: Settings, limit_s: float) -> dict[str, Any]:
-    """What rows say of how they were asked for, beside where they were made: a digest of the settings, the limit in
-    seconds, and the threads of what is timed on a CPU."""
+    """What rows say of how they were asked for, beside where they were made: a digest of the settings and those that
+    are not the usual ones, the limit in seconds, and the threads of what is timed on a CPU."""
     asked: dict[str, Any] = {"settings": settings.digest, "limit_s": limit_s}
+    if settings.given:
+        asked["settings_given"] = settings.given
     if settings.device == "cpu" and settings.part == "all":
         asked["omp_num_threads"] = worker.env.get("OMP_NUM_THREADS")
     return asked

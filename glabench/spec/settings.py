@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
@@ -83,6 +84,23 @@ class Settings:
         besides."""
         counts = {name: value for name, value in self.to_dict().items() if name not in BESIDES}
         return hashlib.sha256(json.dumps(counts, sort_keys=True).encode()).hexdigest()[:8]
+
+    @property
+    def given(self) -> dict[str, float]:
+        """The numbers that can change a case's result and are not the device's usual ones, by name."""
+        usual = Settings.for_device(self.device).to_dict()
+        mine = {name: value for name, value in self.to_dict().items() if name not in BESIDES}
+        return {name: value for name, value in mine.items() if isinstance(value, (int, float)) and value != usual[name]}
+
+    @classmethod
+    def of_row(cls, device: Device, environment: Mapping[str, Any]) -> Settings:
+        """The settings that a row was made with, as far as this version knows them: the usual ones where it names none
+        or its digest says others."""
+        usual = cls.for_device(device)
+        known = usual.to_dict().keys()
+        given = {name: value for name, value in (environment.get("settings_given") or {}).items() if name in known}
+        found = replace(usual, **given)
+        return found if found.digest == environment.get("settings") else usual
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Settings:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -13,11 +14,14 @@ import torch
 from gla_kernels.launch import execute
 from glabench import store
 from glabench.errors import UserError
+from glabench.run.child import Child
+from glabench.spec.case import Case
 from glabench.spec.expand import check, expand
+from glabench.spec.settings import Settings
 from glabench.spec.sweep import find, load
 
 from . import planted
-from .measure import HERE, Run, amounts, main, plan
+from .measure import HERE, Campaign, Run, amounts, main, plan
 
 TINY = """
 title: Tiny
@@ -93,6 +97,26 @@ def test_calibration_says_what_is_too_short_for_one_more_launch(monkeypatch: pyt
     assert [found["planted"][str(percent)]["possible"] for percent in (2, 3, 10)] == [False, False, True]
     assert found["planted"]["2"]["percent"] == pytest.approx(5)
     assert found["planted"]["10"]["percent"] == pytest.approx(10, abs=0.2)
+
+
+def test_more_slow_downs_leave_those_that_were_calibrated_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[int]] = []
+
+    def ask(child: Child, request: dict[str, Any], limit_s: float) -> dict[str, Any]:
+        asked.append(request["percents"])
+        one = {"amount": len(asked), "percent": 3.0, "possible": True}
+        planted = {str(percent): one for percent in request["percents"]}
+        return {"plain_ms": 1.0, "least_percent": 1.0, "planted": planted}
+
+    monkeypatch.setattr(Child, "ask", ask)
+    campaign = Campaign(tmp_path, "cpu", Settings.for_device("cpu"), 60, math.inf)
+    case = Case("gla", 1, 64, 1, 16, 16)
+    for percents in ([3, 5], [3, 10], [5]):
+        found = campaign.calibrate([case], percents)
+    assert asked == [[3, 5], [10]]
+    assert {name: one["amount"] for name, one in found[case.id]["planted"].items()} == {"3": 1, "5": 1, "10": 2}
 
 
 def test_planted_runs_are_spread_among_the_others() -> None:

@@ -16,7 +16,9 @@ import glabench
 from glabench.check.remeasure import Tree, Turns, checkout, settle
 from glabench.check.verdict import Check, check
 from glabench.errors import UserError
+from glabench.run.worker import Worker
 from glabench.spec.case import Case
+from glabench.spec.settings import Settings
 from glabench.store import Row
 
 from .conftest import FULL, MakeRun
@@ -68,6 +70,27 @@ def test_a_case_slower_than_the_baseline_but_not_than_the_commit_before_passes(
     found = settle(slower, fake(make_run, 1.1, 1.1), BEFORE)
     assert found.cases[0].verdict == "same"
     assert "did not hold" in str(found.cases[0].remeasured)
+
+
+def test_cases_are_measured_again_as_their_sweep_asked(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, tuple[Settings, float]] = {}
+
+    def run(worker: Worker, case: Case, sweep: str, settings: Settings, limit_s: float) -> Row:
+        seen[case.id] = settings, limit_s
+        return make_run(T=case.T)
+
+    monkeypatch.setattr(Worker, "run", run)
+    usual = Settings.for_device("cuda")
+    own = replace(usual, gate_factor=8.0, min_samples=50)
+    asked = [
+        {"settings": own.digest, "settings_given": own.given, "limit_s": 2000.0},
+        {"settings": usual.digest},
+        {"settings": "of another version", "settings_given": {"min_samples": 3, "more": 1.0}},
+    ]
+    before = [make_run(T=T) for T in (64, 128, 256)]
+    after = [make_run(T=T, ms=1.1, environment=env) for T, env in zip((64, 128, 256), asked, strict=True)]
+    settle(check(before, after, 0.03), Turns("cuda", lambda words: None, turns=1), None)
+    assert [seen[row.case_id] for row in after] == [(own, 2000.0), (usual, 900.0), (usual, 900.0)]
 
 
 def test_without_a_commit_the_same_code_runs_again(make_run: MakeRun, slower: Check) -> None:
