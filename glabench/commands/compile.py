@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from glabench.commands.running import check_cache
+from glabench.commands.running import cases_of, check_cache
 
 if TYPE_CHECKING:
     from glabench.lines import Lines
+    from glabench.spec.case import Case
     from glabench.tune.survey import Asked
 
 TARGETS = "sm_80,sm_90,sm_100"
 
 
 def compile_(
-    file: Annotated[str, typer.Argument(metavar="FILE|NAME", help="A sweep file, or the name of one (`glabench ls`).")],
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE|NAME|SHAPE", help="A sweep file, the name of one (`glabench ls`), or a shape B,T,H,K,V."
+        ),
+    ],
     target: Annotated[str, typer.Option(help="Architectures, with commas between them.")] = TARGETS,
     space: Annotated[
         int,
@@ -26,37 +33,64 @@ def compile_(
     out: Annotated[
         Path | None, typer.Option(help="File that is appended to.", show_default="results/local/compile-<sweep>.jsonl")
     ] = None,
+    mode: Annotated[str | None, typer.Option(help="For a shape: fwd, bwd or fwdbwd.", show_default="fwdbwd")] = None,
+    dtype: Annotated[str | None, typer.Option(help="For a shape: bf16, fp16 or fp32.", show_default="bf16")] = None,
 ) -> None:
-    """Compile the kernels that gla() runs for a sweep on every core, without a GPU: registers, spills, shared memory.
+    """Compile the kernels that gla() runs for a sweep or a shape, without a GPU: registers, spills, shared memory.
 
     Exit code: 0 done; 1 a kernel that gla() would run does not compile or does not fit; 2 bad input.
     """
     from glabench.errors import UserError
     from glabench.hardware.environment import fingerprint, package_version
-    from glabench.spec.expand import check, expand
-    from glabench.spec.sweep import find, load
+    from glabench.spec.shape import is_shape
 
     targets = _targets(target)
-    chosen = load(find(file))
-    check(chosen)
-    cases = expand(chosen, "cuda").cases
+    if not is_shape(what):
+        if given := next((option for option, value in (("--mode", mode), ("--dtype", dtype)) if value), None):
+            raise UserError(f"{given} is for a shape B,T,H,K,V, and {what} is none")
+        name, title, cases = _of_sweep(what)
+    else:
+        name, title, cases = _of_shape(what, mode or "fwdbwd", dtype or "bf16")
 
     from glabench.lines import COMPILED_START, Lines
     from glabench.tune.survey import asked_of  # imports torch, which takes seconds: after mistakes are found
 
     asked, skipped = asked_of(cases)
     if not asked:
-        raise UserError(f"{file}: has no case of the system gla that its kernels take, so there is nothing to compile")
+        raise UserError(f"{what}: has no case of the system gla that its kernels take, so there is nothing to compile")
     check_cache()
     environment = {"triton": package_version("triton"), "fingerprint": fingerprint()}
-    path = out or Path("results") / "local" / f"compile-{chosen.name}.jsonl"
+    path = out or Path("results") / "local" / f"compile-{name}.jsonl"
     with Lines(path, starts=COMPILED_START) as lines:
         others = f" ({skipped} others skipped)" if skipped else ""
-        print(f"{chosen.title} ({chosen.name}): {len(cases) - skipped} cases of gla{others} for {', '.join(targets)}")
-        failed = _compile(chosen.name, asked, targets, space, environment, lines)
+        print(f"{title}: {cases_of(len(cases) - skipped)} of gla{others} for {', '.join(targets)}")
+        failed = _compile(name, asked, targets, space, environment, lines)
         print(f"Rows: {lines.path}")
     if failed:
         raise typer.Exit(1)
+
+
+def _of_sweep(what: str) -> tuple[str, str, Sequence[Case]]:
+    """A sweep's name, how it is introduced, and its cases as a GPU runs them."""
+    from glabench.spec.expand import check, expand
+    from glabench.spec.sweep import find, load
+
+    chosen = load(find(what))
+    check(chosen)
+    return chosen.name, f"{chosen.title} ({chosen.name})", expand(chosen, "cuda").cases
+
+
+def _of_shape(what: str, mode: str, dtype: str) -> tuple[str, str, Sequence[Case]]:
+    """The same of the one case that a shape stands for. UserError where gla() does not take it."""
+    from glabench.spec.case import Case
+    from glabench.spec.expand import fitted
+    from glabench.spec.shape import name_of
+    from glabench.tune.works import of_shape
+
+    work = of_shape(what, dtype, mode)[0]
+    given = {"system": "gla", "B": work.B, "T": work.T, "H": work.H, "K": work.K, "V": work.V}
+    name = name_of(what)
+    return name, name, [Case(**fitted(given | {"dtype": dtype, "mode": mode}))]
 
 
 def _compile(

@@ -125,7 +125,7 @@ def _shape(what: str, system: str, mode: str, dtype: str) -> tuple[str, float, l
     from glabench.spec.case import DTYPE_BYTES, Case
     from glabench.spec.catalog import CATALOG
     from glabench.spec.expand import fitted
-    from glabench.spec.shape import sizes
+    from glabench.spec.shape import name_of, sizes
 
     B, T, H, K, V = sizes(what)
     for option, value, known in (
@@ -137,7 +137,7 @@ def _shape(what: str, system: str, mode: str, dtype: str) -> tuple[str, float, l
             raise UserError(f"{option} {value}: expected one of {', '.join(known)}{did_you_mean(value, known)}")
     given = {"system": system, "B": B, "T": T, "H": H, "K": K, "V": V, "dtype": dtype, "mode": mode}
     case = Case(**fitted(given))
-    return "x".join(str(size) for size in (B, T, H, K, V)), SHAPE_LIMIT_S, [case]
+    return name_of(what), SHAPE_LIMIT_S, [case]
 
 
 def _sweep(what: str, systems: Sequence[str], ids: Sequence[str]) -> tuple[str, float, list[Case]]:

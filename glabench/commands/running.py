@@ -147,7 +147,7 @@ def run_cases(
     if out.moved_to is not None:
         console.print(f"The old rows are in {out.moved_to}", soft_wrap=True)
     resumed = f", {len(done)} of them finished earlier" if done else ""
-    console.print(f"{opening}: {len(cases)} cases{resumed}", soft_wrap=True)
+    console.print(f"{opening}: {cases_of(len(cases))}{resumed}", soft_wrap=True)
     with SweepProgress(len(cases), len(done), console) as progress:
         outcome = driver(progress).run([case for case in cases if case.id not in done])
     statuses = Counter(done.values()) + outcome.statuses
@@ -158,14 +158,19 @@ def run_cases(
         raise typer.Exit(1)
 
 
+def cases_of(count: int) -> str:
+    """1 case, 2 cases."""
+    return f"{count} case{'' if count == 1 else 's'}"
+
+
 def _close(console: Console, statuses: Counter[str], total: int, path: Path, interrupted: bool) -> None:
     """What it came to, where it is, and where to go next."""
     counts = ", ".join(f"{count} {status}" for status, count in statuses.most_common()) or "none finished"
     left = total - sum(statuses.values())
     if interrupted:
         console.print(
-            f"\nStopped with {left} of {total} cases left; the same command goes on from here", soft_wrap=True
+            f"\nStopped with {left} of {cases_of(total)} left; the same command goes on from here", soft_wrap=True
         )
-    console.print(f"{sum(statuses.values())} cases: {counts}", soft_wrap=True)
+    console.print(f"{cases_of(sum(statuses.values()))}: {counts}", soft_wrap=True)
     console.print(f"Rows:   {path}", soft_wrap=True)
     console.print(f"Report: glabench report {shlex.quote(str(path))}", soft_wrap=True)

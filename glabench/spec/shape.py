@@ -11,8 +11,9 @@ TOO_LARGE = 2**31  # for any of them; kernels count programs and rows in 32 bits
 
 
 def is_shape(text: str) -> bool:
-    """Whether a word of the command line is meant as a shape and not as a sweep's name."""
-    return re.fullmatch(r"[\d,\s]+", text) is not None
+    """Whether a word of the command line is meant as a shape and not as a sweep's name or file."""
+    numbers = re.fullmatch(r"[\d,x\s]*\d[\d,x\s]*", text) is not None  # 4x2048x16x128x128, as files are named, too
+    return numbers or ("," in text and re.search(r"[/\\]|\.ya?ml$", text) is None)
 
 
 def sizes(text: str) -> tuple[int, int, int, int, int]:
@@ -24,3 +25,8 @@ def sizes(text: str) -> tuple[int, int, int, int, int]:
         raise UserError(f"shape {text}: {max(found)} is too large, expected integers < 2^31")
     B, T, H, K, V = found
     return B, T, H, K, V
+
+
+def name_of(text: str) -> str:
+    """The shape as files are named after it: "4x2048x16x128x128". UserError when it is none."""
+    return "x".join(map(str, sizes(text)))

@@ -36,6 +36,11 @@ BAD = {
     ("tiny.yaml", "--target", "sm_9"): "--target sm_9: unknown architecture (did you mean 'sm_90'?)",
     ("tiny.yaml", "--target", "sm_80,"): "--target : unknown architecture (one of: sm_100",
     ("tini.yaml",): "did you mean 'tiny.yaml'?",
+    ("tiny.yaml", "--dtype", "fp32"): "--dtype is for a shape B,T,H,K,V, and tiny.yaml is none",
+    ("1,64,1,16",): "shape 1,64,1,16: expected B,T,H,K,V",
+    ("1,64,1,16,1024",): "1,64,1,16,1024: V=1024 is above the largest head dimension",
+    ("1,64,1,16,16", "--dtype", "fp8"): "--dtype fp8: unknown dtype",
+    ("1,64,1,16,16", "--mode", "step"): "--mode step: unknown mode",
     ("others.yaml",): "has no case of the system gla",
     ("tiny.yaml", "--out", "others.yaml"): "others.yaml: holds something else",
     ("tiny.yaml", "--space", "-1"): "--space",
@@ -108,6 +113,15 @@ def test_a_kernel_that_gla_runs_and_that_does_not_fit_is_exit_code_1(
     assert "compile_error, too large" in capsys.readouterr().out
     rows = [json.loads(line) for line in (folder / "results/local/compile-tiny.jsonl").read_text().splitlines()]
     assert [row["status"] for row in rows] == ["ok", "compile_error"]
+
+
+def test_a_shape_compiles_as_a_sweep_does(compiled: Callable[..., str], folder: Path) -> None:
+    said = compiled("1,64,1,16,16", "--mode", "fwd", "--dtype", "fp32", "--target", "sm_80", "--space", "0")
+    assert said.startswith("1x64x1x16x16: 1 case of gla for sm_80")
+    rows = [json.loads(line) for line in (folder / "results/local/compile-1x64x1x16x16.jsonl").read_text().splitlines()]
+    assert {(row["sweep"], row["status"], row["workload"]["direction"]) for row in rows} == {
+        ("1x64x1x16x16", "ok", "fwd")
+    }
 
 
 def test_heads_of_512_fit_a_geforce(compiled: Callable[..., str], folder: Path) -> None:

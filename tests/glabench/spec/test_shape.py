@@ -5,15 +5,30 @@ from __future__ import annotations
 import pytest
 
 from glabench.errors import UserError
-from glabench.spec.shape import is_shape, sizes
+from glabench.spec.shape import is_shape, name_of, sizes
 
 
 def test_a_shape() -> None:
     assert is_shape("4,2048, 16,128,256")
     assert sizes("4,2048, 16,128,256") == (4, 2048, 16, 128, 256)
+    assert name_of("4,2048, 16,128,256") == "4x2048x16x128x256"
 
 
-@pytest.mark.parametrize("text", ["1,2,3,4", "1,2,3,4,5,6", "0,2,3,4,5", "1,,3,4,5", ","])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "1,2,3,4",
+        "1,2,3,4,5,6",
+        "0,2,3,4,5",
+        "1,,3,4,5",
+        ",",
+        "4,-1,16,64,64",
+        "4,2e3,16,64,64",
+        "a,b,c,d,e",
+        "1,2,x",
+        "4x2048x16x128x128",
+    ],
+)
 def test_what_is_no_shape(text: str) -> None:
     assert is_shape(text)
     with pytest.raises(UserError, match=rf"^shape {text}: expected B,T,H,K,V"):
@@ -21,4 +36,4 @@ def test_what_is_no_shape(text: str) -> None:
 
 
 def test_names_are_no_shapes() -> None:
-    assert not any(map(is_shape, ("board", "1,2,x", "my_model.yaml", "")))
+    assert not any(map(is_shape, ("board", "my_model.yaml", "", "xx", "a,b.yaml", "one,two/of")))
