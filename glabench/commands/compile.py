@@ -82,15 +82,11 @@ def _of_sweep(what: str) -> tuple[str, str, Sequence[Case]]:
 
 def _of_shape(what: str, mode: str, dtype: str) -> tuple[str, str, Sequence[Case]]:
     """The same of the one case that a shape stands for. UserError where gla() does not take it."""
-    from glabench.spec.case import Case
-    from glabench.spec.expand import fitted
     from glabench.spec.shape import name_of
-    from glabench.tune.works import of_shape
+    from glabench.tune.works import case_of
 
-    work = of_shape(what, dtype, mode)[0]
-    given = {"system": "gla", "B": work.B, "T": work.T, "H": work.H, "K": work.K, "V": work.V}
     name = name_of(what)
-    return name, name, [Case(**fitted(given | {"dtype": dtype, "mode": mode}))]
+    return name, name, [case_of(what, dtype, mode)]
 
 
 def _compile(

@@ -159,7 +159,7 @@ def run_cases(
 
 
 def cases_of(count: int) -> str:
-    """1 case, 2 cases."""
+    """1 case, 2 cases. `glabench.report.text` counts anything, but brings pandas, which a sweep does without."""
     return f"{count} case{'' if count == 1 else 's'}"
 
 

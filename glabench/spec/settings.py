@@ -88,18 +88,20 @@ class Settings:
     @property
     def given(self) -> dict[str, float]:
         """The numbers that can change a case's result and are not the device's usual ones, by name."""
-        usual = Settings.for_device(self.device).to_dict()
-        mine = {name: value for name, value in self.to_dict().items() if name not in BESIDES}
-        return {name: value for name, value in mine.items() if isinstance(value, (int, float)) and value != usual[name]}
+        usual = Settings.for_device(self.device)._numbers()
+        return {name: value for name, value in self._numbers().items() if value != usual[name]}
+
+    def _numbers(self) -> dict[str, float]:
+        """The numbers that can change a case's result, by name."""
+        return {n: v for n, v in self.to_dict().items() if n not in BESIDES and isinstance(v, (int, float))}
 
     @classmethod
     def of_row(cls, device: Device, environment: Mapping[str, Any]) -> Settings:
         """The settings that a row was made with, as far as this version knows them: the usual ones where it names none
         or its digest says others."""
         usual = cls.for_device(device)
-        known = usual.to_dict().keys()
-        given = {name: value for name, value in (environment.get("settings_given") or {}).items() if name in known}
-        found = replace(usual, **given)
+        given = environment.get("settings_given") or {}
+        found = replace(usual, **{name: given[name] for name in usual._numbers().keys() & given.keys()})
         return found if found.digest == environment.get("settings") else usual
 
     @classmethod

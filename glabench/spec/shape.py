@@ -12,8 +12,9 @@ TOO_LARGE = 2**31  # for any of them; kernels count programs and rows in 32 bits
 
 def is_shape(text: str) -> bool:
     """Whether a word of the command line is meant as a shape and not as a sweep's name or file."""
-    numbers = re.fullmatch(r"[\d,x\s]*\d[\d,x\s]*", text) is not None  # 4x2048x16x128x128, as files are named, too
-    return numbers or ("," in text and re.search(r"[/\\]|\.ya?ml$", text) is None)
+    if re.fullmatch(r"[\d\s]+|(\d+x){4}\d+", text):  # a number alone, or 4x2048x16x128x128, as files are named
+        return True
+    return "," in text and re.search(r"[/\\]|\.ya?ml$", text) is None
 
 
 def sizes(text: str) -> tuple[int, int, int, int, int]:

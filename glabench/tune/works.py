@@ -52,14 +52,21 @@ def of_cases(cases: Iterable[Case]) -> list[list[Workload]]:
 
 def of_shape(text: str, dtype: str = "bf16", mode: str = "fwdbwd") -> list[Workload]:
     """The workloads of "B,T,H,K,V"; UserError when that is none, or none that gla() runs."""
+    work = Gla(CATALOG["gla"]).workload(case_of(text, dtype, mode))
+    return [replace(work, direction=direction) for direction in directions(mode)]
+
+
+def case_of(text: str, dtype: str = "bf16", mode: str = "fwdbwd") -> Case:
+    """The case of gla() at "B,T,H,K,V"; UserError as ``of_shape``."""
     B, T, H, K, V = sizes(text)
     if dtype not in DTYPE_BYTES:
         raise UserError(f"--dtype {dtype}: unknown dtype{did_you_mean(dtype, DTYPE_BYTES)}")
-    case = Case("gla", B, T, H, K, V, dtype=dtype)  # type: ignore[arg-type]  # checked above
+    directions(mode)
+    case = Case("gla", B, T, H, K, V, dtype=dtype, mode=mode)  # type: ignore[arg-type]  # checked above
     refused = Gla(CATALOG["gla"]).unsupported(case, "cuda")
     if refused is not None:
         raise UserError(f"{text}: {refused}")
-    return [Workload(direction, B, T, H, K, V, dtype) for direction in directions(mode)]
+    return case
 
 
 def directions(mode: str) -> tuple[Direction, ...]:
