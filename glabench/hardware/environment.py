@@ -257,7 +257,8 @@ def environment(device: Device, bandwidth: bool = True) -> dict[str, Any]:
     ``bandwidth`` says not to: several processes at once would hold each other up, and 4 GiB of the GPU each.
 
     Keys: device, kind, device_slug, memory_bytes, driver, cuda, capability, torch, triton, python, glabench, commit,
-    dirty, fingerprint, copy_bytes_per_s (bytes read plus bytes written per second; CUDA only), os, cpu_count.
+    dirty, fingerprint, copy_bytes_per_s (bytes read plus bytes written per second; CUDA only), os, cpu_count, and on
+    CUDA gpu_uuid: which of several GPUs of a model it is, for no two are quite as fast.
     """
     import torch
 
@@ -289,6 +290,7 @@ def environment(device: Device, bandwidth: bool = True) -> dict[str, Any]:
             "device": name,
             "device_slug": slug(name),
             "memory_bytes": properties.total_memory,
+            "gpu_uuid": info.uuid if info is not None else str(properties.uuid),
             "driver": info.driver if info is not None else None,
             "cuda": torch.version.cuda,
             "capability": f"{properties.major}.{properties.minor}",

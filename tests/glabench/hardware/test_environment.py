@@ -150,3 +150,5 @@ def test_the_environment_of_a_gpu() -> None:
     assert found["device_slug"] == environment.device_slug("cuda")
     assert found["copy_bytes_per_s"] > 1e11
     assert nvml.gpu_info() is None or found["driver"]
+    info = nvml.gpu_info(found["gpu_uuid"])
+    assert info is None or info.uuid.removeprefix("GPU-") == found["gpu_uuid"].removeprefix("GPU-")
