@@ -88,6 +88,7 @@ class Time(Part):
     launch_bound: bool | None = None
     host_ms: Amount | None = None
     parts: ForwardParts | None = None
+    tuned: dict[str, str] | None = None
 
 
 class Memory(Part):

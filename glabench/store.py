@@ -53,7 +53,8 @@ class Row:
     accuracy: dict[str, Any] | None = None
     # {"clock": "cuda_events_cold_l2|cpu_wall", "samples_ms": [...], "dropped": int, "late": int, "stopped": str,
     #  "warmup": int, "launch_bound": bool, "host_ms": f,
-    #  "parts": {"intra_ms": [...], "inter_ms": [...]} or {"refused": str}, where run/forward_parts.py was asked}
+    #  "parts": {"intra_ms": [...], "inter_ms": [...]} or {"refused": str}, where run/forward_parts.py was asked,
+    #  "tuned": {kernel: config}: what kernels that tune themselves chose at this shape, where there are any}
     time: dict[str, Any] | None = None
     # {"peak_bytes": int, "inputs_bytes": int, "beyond_inputs_bytes": int}, or {"refused": str}: why there is none
     memory: dict[str, Any] | None = None

@@ -1,4 +1,4 @@
-"""Kernels that tune themselves at their first call, compiled ahead of it.
+"""Kernels that tune themselves at their first call: compiled ahead of it, and tuned at every shape that is measured.
 
 Triton's ``@autotune`` compiles one config after another, in the process that times cases: hundreds for a shape of FLA's
 GLA, minutes in which the GPU waits. Here the first call is made beforehand, in as many processes as there are cores,
@@ -6,18 +6,25 @@ with an autotuner that compiles its configs and launches none. The processes sha
 goes through the configs in an order of its own: those that meet at a kernel, of two cases or, where a core has no other
 left (``glabench.run.untimed``), of the same, share its work. Which config is the fastest
 stays the rival's own finding, at its first call in the process that times.
+
+That call would decide for all later ones: keys of FLA's autotuners have neither batch nor length in them, nor often the
+head dimension, and what won is kept on the disk. A user's process trains at one shape and tunes there. Here the next
+case has another shape, and would run what was the fastest at the first one: up to 6 % slower on an H100, by the order
+of the sweep. So each system's autotuners begin anew at every shape (``at_its_shape``).
 """
 
 from __future__ import annotations
 
+import math
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
 import torch
+from triton.runtime import driver
 from triton.runtime.autotuner import Autotuner
 
 from glabench.run import gate
@@ -25,6 +32,11 @@ from glabench.spec.case import Case
 from glabench.systems.base import System
 
 LONG = 1024  # tokens; what a kernel is compiled for depends on a length by what divides it, up to this
+
+# A config is measured as long as Triton does (125 ms) unless a first look says that it takes this many times as long as
+# the best so far. How long the look is, in ms: (warming up, samples).
+CLEARLY_SLOWER = 1.1
+LOOK_MS = (1, 5)
 
 
 def compile_ahead(system: System, case: Case) -> None:
@@ -59,3 +71,78 @@ def _compile(tuner: Any, *args: Any, **options: Any) -> None:
         with suppress(Exception):
             tuner.fn.run(*args, **(options | {"warmup": True}), **config.all_kwargs())
     tuner.nargs = None
+
+
+@contextmanager
+def at_its_shape(case: Case) -> Iterator[Callable[[], dict[str, str]]]:
+    """Meanwhile autotuners of Triton know what they found at this case's shape, in whichever mode, and nothing else:
+    no winner of another shape, or of another system that shares the kernel, and none that the disk has.
+
+    Gives a function that says what they found: {kernel: its config}, of several configs all.
+    """
+    bench, disk = Autotuner._bench, Autotuner.check_disk_cache
+    _winners.go_to(replace(case, mode="fwd", seed=0, gate_strength=None if case.gate_strength is None else 1.0))
+
+    def watched(tuner: Any, *args: Any, **options: Any) -> list[float]:
+        _winners.tunes(tuner)
+        return list(bench(tuner, *args, **options))
+
+    Autotuner._bench, Autotuner.check_disk_cache = watched, _without_disk
+    try:
+        yield _winners.said
+    finally:
+        Autotuner._bench, Autotuner.check_disk_cache = bench, disk
+
+
+def _without_disk(tuner: Any, key: Any, configs: Any, benchmark: Callable[[], None]) -> bool:
+    """``Autotuner.check_disk_cache``, measuring always."""
+    benchmark()
+    return False
+
+
+class _Winners:
+    """What the autotuners of this process found, apart for each system and shape."""
+
+    def __init__(self) -> None:
+        self._here: Case | None = None
+        self._found: dict[Any, dict[Case | None, dict[Any, Any]]] = {}  # autotuner -> where -> its cache
+        self._tuning: tuple[Any, ...] = ()
+
+    def go_to(self, here: Case) -> None:
+        self._here = here
+        for tuner, found in self._found.items():
+            tuner.cache = found.setdefault(here, {})
+
+    def tunes(self, tuner: Any) -> None:
+        """Told before each config that an autotuner measures: know it from now on, and let it be brief with what is
+        clearly slower, unless it measures in a way of its own."""
+        self._found.setdefault(tuner, {self._here: tuner.cache})
+        tuning = (tuner, self._here, len(tuner.cache))  # each tuning adds one to the cache
+        if tuning != self._tuning and tuner._do_bench is None:
+            tuner.do_bench = Look()
+        self._tuning = tuning
+
+    def said(self) -> dict[str, str]:
+        """What was found here, by kernel."""
+        here = {tuner.base_fn.__name__: found.get(self._here, {}) for tuner, found in self._found.items()}
+        return {name: "; ".join(map(str, found.values())) for name, found in sorted(here.items()) if found}
+
+
+_winners = _Winners()
+
+
+class Look:
+    """How an autotuner measures configs of one kernel at one key: as Triton does, but those that cannot win briefly."""
+
+    def __init__(self) -> None:
+        self.best_ms = math.inf
+
+    def __call__(self, call: Callable[[], None], quantiles: tuple[float, ...]) -> list[float]:
+        """Quantiles of the call's time in ms, the median first."""
+        measure = driver.active.get_benchmarker()
+        warmup, samples = LOOK_MS
+        ms = measure(call, quantiles=quantiles, warmup=warmup, rep=samples)
+        if ms[0] <= CLEARLY_SLOWER * self.best_ms:
+            ms = measure(call, quantiles=quantiles)
+        self.best_ms = min(self.best_ms, ms[0])
+        return list(ms)

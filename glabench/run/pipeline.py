@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -59,7 +59,7 @@ def row_of(stages: Stages, case: Case, sweep: str, settings: Settings, system: S
     try:
         with draft.phases("machine"):
             facts = environment(settings.device, bandwidth=settings.part != "compile")
-        with nullcontext() if settings.device == "cuda" else memory.cpu_memory_limit():
+        with _surroundings(draft, case, settings):
             stages(draft, case, settings, system or _load(draft, case))
     except Exception as error:
         draft.fail(failures.classify(error), failures.reason(error), failures.detail(error))
@@ -77,6 +77,22 @@ def row_of(stages: Stages, case: Case, sweep: str, settings: Settings, system: S
         spent=[draft.phases.spent(settings.part).to_dict()],
         **draft.found,
     )
+
+
+@contextmanager
+def _surroundings(draft: Draft, case: Case, settings: Settings) -> Iterator[None]:
+    """On a CPU a limit of memory. On a GPU kernels that tune themselves do so at this shape; the row has what they
+    chose."""
+    if settings.device != "cuda":
+        with memory.cpu_memory_limit():
+            yield
+        return
+    from glabench.run.autotuned import at_its_shape  # imports triton
+
+    with at_its_shape(case) as chosen:
+        yield
+        if "time" in draft.found and (tuned := chosen()):
+            draft.found["time"]["tuned"] = tuned
 
 
 def _load(draft: Draft, case: Case) -> System:

@@ -1,9 +1,10 @@
-"""An autotuner's configs are compiled, and nothing is launched or decided."""
+"""An autotuner's configs are compiled, and nothing is launched or decided; what it finds, it finds at each shape."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from triton import Config
 from triton.runtime.autotuner import Autotuner
 
 from glabench.run import autotuned
-from glabench.run.autotuned import LONG, compile_ahead, compiling
+from glabench.run.autotuned import CLEARLY_SLOWER, LONG, LOOK_MS, Look, at_its_shape, compile_ahead, compiling
 from glabench.run.parts import merge, parts
 from glabench.run.pipeline import run_case
 from glabench.spec.case import Case, Mode
@@ -136,6 +137,107 @@ def test_the_part_that_compiles_leaves_the_verdict_to_the_one_that_runs(monkeypa
     assert set(spent_of(row)[0].seconds) >= {"compile"}
     wrong = replace(row, status="wrong", spent=[])
     assert merge(wrong, row).status == "wrong"
+
+
+class Clock:
+    """Stands for Triton's benchmark: a config takes what is set for its width, and it is told how it was measured."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, kernel: Kernel, **ms: float) -> None:
+        self.kernel, self.ms = kernel, {int(width.removeprefix("w")): value for width, value in ms.items()}
+        self.asked: list[tuple[int, dict[str, int]]] = []
+        active = SimpleNamespace(get_benchmarker=lambda: self)
+        monkeypatch.setattr(autotuned, "driver", SimpleNamespace(active=active))
+
+    def __call__(self, call: Any, quantiles: tuple[float, ...], **how: int) -> list[float]:
+        call()
+        width = self.kernel.ran[-1]["WIDTH"]
+        self.asked.append((width, how))
+        return [self.ms[width]] * len(quantiles)
+
+    @property
+    def measured(self) -> list[int]:
+        """Widths of the configs that were measured, in order."""
+        return list(dict.fromkeys(width for width, _ in self.asked))
+
+
+class Compiles(Kernel):
+    def run(self, *args: Any, **options: Any) -> None:
+        self.ran.append({"args": args} | options)
+
+
+def called_at(tuned: Autotuner, case: Case) -> dict[str, str]:
+    """What the kernel's autotuner chose, after a call of it at the case."""
+    with at_its_shape(case) as chosen:
+        tuned.run("x", 5, grid=(1,), warmup=False)
+        return chosen()
+
+
+def test_a_kernel_is_tuned_at_every_shape_and_once_for_both_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = Compiles()
+    clock = Clock(monkeypatch, kernel, w16=4.0, w32=3.0, w64=2.0, w128=1.0)
+    tuned = tuner(kernel)
+    short, long = replace(CASE, T=100), replace(CASE, T=200)
+    assert "WIDTH: 128" in called_at(tuned, short)["<lambda>"]
+    clock.ms, clock.asked = {16: 1.0, 32: 2.0, 64: 3.0, 128: 4.0}, []
+    assert "WIDTH: 16" in called_at(tuned, long)["<lambda>"]
+    assert clock.measured == list(WIDTHS)
+    clock.asked = []
+    for same in (short, replace(short, mode="fwd"), replace(short, gate_strength=8.0), replace(short, seed=3)):
+        assert "WIDTH: 128" in called_at(tuned, same)["<lambda>"]
+        assert kernel.ran[-1]["WIDTH"] == 128
+    assert clock.asked == []
+    called_at(tuned, replace(short, gate_strength=None))
+    called_at(tuned, replace(short, system="fla_linear"))
+    assert len(clock.asked) == 2 * len({16, 32, 64, 128}) + 2  # twice all, and the best of each at length
+
+
+def test_what_the_disk_has_is_of_who_knows_which_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = Compiles()
+    clock = Clock(monkeypatch, kernel, w16=1.0, w32=2.0, w64=2.0, w128=2.0)
+    tuned = tuner(kernel)
+    tuned.cache_results = True
+    monkeypatch.setattr(Autotuner, "check_disk_cache", lambda *_: pytest.fail("the disk was asked"))
+    assert "WIDTH: 16" in called_at(tuned, replace(CASE, T=300))["<lambda>"]
+    assert clock.measured == list(WIDTHS)
+
+
+def test_what_cannot_win_is_looked_at_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
+    near = 1.0 * CLEARLY_SLOWER - 0.01
+    kernel = Compiles()
+    clock = Clock(monkeypatch, kernel, w16=1.0, w32=2.0, w64=near, w128=0.5)
+    called_at(tuner(kernel), replace(CASE, T=400))
+    look = {"warmup": LOOK_MS[0], "rep": LOOK_MS[1]}
+    assert clock.asked == [(16, look), (16, {}), (32, look), (64, look), (64, {}), (128, look), (128, {})]
+
+
+def test_a_rival_s_own_way_of_measuring_is_kept() -> None:
+    kernel = Compiles()
+    configs = [Config({"WIDTH": width}, num_warps=4) for width in WIDTHS]
+    taken = iter([[3.0], [1.0], [2.0], [4.0]])
+    tuned = Autotuner(kernel, ["x", "n", "WIDTH"], configs, ["n"], None, None, do_bench=lambda *_, **__: next(taken))
+    assert "WIDTH: 32" in called_at(tuned, replace(CASE, T=500))["<lambda>"]
+    assert not isinstance(tuned.do_bench, Look)
+
+
+def test_outside_of_a_case_autotuners_are_triton_s() -> None:
+    before = Autotuner._bench, Autotuner.check_disk_cache
+    with at_its_shape(CASE):
+        assert Autotuner._bench is not before[0]
+    assert (Autotuner._bench, Autotuner.check_disk_cache) == before
+    with pytest.raises(KeyError), at_its_shape(CASE):
+        raise KeyError
+    assert (Autotuner._bench, Autotuner.check_disk_cache) == before
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_a_row_says_what_was_chosen_at_its_shape() -> None:
+    pytest.importorskip("fla")
+    settings = Settings.for_device("cuda")
+    rows = [run_case(Case("fla", 1, T, 2, 64, 64, mode="fwd"), "tests", settings) for T in (256, 512)]
+    assert [row.status for row in rows] == ["ok", "ok"]
+    for row in rows:
+        assert row.time is not None
+        assert any("num_warps" in config for config in row.time["tuned"].values())
 
 
 @pytest.mark.gpu
