@@ -35,13 +35,17 @@ class Compared:
     pair: Pair
     reason: str | None
     left_out: tuple[str, ...] = ()  # why runs were left out although others remain
+    # Whether the runs before are of other GPUs of the model than those now. Two are not quite as fast: most kernels
+    # differ by 1 % or less, some that wait for memory's latency or draw much power by 3.5 % (docs/regressions.md).
+    other_gpu: bool = False
 
 
 def comparable(pair: Pair) -> Compared:
     """The runs of the pair whose times can be compared.
 
     Throttled runs are left out; so are runs made under other conditions, or at another clock, than the last run after
-    the change that there is a run before it to compare with. Where there is none, ``reason`` says why.
+    the change that there is a run before it to compare with. Where there is none, ``reason`` says why. Of runs on
+    several GPUs of a model, those on one that both sides have count, where there is such a GPU.
     """
     notes: list[str] = []
     after = _unthrottled(pair.after, notes)
@@ -54,7 +58,23 @@ def comparable(pair: Pair) -> Compared:
     if here is None:
         return Compared(pair, apart(before[-1], after[-1]))
     chosen = replace(pair, before=_like(before, here, notes), after=_like(after, here, notes))
+    shared = _shared_gpu(chosen)
+    if shared is None:
+        other = all(_gpu(run) for run in (*chosen.before, *chosen.after))
+        return Compared(chosen, None, tuple(dict.fromkeys(notes)), other)
+    chosen = replace(chosen, before=_on(shared, chosen.before, notes), after=_on(shared, chosen.after, notes))
     return Compared(chosen, None, tuple(dict.fromkeys(notes)))
+
+
+def _shared_gpu(pair: Pair) -> str | None:
+    """The GPU of the last run now that there is a run before on, too; None where there is none, or no row says."""
+    known = {_gpu(run) for run in pair.before}
+    return next((gpu for run in reversed(pair.after) if (gpu := _gpu(run)) and gpu in known), None)
+
+
+def _gpu(row: Row) -> str | None:
+    """Which GPU the row was measured on, of rows that say so."""
+    return row.environment.get("gpu_uuid")
 
 
 def _unthrottled(runs: Sequence[Row], notes: list[str]) -> tuple[Row, ...]:
@@ -65,6 +85,12 @@ def _unthrottled(runs: Sequence[Row], notes: list[str]) -> tuple[Row, ...]:
 def _like(runs: Sequence[Row], here: Row, notes: list[str]) -> tuple[Row, ...]:
     """The runs made as ``here`` was; how the others were not goes to ``notes``."""
     return _without(runs, [apart(run, here) for run in runs], notes)
+
+
+def _on(gpu: str, runs: Sequence[Row], notes: list[str]) -> tuple[Row, ...]:
+    """The runs on this GPU; that there were others goes to ``notes``."""
+    why = "on another GPU of this model, while both sides have runs on one"
+    return _without(runs, [None if _gpu(run) == gpu else why for run in runs], notes)
 
 
 def _without(runs: Sequence[Row], reasons: Sequence[str | None], notes: list[str]) -> tuple[Row, ...]:

@@ -158,6 +158,7 @@ def _case(case: CaseVerdict) -> dict[str, Any]:
         "remeasured": case.remeasured,
         **{found.measure: {"verdict": found.verdict, "words": found.words} for found in case.measures},
         "notes": list(case.notes),
+        "other_gpu": case.other_gpu,
     }
 
 

@@ -35,6 +35,8 @@ def details(case: CaseVerdict) -> list[str]:
             f"{change(time.low)} to {change(time.high)}, noise floor {change(time.floor)}; {text.count(before, 'run')} "
             f"before, {text.count(now, 'run')} now; from {change(time.needed)} on it would be called slower)"
         )
+    if case.other_gpu:
+        said.append("the runs before are of another GPU of this model")
     if case.remeasured is not None:
         said.append(case.remeasured)
     said += [f"{found.measure} {found.verdict}: {found.words}" for found in case.measures if found.verdict != "same"]
@@ -69,7 +71,7 @@ def judged_by(check: Check) -> str:
         )
     return (
         f"A slow-down of {100 * check.threshold:g} % is to be found. {floor}. Intervals are corrected for "
-        f"{text.count(check.compared, 'case')} compared.{_left_out(check)}"
+        f"{text.count(check.compared, 'case')} compared.{_left_out(check)}{_other_gpus(check)}"
     )
 
 
@@ -81,6 +83,17 @@ def _left_out(check: Check) -> str:
     reasons = list(dict.fromkeys(note for case in cases for note in case.notes))
     more = "; ..." if len(reasons) > MOST_REASONS else ""
     return f" Runs of {text.count(len(cases), 'case')} were left out: {'; '.join(reasons[:MOST_REASONS])}{more}."
+
+
+def _other_gpus(check: Check) -> str:
+    """That cases were compared with another GPU of the model."""
+    count = sum(case.other_gpu for case in check.cases)
+    if not count:
+        return ""
+    return (
+        f" Of {text.count(count, 'case')} the runs before are of another GPU of this model: two are not quite as fast, "
+        "so what differs by little may be the GPU."
+    )
 
 
 def advice(check: Check) -> str | None:

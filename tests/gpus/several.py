@@ -1,14 +1,15 @@
 """A sweep of 200 cases on one GPU of a machine and on all of them: is it as much faster, and are the times the same?
 
     python tests/gpus/several.py run results/local/several    # on the machine; a rerun goes on
-    python tests/gpus/several.py judge 4 one.jsonl all.jsonl  # anywhere, from the rows alone
+    python tests/gpus/several.py judge 4 results/local/several  # anywhere, from the rows alone
 
 ``run`` takes three steps, each a sweep with a file of rows in the folder: "warm" runs every case with hardly any
 samples, so that what Triton keeps on the disk is there for both of the others; then "all" and "one" of the GPUs. The
 judgement is on the time from the first timed case's start to the last one's end. What comes before that, on the
 processor alone and as long for one GPU as for four, is in the second figure, of the whole sweep. Pauses of ten seconds
-or more, where a sweep was stopped, count for neither. Exit code: 0 all is as it should be, 1 it is not, 2 a file cannot
-be read or a step failed.
+or more, where a sweep was stopped, count for neither. Of the medians it is said besides which are of the same GPU in
+both: the others differ by what the GPU does, too. Rows may lie in several files, "one-00.jsonl" and so on. Exit code: 0
+all is as it should be, 1 it is not, 2 a file cannot be read or a step failed.
 """
 
 from __future__ import annotations
@@ -86,23 +87,47 @@ def _slow(gpus: int, one: Took, several: Took, cases_of_one: int, cases_of_sever
 
 def _apart(one: Sequence[Row], several: Sequence[Row]) -> str | None:
     """How far the medians of a case lie apart, as a share of one GPU's."""
-    known = {row.case_id: timing(row).median for row in one if row.status == "ok"}
+    known = {row.case_id: row for row in one if row.status == "ok"}
     found = sorted(
-        ((timing(row).median / known[row.case_id] - 1, row) for row in several if row.case_id in known and row.time),
-        key=lambda pair: -abs(pair[0]),
+        (Apart.of(known[row.case_id], row) for row in several if row.case_id in known and row.time),
+        key=lambda pair: -abs(pair.share),
     )
     if not found:
         return "no case was timed in both"
-    for apart, row in found[:NAMED]:
-        shape = ", ".join(str(row.case[axis]) for axis in "BTHKV")
-        ms = known[row.case_id]
-        print(f"  {row.case['system']} ({shape}) {row.case['mode']}: {ms:.4f} ms on one GPU, {apart:+.2%} on several")
-    far = sum(abs(apart) > MOST_APART for apart, _ in found)
-    print(
-        f"medians: {len(found) - far} of {len(found)} within {MOST_APART:.0%} ({1 - far / len(found):.1%}), "
-        f"the worst {found[0][0]:+.2%}"
-    )
+    print("\n".join(f"  {pair}" for pair in found[:NAMED]))
+    print(f"medians: {_within(found)}")
+    for where, same in (("on the same GPU in both", True), ("on another one", False)):
+        if there := [pair for pair in found if pair.same_gpu is same]:
+            print(f"  {where}: {_within(there)}")
+    far = sum(abs(pair.share) > MOST_APART for pair in found)
     return f"medians: {far} of {len(found)} more than {MOST_APART:.0%} apart" if far else None
+
+
+@dataclass(frozen=True)
+class Apart:
+    """A case's median among several GPUs beside that of one, as a share of it; whether both are of the same GPU, None
+    where a row does not say."""
+
+    one: Row
+    share: float
+    same_gpu: bool | None
+
+    @classmethod
+    def of(cls, one: Row, several: Row) -> Apart:
+        gpus = [row.environment.get("gpu_uuid") for row in (one, several)]
+        return cls(one, timing(several).median / timing(one).median - 1, None if None in gpus else gpus[0] == gpus[1])
+
+    def __str__(self) -> str:
+        case = self.one.case
+        shape = ", ".join(str(case[axis]) for axis in "BTHKV")
+        ms = timing(self.one).median
+        return f"{case['system']} ({shape}) {case['mode']}: {ms:.4f} ms on one GPU, {self.share:+.2%} on several"
+
+
+def _within(found: Sequence[Apart]) -> str:
+    """How many are as near as they should be; the one that is furthest apart comes first."""
+    near = sum(abs(pair.share) <= MOST_APART for pair in found)
+    return f"{near} of {len(found)} within {MOST_APART:.0%} ({near / len(found):.1%}), the worst {found[0].share:+.2%}"
 
 
 def take(step: str, folder: Path) -> None:
@@ -124,16 +149,15 @@ def main() -> None:
     run = commands.add_parser("run", help="run what is left of the steps, and judge once there are both")
     run.add_argument("folder", type=Path)
     run.add_argument("--steps", nargs="+", choices=STEPS, default=list(STEPS))
-    judged = commands.add_parser("judge", help="judge two files of rows")
+    judged = commands.add_parser("judge", help="judge the rows of a folder")
     judged.add_argument("gpus", type=int, help="how many there were")
-    judged.add_argument("one", type=Path, help="rows of one GPU")
-    judged.add_argument("several", type=Path, help="rows of all of them")
+    judged.add_argument("folder", type=Path, help="of one*.jsonl, rows of one GPU, and all*.jsonl, rows of all of them")
     judged.add_argument("--cases", type=int, default=CASES, help="how many there must be")
     options = parser.parse_args()
     try:
         if options.command == "run":
             sys.exit(_run(options.folder, options.steps))
-        sys.exit(_judge(options.gpus, options.one, options.several, options.cases))
+        sys.exit(_judge(options.gpus, options.folder, options.cases))
     except UserError as error:
         print(error, file=sys.stderr)
         sys.exit(2)
@@ -143,8 +167,7 @@ def _run(folder: Path, steps: Sequence[str]) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     for step in steps:
         take(step, folder)
-    one, several = folder / "one.jsonl", folder / "all.jsonl"
-    return _judge(_gpus(), one, several, CASES) if one.exists() and several.exists() else 0
+    return _judge(_gpus(), folder, CASES) if all(_rows(folder, step) for step in ("one", "all")) else 0
 
 
 def _gpus() -> int:
@@ -155,8 +178,16 @@ def _gpus() -> int:
     return len(gpu_names()) if listed is None else len(listed.split(","))
 
 
-def _judge(gpus: int, one: Path, several: Path, cases: int) -> int:
-    found = judge(gpus, list(store.read(one)), list(store.read(several)), cases)
+def _rows(folder: Path, step: str) -> list[Row]:
+    """The rows of a step, from all of its files."""
+    return [row for path in sorted(folder.glob(f"{step}*.jsonl")) for row in store.read(path)]
+
+
+def _judge(gpus: int, folder: Path, cases: int) -> int:
+    one, several = _rows(folder, "one"), _rows(folder, "all")
+    if not one or not several:
+        raise UserError(f"{folder}: expected rows in one*.jsonl and in all*.jsonl there")
+    found = judge(gpus, one, several, cases)
     print("\n".join(found) if found else "all is as it should be")
     return int(bool(found))
 

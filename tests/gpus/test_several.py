@@ -18,7 +18,7 @@ Process = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def rows(gpus: int, ms: float = 1.0, compile_s: float = 8.0, case_s: float = 2.0) -> list[Row]:
-    """Eight cases: compiled side by side, then timed on so many GPUs."""
+    """Eight cases: compiled side by side, then timed on so many GPUs, which are numbered."""
     found = []
     for seed in range(8):
         case = Case("gla", 1, 1024, 4, 64, 64, seed=seed)
@@ -27,19 +27,19 @@ def rows(gpus: int, ms: float = 1.0, compile_s: float = 8.0, case_s: float = 2.0
             Spent("all", 100.0 + compile_s + seed // gpus * case_s, {"samples": case_s}),
         ]
         time = {"clock": "cuda_events_cold_l2", "samples_ms": [ms] * 10}
-        found.append(
-            Row(case.id, "s", case.to_dict(), "ok", time=time, spent=[one.to_dict() for one in spent], started="2026")
-        )
+        where = {"gpu_uuid": f"GPU-{seed % gpus}"}
+        row = Row(case.id, "s", case.to_dict(), "ok", time=time, spent=[one.to_dict() for one in spent], started="2026")
+        found.append(replace(row, environment=where))
     return found
 
 
 def judged(process: Process, folder: Path, one: list[Row], several: list[Row], gpus: int = 4) -> tuple[int, list[str]]:
-    paths = [folder / "one.jsonl", folder / "all.jsonl"]
-    for path, written in zip(paths, (one, several), strict=True):
-        with Appender(path, fresh=True) as out:
+    half = len(several) // 2
+    for name, written in {"one": one, "all-00": several[:half], "all-01": several[half:]}.items():
+        with Appender(folder / f"{name}.jsonl", fresh=True) as out:
             for row in written:
                 out.append(row)
-    done = process(SCRIPT, "judge", str(gpus), *map(str, paths), "--cases", "8", check=False)
+    done = process(SCRIPT, "judge", str(gpus), str(folder), "--cases", "8", check=False)
     return done.returncode, done.stdout.splitlines()
 
 
@@ -57,6 +57,8 @@ def test_it_is_judged_by_the_time_of_timed_cases_and_the_whole_is_said(python_pr
     assert "timing: 16.0 s on one GPU, 4.0 s on 4, 4.00 times the throughput" in said
     assert "the whole sweep: 24.0 s on one GPU, 12.0 s on 4, 2.00 times the throughput" in said
     assert "medians: 8 of 8 within 2% (100.0%), the worst +1.00%" in said
+    assert "  on the same GPU in both: 2 of 2 within 2% (100.0%), the worst +1.00%" in said
+    assert "  on another one: 6 of 6 within 2% (100.0%), the worst +1.00%" in said
 
 
 def test_what_is_slow_far_apart_lost_or_wrong_is_named(python_process: Process, tmp_path: Path) -> None:
@@ -67,3 +69,11 @@ def test_what_is_slow_far_apart_lost_or_wrong_is_named(python_process: Process, 
     assert "4 GPUs: 7 rows of 8, 1 not ok" in said
     assert any(line.startswith("timing: 1.75 times, expected at least 3.6") for line in said)
     assert "medians: 6 of 6 more than 2% apart" in said
+
+
+def test_a_folder_without_rows_is_one_clear_line(python_process: Process, tmp_path: Path) -> None:
+    done = python_process(SCRIPT, "judge", "2", str(tmp_path), check=False)
+    assert (done.returncode, done.stderr.splitlines()) == (
+        2,
+        [f"{tmp_path}: expected rows in one*.jsonl and in all*.jsonl there"],
+    )

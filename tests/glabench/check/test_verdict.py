@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from glabench.check.verdict import CaseVerdict, Check, check
-from glabench.check.wording import judged_by
+from glabench.check.wording import details, judged_by
 from glabench.store import Row
 
 from .conftest import FULL, MakeRun
@@ -139,6 +139,38 @@ def test_a_throttled_run_beside_good_ones_is_left_out_and_said(make_run: MakeRun
     assert case.time is not None
     assert case.time.runs == (1, 2)
     assert case.notes == ("SM clock at 85.9% of its maximum before, 100.0% now",)
+
+
+def on(gpu: str) -> dict[str, str]:
+    return {"gpu_uuid": f"GPU-{gpu}"}
+
+
+def test_runs_of_another_gpu_of_the_model_are_compared_and_it_is_said(make_run: MakeRun) -> None:
+    case, found = only([make_run(environment=on("a"))], [make_run(ms=1.1, seed=1, environment=on("b"))])
+    assert (case.verdict, case.other_gpu) == ("slower", True)
+    assert "the runs before are of another GPU of this model" in details(case)
+    assert "Of 1 case the runs before are of another GPU of this model" in judged_by(found)
+
+
+@pytest.mark.parametrize("where", [on("a"), {}])
+def test_nothing_is_said_of_the_same_gpu_or_of_one_that_no_row_names(make_run: MakeRun, where: dict[str, str]) -> None:
+    case, found = only([make_run()], [make_run(seed=1, environment=where)])
+    assert (case.verdict, case.other_gpu) == ("same", False)
+    case, found = only([make_run(environment=where)], [make_run(seed=1, environment=where)])
+    assert (case.verdict, case.other_gpu, case.notes) == ("same", False, ())
+    assert "another GPU" not in judged_by(found)
+
+
+def test_where_both_sides_have_runs_on_one_gpu_these_count(make_run: MakeRun) -> None:
+    before = [
+        make_run(ms=ms, seed=seed, environment=on(gpu)) for seed, (gpu, ms) in enumerate([("a", 1.0), ("b", 1.1)])
+    ]
+    after = [make_run(ms=ms, seed=seed, environment=on(gpu)) for seed, (gpu, ms) in enumerate([("c", 1.2), ("b", 1.1)])]
+    case, _ = only(before, after)
+    assert (case.verdict, case.other_gpu) == ("same", False)
+    assert case.time is not None
+    assert case.time.runs == (1, 1)
+    assert case.notes == ("on another GPU of this model, while both sides have runs on one",)
 
 
 def test_the_reason_names_the_conditions_of_the_baseline(make_run: MakeRun) -> None:
