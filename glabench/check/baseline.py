@@ -23,6 +23,7 @@ from glabench.lines import whole
 from glabench.store import Row, to_json
 
 FOLDER = Path("results") / "baselines"
+COMMIT = "baseline"  # as a revision: the commit that the baseline's rows are of
 
 
 def device_slug(rows: Sequence[Row]) -> str:
@@ -40,6 +41,19 @@ def find(name: str, rows: Sequence[Row], folder: Path = FOLDER) -> Path | None:
         return Path(name)
     path = folder / f"{device_slug(rows)}.jsonl"
     return path if path.exists() else None
+
+
+def commit_of(rows: Sequence[Row], file: Path) -> str:
+    """The commit that the rows of this baseline are of. UserError when they name none, several, or one with changes
+    that nobody can check out."""
+    known = [row.environment for row in rows if row.environment.get("commit")]
+    commits = sorted({str(found["commit"]) for found in known})
+    if len(commits) != 1:
+        said = f"of several commits ({', '.join(commits)})" if commits else "of no commit"
+        raise UserError(f"--against {COMMIT}: the rows of {file} are {said}, expected those of one; name a commit")
+    if any(found.get("dirty") for found in known):
+        raise UserError(f"--against {COMMIT}: the rows of {file} are of {commits[0]} with changes; name a commit")
+    return commits[0]
 
 
 def accept(rows: Sequence[Row], why: str, folder: Path = FOLDER) -> tuple[Path, dict[str, Any]]:

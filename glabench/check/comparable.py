@@ -35,9 +35,6 @@ class Compared:
     pair: Pair
     reason: str | None
     left_out: tuple[str, ...] = ()  # why runs were left out although others remain
-    # Whether the runs before are of other GPUs of the model than those now. Two are not quite as fast: most kernels
-    # differ by 1 % or less, some that wait for memory's latency or draw much power by 3.5 % (docs/regressions.md).
-    other_gpu: bool = False
 
 
 def comparable(pair: Pair) -> Compared:
@@ -59,11 +56,15 @@ def comparable(pair: Pair) -> Compared:
         return Compared(pair, apart(before[-1], after[-1]))
     chosen = replace(pair, before=_like(before, here, notes), after=_like(after, here, notes))
     shared = _shared_gpu(chosen)
-    if shared is None:
-        other = all(_gpu(run) for run in (*chosen.before, *chosen.after))
-        return Compared(chosen, None, tuple(dict.fromkeys(notes)), other)
-    chosen = replace(chosen, before=_on(shared, chosen.before, notes), after=_on(shared, chosen.after, notes))
+    if shared is not None:
+        chosen = replace(chosen, before=_on(shared, chosen.before, notes), after=_on(shared, chosen.after, notes))
     return Compared(chosen, None, tuple(dict.fromkeys(notes)))
+
+
+def of_other_gpus(before: Sequence[Row], after: Sequence[Row]) -> bool:
+    """Whether the runs before are of other GPUs than those after; not where a row does not say."""
+    old, new = ({_gpu(run) for run in runs} for runs in (before, after))
+    return None not in old | new and not old & new
 
 
 def _shared_gpu(pair: Pair) -> str | None:

@@ -148,6 +148,7 @@ def _case(case: CaseVerdict) -> dict[str, Any]:
         time = {
             "verdict": t.verdict, "ratio": t.ratio, "low": t.low, "high": t.high, "floor": t.floor, "needed": t.needed,
             "before_ms": t.before_ms, "after_ms": t.after_ms, "runs_before": t.runs[0], "runs_now": t.runs[1],
+            "other_gpu": t.other_gpu,
         }  # fmt: skip
     return {
         "case_id": case.pair.case_id,
@@ -158,7 +159,6 @@ def _case(case: CaseVerdict) -> dict[str, Any]:
         "remeasured": case.remeasured,
         **{found.measure: {"verdict": found.verdict, "words": found.words} for found in case.measures},
         "notes": list(case.notes),
-        "other_gpu": case.other_gpu,
     }
 
 

@@ -15,7 +15,8 @@ d ± z e; the floor is t s, times that root, MOST_FLOOR at most. With the thresh
     ambiguous  neither: the noise is too large for these runs to tell
 
 So a change of just the threshold is found, although half of its measurements come out below it, and one within the
-noise is not.
+noise is not. Where the runs before are of another GPU of the model, slower and faster ask for OTHER_GPU more: two chips
+are not quite as fast, and by how much is the kernel's own.
 """
 
 from __future__ import annotations
@@ -25,11 +26,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, fmean
 
+from glabench.check.comparable import of_other_gpus
 from glabench.check.noise import Noise, run_medians
 from glabench.check.within import bootstrap_error
 from glabench.store import Row
 
 ERROR_RATE = 0.01
+# By how much, as a logarithm, medians of the same code on two GPUs of a model may differ. So far apart lay 103 cases on
+# two H100s, most of them by less than 1 % (docs/regressions.md).
+OTHER_GPU = math.log(1.035)
 # A slow-down of a hundred times is no noise. Student's t of one degree of freedom has quantiles in the thousands: where
 # two runs of a case differ by 20 %, and other cases say nothing of it, the floor would be a number of 300 digits.
 MOST_FLOOR = math.log(100)
@@ -48,6 +53,7 @@ class TimeVerdict:
     after_ms: float
     needed: float  # the ratio from which on these runs would be called slower
     runs: tuple[int, int]  # before, after
+    other_gpu: bool = False  # whether those before are of another GPU of the model
 
 
 def judge_time(
@@ -66,21 +72,24 @@ def judge_time(
     z = NormalDist().inv_cdf(1 - tail)
     reach = z * math.hypot(_standard_error(before), _standard_error(after))
     floor = min(MOST_FLOOR, noise.reach(case_id, clock, tail) * math.sqrt(1 / len(old) + 1 / len(new)))
+    other_gpu = of_other_gpus(before, after)
+    more = OTHER_GPU if other_gpu else 0.0
     return TimeVerdict(
-        verdict=_call(change, reach, floor, math.log1p(threshold)),
+        verdict=_call(change, reach, floor, math.log1p(threshold), more),
         ratio=math.exp(change),
         low=math.exp(change - reach),
         high=math.exp(change + reach),
         floor=math.exp(floor),
-        needed=math.exp(max(reach + floor, math.log1p(threshold) - floor)),
+        needed=math.exp(max(reach + floor + more, math.log1p(threshold) - floor)),
         before_ms=math.exp(fmean(old)),
         after_ms=math.exp(fmean(new)),
         runs=(len(old), len(new)),
+        other_gpu=other_gpu,
     )
 
 
-def _call(change: float, reach: float, floor: float, threshold: float) -> str:
-    if abs(change) - reach > floor and abs(change) >= threshold - floor:
+def _call(change: float, reach: float, floor: float, threshold: float, more: float) -> str:
+    if abs(change) - reach > floor + more and abs(change) >= threshold - floor:
         return "slower" if change > 0 else "faster"
     return "same" if abs(change) + reach + floor < threshold else "ambiguous"
 

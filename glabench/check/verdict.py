@@ -31,7 +31,6 @@ class CaseVerdict:
     time: TimeVerdict | None = None
     measures: tuple[Finding, ...] = ()
     notes: tuple[str, ...] = ()
-    other_gpu: bool = False  # see comparable.Compared
     # of a slow-down: "held" or "did not hold" on re-measurement, or why there was none
     remeasured: str | None = None
 
@@ -105,8 +104,7 @@ def judge_case(pair: Pair, compared: Compared | None, floor: Floors, threshold: 
     before, after = compared.pair.before, compared.pair.after
     time = judge_time(pair.case_id, before, after, floor.of([*before, *after]), threshold, count)
     assert time is not None  # both sides have times
-    verdict = _worst(time.verdict, others)
-    return CaseVerdict(compared.pair, verdict, None, time, others, compared.left_out, compared.other_gpu)
+    return CaseVerdict(compared.pair, _worst(time.verdict, others), None, time, others, compared.left_out)
 
 
 def _without_comparison(pair: Pair) -> CaseVerdict | None:

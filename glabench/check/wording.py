@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
 from glabench.analysis import labels
+from glabench.check.timing import OTHER_GPU
 from glabench.check.verdict import ORDER, CaseVerdict, Check
 from glabench.report import text
 
@@ -35,8 +38,8 @@ def details(case: CaseVerdict) -> list[str]:
             f"{change(time.low)} to {change(time.high)}, noise floor {change(time.floor)}; {text.count(before, 'run')} "
             f"before, {text.count(now, 'run')} now; from {change(time.needed)} on it would be called slower)"
         )
-    if case.other_gpu:
-        said.append("the runs before are of another GPU of this model")
+        if time.other_gpu:
+            said.append("the runs before are of another GPU of this model")
     if case.remeasured is not None:
         said.append(case.remeasured)
     said += [f"{found.measure} {found.verdict}: {found.words}" for found in case.measures if found.verdict != "same"]
@@ -86,13 +89,13 @@ def _left_out(check: Check) -> str:
 
 
 def _other_gpus(check: Check) -> str:
-    """That cases were compared with another GPU of the model."""
-    count = sum(case.other_gpu for case in check.cases)
+    """That cases were compared with another GPU of the model, and what that means."""
+    count = sum(case.time is not None and case.time.other_gpu for case in check.cases)
     if not count:
         return ""
     return (
-        f" Of {text.count(count, 'case')} the runs before are of another GPU of this model: two are not quite as fast, "
-        "so what differs by little may be the GPU."
+        f" Of {text.count(count, 'case')} the runs before are of another GPU of this model, which may be slower or "
+        f"faster by {100 * math.expm1(OTHER_GPU):.1f} %: so much more is asked of a call."
     )
 
 

@@ -31,7 +31,10 @@ def check(
     ] = "auto",
     threshold: Annotated[str, typer.Option(help="The smallest slow-down that must be found.")] = "3%",
     against: Annotated[
-        str | None, typer.Option(metavar="REV", help="Measure suspicious cases in turns with this commit.")
+        str | None,
+        typer.Option(
+            metavar="REV|baseline", help="Measure suspicious cases in turns with this commit, or the baseline's."
+        ),
     ] = None,
     remeasure: Annotated[bool, typer.Option(help="Measure slow-downs again where this is the rows' machine.")] = True,
     only: Annotated[
@@ -124,12 +127,12 @@ def _accept(rows: list[Row], why: str) -> None:
 def _check(
     rows: list[Row], baseline: str, share: float, against: str | None, remeasure: bool, systems: list[str]
 ) -> Check:
-    from glabench.check.baseline import FOLDER, device_slug, find
+    from glabench.check.baseline import COMMIT, FOLDER, commit_of, device_slug, find
     from glabench.check.verdict import check
 
     slug = device_slug(rows)
     file = find(baseline, rows)
-    if file is None and against is None:
+    if file is None and against in (None, COMMIT):
         raise UserError(
             f"no baseline for {slug} in {FOLDER}; accept one (`glabench check RESULTS --accept WHY`), name a file "
             "(--baseline FILE), or run a commit in turns with this one (--against REV)"
@@ -137,6 +140,8 @@ def _check(
     # A system that is new to the baseline has no row there, which is no mistake.
     known = load([file], [], _damaged) if file is not None else []
     before = [row for row in known if not systems or row.case["system"] in systems]
+    if against == COMMIT and file is not None:
+        against = commit_of(known, file)
     found = check(before, rows, share)
     return _settled(found, rows, against) if remeasure or against is not None else found
 

@@ -14,6 +14,7 @@ from glabench.spent import Spent
 from glabench.store import Appender, Row
 
 SCRIPT = str(Path(__file__).with_name("several.py"))
+MEASURED = Path(__file__).parents[2] / "results/nvidia-h100-80gb-hbm3/several"
 Process = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -77,3 +78,12 @@ def test_a_folder_without_rows_is_one_clear_line(python_process: Process, tmp_pa
         2,
         [f"{tmp_path}: expected rows in one*.jsonl and in all*.jsonl there"],
     )
+
+
+def test_what_the_docs_say_of_two_gpus_is_what_was_measured(python_process: Process) -> None:
+    done = python_process(SCRIPT, "judge", "2", str(MEASURED), check=False)
+    said = done.stdout.splitlines()
+    assert "timing: 371.2 s on one GPU, 181.3 s on 2, 2.05 times the throughput" in said
+    assert "  on the same GPU in both: 97 of 97 within 2% (100.0%), the worst -1.14%" in said
+    assert "  on another one: 97 of 103 within 2% (94.2%), the worst -3.44%" in said
+    assert (done.returncode, said[-1]) == (1, "medians: 6 of 200 more than 2% apart")

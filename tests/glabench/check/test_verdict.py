@@ -145,20 +145,26 @@ def on(gpu: str) -> dict[str, str]:
     return {"gpu_uuid": f"GPU-{gpu}"}
 
 
-def test_runs_of_another_gpu_of_the_model_are_compared_and_it_is_said(make_run: MakeRun) -> None:
-    case, found = only([make_run(environment=on("a"))], [make_run(ms=1.1, seed=1, environment=on("b"))])
-    assert (case.verdict, case.other_gpu) == ("slower", True)
+@pytest.mark.parametrize(("ms", "expected"), [(1.0, "same"), (1.04, "ambiguous"), (0.96, "ambiguous"), (1.1, "slower")])
+def test_of_another_gpu_of_the_model_more_is_asked_and_it_is_said(make_run: MakeRun, ms: float, expected: str) -> None:
+    before = [make_run(seed=seed, environment=on("a")) for seed in range(3)]
+    after = [make_run(ms=ms, seed=seed, environment=on("b")) for seed in range(3, 6)]
+    case, found = only(before, after)
+    assert case.verdict == expected
+    assert case.time is not None
+    assert case.time.needed > 1.035
     assert "the runs before are of another GPU of this model" in details(case)
     assert "Of 1 case the runs before are of another GPU of this model" in judged_by(found)
 
 
 @pytest.mark.parametrize("where", [on("a"), {}])
 def test_nothing_is_said_of_the_same_gpu_or_of_one_that_no_row_names(make_run: MakeRun, where: dict[str, str]) -> None:
-    case, found = only([make_run()], [make_run(seed=1, environment=where)])
-    assert (case.verdict, case.other_gpu) == ("same", False)
-    case, found = only([make_run(environment=where)], [make_run(seed=1, environment=where)])
-    assert (case.verdict, case.other_gpu, case.notes) == ("same", False, ())
-    assert "another GPU" not in judged_by(found)
+    for before in ({}, where):
+        runs = [make_run(seed=seed, environment=before) for seed in range(3)]
+        case, found = only(runs, [make_run(ms=1.04, seed=seed, environment=where) for seed in range(3, 6)])
+        assert case.verdict == "slower"
+        assert case.notes == ()
+        assert "another GPU" not in judged_by(found)
 
 
 def test_where_both_sides_have_runs_on_one_gpu_these_count(make_run: MakeRun) -> None:
@@ -167,7 +173,7 @@ def test_where_both_sides_have_runs_on_one_gpu_these_count(make_run: MakeRun) ->
     ]
     after = [make_run(ms=ms, seed=seed, environment=on(gpu)) for seed, (gpu, ms) in enumerate([("c", 1.2), ("b", 1.1)])]
     case, _ = only(before, after)
-    assert (case.verdict, case.other_gpu) == ("same", False)
+    assert case.verdict == "same"
     assert case.time is not None
     assert case.time.runs == (1, 1)
     assert case.notes == ("on another GPU of this model, while both sides have runs on one",)

@@ -145,6 +145,36 @@ def test_rows_of_other_sources_are_not_run_in_turns_with_a_commit(tmp_path: Path
     assert "--against HEAD: the rows are of other sources or versions" in error
 
 
+def test_the_baseline_s_own_commit_can_be_run_in_turns(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    @contextmanager
+    def checkout(revision: str) -> Iterator[Tree]:
+        asked.append(revision)
+        yield Tree(tmp_path, revision)
+
+    monkeypatch.setattr(remeasure, "checkout", checkout)
+    monkeypatch.setattr(remeasure, "settle", lambda found, *_: found)
+    here = {"kind": "cpu", "device": "this one", "device_slug": device_slug("cpu"), "fingerprint": fingerprint()}
+    before = write(tmp_path / "before.jsonl", 1.0, **here, commit="0ld")
+    after = write(tmp_path / "after.jsonl", 1.0, **here, commit="new")
+    assert run(after, "--baseline", before, "--against", "baseline")[0] == 0
+    assert asked == ["0ld"]
+
+
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [({"commit": None}, "are of no commit"), ({"dirty": True}, "are of c0ffee with changes; name a commit")],
+)
+def test_a_baseline_of_no_commit_cannot(tmp_path: Path, run: Run, facts: dict[str, Any], said: str) -> None:
+    before, after = write(tmp_path / "before.jsonl", 1.0, **facts), write(tmp_path / "after.jsonl", 1.0)
+    code, _, err = run(after, "--baseline", before, "--against", "baseline")
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert said in err
+
+
 def test_the_simulation_says_what_is_wrong_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such file"):
         power.main([str(tmp_path / "nothing.jsonl")])
@@ -171,6 +201,10 @@ BAD = {
     "accepted beside others": (
         ["rows.jsonl", "--accept", "x", "--against", "y", "--out", "z.html"],
         "--out, --against",
+    ),
+    "in turns with a baseline that is not there": (
+        ["rows.jsonl", "--against", "baseline"],
+        "no baseline for nvidia-test",
     ),
     "measured again and not": (["rows.jsonl", "--no-remeasure", "--against", "HEAD"], "give one of them"),
     "accepted without a reason": (["rows.jsonl", "--accept", ""], "--accept: expected why"),
