@@ -1,19 +1,24 @@
-"""Several GPUs share the cases of a sweep so that none computes a reference that another one has, and all end together.
+"""Several GPUs share the cases of a sweep so that what is compared is of one GPU, none computes a reference that
+another one has, and all end together.
 
 A worker goes on with the question of its last case while there are cases of it, for its process has the reference: a
-loop over time in float64, which takes longer than most cases. Then it takes the longest question that nobody has begun,
-and when there is none, helps where most is gained. Seconds are the guesses of ``glabench.run.order``.
+loop over time in float64, which takes longer than most cases. Then it takes what is left of the shape, which attention
+answers as a question of its own: two GPUs of a model are not quite as fast, and a ratio of two systems is to be of one.
+Then come the longest shape that nobody has begun, the longest question, and when there is none, the worker helps where
+most is gained. Seconds are the guesses of ``glabench.run.order``.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from glabench.run.order import case_s, longest_first, reference_s
 from glabench.run.question import Asked, asked
 from glabench.spec.case import Case
+
+Shape = tuple[int, int, int, int, int, str]
 
 
 class Shared:
@@ -23,9 +28,14 @@ class Shared:
         by_question: dict[Asked, deque[Case]] = defaultdict(deque)
         for case in longest_first(cases):
             by_question[asked(case)].append(case)
-        longest = sorted(by_question, key=lambda one: reference_s(one) + _sum_s(by_question[one]), reverse=True)
+        seconds = {question: reference_s(question) + _sum_s(mine) for question, mine in by_question.items()}
+        by_shape: dict[Shape, float] = defaultdict(float)
+        for question, its_s in seconds.items():
+            by_shape[_shape(question)] += its_s
+        longest = sorted(by_question, key=lambda one: (by_shape[_shape(one)], seconds[one]), reverse=True)
         self._left = {question: by_question[question] for question in longest}
         self._at: dict[int, Asked] = {}
+        self._begun: set[Shape] = set()
         self._lock = threading.Lock()
 
     def take(self, worker: int) -> Case | None:
@@ -35,6 +45,7 @@ class Shared:
             if question is None:
                 return None
             self._at[worker] = question
+            self._begun.add(_shape(question))
             cases = self._left[question]
             case = cases.popleft()
             if not cases:
@@ -45,9 +56,13 @@ class Shared:
         mine = self._at.get(worker)
         if mine in self._left:
             return mine
-        begun = set(self._at.values())
-        new = next((question for question in self._left if question not in begun), None)
-        return new or max(filter(self._pays, self._left), key=self._gain_s, default=None)
+        new = [question for question in self._left if question not in self._at.values()]
+        return (
+            next((question for question in new if mine is not None and _shape(question) == _shape(mine)), None)
+            or next((question for question in new if _shape(question) not in self._begun), None)
+            or max(new, key=lambda one: reference_s(one) + _sum_s(self._left[one]), default=None)
+            or max(filter(self._pays, self._left), key=self._gain_s, default=None)
+        )
 
     def _pays(self, question: Asked) -> bool:
         return self._gain_s(question) >= 0
@@ -59,5 +74,11 @@ class Shared:
         return _sum_s(cases) - reference_s(question) - case_s(cases[0])
 
 
-def _sum_s(cases: Sequence[Case]) -> float:
+def _shape(question: Asked) -> Shape:
+    """What systems of several operators are compared at."""
+    one = question.case
+    return one.B, one.T, one.H, one.K, one.V, one.dtype
+
+
+def _sum_s(cases: Iterable[Case]) -> float:
     return sum(map(case_s, cases))

@@ -62,6 +62,19 @@ def test_one_helps_where_that_is_sooner_than_waiting() -> None:
     assert shared.take(0) is not None
 
 
+def test_systems_that_are_compared_are_timed_on_one_gpu() -> None:
+    systems, modes, lengths = ("gla", "fa2", "cudnn", "gla_recurrent"), ("fwd", "fwdbwd"), range(512, 8704, 512)
+    cases = [case(system, T, mode=mode) for T, mode, system in product(lengths, modes, systems)]
+    shared, gpus, ends = Shared(cases), {T: list[int]() for T in lengths}, [0.0, 0.0]
+    while (found := shared.take(worker := ends.index(min(ends)))) is not None:
+        gpus[found.T].append(worker)
+        ends[worker] += case_s(found)
+    assert all(len(taken) == len(modes) * len(systems) for taken in gpus.values())
+    # but for the last shape, which one begins and the other helps with
+    assert sum(len(set(taken)) > 1 for taken in gpus.values()) <= 1
+    assert {taken[0] for taken in gpus.values()} == {0, 1}
+
+
 def test_four_gpus_share_a_sweep_evenly_and_compute_few_references_twice() -> None:
     systems, modes, seeds = ("gla", "gla_recurrent", "fa2", "cudnn"), ("fwd", "fwdbwd"), range(12)
     cases = [case(s, 1024 + 512 * (n % 3), mode=mode, seed=n) for n, s, mode in product(seeds, systems, modes)]
