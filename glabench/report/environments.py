@@ -54,6 +54,9 @@ def commits(rows: Sequence[Row]) -> str:
 def _environment(rows: list[Row]) -> Environment:
     facts = rows[0].environment
     said = [(title, _fact(name, facts[name])) for name, title in NAMES.items() if facts.get(name) is not None]
+    gpus = {row.environment["gpu_uuid"] for row in rows if row.environment.get("gpu_uuid")}
+    if len(gpus) > 1:
+        said.append(("GPUs", f"{len(gpus)} of this model, not quite as fast as each other"))
     started = sorted(row.started for row in rows if row.started)
     if started:
         ends = list(dict.fromkeys(moment[:16].replace("T", " ") for moment in (started[0], started[-1])))

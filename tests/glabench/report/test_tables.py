@@ -129,3 +129,13 @@ def test_environments_of_one_device_that_differ_are_told() -> None:
     assert len(differ) == 3
     assert "NVIDIA H200 come from different commits" in mixed(differ)
     assert any("uncommitted" in warning for e in differ for warning in e.warnings)
+
+
+def test_rows_of_several_gpus_of_a_model_are_of_one_place_and_it_is_said() -> None:
+    def at(T: int, gpu: str | None) -> Row:
+        return row(T=T, environment={"device": "NVIDIA H200", "gpu_uuid": gpu})
+
+    (several,) = environments([at(1, "GPU-a"), at(2, "GPU-b"), at(3, None)])
+    assert ("GPUs", "2 of this model, not quite as fast as each other") in several.facts
+    (one,) = environments([at(1, "GPU-a"), at(2, "GPU-a"), at(3, None)])
+    assert "GPUs" not in dict(one.facts)
