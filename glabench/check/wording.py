@@ -95,7 +95,8 @@ def _other_gpus(check: Check) -> str:
         return ""
     return (
         f" Of {text.count(count, 'case')} the runs before are of another GPU of this model, which may be slower or "
-        f"faster by {100 * math.expm1(OTHER_GPU):.1f} %: so much more is asked of a call."
+        f"faster by {100 * math.expm1(OTHER_GPU):.1f} %: so much more is asked of a call. "
+        "--against baseline measures in turns with its commit, on the GPU at hand."
     )
 
 
