@@ -34,6 +34,7 @@ Call = Callable[[], object]
 
 MAX_SPIN_S = 0.01  # a call that Python needs longer than this to queue is bound by its launches
 SPIN_MARGIN_S = 20e-6
+CALM = 16  # samples on time, one after another, before spins are shorter again
 HEAD_START_S = 200e-6  # of a batch: its first sample's events are made and an idle GPU is woken meanwhile
 BATCH_S = 0.05  # samples queued between two looks at the clocks
 BATCH_MOST = 32
@@ -210,6 +211,7 @@ class ColdSampler:
         self.hertz = (top.sm_mhz_max if top is not None else 2000.0) * 1e6
         self.spin_s = self.least_spin_s = min(1.5 * self.host_s + SPIN_MARGIN_S, MAX_SPIN_S)
         self.in_vain = 0  # batches of late samples alone, one after another
+        self.on_time = 0  # samples since spins became longer, or shorter
 
     @property
     def launch_bound(self) -> bool:
@@ -233,8 +235,8 @@ class ColdSampler:
         return call
 
     def batch(self, count: int) -> Batch:
-        """``count`` samples. After some that were late, the next batch's spins are twice as long, and after none half
-        as long. Of a call that is ``launch_bound`` none is called late."""
+        """``count`` samples. After some that were late, the next batch's spins are twice as long, and after CALM that
+        were not, half as long. Of a call that is ``launch_bound`` none is called late."""
         origin, *marks = (torch.cuda.Event(enable_timing=True) for _ in range(2 * count + 1))
         starts, ends, queued_ms = marks[::2], marks[1::2], list[float]()
         torch.cuda.synchronize()
@@ -255,8 +257,19 @@ class ColdSampler:
         ]
         if not self.launch_bound:
             self.in_vain = self.in_vain + 1 if all(late) else 0
-        self.spin_s = min(2 * self.spin_s, MAX_SPIN_S) if any(late) else max(self.spin_s / 2, self.least_spin_s)
+        self._adapt(count, any(late))
         return Batch([start.elapsed_time(end) for start, end in zip(starts, ends, strict=True)], reading, late)
+
+    def _adapt(self, count: int, late: bool) -> None:
+        """The next batch's spins. Not shorter after every batch without late samples: between rests a batch is one
+        sample, for which Python is slower than before, and every second one would be late."""
+        self.on_time = 0 if late else self.on_time + count
+        if self.launch_bound:
+            self.spin_s = self.least_spin_s
+        elif late:
+            self.spin_s = min(2 * self.spin_s, MAX_SPIN_S)
+        elif self.on_time >= CALM:
+            self.spin_s, self.on_time = max(self.spin_s / 2, self.least_spin_s), 0
 
 
 class Sampler(Protocol):

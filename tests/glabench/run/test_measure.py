@@ -273,9 +273,20 @@ def test_what_the_host_holds_up_is_late_and_spins_grow_and_shrink(monkeypatch: p
     assert late == [True, False, False, False]
     assert samples[0] > 2.0  # it waited
     assert sampler.spin_s == 2 * least
+    sampler.batch(measure.CALM - 4)
+    assert sampler.spin_s == 2 * least
     sampler.batch(4)
     assert sampler.spin_s == least
     assert not sampler.launch_bound
+
+
+def test_where_python_is_slow_after_every_rest_few_samples_are_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = Queue(monkeypatch)
+    python_s = [1e-4]
+    sampler = measure.ColdSampler([lambda: queue.call(python_s[0], 1e-3)])
+    python_s[0] = sampler.spin_s + measure.HEAD_START_S  # with the events more than the spins cover
+    late = [sampler.batch(1).late[0] for _ in range(3 * measure.CALM)]
+    assert 1 <= sum(late) <= 3
 
 
 def test_a_call_that_waits_for_the_gpu_is_given_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
