@@ -103,7 +103,8 @@ class HungryGpu:
         return Batch.on_time([(10.0 + x) * 2000.0 / mhz for x in noise], clocks)
 
 
-def test_samples_at_a_low_clock_are_dropped_and_counted() -> None:
+def test_samples_at_a_low_clock_are_dropped_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("glabench.run.measure.time.sleep", lambda seconds: None)
     gpu = FakeGpu(1000, 1000, 1970)
     found = measure.take(gpu, Settings())
     assert gpu.batches[0] == 1  # nothing is known about the call yet
@@ -121,7 +122,32 @@ def test_a_gpu_that_draws_too_much_rests_until_it_is_fast(monkeypatch: pytest.Mo
     assert max(found.kept_ms) < 13.0
     assert {reading.sm_mhz for reading in found.readings} == {2000.0}
     assert gpu.rests[0] == 0.0
-    assert 0.03 <= max(gpu.rests) <= measure.LONGEST_REST_S
+    assert set(gpu.rests) == {0.0, measure.REST_S}
+
+
+class TiredGpu:
+    """The less it rested before a batch, the slower it is; its clock says so at the sixth batch alone."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.rested_s, self.batches = 0.0, 0
+        monkeypatch.setattr("glabench.run.measure.time.sleep", self.rest)
+
+    def rest(self, seconds: float) -> None:
+        self.rested_s = seconds
+
+    def batch(self, count: int) -> Batch:
+        self.batches += 1
+        mhz = 1700.0 if self.batches == 6 else 2000.0
+        return Batch.on_time([2.0 - self.rested_s] * count, nvml.Clocks(mhz, 2000.0, 600.0, 50.0, ("power cap",)))
+
+
+def test_what_was_taken_without_rests_is_not_beside_what_was_taken_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = TiredGpu(monkeypatch)
+    found = measure.take(gpu, Settings())
+    assert set(found.kept_ms) == {2.0 - measure.REST_S}
+    assert found.dropped == 1 + 5 * (measure.BATCH_S / 0.002)
+    assert found.stopped == "noise under 0.5%"
+    assert len(found.readings) == gpu.batches - 6
 
 
 def test_a_gpu_that_no_rest_makes_fast_has_a_time_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,7 +222,8 @@ def test_late_samples_at_a_low_clock_are_dropped_for_the_clock(monkeypatch: pyte
     found = measure.take(Both(slow), replace(Settings(), max_wall_s=0.05))
     assert set(found.kept_ms) == {1.0}
     assert found.launches
-    assert 0 < found.dropped <= 32 * len(slow)
+    rested = min(slow)  # after this batch; those before are of a GPU that did not rest
+    assert 0 < found.dropped <= 32 * (rested - 1 + len(slow))
 
 
 def test_where_time_is_up_late_samples_at_a_low_clock_are_said_to_be_so() -> None:
