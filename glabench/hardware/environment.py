@@ -28,8 +28,8 @@ RESULT_SOURCES = (
     "systems/*.py",
     "systems/baselines/*.py",
     "hardware/*.py",
-    *(f"run/{name}.py" for name in ("parts", "pipeline", "autotuned", "rotation", "measure", "memory")),
-    "run/forward_parts.py",
+    *(f"run/{name}.py" for name in ("parts", "pipeline", "autotuned", "rotation", "cold", "measure")),
+    *(f"run/{name}.py" for name in ("memory", "forward_parts")),
     *(f"run/{name}.py" for name in ("gate", "errors", "question", "oracle", "retention", "ssm", "ssd")),
 )
 # Where Nsight Compute is when it is not on the PATH.

@@ -16,7 +16,7 @@ import torch
 
 from glabench.failures import NotMeasured
 from glabench.hardware import nvml
-from glabench.run.measure import Call
+from glabench.run.cold import Call
 
 SETTLE_S = 1.0  # of quiet before the power at rest is read
 IDLE_S = 1.0

@@ -1,6 +1,6 @@
 """GPU time of every kernel that a call launches, by CUPTI through torch.profiler.
 
-Calls are cold and queued ahead as ``run.measure.ColdSampler`` does it. The spin before a call, and a short one after
+Calls are cold and queued ahead as ``run.cold.ColdSampler`` does it. The spin before a call, and a short one after
 it, are kernels themselves: they tell on the GPU's own time line where a call begins and ends, whatever Python was doing
 meanwhile. What lies between two calls, the flush of the L2, is dropped with them.
 """
@@ -19,7 +19,8 @@ from typing import Any
 import torch
 from torch.autograd import DeviceType  # type: ignore[attr-defined]  # it is not in __all__
 
-from glabench.run.measure import BATCH_MOST, SPIN_MARGIN_S, Call, ColdSampler
+from glabench.run.cold import SPIN_MARGIN_S, Call, ColdSampler
+from glabench.run.measure import BATCH_MOST
 
 CALLS = 30
 EVENTS = 30_000  # about as many are collected: fewer calls where one call has thousands of kernels

@@ -32,7 +32,7 @@ from glabench.hardware.datasheet import datasheet_for
 from glabench.hardware.environment import environment
 from glabench.profile import counters, energy, kernels, launches, memory
 from glabench.run import forward_parts, measure
-from glabench.run.measure import Call
+from glabench.run.cold import Call
 from glabench.run.pipeline import Draft, can_run, compile_kernels, passes_gate, release, row_of
 from glabench.run.rotation import rotated_inputs
 from glabench.spec.case import Case

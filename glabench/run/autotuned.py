@@ -9,8 +9,8 @@ stays the rival's own finding, at its first call in the process that times.
 
 That call would decide for all later ones: keys of FLA's autotuners have neither batch nor length in them, nor often the
 head dimension, and what won is kept on the disk. A user's process trains at one shape and tunes there. Here the next
-case has another shape, and would run what was the fastest at the first one: up to 6 % slower on an H100, by the order
-of the sweep. So each system's autotuners begin anew at every shape (``at_its_shape``).
+case has another shape, and would run what was the fastest at the first one: up to 9 % slower on an H200
+(docs/regressions.md). So each system's autotuners begin anew at every shape (``at_its_shape``).
 """
 
 from __future__ import annotations

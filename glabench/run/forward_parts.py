@@ -44,7 +44,7 @@ def measure(system: System, case: Case, samples: int = SAMPLES) -> dict[str, lis
     Raises NotMeasured for a case that has no such parts.
     """
     from gla_kernels.launch import execute
-    from glabench.run.measure import ColdSampler
+    from glabench.run.cold import ColdSampler
 
     launches = forward_launches(system, case, make_inputs(case, "gla", "cuda"))
     calls = [partial(execute, launch) for launch in (*launches, without_states(launches[1]))]

@@ -1,11 +1,7 @@
 """Time: raw samples of one call, and the rule that says when there are enough of them.
 
-On CUDA a sample is taken cold: a buffer twice the L2 is written first, then the GPU spins for longer than Python needs
-to queue the call, then two events bracket the call alone. All of the call's kernels are queued by the time the clock
-starts, so neither Python nor the launch latency of the first kernel is in the time, only the GPU's own gaps between
-kernels. Where the host was held up and queued a call too late, its sample is dropped, and the next spins are longer. A
-call of a thousand kernels and more (a Python loop over time) cannot be queued ahead, nor can one that waits for the GPU
-inside: its time holds its launches, as it does in real use, and ``launch_bound`` says so.
+On CUDA samples are cold and queued ahead (``glabench.run.cold``). Where the host queued a call too late all the same,
+its sample is dropped.
 
 A kernel that draws more power than the GPU may use is held back after some milliseconds, by how much depends on the
 board and on what ran before it. So samples are taken at full clock: where a batch was not, it is dropped with all
@@ -20,27 +16,21 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 
 from glabench.hardware import nvml
+from glabench.run.cold import HOPELESS, Batch, Call, ColdSampler
 from glabench.spec.case import Case
 from glabench.spec.settings import Settings
 from glabench.systems.base import System
 from glabench.systems.inputs import Inputs
 
-Call = Callable[[], object]
-
-MAX_SPIN_S = 0.01  # a call that Python needs longer than this to queue is bound by its launches
-SPIN_MARGIN_S = 20e-6
-CALM = 16  # samples on time, one after another, before spins are shorter again
-HEAD_START_S = 200e-6  # of a batch: its first sample's events are made and an idle GPU is woken meanwhile
 BATCH_S = 0.05  # samples queued between two looks at the clocks
 BATCH_MOST = 32
 PACED_BATCH_S = 0.003  # the same, where the clock was held back: it falls within milliseconds
 REST_S = 0.1
-HOPELESS = 5  # batches in vain, one after another: the clock will not come back, or no call is queued ahead
 NOISE_WINDOW = 24  # values of the noise that must agree before it counts as levelled off
 NOISE_SPREAD = 0.05
 
@@ -182,95 +172,6 @@ def _measure_cpu(run: Sequence[Call], settings: Settings) -> Timing:
     return Timing(facts, None)
 
 
-class Batch(NamedTuple):
-    """Samples in ms, the clocks while the last of them was running, and for each whether the GPU began it before all of
-    the call was queued: it may have waited."""
-
-    ms: list[float]
-    clocks: nvml.Clocks | None
-    late: list[bool]
-
-    @classmethod
-    def on_time(cls, ms: list[float], clocks: nvml.Clocks | None = None) -> Batch:
-        """Of samples none of which was late."""
-        return cls(ms, clocks, [False] * len(ms))
-
-
-class ColdSampler:
-    """Takes batches of cold samples on the current CUDA device; see the module's docstring."""
-
-    def __init__(self, run: Sequence[Call]) -> None:
-        self.run = run
-        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-        self.uuid = str(properties.uuid)
-        self.flush = torch.empty(2 * properties.L2_cache_size, dtype=torch.int8, device="cuda")
-        self.turn = 0
-        self.host_s = min(self._host_seconds(call) for call in [*run, *run][:4])
-        top = nvml.clocks(self.uuid)
-        self.hertz = (top.sm_mhz_max if top is not None else 2000.0) * 1e6
-        self.spin_s = self.least_spin_s = min(1.5 * self.host_s + SPIN_MARGIN_S, MAX_SPIN_S)
-        self.in_vain = 0  # batches of late samples alone, one after another
-        self.on_time = 0  # samples since spins became longer, or shorter
-
-    @property
-    def launch_bound(self) -> bool:
-        """Whether Python needs longer to queue the call than the GPU is kept spinning, however long that is."""
-        return self.host_s > MAX_SPIN_S or self.in_vain >= HOPELESS
-
-    def _host_seconds(self, call: Call) -> float:
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        call()
-        seconds = time.perf_counter() - start
-        torch.cuda.synchronize()
-        return seconds
-
-    def cold(self) -> Call:
-        """The call whose turn it is, with what makes it a cold one queued before it: the flush, then the spin."""
-        call = self.run[self.turn % len(self.run)]
-        self.turn += 1
-        self.flush.zero_()
-        torch.cuda._sleep(int(self.spin_s * self.hertz))
-        return call
-
-    def batch(self, count: int) -> Batch:
-        """``count`` samples. After some that were late, the next batch's spins are twice as long, and after CALM that
-        were not, half as long. Of a call that is ``launch_bound`` none is called late."""
-        origin, *marks = (torch.cuda.Event(enable_timing=True) for _ in range(2 * count + 1))
-        starts, ends, queued_ms = marks[::2], marks[1::2], list[float]()
-        torch.cuda.synchronize()
-        began = time.perf_counter()
-        origin.record()  # the GPU is idle, so this is now by its clock, too
-        torch.cuda._sleep(int(HEAD_START_S * self.hertz))
-        for start, end in zip(starts, ends, strict=True):
-            call = self.cold()
-            start.record()
-            call()
-            end.record()
-            queued_ms.append(1000 * (time.perf_counter() - began))
-        reading = nvml.clocks(self.uuid)
-        torch.cuda.synchronize()
-        late = [
-            not self.launch_bound and origin.elapsed_time(start) < ms
-            for start, ms in zip(starts, queued_ms, strict=True)
-        ]
-        if not self.launch_bound:
-            self.in_vain = self.in_vain + 1 if all(late) else 0
-        self._adapt(count, any(late))
-        return Batch([start.elapsed_time(end) for start, end in zip(starts, ends, strict=True)], reading, late)
-
-    def _adapt(self, count: int, late: bool) -> None:
-        """The next batch's spins. Not shorter after every batch without late samples: between rests a batch is one
-        sample, for which Python is slower than before, and every second one would be late."""
-        self.on_time = 0 if late else self.on_time + count
-        if self.launch_bound:
-            self.spin_s = self.least_spin_s
-        elif late:
-            self.spin_s = min(2 * self.spin_s, MAX_SPIN_S)
-        elif self.on_time >= CALM:
-            self.spin_s, self.on_time = max(self.spin_s / 2, self.least_spin_s), 0
-
-
 class Sampler(Protocol):
     """Takes samples in batches: ``ColdSampler`` on a GPU."""
 
@@ -282,8 +183,8 @@ class Pace:
     """How long batches are, and how long the GPU rests before each, by whether its clock was held back.
 
     It rests for long at once, and samples of before do not count. The less it rests the slower it is, also where the
-    clock, read while a batch is queued, is full again: one of cuDNN's took an H200 2.06 ms after short rests, 1.97 and
-    1.94 after longer ones and 1.80 after these, and its median was of how many there were of each.
+    clock, read while a batch is queued, is full again: while rests still grew one of cuDNN's calls took an H200 2.06 ms
+    at first, then 1.97 and 1.94, and 1.80 at last, and its median was of how many samples there were of each.
 
     in_vain: batches held back one after another, although the GPU rested.
     """

@@ -23,7 +23,7 @@ from glabench import failures
 from glabench.hardware.crosscompile import local_arch
 from glabench.hardware.environment import environment
 from glabench.run import gate
-from glabench.run.measure import Call, ColdSampler
+from glabench.run.cold import Call, ColdSampler
 from glabench.spec.catalog import CATALOG
 from glabench.spec.settings import Settings
 from glabench.systems.gla import PlannedGla

@@ -28,7 +28,8 @@ import triton.language as tl
 from gla_kernels.launch import Launch, execute
 from glabench.failures import one_line
 from glabench.run import measure
-from glabench.run.measure import Batch, Call, ColdSampler, Sampler
+from glabench.run.cold import Batch, Call, ColdSampler
+from glabench.run.measure import Sampler
 from glabench.run.pipeline import Draft, can_run, release, row_of
 from glabench.run.rotation import rotated_inputs
 from glabench.spec.case import Case
