@@ -291,7 +291,7 @@ def environment(device: Device, bandwidth: bool = True) -> dict[str, Any]:
             "device": name,
             "device_slug": slug(name),
             "memory_bytes": properties.total_memory,
-            "gpu_uuid": info.uuid if info is not None else str(properties.uuid),
+            "gpu_uuid": info.uuid if info is not None else f"GPU-{properties.uuid}",
             "driver": info.driver if info is not None else None,
             "cuda": torch.version.cuda,
             "capability": f"{properties.major}.{properties.minor}",

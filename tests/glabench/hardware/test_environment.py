@@ -132,10 +132,11 @@ def test_a_row_names_the_gpu_that_cuda_uses(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: used)
     first = nvml.GpuInfo("T400", "GPU-1", 2**32, "580", "13.0", (7, 5), None)
-    for found, name in ((replace(first, name="A100"), "A100"), (None, "A100 MIG 1g.10gb")):
+    for found, name, uuid in ((replace(first, name="A100"), "A100", "GPU-1"), (None, "A100 MIG 1g.10gb", "GPU-1234")):
         monkeypatch.setattr(nvml, "gpu_info", lambda uuid=None, found=found: found if uuid else first)
         facts = environment.environment.__wrapped__("cuda", bandwidth=False)
         assert (facts["device"], facts["device_slug"]) == (name, environment.slug(name))
+        assert facts["gpu_uuid"] == uuid
 
 
 def test_torch_s_build_is_read_without_importing_it() -> None:
