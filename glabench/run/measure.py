@@ -250,10 +250,10 @@ class _Batches:
 def take(sampler: Sampler, settings: Settings) -> Samples:
     """Batches of samples until the rule, or the wall budget, says stop.
 
-    A batch during which the SM clock was under ``full_clock`` of its maximum is dropped and counted, and so are those
-    before the GPU rested, from when on the wall budget counts anew. A GPU that is never fast (locked clocks, heat) still
-    has a time: then nothing is dropped, and ``stopped`` says so. Samples that were late are dropped as well, unless
-    nearly all are: such a call waits for its launches.
+    A batch during which the SM clock was under ``full_clock`` of its maximum is dropped and counted, and so are
+    those before the GPU rested, from when on the wall budget counts anew. A GPU that is never fast (locked clocks,
+    heat) still has a time: then nothing is dropped, and ``stopped`` says so. Samples that were late are dropped as
+    well, unless nearly all are: such a call waits for its launches.
     """
     rule, pace, began = StoppingRule.of(settings), Pace(), time.perf_counter()
     kept, slow, count, full_clock = _Batches(), _Batches(), 1, settings.full_clock
