@@ -125,6 +125,7 @@ class Clocks(Part):
     sm_mhz: Amount
     sm_mhz_min: Amount | None = None
     sm_mhz_max: Amount | None = None
+    sm_mhz_counted: Amount | None = None
     power_w: Amount | None = None
     temperature_c: Number | None = None
     throttle: list[str] | None = None

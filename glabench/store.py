@@ -63,7 +63,8 @@ class Row:
     compiled: list[dict[str, Any]] | None = None
     # {"flops": int, "hbm_bytes": int}: the case's compulsory work, from spec/work.py
     work: dict[str, Any] | None = None
-    # {"sm_mhz": f, "sm_mhz_max": f, "power_w": f, "temperature_c": f, "throttle": [str]}: read while timing
+    # {"sm_mhz": f, "sm_mhz_max": f, "power_w": f, "temperature_c": f, "throttle": [str]}: read while timing, and
+    #  "sm_mhz_counted": f: by the GPU itself, during the samples alone, see run/sm_clock.py
     clocks: dict[str, Any] | None = None
     # what `glabench profile` found out, kernel by kernel; see glabench/profile/pipeline.py. Such a row has no time
     profile: dict[str, Any] | None = None

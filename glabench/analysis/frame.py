@@ -59,7 +59,7 @@ _KINDS = {
     "launch_bound": "text", "host_ms": "number",
     "tokens_per_s": "number", "peak_mib": "number", "beyond_mib": "number", "floor_ms": "number",
     "over_floor": "number", "tflop_per_s": "number", "error_share": "number", "gated": "text",
-    "sm_mhz": "number", "power_w": "number", "temperature_c": "number", "throttle": "text",
+    "sm_mhz": "number", "sm_mhz_counted": "number", "power_w": "number", "temperature_c": "number", "throttle": "text",
     "commit": "text", "dirty": "text", "fingerprint": "text", "started": "text", "wall_s": "number",
 }  # fmt: skip
 
@@ -136,7 +136,7 @@ def _share(error: float | None, tolerance: float | None) -> float:
 def _clocks(row: Row) -> dict[str, Any]:
     clocks = row.clocks or {}
     return {
-        **{key: clocks.get(key) for key in ("sm_mhz", "power_w", "temperature_c")},
+        **{key: clocks.get(key) for key in ("sm_mhz", "sm_mhz_counted", "power_w", "temperature_c")},
         "throttle": ", ".join(clocks.get("throttle") or []) or None,
     }
 

@@ -22,7 +22,12 @@ NAMES = {
 
 # Rows that agree in these come from one place.
 SAME = ("device", "driver", "torch", "triton", "commit", "dirty", "fingerprint")
-READ = (("sm_mhz", "SM clock", "MHz"), ("power_w", "power", "W"), ("temperature_c", "temperature", "°C"))
+READ = (
+    ("sm_mhz", "SM clock", "MHz"),
+    ("sm_mhz_counted", "SM clock by its own count", "MHz"),
+    ("power_w", "power", "W"),
+    ("temperature_c", "temperature", "°C"),
+)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """One cold sample on a GPU, all of it queued before the GPU begins.
 
 A buffer twice the L2 is written first, then the GPU spins for longer than Python needs to queue the call, then two
-events bracket the call alone. All of the call's kernels are queued by the time the clock starts, so neither Python nor
+events bracket the call alone, and outside of these two notes of the SM's cycles
+(``glabench.run.sm_clock``). All of the call's kernels are queued by the time the clock starts, so neither Python nor
 the launch latency of the first kernel is in the time, only the GPU's own gaps between kernels. Where the host was held
 up and queued a call too late, its sample is marked, and the next spins are longer. A call of a thousand kernels and
 more (a Python loop over time) cannot be queued ahead, nor can one that waits for the GPU inside: its time holds its
@@ -17,23 +18,25 @@ from typing import NamedTuple
 import torch
 
 from glabench.hardware import nvml
+from glabench.run.sm_clock import NOTHING, Counted, Notes
 
 Call = Callable[[], object]
 
 MAX_SPIN_S = 0.01  # a call that Python needs longer than this to queue is bound by its launches
-SPIN_MARGIN_S = 20e-6
+SPIN_MARGIN_S = 40e-6  # what else is queued while it spins: a note and two events
 CALM = 16  # samples on time, one after another, before spins are shorter again
 HEAD_START_S = 200e-6  # of a batch: its first sample's events are made and an idle GPU is woken meanwhile
 HOPELESS = 5  # batches in vain, one after another: no call is queued ahead, or the clock will not come back
 
 
 class Batch(NamedTuple):
-    """Samples in ms, the clocks while the last of them was running, and for each whether the GPU began it before all of
-    the call was queued: it may have waited."""
+    """Samples in ms, the clocks that NVML read when all of them were queued, for each whether the GPU began it before
+    all of the call was queued, so that it may have waited, and the SM clock as it was counted during the samples."""
 
     ms: list[float]
     clocks: nvml.Clocks | None
     late: list[bool]
+    counted: Counted = NOTHING
 
     @classmethod
     def on_time(cls, ms: list[float], clocks: nvml.Clocks | None = None) -> Batch:
@@ -50,6 +53,7 @@ class ColdSampler:
         self.uuid = str(properties.uuid)
         self.flush = torch.empty(2 * properties.L2_cache_size, dtype=torch.int8, device="cuda")
         self.turn = 0
+        Notes(1).take(0)  # compiled before it is timed
         self.host_s = min(self._host_seconds(call) for call in [*run, *run][:4])
         top = nvml.clocks(self.uuid)
         self.hertz = (top.sm_mhz_max if top is not None else 2000.0) * 1e6
@@ -82,16 +86,18 @@ class ColdSampler:
         """``count`` samples. After some that were late, the next batch's spins are twice as long, and after CALM that
         were not, half as long. Of a call that is ``launch_bound`` none is called late."""
         origin, *marks = (torch.cuda.Event(enable_timing=True) for _ in range(2 * count + 1))
-        starts, ends, queued_ms = marks[::2], marks[1::2], list[float]()
+        starts, ends, queued_ms, notes = marks[::2], marks[1::2], list[float](), Notes(count)
         torch.cuda.synchronize()
         began = time.perf_counter()
         origin.record()  # the GPU is idle, so this is now by its clock, too
         torch.cuda._sleep(int(HEAD_START_S * self.hertz))
-        for start, end in zip(starts, ends, strict=True):
+        for index, (start, end) in enumerate(zip(starts, ends, strict=True)):
             call = self.cold()
+            notes.take(2 * index)
             start.record()
             call()
             end.record()
+            notes.take(2 * index + 1)
             queued_ms.append(1000 * (time.perf_counter() - began))
         reading = nvml.clocks(self.uuid)
         torch.cuda.synchronize()
@@ -102,7 +108,8 @@ class ColdSampler:
         if not self.launch_bound:
             self.in_vain = self.in_vain + 1 if all(late) else 0
         self._adapt(count, any(late))
-        return Batch([start.elapsed_time(end) for start, end in zip(starts, ends, strict=True)], reading, late)
+        samples = [start.elapsed_time(end) for start, end in zip(starts, ends, strict=True)]
+        return Batch(samples, reading, late, notes.counted())
 
     def _adapt(self, count: int, late: bool) -> None:
         """The next batch's spins. Not shorter after every batch without late samples: between rests a batch is one

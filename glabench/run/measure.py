@@ -22,6 +22,7 @@ import torch
 
 from glabench.hardware import nvml
 from glabench.run.cold import HOPELESS, Batch, Call, ColdSampler
+from glabench.run.sm_clock import NOTHING, Counted
 from glabench.spec.case import Case
 from glabench.spec.settings import Settings
 from glabench.systems.base import System
@@ -211,13 +212,15 @@ class Pace:
 
 @dataclass(frozen=True)
 class Samples:
-    """What a sampler gave until the rule said stop. readings: of the clocks, while what was kept was taken. late: how
-    many more were dropped because their call was queued too late; launches: these are kept, for hardly any were not."""
+    """What a sampler gave until the rule said stop. readings: of the clocks, while what was kept was taken; counted:
+    the SM clock during it. late: how many more were dropped because their call was queued too late; launches: these are
+    kept, for hardly any were not."""
 
     kept_ms: list[float]
     dropped: int
     stopped: str
     readings: list[nvml.Clocks]
+    counted: Counted = NOTHING
     late: int = 0
     launches: bool = False
 
@@ -229,6 +232,7 @@ class _Batches:
     ms: list[float] = field(default_factory=list)
     late_ms: list[float] = field(default_factory=list)
     readings: list[nvml.Clocks] = field(default_factory=list)
+    counted: Counted = NOTHING
 
     @property
     def count(self) -> int:
@@ -238,13 +242,15 @@ class _Batches:
         for ms, late in zip(batch.ms, batch.late, strict=True):
             (self.late_ms if late else self.ms).append(ms)
         self.readings += [] if batch.clocks is None else [batch.clocks]
+        self.counted = Counted.sum([self.counted, batch.counted])
 
     def take_over(self, other: _Batches) -> None:
         """All that the other has, which has nothing then."""
         self.ms += other.ms
         self.late_ms += other.late_ms
         self.readings += other.readings
-        other.ms, other.late_ms, other.readings = [], [], []
+        self.counted = Counted.sum([self.counted, other.counted])
+        other.ms, other.late_ms, other.readings, other.counted = [], [], [], NOTHING
 
 
 def take(sampler: Sampler, settings: Settings) -> Samples:
@@ -281,7 +287,7 @@ def take(sampler: Sampler, settings: Settings) -> Samples:
         kept.ms, kept.late_ms = kept.ms + kept.late_ms, []
     if full_clock < settings.full_clock:
         stopped += f"; SM clock mostly under {settings.full_clock:.0%} of its maximum, nothing dropped"
-    return Samples(kept.ms, slow.count, stopped, kept.readings, len(kept.late_ms), launches)
+    return Samples(kept.ms, slow.count, stopped, kept.readings, kept.counted, len(kept.late_ms), launches)
 
 
 def _measure_cuda(run: Sequence[Call], settings: Settings) -> Timing:
@@ -298,4 +304,4 @@ def _measure_cuda(run: Sequence[Call], settings: Settings) -> Timing:
         "launch_bound": sampler.launch_bound or found.launches,
         "host_ms": round(sampler.host_s * 1000, 4),
     }
-    return Timing(facts, nvml.summarise(found.readings))
+    return Timing(facts, nvml.summarise(found.readings, found.counted.mhz))

@@ -119,10 +119,11 @@ def _samples(sampler: ColdSampler, count: int) -> list[float]:
     if count == 0:
         return []
     for _ in range(TRIES):
-        samples, clocks, late = sampler.batch(count)
-        if not any(late) and (clocks is None or clocks.sm_mhz >= LEAST_CLOCK * clocks.sm_mhz_max):
+        batch = sampler.batch(count)
+        clocks = batch.clocks
+        if not any(batch.late) and (clocks is None or clocks.sm_mhz >= LEAST_CLOCK * clocks.sm_mhz_max):
             break
-    return samples
+    return batch.ms
 
 
 def _final(work: Workload, request: dict[str, Any]) -> dict[str, Any]:

@@ -10,8 +10,10 @@ import torch
 
 from glabench.hardware import nvml
 from glabench.run import cold
+from glabench.run.sm_clock import Counted
 
 MAKES_EVENT_S = 3e-5  # CUDA makes an event when it is first recorded
+TAKES_NOTE_S = 1e-5
 
 
 class Queue:
@@ -35,8 +37,24 @@ class Queue:
         def synchronize() -> None:
             queue.host = max(queue.host, queue.gpu)
 
+        class Notes:
+            """Of an SM at 2 GHz."""
+
+            def __init__(self, count: int) -> None:
+                self.at: dict[int, float] = {}
+
+            def take(self, index: int) -> None:
+                queue.host += TAKES_NOTE_S
+                queue.gpu = max(queue.gpu, queue.host)
+                self.at[index] = queue.gpu
+
+            def counted(self) -> Counted:
+                seconds = sum(at if index % 2 else -at for index, at in self.at.items())
+                return Counted(round(2e9 * seconds), round(1e9 * seconds))
+
         properties = SimpleNamespace(uuid="", L2_cache_size=8)
         monkeypatch.setattr(torch.cuda, "Event", Event)
+        monkeypatch.setattr(cold, "Notes", Notes)
         monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
         monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
@@ -69,12 +87,14 @@ def test_what_the_host_holds_up_is_late_and_spins_grow_and_shrink(monkeypatch: p
     sampler = cold.ColdSampler([call])
     least = sampler.spin_s
     assert least == pytest.approx(1.5e-4 + cold.SPIN_MARGIN_S)
-    samples, _, late = sampler.batch(4)
+    samples, _, late, counted = sampler.batch(4)
     assert samples == pytest.approx([1.0] * 4)
     assert late == [False] * 4
+    assert counted.mhz == pytest.approx(2000)
+    assert 4e6 <= counted.ns < 4.5e6
     assert sampler.spin_s == least
     held_up[turn[0] + 1] = 0.003  # the first of a batch: nothing is queued before it
-    samples, _, late = sampler.batch(4)
+    samples, _, late, _ = sampler.batch(4)
     assert late == [True, False, False, False]
     assert samples[0] > 2.0  # it waited
     assert sampler.spin_s == 2 * least

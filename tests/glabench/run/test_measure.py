@@ -14,6 +14,7 @@ from glabench.hardware import nvml
 from glabench.run import measure
 from glabench.run.cold import HOPELESS, Batch
 from glabench.run.measure import StoppingRule, running_noise
+from glabench.run.sm_clock import Counted
 from glabench.spec.case import Case
 from glabench.spec.settings import Settings
 from glabench.systems.base import load
@@ -77,7 +78,8 @@ class FakeGpu:
     def batch(self, count: int) -> Batch:
         self.batches.append(count)
         mhz = self.mhz.pop(0) if len(self.mhz) > 1 else self.mhz[0]
-        return Batch.on_time([1.0] * count, nvml.Clocks(mhz, 2000.0, 300.0, 50.0, ()))
+        clocks = nvml.Clocks(mhz, 2000.0, 300.0, 50.0, ())
+        return Batch([1.0] * count, clocks, [False] * count, Counted(round(1000 * mhz) * count, 1_000_000 * count))
 
 
 class HungryGpu:
@@ -111,6 +113,8 @@ def test_samples_at_a_low_clock_are_dropped_and_counted(monkeypatch: pytest.Monk
     assert len(found.kept_ms) == sum(gpu.batches[2:])
     assert found.stopped == "noise under 0.5%"
     assert len(found.readings) == len(gpu.batches) - 2
+    assert found.counted.mhz == 1970
+    assert found.counted.ns == 1_000_000 * len(found.kept_ms)
 
 
 def test_a_gpu_that_draws_too_much_rests_until_it_is_fast(monkeypatch: pytest.MonkeyPatch) -> None:
