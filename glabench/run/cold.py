@@ -25,7 +25,7 @@ Call = Callable[[], object]
 MAX_SPIN_S = 0.01  # a call that Python needs longer than this to queue is bound by its launches
 SPIN_MARGIN_S = 40e-6  # what else is queued while it spins: a note and two events
 CALM = 16  # samples on time, one after another, before spins are shorter again
-HEAD_START_S = 200e-6  # of a batch: its first sample's events are made and an idle GPU is woken meanwhile
+HEAD_START_S = 200e-6  # of a batch: an idle GPU is woken meanwhile, and Python takes longer over the first sample
 HOPELESS = 5  # batches in vain, one after another: no call is queued ahead, or the clock will not come back
 
 
@@ -53,7 +53,8 @@ class ColdSampler:
         self.uuid = str(properties.uuid)
         self.flush = torch.empty(2 * properties.L2_cache_size, dtype=torch.int8, device="cuda")
         self.turn = 0
-        Notes(1).take(0)  # compiled before it is timed
+        self._events: list[torch.cuda.Event] = []
+        Notes(1)  # compiled before anything is timed
         self.host_s = min(self._host_seconds(call) for call in [*run, *run][:4])
         top = nvml.clocks(self.uuid)
         self.hertz = (top.sm_mhz_max if top is not None else 2000.0) * 1e6
@@ -82,10 +83,17 @@ class ColdSampler:
         torch.cuda._sleep(int(self.spin_s * self.hertz))
         return call
 
+    def _made(self, count: int) -> list[torch.cuda.Event]:
+        """So many events. CUDA makes one when it is first recorded, which takes Python as long as to queue a kernel."""
+        while len(self._events) < count:
+            self._events.append(torch.cuda.Event(enable_timing=True))
+            self._events[-1].record()
+        return self._events[:count]
+
     def batch(self, count: int) -> Batch:
         """``count`` samples. After some that were late, the next batch's spins are twice as long, and after CALM that
         were not, half as long. Of a call that is ``launch_bound`` none is called late."""
-        origin, *marks = (torch.cuda.Event(enable_timing=True) for _ in range(2 * count + 1))
+        origin, *marks = self._made(2 * count + 1)
         starts, ends, queued_ms, notes = marks[::2], marks[1::2], list[float](), Notes(count)
         torch.cuda.synchronize()
         began = time.perf_counter()

@@ -55,10 +55,12 @@ class Notes:
 
     def __init__(self, count: int) -> None:
         self._notes = torch.zeros(2 * count, 3, dtype=torch.int64, device="cuda")
+        # launched by what Triton compiled: to find that again each time would take Python longer than to launch it
+        self._note = note_kernel[(1,)](self._notes, 0, num_warps=1)[1, 1, 1]
 
     def take(self, index: int) -> None:
         """Queue the note before the call ``index // 2``, or after it when ``index`` is odd."""
-        note_kernel[(1,)](self._notes, index, num_warps=1)
+        self._note(self._notes, index)
 
     def counted(self) -> Counted:
         """During all of the calls, once the GPU is done. Without a call whose notes were taken on two SMs: each counts
