@@ -1,7 +1,10 @@
 """How well ratios of two systems repeat: two runs of the same cases, an hour or a machine apart.
 
 A time moves with the machine, its clocks and its heat; of two systems at the same question both move. What a reader
-takes home, "twice as fast", is the ratio of their medians, and it should come out the same in either run.
+takes home, "twice as fast", is the ratio of their medians, and it should come out the same in either run. Where it does
+not, rows that say at which SM clock the samples ran (``glabench.run.sm_clock``) tell whether the clock was the cause: the
+ratio of SM cycles, time by clock, is then the same. How far a chip lowers its clock under a load of its own is what two
+chips of a model differ in most.
 """
 
 from __future__ import annotations
@@ -31,11 +34,18 @@ Entrant = tuple[Any, ...]  # the values of ENTRANT
 
 @dataclass(frozen=True)
 class Timed:
-    """One system's answer to a question: its median in ms, and what disturbed it, of LAUNCH_BOUND and HELD_BACK."""
+    """One system's answer to a question: its median in ms, what disturbed it, of LAUNCH_BOUND and HELD_BACK, and the SM
+    clock in MHz as the GPU counted it during the samples, of rows that say so."""
 
     system: str
     ms: float
     disturbed: frozenset[str]
+    mhz: float | None = None
+
+    @property
+    def cycles(self) -> float | None:
+        """Thousands of SM cycles."""
+        return None if self.mhz is None else self.ms * self.mhz
 
 
 Times = dict[Entrant, Timed]
@@ -43,7 +53,8 @@ Times = dict[Entrant, Timed]
 
 @dataclass(frozen=True)
 class Ratio:
-    """ms of ``one`` over ms of ``other`` at a question, in either run; ``disturbed``: what disturbed any of them."""
+    """ms of ``one`` over ms of ``other`` at a question, in either run; ``disturbed``: what disturbed any of them;
+    ``cycles``: the same two ratios of SM cycles, None where a row does not say how fast its clock was."""
 
     question: dict[str, Any]
     one: str
@@ -51,12 +62,18 @@ class Ratio:
     before: float
     after: float
     disturbed: frozenset[str] = frozenset()
+    cycles: tuple[float, float] | None = None
 
     @property
     def change(self) -> float:
         """By how much it differs, as a share: 0.01 for 1 %. The same whichever of the two systems is named first, and
         whichever run came first."""
-        return max(self.before, self.after) / min(self.before, self.after) - 1
+        return _change(self.before, self.after)
+
+    @property
+    def change_in_cycles(self) -> float | None:
+        """The same of the ratio of SM cycles."""
+        return None if self.cycles is None else _change(*self.cycles)
 
     def __str__(self) -> str:
         at = self.question
@@ -82,10 +99,20 @@ def ratios(before: Sequence[Row], after: Sequence[Row]) -> list[Ratio]:
                 named = dict(zip(QUESTION, question, strict=True))
                 disturbed = was_one.disturbed | now_one.disturbed | was_other.disturbed | now_other.disturbed
                 values = was_one.ms / was_other.ms, now_one.ms / now_other.ms
-                found.append(Ratio(named, str(one[0]), str(other[0]), *values, disturbed))
+                cycles = _cycles(was_one, was_other), _cycles(now_one, now_other)
+                known = None if cycles[0] is None or cycles[1] is None else (cycles[0], cycles[1])
+                found.append(Ratio(named, str(one[0]), str(other[0]), *values, disturbed, known))
     if not found:
         raise UserError("no two systems were timed at the same shape, mode and device in both; nothing to compare")
     return sorted(found, key=lambda ratio: ratio.change, reverse=True)
+
+
+def _change(before: float, after: float) -> float:
+    return max(before, after) / min(before, after) - 1
+
+
+def _cycles(one: Timed, other: Timed) -> float | None:
+    return one.cycles / other.cycles if one.cycles and other.cycles else None
 
 
 def share_within(found: Sequence[Ratio], most: float) -> float:
@@ -111,7 +138,7 @@ def _entrants(group: pd.DataFrame) -> Times:
     numbers = group[ENTRANT].astype(object).where(group[ENTRANT].notna(), None)
     keys = numbers.itertuples(index=False, name=None)
     return {
-        key: Timed(str(line["system"]), float(line["ms"]), _disturbed(line))
+        key: Timed(str(line["system"]), float(line["ms"]), _disturbed(line), _counted(line))
         for key, (_, line) in zip(keys, group.iterrows(), strict=True)
     }
 
@@ -119,3 +146,8 @@ def _entrants(group: pd.DataFrame) -> Times:
 def _disturbed(line: pd.Series) -> frozenset[str]:
     said = {LAUNCH_BOUND: bool(line["launch_bound"]), HELD_BACK: isinstance(line["throttle"], str)}
     return frozenset(reason for reason, holds in said.items() if holds)
+
+
+def _counted(line: pd.Series) -> float | None:
+    mhz = line["sm_mhz_counted"]
+    return float(mhz) if mhz > 0 else None  # NaN is not

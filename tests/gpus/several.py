@@ -8,7 +8,8 @@ samples, so that what Triton keeps on the disk is there for both of the others; 
 judgement is on the time from the first timed case's start to the last one's end. What comes before that, on the
 processor alone and as long for one GPU as for four, is in the second figure, of the whole sweep. Pauses of ten seconds
 or more, where a sweep was stopped, count for neither. Of the medians it is said besides which are of the same GPU in
-both: the others differ by what the GPU does, too. Rows may lie in several files, "one-00.jsonl" and so on. Exit code: 0
+both: the others differ by what the GPU does, too, and where rows say at which SM clock the samples ran, how far they lie
+apart in SM cycles, without what one chip's clock falls further than another's. Rows may lie in several files, "one-00.jsonl" and so on. Exit code: 0
 all is as it should be, 1 it is not, 2 a file cannot be read or a step failed.
 """
 
@@ -95,27 +96,33 @@ def _apart(one: Sequence[Row], several: Sequence[Row]) -> str | None:
     if not found:
         return "no case was timed in both"
     print("\n".join(f"  {pair}" for pair in found[:NAMED]))
-    print(f"medians: {_within(found)}")
+    print(f"medians: {_within([pair.share for pair in found])}")
     for where, same in (("on the same GPU in both", True), ("on another one", False)):
         if there := [pair for pair in found if pair.same_gpu is same]:
-            print(f"  {where}: {_within(there)}")
+            print(f"  {where}: {_within([pair.share for pair in there])}")
+    if cycles := [pair.share_of_cycles for pair in found if pair.share_of_cycles is not None]:
+        print(f"  in SM cycles: {_within(cycles)}")
     far = sum(abs(pair.share) > MOST_APART for pair in found)
     return f"medians: {far} of {len(found)} more than {MOST_APART:.0%} apart" if far else None
 
 
 @dataclass(frozen=True)
 class Apart:
-    """A case's median among several GPUs beside that of one, as a share of it; whether both are of the same GPU, None
-    where a row does not say."""
+    """A case's median among several GPUs beside that of one, as a share of it; whether both are of the same GPU; the
+    same share of SM cycles. None where a row does not say."""
 
     one: Row
     share: float
     same_gpu: bool | None
+    share_of_cycles: float | None
 
     @classmethod
     def of(cls, one: Row, several: Row) -> Apart:
         gpus = [row.environment.get("gpu_uuid") for row in (one, several)]
-        return cls(one, timing(several).median / timing(one).median - 1, None if None in gpus else gpus[0] == gpus[1])
+        times = timing(several).median / timing(one).median
+        was, now = ((row.clocks or {}).get("sm_mhz_counted") for row in (one, several))
+        cycles = times * now / was - 1 if was and now else None
+        return cls(one, times - 1, None if None in gpus else gpus[0] == gpus[1], cycles)
 
     def __str__(self) -> str:
         case = self.one.case
@@ -124,10 +131,10 @@ class Apart:
         return f"{case['system']} ({shape}) {case['mode']}: {ms:.4f} ms on one GPU, {self.share:+.2%} on several"
 
 
-def _within(found: Sequence[Apart]) -> str:
-    """How many are as near as they should be; the one that is furthest apart comes first."""
-    near = sum(abs(pair.share) <= MOST_APART for pair in found)
-    return f"{near} of {len(found)} within {MOST_APART:.0%} ({near / len(found):.1%}), the worst {found[0].share:+.2%}"
+def _within(shares: Sequence[float]) -> str:
+    """How many are as near as they should be."""
+    near, worst = sum(abs(share) <= MOST_APART for share in shares), max(shares, key=abs)
+    return f"{near} of {len(shares)} within {MOST_APART:.0%} ({near / len(shares):.1%}), the worst {worst:+.2%}"
 
 
 def take(step: str, folder: Path) -> None:

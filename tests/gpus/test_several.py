@@ -62,6 +62,14 @@ def test_it_is_judged_by_the_time_of_timed_cases_and_the_whole_is_said(python_pr
     assert "  on another one: 6 of 6 within 2% (100.0%), the worst +1.00%" in said
 
 
+def test_what_a_chips_clock_did_is_told_from_what_its_kernels_did(python_process: Process, tmp_path: Path) -> None:
+    slow = [replace(row, clocks={"sm_mhz": 1980.0, "sm_mhz_counted": 1545.0}) for row in rows(1, ms=1.03)]
+    fast = [replace(row, clocks={"sm_mhz": 1980.0, "sm_mhz_counted": 1600.0}) for row in rows(4)]
+    code, said = judged(python_process, tmp_path, slow, fast)
+    assert (code, said[-1]) == (1, "medians: 8 of 8 more than 2% apart")
+    assert "  in SM cycles: 8 of 8 within 2% (100.0%), the worst +0.54%" in said
+
+
 def test_what_is_slow_far_apart_lost_or_wrong_is_named(python_process: Process, tmp_path: Path) -> None:
     several = rows(2, ms=1.03)[:7]
     several[0] = replace(several[0], status="crashed", reason="no", time=None)

@@ -50,6 +50,18 @@ def test_what_waits_for_its_launches_or_was_held_back_is_told_apart() -> None:
     assert not any(one.disturbed for one in ratios(rows[:2], rows[:2]))
 
 
+def test_where_the_clock_was_the_cause_the_ratio_of_cycles_stays() -> None:
+    def at(row: Row, mhz: float) -> Row:
+        return replace(row, clocks={"sm_mhz": 1980.0, "sm_mhz_counted": mhz})
+
+    before = [at(row("gla", 1.0), 1980.0), at(row("cudnn", 3.0), 1600.0), row("fa2", 2.0)]
+    after = [at(row("gla", 1.0), 1980.0), at(row("cudnn", 3.2), 1500.0), row("fa2", 2.0)]  # a chip that falls further
+    found = {ratio.other: ratio for ratio in ratios(before, after) if ratio.one == "GLA, default schedule"}
+    assert found["cuDNN attention"].change == pytest.approx(3.2 / 3 - 1)
+    assert found["cuDNN attention"].change_in_cycles == pytest.approx(0, abs=1e-9)
+    assert found["FlashAttention-2"].change_in_cycles is None
+
+
 def test_it_is_the_same_change_whichever_run_came_first() -> None:
     before, after = [row("gla", 1.0), row("fa2", 2.0)], [row("gla", 1.0), row("fa2", 2.2)]
     assert ratios(before, after)[0].change == pytest.approx(ratios(after, before)[0].change)

@@ -190,13 +190,15 @@ def test_spent_of_rows_that_do_not_say_is_one_line(files: list[Path], capsys: py
     assert "no row says where its time went" in errors[0]
 
 
-def timed(path: Path, ms: dict[str, float], launch_bound: str = "") -> Path:
+def timed(path: Path, ms: dict[str, float], launch_bound: str = "", mhz: dict[str, float] | None = None) -> Path:
     with Appender(path) as out:
         for system, each in ms.items():
             case = Case(system, 1, 64, 1, 16, 16)
             time = {"clock": "cpu_wall", "samples_ms": [each] * 10, "launch_bound": system == launch_bound}
             facts = {"device": "CPU", "kind": "cpu", "fingerprint": path.name}
-            out.append(Row(case.id, "tiny", case.to_dict(), "ok", time=time, environment=facts, started="2026"))
+            clocks = {"sm_mhz": 1980.0, "sm_mhz_counted": mhz[system]} if mhz else None
+            more = {"time": time, "clocks": clocks, "environment": facts, "started": "2026"}
+            out.append(Row(case.id, "tiny", case.to_dict(), "ok", **more))
     return path
 
 
@@ -215,5 +217,10 @@ def test_ratios_of_two_runs_are_judged(tmp_path: Path, capsys: pytest.CaptureFix
     _, out, _ = run(capsys, "ratios", launched, launched, "--only", "scan", "--only", "parallel_torch")
     assert out[-1] == "  1 with a system that waits for its launches, on the CPU: 100.0%"
     assert run(capsys, "ratios", launched, launched, "--only", "scam")[0] == 2
+    slow, fast = ({"chunkwise_torch": 1900.0, "parallel_torch": mhz} for mhz in (1500.0, 1600.0))
+    one = timed(tmp_path / "one.jsonl", {"chunkwise_torch": 1.0, "parallel_torch": 3.2}, mhz=slow)
+    other = timed(tmp_path / "other.jsonl", {"chunkwise_torch": 1.0, "parallel_torch": 3.0}, mhz=fast)
+    code, out, _ = run(capsys, "ratios", one, other)
+    assert (code, out[-1]) == (1, "in SM cycles, 100.0% of 1 within 1.5%; the worst 0.0% apart")
     code, _, errors = run(capsys, "ratios", before, after, "--within", "often")
     assert (code, errors[0].count("--within often: expected a share")) == (2, 1)
