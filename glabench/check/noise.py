@@ -107,10 +107,15 @@ class Floors:
 
 def restless(runs: Iterable[Row]) -> bool:
     """Whether a case is, by its timed runs: one that waits in any of them, or whose median most leave open."""
-    times = [run.time for run in runs if run.time is not None and run.time["samples_ms"]]
-    if any(time.get("launch_bound") for time in times):
+    timed = [run for run in runs if run.time is not None and run.time["samples_ms"]]
+    if waiting(timed):
         return True
-    return bool(times) and median(bootstrap_error(time["samples_ms"]) for time in times) > OPEN
+    return bool(timed) and median(bootstrap_error(run.time["samples_ms"]) for run in timed if run.time) > OPEN
+
+
+def waiting(runs: Iterable[Row]) -> bool:
+    """Whether a case waits for its launches in any of its runs, so that its time is the CPU's."""
+    return any(run.time.get("launch_bound") for run in runs if run.time is not None)
 
 
 def floors(cases: Iterable[tuple[str, Sequence[Row], Sequence[Row]]], in_turns: bool = False) -> Floors:

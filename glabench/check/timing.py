@@ -16,7 +16,8 @@ d ± z e; the floor is t s, times that root, MOST_FLOOR at most. With the thresh
 
 So a change of just the threshold is found, although half of its measurements come out below it, and one within the
 noise is not. Where the runs before are of another GPU of the model, slower and faster ask for OTHER_GPU more: two chips
-are not quite as fast, and by how much is the kernel's own.
+are not quite as fast, and by how much is the kernel's own. Of a case that waits for its launches they ask for OTHER_CPU
+more, for another GPU may be another machine's.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from dataclasses import dataclass
 from statistics import NormalDist, fmean
 
 from glabench.check.comparable import of_other_gpus
-from glabench.check.noise import Noise, run_medians
+from glabench.check.noise import Noise, run_medians, waiting
 from glabench.check.within import bootstrap_error
 from glabench.store import Row
 
@@ -35,6 +36,8 @@ ERROR_RATE = 0.01
 # By how much, as a logarithm, medians of the same code on two GPUs of a model may differ. So far apart lay 103 cases on
 # two H100s, most of them by less than 1 % (docs/regressions.md).
 OTHER_GPU = math.log(1.035)
+# The same of cases that wait for their launches, on two machines with H200s: 1.9 times was the most.
+OTHER_CPU = math.log(2)
 # A slow-down of a hundred times is no noise. Student's t of one degree of freedom has quantiles in the thousands: where
 # two runs of a case differ by 20 %, and other cases say nothing of it, the floor would be a number of 300 digits.
 MOST_FLOOR = math.log(100)
@@ -54,6 +57,7 @@ class TimeVerdict:
     needed: float  # the ratio from which on these runs would be called slower
     runs: tuple[int, int]  # before, after
     other_gpu: bool = False  # whether those before are of another GPU of the model
+    waits: bool = False  # whether the case waits for its launches, on the CPU
 
 
 def judge_time(
@@ -72,8 +76,8 @@ def judge_time(
     z = NormalDist().inv_cdf(1 - tail)
     reach = z * math.hypot(_standard_error(before), _standard_error(after))
     floor = min(MOST_FLOOR, noise.reach(case_id, clock, tail) * math.sqrt(1 / len(old) + 1 / len(new)))
-    other_gpu = of_other_gpus(before, after)
-    more = OTHER_GPU if other_gpu else 0.0
+    other_gpu, waits = of_other_gpus(before, after), waiting([*before, *after])
+    more = (OTHER_CPU if waits else OTHER_GPU) if other_gpu else 0.0
     return TimeVerdict(
         verdict=_call(change, reach, floor, math.log1p(threshold), more),
         ratio=math.exp(change),
@@ -85,6 +89,7 @@ def judge_time(
         after_ms=math.exp(fmean(new)),
         runs=(len(old), len(new)),
         other_gpu=other_gpu,
+        waits=waits,
     )
 
 

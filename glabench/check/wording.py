@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from glabench.analysis import labels
-from glabench.check.timing import OTHER_GPU
+from glabench.check.timing import OTHER_CPU, OTHER_GPU
 from glabench.check.verdict import ORDER, CaseVerdict, Check
 from glabench.report import text
 
@@ -39,7 +39,8 @@ def details(case: CaseVerdict) -> list[str]:
             f"before, {text.count(now, 'run')} now; from {change(time.needed)} on it would be called slower)"
         )
         if time.other_gpu:
-            said.append("the runs before are of another GPU of this model")
+            where = ", and so perhaps of another CPU, on which the case waits for its launches" if time.waits else ""
+            said.append(f"the runs before are of another GPU of this model{where}")
     if case.remeasured is not None:
         said.append(case.remeasured)
     said += [f"{found.measure} {found.verdict}: {found.words}" for found in case.measures if found.verdict != "same"]
@@ -90,12 +91,14 @@ def _left_out(check: Check) -> str:
 
 def _other_gpus(check: Check) -> str:
     """That cases were compared with another GPU of the model, and what that means."""
-    count = sum(case.time is not None and case.time.other_gpu for case in check.cases)
-    if not count:
+    times = [case.time for case in check.cases if case.time is not None and case.time.other_gpu]
+    if not times:
         return ""
+    waits = any(time.waits for time in times)
+    most = f", and {math.exp(OTHER_CPU):g} times as slow or fast where a case waits for its launches" if waits else ""
     return (
-        f" Of {text.count(count, 'case')} the runs before are of another GPU of this model, which may be slower or "
-        f"faster by {100 * math.expm1(OTHER_GPU):.1f} %: so much more is asked of a call. "
+        f" Of {text.count(len(times), 'case')} the runs before are of another GPU of this model, which may be slower or "
+        f"faster by {100 * math.expm1(OTHER_GPU):.1f} %{most}: so much more is asked of a call. "
         "--against baseline measures in turns with its commit, on the GPU at hand."
     )
 

@@ -157,6 +157,20 @@ def test_of_another_gpu_of_the_model_more_is_asked_and_it_is_said(make_run: Make
     assert "Of 1 case the runs before are of another GPU of this model" in judged_by(found)
 
 
+@pytest.mark.parametrize(("gpu", "ms", "expected"), [("b", 1.9, "ambiguous"), ("b", 4.0, "slower"), ("a", 1.9, "slower")])
+def test_what_waits_for_its_launches_is_as_fast_as_the_cpu(
+    make_run: MakeRun, gpu: str, ms: float, expected: str
+) -> None:
+    def run(where: str, **given: Any) -> Row:
+        made = make_run(environment=on(where), **given)
+        return replace(made, time={**(made.time or {}), "launch_bound": True})
+
+    case, found = only([run("a", seed=seed) for seed in range(3)], [run(gpu, ms=ms, seed=seed) for seed in range(3, 6)])
+    assert case.verdict == expected
+    assert any("perhaps of another CPU" in line for line in details(case)) is (gpu == "b")
+    assert ("2 times as slow or fast" in judged_by(found)) is (gpu == "b")
+
+
 @pytest.mark.parametrize("where", [on("a"), {}])
 def test_nothing_is_said_of_the_same_gpu_or_of_one_that_no_row_names(make_run: MakeRun, where: dict[str, str]) -> None:
     for before in ({}, where):
