@@ -97,8 +97,8 @@ def _other_gpus(check: Check) -> str:
     waits = any(time.waits for time in times)
     most = f", and {math.exp(OTHER_CPU):g} times as slow or fast where a case waits for its launches" if waits else ""
     return (
-        f" Of {text.count(len(times), 'case')} the runs before are of another GPU of this model, which may be slower or "
-        f"faster by {100 * math.expm1(OTHER_GPU):.1f} %{most}: so much more is asked of a call. "
+        f" Of {text.count(len(times), 'case')} the runs before are of another GPU of this model, which may be slower "
+        f"or faster by {100 * math.expm1(OTHER_GPU):.1f} %{most}: so much more is asked of a call. "
         "--against baseline measures in turns with its commit, on the GPU at hand."
     )
 

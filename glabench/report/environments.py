@@ -23,8 +23,8 @@ NAMES = {
 # Rows that agree in these come from one place.
 SAME = ("device", "driver", "torch", "triton", "commit", "dirty", "fingerprint")
 READ = (
-    ("sm_mhz", "SM clock", "MHz"),
-    ("sm_mhz_counted", "SM clock by its own count", "MHz"),
+    ("sm_mhz", "SM clock by NVML", "MHz"),
+    ("sm_mhz_counted", "SM clock counted", "MHz"),
     ("power_w", "power", "W"),
     ("temperature_c", "temperature", "°C"),
 )

@@ -8,9 +8,10 @@ samples, so that what Triton keeps on the disk is there for both of the others; 
 judgement is on the time from the first timed case's start to the last one's end. What comes before that, on the
 processor alone and as long for one GPU as for four, is in the second figure, of the whole sweep. Pauses of ten seconds
 or more, where a sweep was stopped, count for neither. Of the medians it is said besides which are of the same GPU in
-both: the others differ by what the GPU does, too, and where rows say at which SM clock the samples ran, how far they lie
-apart in SM cycles, without what one chip's clock falls further than another's. Rows may lie in several files, "one-00.jsonl" and so on. Exit code: 0
-all is as it should be, 1 it is not, 2 a file cannot be read or a step failed.
+both: the others differ by what the GPU does, too. Where rows say at which SM clock the samples ran, medians are
+compared in SM cycles as well, without what the clock of one chip falls further than another's. Rows may lie in several
+files, "one-00.jsonl" and so on. Exit code: 0 all is as it should be, 1 it is not, 2 a file cannot be read or a step
+failed.
 """
 
 from __future__ import annotations

@@ -157,7 +157,9 @@ def test_of_another_gpu_of_the_model_more_is_asked_and_it_is_said(make_run: Make
     assert "Of 1 case the runs before are of another GPU of this model" in judged_by(found)
 
 
-@pytest.mark.parametrize(("gpu", "ms", "expected"), [("b", 1.9, "ambiguous"), ("b", 4.0, "slower"), ("a", 1.9, "slower")])
+@pytest.mark.parametrize(
+    ("gpu", "ms", "expected"), [("b", 1.9, "ambiguous"), ("b", 4.0, "slower"), ("a", 1.9, "slower")]
+)
 def test_what_waits_for_its_launches_is_as_fast_as_the_cpu(
     make_run: MakeRun, gpu: str, ms: float, expected: str
 ) -> None:

@@ -197,8 +197,8 @@ def timed(path: Path, ms: dict[str, float], launch_bound: str = "", mhz: dict[st
             time = {"clock": "cpu_wall", "samples_ms": [each] * 10, "launch_bound": system == launch_bound}
             facts = {"device": "CPU", "kind": "cpu", "fingerprint": path.name}
             clocks = {"sm_mhz": 1980.0, "sm_mhz_counted": mhz[system]} if mhz else None
-            more = {"time": time, "clocks": clocks, "environment": facts, "started": "2026"}
-            out.append(Row(case.id, "tiny", case.to_dict(), "ok", **more))
+            row = Row(case.id, "tiny", case.to_dict(), "ok", time=time, clocks=clocks, environment=facts)
+            out.append(replace(row, started="2026"))
     return path
 
 
