@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from gla_kernels import Schedule, Tile, Workload
+from glabench.hardware.nvml import Clocks
+from glabench.run.cold import Batch
 from glabench.tune import bench
 from glabench.tune.candidate import Candidate, Variant
 from glabench.tune.stage import UnequalRuns, WrongResult
@@ -128,3 +130,22 @@ def test_what_is_kept_makes_room(
 ) -> None:
     assert small(do, kept, room) == expected
     assert bench._stages == {} or expected[0] == "ok"
+
+
+@pytest.mark.parametrize("last", [1900.0, 900.0])
+def test_a_batch_that_the_host_or_the_clock_spoiled_is_taken_again_twice_at_most(last: float) -> None:
+    def clocks(mhz: float) -> Clocks:
+        return Clocks(mhz, 1980.0, 300.0, 50.0, ())
+
+    batches = [
+        Batch([1.0, 1.0], clocks(1980.0), [False, True]),
+        Batch([2.0, 2.0], clocks(1200.0), [False, False]),
+        Batch([3.0, 3.0], clocks(last), [False, False]),
+        Batch([4.0, 4.0], clocks(1980.0), [False, False]),
+    ]
+
+    class Sampler:
+        def batch(self, count: int) -> Batch:
+            return batches.pop(0)
+
+    assert bench._samples(Sampler(), 2) == [3.0] * 2  # type: ignore[arg-type]
