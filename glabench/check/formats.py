@@ -148,7 +148,7 @@ def _case(case: CaseVerdict) -> dict[str, Any]:
         time = {
             "verdict": t.verdict, "ratio": t.ratio, "low": t.low, "high": t.high, "floor": t.floor, "needed": t.needed,
             "before_ms": t.before_ms, "after_ms": t.after_ms, "runs_before": t.runs[0], "runs_now": t.runs[1],
-            "other_gpu": t.other_gpu,
+            "other_gpu": t.other_gpu, "waits_for_launches": t.waits,
         }  # fmt: skip
     return {
         "case_id": case.pair.case_id,
