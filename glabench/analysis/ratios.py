@@ -9,6 +9,7 @@ lower the clock under a load.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -35,17 +36,17 @@ Entrant = tuple[Any, ...]  # the values of ENTRANT
 @dataclass(frozen=True)
 class Timed:
     """One system's answer to a question: its median in ms, what disturbed it, of LAUNCH_BOUND and HELD_BACK, and the SM
-    clock in MHz as the GPU counted it during the samples, of rows that say so."""
+    clock in MHz as the GPU counted it during the samples, NaN where the row does not say."""
 
     system: str
     ms: float
     disturbed: frozenset[str]
-    mhz: float | None = None
+    mhz: float = math.nan
 
     @property
-    def cycles(self) -> float | None:
+    def cycles(self) -> float:
         """Thousands of SM cycles."""
-        return None if self.mhz is None else self.ms * self.mhz
+        return self.ms * self.mhz
 
 
 Times = dict[Entrant, Timed]
@@ -54,7 +55,7 @@ Times = dict[Entrant, Timed]
 @dataclass(frozen=True)
 class Ratio:
     """ms of ``one`` over ms of ``other`` at a question, in either run; ``disturbed``: what disturbed any of them;
-    ``cycles``: the same two ratios of SM cycles, None where a row does not say how fast its clock was."""
+    ``cycles``: the same two ratios of SM cycles, NaN where a row does not say how fast its clock was."""
 
     question: dict[str, Any]
     one: str
@@ -62,7 +63,7 @@ class Ratio:
     before: float
     after: float
     disturbed: frozenset[str] = frozenset()
-    cycles: tuple[float, float] | None = None
+    cycles: tuple[float, float] = (math.nan, math.nan)
 
     @property
     def change(self) -> float:
@@ -71,9 +72,9 @@ class Ratio:
         return _change(self.before, self.after)
 
     @property
-    def change_in_cycles(self) -> float | None:
-        """The same of the ratio of SM cycles."""
-        return None if self.cycles is None else _change(*self.cycles)
+    def change_in_cycles(self) -> float:
+        """The same of the ratio of SM cycles; NaN where one is not known."""
+        return _change(*self.cycles)
 
     def __str__(self) -> str:
         at = self.question
@@ -99,20 +100,15 @@ def ratios(before: Sequence[Row], after: Sequence[Row]) -> list[Ratio]:
                 named = dict(zip(QUESTION, question, strict=True))
                 disturbed = was_one.disturbed | now_one.disturbed | was_other.disturbed | now_other.disturbed
                 values = was_one.ms / was_other.ms, now_one.ms / now_other.ms
-                cycles = _cycles(was_one, was_other), _cycles(now_one, now_other)
-                known = None if cycles[0] is None or cycles[1] is None else (cycles[0], cycles[1])
-                found.append(Ratio(named, str(one[0]), str(other[0]), *values, disturbed, known))
+                cycles = was_one.cycles / was_other.cycles, now_one.cycles / now_other.cycles
+                found.append(Ratio(named, str(one[0]), str(other[0]), *values, disturbed, cycles))
     if not found:
         raise UserError("no two systems were timed at the same shape, mode and device in both; nothing to compare")
     return sorted(found, key=lambda ratio: ratio.change, reverse=True)
 
 
 def _change(before: float, after: float) -> float:
-    return max(before, after) / min(before, after) - 1
-
-
-def _cycles(one: Timed, other: Timed) -> float | None:
-    return one.cycles / other.cycles if one.cycles and other.cycles else None
+    return math.expm1(abs(math.log(after / before)))
 
 
 def share_within(found: Sequence[Ratio], most: float) -> float:
@@ -138,7 +134,7 @@ def _entrants(group: pd.DataFrame) -> Times:
     numbers = group[ENTRANT].astype(object).where(group[ENTRANT].notna(), None)
     keys = numbers.itertuples(index=False, name=None)
     return {
-        key: Timed(str(line["system"]), float(line["ms"]), _disturbed(line), _counted(line))
+        key: Timed(str(line["system"]), float(line["ms"]), _disturbed(line), float(line["sm_mhz_counted"]))
         for key, (_, line) in zip(keys, group.iterrows(), strict=True)
     }
 
@@ -146,8 +142,3 @@ def _entrants(group: pd.DataFrame) -> Times:
 def _disturbed(line: pd.Series) -> frozenset[str]:
     said = {LAUNCH_BOUND: bool(line["launch_bound"]), HELD_BACK: isinstance(line["throttle"], str)}
     return frozenset(reason for reason, holds in said.items() if holds)
-
-
-def _counted(line: pd.Series) -> float | None:
-    mhz = line["sm_mhz_counted"]
-    return float(mhz) if mhz > 0 else None  # NaN is not

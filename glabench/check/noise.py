@@ -96,7 +96,7 @@ class Floors:
     steady: Noise
     restless: Noise
 
-    def of(self, runs: Iterable[Row]) -> Noise:
+    def of(self, runs: Sequence[Row]) -> Noise:
         """What stands for a case, by its runs."""
         return self.restless if restless(runs) else self.steady
 
@@ -105,12 +105,12 @@ class Floors:
         return Floors(self.steady.beside(others.steady), self.restless.beside(others.restless))
 
 
-def restless(runs: Iterable[Row]) -> bool:
+def restless(runs: Sequence[Row]) -> bool:
     """Whether a case is, by its timed runs: one that waits in any of them, or whose median most leave open."""
-    timed = [run for run in runs if run.time is not None and run.time["samples_ms"]]
-    if waiting(timed):
+    if waiting(runs):
         return True
-    return bool(timed) and median(bootstrap_error(run.time["samples_ms"]) for run in timed if run.time) > OPEN
+    times = [run.time for run in runs if run.time is not None and run.time["samples_ms"]]
+    return bool(times) and median(bootstrap_error(time["samples_ms"]) for time in times) > OPEN
 
 
 def waiting(runs: Iterable[Row]) -> bool:

@@ -3,6 +3,7 @@ runs agree."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -131,7 +132,7 @@ def ratios(
     calm = [ratio for ratio in found if not ratio.disturbed]
     if 0 < len(calm) < len(found):
         typer.echo(f"  {len(calm)} undisturbed: {share_within(calm, most):.1%}; the worst {calm[0].change:.1%} apart")
-    cycles = [change for ratio in found if (change := ratio.change_in_cycles) is not None]
+    cycles = [change for ratio in found if not math.isnan(change := ratio.change_in_cycles)]
     if cycles:
         alike = sum(change <= most for change in cycles) / len(cycles)
         typer.echo(f"in SM cycles, {alike:.1%} of {len(cycles)} within {most:.1%}; the worst {max(cycles):.1%} apart")
