@@ -216,15 +216,13 @@ def other_processes(uuid: str | None = None) -> list[int] | None:
     return None if running is None else [p.pid for p in running if p.pid != os.getpid()]
 
 
-def summarise(readings: list[Clocks], counted_mhz: float | None = None) -> dict[str, Any] | None:
-    """The row's ``clocks``: mean clock and power, highest temperature, every throttle reason seen, and the SM clock
-    that the GPU counted, where it did; None without readings."""
+def summarise(readings: list[Clocks]) -> dict[str, Any] | None:
+    """The row's ``clocks``: mean clock and power, highest temperature, every throttle reason seen; None for none."""
     if not readings:
         return None
     power = [r.power_w for r in readings if r.power_w is not None]
     heat = [r.temperature_c for r in readings if r.temperature_c is not None]
-    counted = {} if counted_mhz is None else {"sm_mhz_counted": round(counted_mhz, 1)}
-    return counted | {
+    return {
         "sm_mhz": round(sum(r.sm_mhz for r in readings) / len(readings), 1),
         "sm_mhz_min": min(r.sm_mhz for r in readings),
         "sm_mhz_max": readings[0].sm_mhz_max,

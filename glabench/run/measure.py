@@ -304,4 +304,10 @@ def _measure_cuda(run: Sequence[Call], settings: Settings) -> Timing:
         "launch_bound": sampler.launch_bound or found.launches,
         "host_ms": round(sampler.host_s * 1000, 4),
     }
-    return Timing(facts, nvml.summarise(found.readings, found.counted.mhz))
+    return Timing(facts, _clocks(found))
+
+
+def _clocks(found: Samples) -> dict[str, Any] | None:
+    """What NVML read, and beside it the SM clock that the GPU counted; None where NVML read nothing."""
+    clocks, counted = nvml.summarise(found.readings), found.counted.mhz
+    return clocks if clocks is None or counted is None else {**clocks, "sm_mhz_counted": round(counted, 1)}

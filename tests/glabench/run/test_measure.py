@@ -128,6 +128,15 @@ def test_a_gpu_that_draws_too_much_rests_until_it_is_fast(monkeypatch: pytest.Mo
     assert set(gpu.rests) == {0.0, measure.REST_S}
 
 
+def test_the_clock_that_the_gpu_counted_stands_beside_what_nvml_read() -> None:
+    samples = measure.Samples(
+        [1.0], 0, "", [nvml.Clocks(2000.0, 2000.0, 300.0, 50.0, ())], Counted(1_979_960, 1_000_000)
+    )
+    assert (measure._clocks(samples) or {})["sm_mhz_counted"] == 1980.0
+    assert "sm_mhz_counted" not in (measure._clocks(replace(samples, counted=Counted())) or {"sm_mhz_counted": 0})
+    assert measure._clocks(replace(samples, readings=[])) is None
+
+
 class TiredGpu:
     """The less it rested before a batch, the slower it is; its clock says so at the sixth batch alone."""
 
