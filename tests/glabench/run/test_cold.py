@@ -116,6 +116,20 @@ def test_where_python_is_slow_after_every_rest_few_samples_are_late(monkeypatch:
     assert 1 <= sum(late) <= 3
 
 
+def test_a_call_of_many_kernels_is_queued_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = Queue(monkeypatch)
+
+    def call() -> None:
+        for _ in range(124):
+            queue.call(1.4e-4, 6e-5)
+
+    sampler = cold.ColdSampler([call])
+    samples, _, late, _ = sampler.batch(4)
+    assert samples == pytest.approx([124 * 0.06] * 4)
+    assert not any(late)
+    assert not sampler.launch_bound
+
+
 def test_a_call_that_waits_for_the_gpu_is_given_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
     queue = Queue(monkeypatch)
     sampler = cold.ColdSampler([lambda: queue.call(1e-5, 1e-4, waits=True)])
