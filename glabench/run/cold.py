@@ -1,7 +1,7 @@
 """One cold sample on a GPU, all of it queued before the GPU begins.
 
 A buffer twice the L2 is written first, then the GPU spins for longer than Python needs to queue the call, then two
-events bracket the call alone, and outside of these two notes of the SM's cycles
+events bracket the call alone, and outside of these two notes of the SMs' cycles
 (``glabench.run.sm_clock``). All of the call's kernels are queued by the time the clock starts, so neither Python nor
 the launch latency of the first kernel is in the time, only the GPU's own gaps between kernels. Where the host was held
 up and queued a call too late, its sample is marked, and the next spins are longer. A call of a thousand kernels and
@@ -56,7 +56,9 @@ class ColdSampler:
         self.flush = torch.empty(2 * properties.L2_cache_size, dtype=torch.int8, device="cuda")
         self.turn = 0
         self._events: list[torch.cuda.Event] = []
-        Notes(1)  # compiled before anything is timed
+        self._notes = Notes()
+        self.flush.zero_()  # CUDA loads a kernel when it is first launched, and the first sample would be late
+        torch.cuda._sleep(1)
         self.host_s = min(self._host_seconds(call) for call in [*run, *run][:4])
         top = nvml.clocks(self.uuid)
         self.hertz = (top.sm_mhz_max if top is not None else 2000.0) * 1e6
@@ -96,18 +98,18 @@ class ColdSampler:
         """``count`` samples. After some that were late, the next batch's spins are twice as long, and after CALM that
         were not, half as long. Of a call that is ``launch_bound`` none is called late."""
         origin, *marks = self._made(2 * count + 1)
-        starts, ends, queued_ms, notes = marks[::2], marks[1::2], list[float](), Notes(count)
+        starts, ends, queued_ms = marks[::2], marks[1::2], list[float]()
         torch.cuda.synchronize()
         began = time.perf_counter()
         origin.record()  # the GPU is idle, so this is now by its clock, too
         torch.cuda._sleep(int(HEAD_START_S * self.hertz))
-        for index, (start, end) in enumerate(zip(starts, ends, strict=True)):
+        for start, end in zip(starts, ends, strict=True):
             call = self.cold()
-            notes.take(2 * index)
+            self._notes.before()
             start.record()
             call()
             end.record()
-            notes.take(2 * index + 1)
+            self._notes.after()
             queued_ms.append(1000 * (time.perf_counter() - began))
         reading = nvml.clocks(self.uuid)
         torch.cuda.synchronize()
@@ -119,7 +121,7 @@ class ColdSampler:
             self.in_vain = self.in_vain + 1 if all(late) else 0
         self._adapt(count, any(late))
         samples = [start.elapsed_time(end) for start, end in zip(starts, ends, strict=True)]
-        return Batch(samples, reading, late, notes.counted())
+        return Batch(samples, reading, late, self._notes.counted())
 
     def _adapt(self, count: int, late: bool) -> None:
         """The next batch's spins. Not shorter after every batch without late samples: between rests a batch is one

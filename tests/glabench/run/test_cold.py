@@ -42,16 +42,22 @@ class Queue:
         class Notes:
             """Of an SM at 2 GHz."""
 
-            def __init__(self, count: int) -> None:
-                self.at: dict[int, float] = {}
+            def __init__(self) -> None:
+                self.seconds = 0.0
 
-            def take(self, index: int) -> None:
+            def before(self) -> None:
+                self.seconds -= self.now()
+
+            def after(self) -> None:
+                self.seconds += self.now()
+
+            def now(self) -> float:
                 queue.host += TAKES_NOTE_S
                 queue.gpu = max(queue.gpu, queue.host)
-                self.at[index] = queue.gpu
+                return queue.gpu
 
             def counted(self) -> Counted:
-                seconds = sum(at if index % 2 else -at for index, at in self.at.items())
+                seconds, self.seconds = self.seconds, 0.0
                 return Counted(round(2e9 * seconds), round(1e9 * seconds))
 
         properties = SimpleNamespace(uuid="", L2_cache_size=8)
