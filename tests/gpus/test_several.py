@@ -91,7 +91,9 @@ def test_a_folder_without_rows_is_one_clear_line(python_process: Process, tmp_pa
 def test_what_the_docs_say_of_two_gpus_is_what_was_measured(python_process: Process) -> None:
     done = python_process(SCRIPT, "judge", "2", str(MEASURED), check=False)
     said = done.stdout.splitlines()
-    assert "timing: 371.2 s on one GPU, 181.3 s on 2, 2.05 times the throughput" in said
-    assert "  on the same GPU in both: 97 of 97 within 2% (100.0%), the worst -1.14%" in said
-    assert "  on another one: 97 of 103 within 2% (94.2%), the worst -3.44%" in said
-    assert (done.returncode, said[-1]) == (1, "medians: 6 of 200 more than 2% apart")
+    assert "timing: 378.5 s on one GPU, 191.5 s on 2, 1.98 times the throughput" in said
+    assert "the whole sweep: 398.3 s on one GPU, 210.2 s on 2, 1.89 times the throughput" in said
+    assert "  on the same GPU in both: 100 of 100 within 2% (100.0%), the worst -1.05%" in said
+    assert "  on another one: 100 of 100 within 2% (100.0%), the worst +1.41%" in said
+    assert "  in SM cycles: 194 of 200 within 2% (97.0%), the worst -3.73%" in said
+    assert (done.returncode, said[-1]) == (0, "all is as it should be")
