@@ -33,7 +33,8 @@ HOPELESS = 5  # batches in vain, one after another: no call is queued ahead, or 
 
 class Batch(NamedTuple):
     """Samples in ms, the clocks that NVML read when all of them were queued, for each whether the GPU began it before
-    all of the call was queued, so that it may have waited, and the SM clock as it was counted during the samples."""
+    all of the call was queued, so that it may have waited, and the SM clock as it was counted during those that were
+    not late: an SM that waits runs at a higher one."""
 
     ms: list[float]
     clocks: nvml.Clocks | None
@@ -99,17 +100,18 @@ class ColdSampler:
         were not, half as long. Of a call that is ``launch_bound`` none is called late."""
         origin, *marks = self._made(2 * count + 1)
         starts, ends, queued_ms = marks[::2], marks[1::2], list[float]()
+        self._notes.clear(count)
         torch.cuda.synchronize()
         began = time.perf_counter()
         origin.record()  # the GPU is idle, so this is now by its clock, too
         torch.cuda._sleep(int(HEAD_START_S * self.hertz))
-        for start, end in zip(starts, ends, strict=True):
+        for index, (start, end) in enumerate(zip(starts, ends, strict=True)):
             call = self.cold()
-            self._notes.before()
+            self._notes.before(index)
             start.record()
             call()
             end.record()
-            self._notes.after()
+            self._notes.after(index)
             queued_ms.append(1000 * (time.perf_counter() - began))
         reading = nvml.clocks(self.uuid)
         torch.cuda.synchronize()
@@ -121,7 +123,7 @@ class ColdSampler:
             self.in_vain = self.in_vain + 1 if all(late) else 0
         self._adapt(count, any(late))
         samples = [start.elapsed_time(end) for start, end in zip(starts, ends, strict=True)]
-        return Batch(samples, reading, late, self._notes.counted())
+        return Batch(samples, reading, late, self._notes.counted([not one for one in late]))
 
     def _adapt(self, count: int, late: bool) -> None:
         """The next batch's spins. Not shorter after every batch without late samples: between rests a batch is one

@@ -10,7 +10,7 @@ Here it is the mean over SMs: under load they run at eight clocks (one a GPC, it
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -43,8 +43,8 @@ SMS = 1024  # more than %smid can be on any GPU
 
 @triton.jit(do_not_specialize=["after"])
 def note_kernel(table, after):
-    """table: int64 [SMS, 4], a row an SM: its cycles and the time in ns before a call; the cycles and the ns of all
-    calls until now. Without a note before it (0 ns), one ``after`` a call says nothing."""
+    """table: int64 [SMS, 4] of a call, a row an SM: its cycles and the time in ns before the call, and the cycles and
+    the ns that the call took. Without a note before it (0 ns), one ``after`` a call says nothing."""
     row = table + 4 * smid().to(tl.int64)
     cycles = tl.inline_asm_elementwise("mov.u64 $0, %clock64;", "=l", [], dtype=tl.int64, is_pure=False, pack=1)
     ns = globaltimer()
@@ -60,24 +60,28 @@ def note_kernel(table, after):
 
 
 class Notes:
-    """Notes before and after calls on the current CUDA device."""
+    """Notes before and after each of some calls on the current CUDA device."""
 
     def __init__(self) -> None:
         programs = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
-        self._table = torch.zeros(SMS, 4, dtype=torch.int64, device="cuda")
+        self.clear(1)
         # launched by what Triton compiled: to find that again each time would take Python longer than to launch it
-        self._note = note_kernel[(programs,)](self._table, 1, num_warps=1)[programs, 1, 1]
+        self._note = note_kernel[(programs,)](self._tables[0], 1, num_warps=1)[programs, 1, 1]
 
-    def before(self) -> None:
-        """Queue a note before a call."""
-        self._note(self._table, 0)
+    def clear(self, calls: int) -> None:
+        """Begin anew, with so many calls."""
+        self._all = torch.zeros(calls, SMS, 4, dtype=torch.int64, device="cuda")
+        self._tables = self._all.unbind()
 
-    def after(self) -> None:
+    def before(self, index: int) -> None:
+        """Queue a note before call ``index``."""
+        self._note(self._tables[index], 0)
+
+    def after(self, index: int) -> None:
         """Queue the note after it."""
-        self._note(self._table, 1)
+        self._note(self._tables[index], 1)
 
-    def counted(self) -> Counted:
-        """During the calls since this was last asked, summed over SMs, once the GPU is done."""
-        cycles, ns = self._table[:, 2:].sum(0).tolist()
-        self._table.zero_()
-        return Counted(cycles, ns)
+    def counted(self, calls: Sequence[bool]) -> Counted:
+        """During those calls that are true in ``calls``, once the GPU is done."""
+        took = self._all[:, :, 2:].sum(1).tolist()
+        return Counted.sum(Counted(cycles, ns) for (cycles, ns), one in zip(took, calls, strict=True) if one)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from types import SimpleNamespace
 
 import pytest
@@ -42,22 +43,22 @@ class Queue:
         class Notes:
             """Of an SM at 2 GHz."""
 
-            def __init__(self) -> None:
-                self.seconds = 0.0
+            def clear(self, calls: int) -> None:
+                self.began, self.took = 0.0, [0.0] * calls
 
-            def before(self) -> None:
-                self.seconds -= self.now()
+            def before(self, index: int) -> None:
+                self.began = self.now()
 
-            def after(self) -> None:
-                self.seconds += self.now()
+            def after(self, index: int) -> None:
+                self.took[index] = self.now() - self.began
 
             def now(self) -> float:
                 queue.host += TAKES_NOTE_S
                 queue.gpu = max(queue.gpu, queue.host)
                 return queue.gpu
 
-            def counted(self) -> Counted:
-                seconds, self.seconds = self.seconds, 0.0
+            def counted(self, calls: Sequence[bool]) -> Counted:
+                seconds = sum(took for took, one in zip(self.took, calls, strict=True) if one)
                 return Counted(round(2e9 * seconds), round(1e9 * seconds))
 
         properties = SimpleNamespace(uuid="", L2_cache_size=8)
@@ -102,8 +103,9 @@ def test_what_the_host_holds_up_is_late_and_spins_grow_and_shrink(monkeypatch: p
     assert 4e6 <= counted.ns < 4.5e6
     assert sampler.spin_s == least
     held_up[turn[0] + 1] = 0.003  # the first of a batch: nothing is queued before it
-    samples, _, late, _ = sampler.batch(4)
+    samples, _, late, counted = sampler.batch(4)
     assert late == [True, False, False, False]
+    assert 3e6 <= counted.ns < 3.5e6
     assert samples[0] > 2.0  # it waited
     assert sampler.spin_s == 2 * least
     sampler.batch(cold.CALM - 4)
