@@ -3,8 +3,8 @@
 A time moves with the machine, its clocks and its heat; of two systems at the same question both move. What a reader
 takes home, "twice as fast", is the ratio of their medians, and it should come out the same in either run. Where
 it does not, rows that say at which SM clock the samples ran (``glabench.run.sm_clock``) tell whether the clock was the
-cause: the ratio of SM cycles, time by clock, is then the same. What two chips of a model differ in most is how far they
-lower the clock under a load.
+cause: the ratio of SM cycles, time by clock, is then the same. That is for calls of half a millisecond and longer: the
+clock of shorter ones differs from run to run where their time does not.
 """
 
 from __future__ import annotations

@@ -9,9 +9,9 @@ judgement is on the time from the first timed case's start to the last one's end
 processor alone and as long for one GPU as for four, is in the second figure, of the whole sweep. Pauses of ten seconds
 or more, where a sweep was stopped, count for neither. Of the medians it is said besides which are of the same GPU in
 both: the others differ by what the GPU does, too. Where rows say at which SM clock the samples ran, medians are
-compared in SM cycles as well, without what the clock of one chip falls further than another's. Rows may lie in several
-files, "one-00.jsonl" and so on. Exit code: 0 all is as it should be, 1 it is not, 2 a file cannot be read or a step
-failed.
+compared in SM cycles as well, without what the clock of one chip falls further than another's, and those of long calls
+apart. Rows may lie in several files, "one-00.jsonl" and so on. Exit code: 0 all is as it should be, 1 it is not, 2 a
+file cannot be read or a step failed.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ STEPS = {"warm": "all", "all": "all", "one": "0"}  # -> what --gpus is
 FEW_SAMPLES = {"warmup_s": 0.001, "min_samples": 2, "min_time_s": 0.001, "max_time_s": 0.01, "max_wall_s": 0.05}
 LEAST_FASTER = {2: 1.9, 4: 3.6}  # GPUs -> times the throughput of one
 MOST_APART = 0.02  # of a case's two medians
+LONG_MS = 0.5  # of shorter calls the clock differs from run to run where the time does not
 NAMED = 10  # of the cases whose medians lie furthest apart
 
 
@@ -101,8 +102,10 @@ def _apart(one: Sequence[Row], several: Sequence[Row]) -> str | None:
     for where, same in (("on the same GPU in both", True), ("on another one", False)):
         if there := [pair for pair in found if pair.same_gpu is same]:
             print(f"  {where}: {_within([pair.share for pair in there])}")
-    if cycles := [pair.share_of_cycles for pair in found if pair.share_of_cycles is not None]:
-        print(f"  in SM cycles: {_within(cycles)}")
+    for calls, least_ms in (("", 0.0), (f", calls of {LONG_MS:g} ms and longer", LONG_MS)):
+        there = [pair for pair in found if timing(pair.one).median >= least_ms]
+        if cycles := [pair.share_of_cycles for pair in there if pair.share_of_cycles is not None]:
+            print(f"  in SM cycles{calls}: {_within(cycles)}")
     far = sum(abs(pair.share) > MOST_APART for pair in found)
     return f"medians: {far} of {len(found)} more than {MOST_APART:.0%} apart" if far else None
 

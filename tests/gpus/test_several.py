@@ -96,4 +96,5 @@ def test_what_the_docs_say_of_two_gpus_is_what_was_measured(python_process: Proc
     assert "  on the same GPU in both: 100 of 100 within 2% (100.0%), the worst -1.05%" in said
     assert "  on another one: 100 of 100 within 2% (100.0%), the worst +1.41%" in said
     assert "  in SM cycles: 194 of 200 within 2% (97.0%), the worst -3.73%" in said
+    assert "  in SM cycles, calls of 0.5 ms and longer: 126 of 126 within 2% (100.0%), the worst +1.34%" in said
     assert (done.returncode, said[-1]) == (0, "all is as it should be")
