@@ -79,6 +79,11 @@ class ForwardParts(Part):
     refused: str | None = None
 
 
+class Eager(Part):
+    host_ms: Times | None = None
+    wall_ms: Times | None = None
+
+
 class Time(Part):
     clock: str
     samples_ms: Times
@@ -86,7 +91,8 @@ class Time(Part):
     warmup: Count | None = None
     stopped: str | None = None
     launch_bound: bool | None = None
-    host_ms: Amount | None = None
+    host_ms: Amount | None = None  # of schemas 1 to 4
+    eager: Eager | None = None
     parts: ForwardParts | None = None
     tuned: dict[str, str] | None = None
 
@@ -95,6 +101,7 @@ class Memory(Part):
     peak_bytes: Count | None = None
     inputs_bytes: Count | None = None
     beyond_inputs_bytes: Count | None = None
+    kept_bytes: Count | None = None
     refused: str | None = None
 
 

@@ -12,6 +12,7 @@ Schema history
   2  profile
   3  checksum, deaths
   4  spent
+  5  time.eager, in the place of time.host_ms, the least of four calls; memory.kept_bytes
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from glabench import nested
 from glabench.errors import UserError, in_one_line
 from glabench.lines import MAX_LINE_BYTES, ROW_START, Lines, bounded, open_locked, warn_on_stderr
 
-SCHEMA = 4
+SCHEMA = 5
 FIRST_WITH_CHECKSUM = 3
 TOO_LONG = f"longer than any row, over {MAX_LINE_BYTES >> 20} MiB"
 
@@ -52,11 +53,13 @@ class Row:
     #  "outputs": {"o": {"error": f, "baseline": f, "tolerance": f}, "dq": ...}}; errors are ||x-ref||/||ref||
     accuracy: dict[str, Any] | None = None
     # {"clock": "cuda_events_cold_l2|cpu_wall", "samples_ms": [...], "dropped": int, "late": int, "stopped": str,
-    #  "warmup": int, "launch_bound": bool, "host_ms": f,
+    #  "warmup": int, "launch_bound": bool,
+    #  "eager": {"host_ms": [...], "wall_ms": [...]} on a GPU: see run/eager.py; "host_ms": f before schema 5,
     #  "parts": {"intra_ms": [...], "inter_ms": [...]} or {"refused": str}, where run/forward_parts.py was asked,
     #  "tuned": {kernel: config}: what kernels that tune themselves chose at this shape, where there are any}
     time: dict[str, Any] | None = None
-    # {"peak_bytes": int, "inputs_bytes": int, "beyond_inputs_bytes": int}, or {"refused": str}: why there is none
+    # {"peak_bytes": int, "inputs_bytes": int, "beyond_inputs_bytes": int}, or {"refused": str}: why there is none;
+    #  "kept_bytes": int or None besides, where there is a backward pass: see run/memory.py
     memory: dict[str, Any] | None = None
     # [{"kernel": str, "arch": "sm_90", "registers": int, "spill_bytes": int, "shared_bytes": int, "num_warps": int,
     #   "num_stages": int, "tensor_core": "wgmma|mma|none", "error": str|None}]

@@ -25,10 +25,12 @@ def frame(rows: Sequence[Row]) -> pd.DataFrame:
     """One line a row, in the order of ``rows`` (the index is the position in ``rows``).
 
     Columns besides the case's own: variant, label, family, gate (text key of the gate strength), device, kind,
-    status, ms with ms_lo and ms_hi, samples and interval (how lo and hi came about), tokens_per_s, peak_mib,
-    beyond_mib (peak memory beyond the inputs, MiB), floor_ms (compulsory HBM bytes over the copy bandwidth measured
-    on that GPU), over_floor (ms / floor_ms), error_share (worst error / tolerance), clocks and versions, and
-    gates_vary (of all rows together: whether those that have gates differ in their strength).
+    status, ms with ms_lo and ms_hi (on a GPU of its work alone), samples and interval (how lo and hi came about),
+    host_ms (what Python takes to queue a call), wall_ms with wall_ms_lo and wall_ms_hi (one of many eager calls),
+    wall_over (wall_ms / ms), tokens_per_s, peak_mib, beyond_mib (peak memory beyond the inputs, MiB), kept_mib (what a
+    forward pass keeps for its backward pass beyond inputs and outputs, MiB), floor_ms (compulsory HBM bytes over the
+    copy bandwidth measured on that GPU), over_floor (ms / floor_ms), error_share (worst error / tolerance), clocks and
+    versions, and gates_vary (of all rows together: whether those that have gates differ in their strength).
     What a row does not have is NaN or None. Expects what ``load.latest`` returns: one row for each case and device.
     """
     table = pd.DataFrame([_line(row) for row in rows], columns=_columns())
@@ -56,8 +58,9 @@ _KINDS = {
     "case_id": "text", "sweep": "text", "device": "text", "kind": "text", "status": "text", "reason": "text",
     "implementation": "text", "variant": "text", "label": "text", "family": "text", "gate": "text",
     "ms": "number", "ms_lo": "number", "ms_hi": "number", "samples": "number", "interval": "text", "clock": "text",
-    "launch_bound": "text", "host_ms": "number",
-    "tokens_per_s": "number", "peak_mib": "number", "beyond_mib": "number", "floor_ms": "number",
+    "launch_bound": "text",
+    "host_ms": "number", "wall_ms": "number", "wall_ms_lo": "number", "wall_ms_hi": "number", "wall_over": "number",
+    "tokens_per_s": "number", "peak_mib": "number", "beyond_mib": "number", "kept_mib": "number", "floor_ms": "number",
     "over_floor": "number", "tflop_per_s": "number", "error_share": "number", "gated": "text",
     "sm_mhz": "number", "sm_mhz_counted": "number", "power_w": "number", "temperature_c": "number", "throttle": "text",
     "commit": "text", "dirty": "text", "fingerprint": "text", "started": "text", "wall_s": "number",
@@ -76,7 +79,7 @@ def _line(row: Row) -> dict[str, Any]:
         "status": row.status, "reason": row.reason, "implementation": row.implementation,
         "variant": key, "label": label(case), "family": labels.family(key),
         "gate": labels.gate(case.get("gate_strength"), case.get("value_gate", False)),
-        **_time(row), **_memory(row), **_accuracy(row), **_clocks(row),
+        **_time(row), **_eager(row), **_memory(row), **_accuracy(row), **_clocks(row),
         "commit": environment.get("commit"), "dirty": environment.get("dirty"),
         "fingerprint": environment.get("fingerprint"), "started": row.started, "wall_s": row.wall_s,
         **{name: case.get(name) for name in CASE_COLUMNS}, "initial_state": bool(case.get("initial_state")),
@@ -93,10 +96,22 @@ def _time(row: Row) -> dict[str, Any]:
         "ms": found.median, "ms_lo": found.low, "ms_hi": found.high, "samples": found.samples,
         "interval": found.kind, "clock": (row.time or {}).get("clock") if found.samples else None,
         "launch_bound": bool((row.time or {}).get("launch_bound")),
-        "host_ms": (row.time or {}).get("host_ms", math.nan) if found.samples else math.nan,
         "tokens_per_s": tokens / found.median * 1e3 if found.median > 0 else math.nan,
         "floor_ms": floor, "over_floor": found.median / floor,
         "tflop_per_s": (work.get("flops") or math.nan) / found.median / 1e9 if found.median > 0 else math.nan,
+    }  # fmt: skip
+
+
+def _eager(row: Row) -> dict[str, Any]:
+    """What the host measured of a call beside its kernels. Rows before schema 5 have no wall time, and the least of
+    four calls for how long Python takes to queue one."""
+    time, ms = row.time or {}, timing(row).median
+    eager = (time.get("eager") or {}) if not math.isnan(ms) else {}
+    queued, wall = estimate(eager.get("host_ms") or []), estimate(eager.get("wall_ms") or [])
+    least = time.get("host_ms") if not math.isnan(ms) else None
+    return {
+        "host_ms": queued.median if queued.samples else _over(least, 1.0),
+        "wall_ms": wall.median, "wall_ms_lo": wall.low, "wall_ms_hi": wall.high, "wall_over": wall.median / ms,
     }  # fmt: skip
 
 
@@ -105,6 +120,7 @@ def _memory(row: Row) -> dict[str, Any]:
     return {
         "peak_mib": _over(memory.get("peak_bytes"), MIB),
         "beyond_mib": _over(memory.get("beyond_inputs_bytes"), MIB),
+        "kept_mib": _over(memory.get("kept_bytes"), MIB),
     }
 
 

@@ -302,7 +302,6 @@ def _measure_cuda(run: Sequence[Call], settings: Settings) -> Timing:
         "stopped": found.stopped,
         "warmup": warmup,
         "launch_bound": sampler.launch_bound or found.launches,
-        "host_ms": round(sampler.host_s * 1000, 4),
     }
     return Timing(facts, _clocks(found))
 

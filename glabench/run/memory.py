@@ -1,11 +1,11 @@
-"""Peak memory of one call, and what of it is beyond the inputs."""
+"""Peak memory of one call, what of it is beyond the inputs, and what a forward call keeps for its backward pass."""
 
 from __future__ import annotations
 
 import gc
 import re
 import resource
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,21 +20,28 @@ from glabench.systems.base import System
 from glabench.systems.inputs import Inputs
 
 
-def peak_memory(system: System, case: Case, settings: Settings) -> dict[str, Any] | None:
-    """Bytes of PyTorch's allocator at the peak of one call: in all, of the inputs, and beyond the inputs.
+def measure(system: System, case: Case, settings: Settings) -> dict[str, Any] | None:
+    """Bytes of PyTorch's allocator, or None on a CPU, whose allocator keeps no count of its peak, and where the
+    process's own peak would be that of torch.
 
-    Outputs and gradients count as beyond the inputs, and so does what a forward keeps for its backward: modes bwd
-    and fwdbwd have the same peak. The second call is measured: the first may autotune. None on a CPU, whose
-    allocator keeps no count of its peak, and where the process's own peak would be that of torch. A figure that cannot
-    be, less than what the call gave back, is ``{"refused": why}``.
+    The peak of one call: in all, of the inputs, and beyond the inputs. Outputs and gradients count as beyond the
+    inputs, and so does what a forward keeps for its backward: modes bwd and fwdbwd have the same peak. A figure that
+    cannot be, less than what the call gave back, is ``{"refused": why}``. Where there is a backward pass,
+    kept_bytes besides.
     """
     if settings.device == "cpu":
         return None
     inputs = system.draw_inputs(case, settings.device)
     gradients = case.mode in ("bwd", "fwdbwd")
+    found = _peak(system, case, inputs, gradients)
+    return {**found, "kept_bytes": kept_bytes(system, case, inputs)} if gradients else found
+
+
+def _peak(system: System, case: Case, inputs: Inputs, gradients: bool) -> dict[str, Any]:
+    """The second call is measured: the first may autotune."""
     run_once(system, inputs, case, gradients)
     torch.cuda.synchronize()
-    with _no_collection():
+    with no_collection():
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
         found = run_once(system, inputs, case, gradients)
@@ -46,8 +53,38 @@ def peak_memory(system: System, case: Case, settings: Settings) -> dict[str, Any
     return {"peak_bytes": beyond + inputs.nbytes, "inputs_bytes": inputs.nbytes, "beyond_inputs_bytes": beyond}
 
 
+def kept_bytes(system: System, case: Case, inputs: Inputs) -> int | None:
+    """Bytes that a forward call leaves allocated for its backward pass, beyond its inputs and outputs.
+
+    What is still allocated when the call has returned, less the outputs: it does not matter who holds it, so that a
+    system cannot keep what is not counted. Of outputs their own bytes, for what is kept may be cut from one allocation
+    with them. Bytes as they were asked for: those of the blocks that they are in depend on which blocks were free. None
+    where the allocator does not count these. The system has run the case before.
+    """
+    given = inputs.with_grad()
+    with no_collection(), torch.enable_grad():
+        before = _requested_bytes()
+        o, state = system.forward(given, case)
+        torch.cuda.synchronize()
+        held = _requested_bytes() - before
+    kept = held - _own_bytes([o] if state is None else [o, state], inputs)
+    return kept if kept >= 0 else None
+
+
+def _requested_bytes() -> int:
+    """Bytes that are allocated now, without what blocks were rounded up by; 0 of an allocator that does not say."""
+    return int(torch.cuda.memory_stats().get("requested_bytes.all.current", 0))
+
+
+def _own_bytes(outputs: Iterable[torch.Tensor], inputs: Inputs) -> int:
+    """Bytes of tensors that were allocated for them: not of what is the inputs', nor more than there is memory."""
+    given = {x.untyped_storage().data_ptr() for _, x in inputs.tensors()}
+    own = [x for x in outputs if x.untyped_storage().data_ptr() not in given]
+    return sum(min(x.numel() * x.element_size(), x.untyped_storage().nbytes()) for x in own)
+
+
 @contextmanager
-def _no_collection() -> Iterator[None]:
+def no_collection() -> Iterator[None]:
     """No garbage collection by itself meanwhile.
 
     What an earlier call left in cycles of references is allocated until then: the frames of an error that Triton's

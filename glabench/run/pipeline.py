@@ -14,7 +14,7 @@ import torch
 
 from glabench import failures
 from glabench.hardware.environment import environment
-from glabench.run import forward_parts, gate, measure, memory
+from glabench.run import eager, forward_parts, gate, measure, memory
 from glabench.run.parts import merge, parts
 from glabench.run.rotation import rotated_inputs
 from glabench.spec.case import Case
@@ -118,7 +118,7 @@ def _run(draft: Draft, case: Case, settings: Settings, system: System) -> None:
         return
     _measure(draft, case, settings, system)
     with draft.phases("memory"):
-        draft.found["memory"] = memory.peak_memory(system, case, settings)
+        draft.found["memory"] = memory.measure(system, case, settings)
 
 
 def can_run(draft: Draft, case: Case, settings: Settings, system: System) -> bool:
@@ -151,10 +151,13 @@ def _measure(draft: Draft, case: Case, settings: Settings, system: System) -> No
     with draft.phases("inputs"):
         sets = rotated_inputs(case, settings, system)
     with draft.phases("samples"):
-        timing = measure.measure(measure.calls(system, case, sets), settings)
+        run = measure.calls(system, case, sets)
+        timing = measure.measure(run, settings)
+        if settings.device == "cuda":
+            timing.time["eager"] = eager.measure(run).to_dict()
     draft.found |= {"time": timing.time, "clocks": timing.clocks}
     if settings.forward_parts and forward_parts.asked(case):
-        del sets  # the parts have inputs of their own
+        del sets, run  # the parts have inputs of their own
         release(settings)
         with draft.phases("samples"):
             timing.time["parts"] = _parts(case, settings, system)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -40,6 +41,24 @@ def test_memory_is_in_mib(make_row: Any) -> None:
     memory = {"peak_bytes": 3 * 2**20, "inputs_bytes": 2**20, "beyond_inputs_bytes": 2 * 2**20}
     line = only(make_row("fla", [1.0], memory=memory))
     assert (line["peak_mib"], line["beyond_mib"]) == (3.0, 2.0)
+
+
+def test_what_a_call_costs_beside_its_kernels(make_row: Any) -> None:
+    eager = {"host_ms": [0.3, 0.2, 0.4], "wall_ms": [3.0, 2.0, 2.5]}
+    row = make_row("gla", [2.0, 2.0], memory={"kept_bytes": 3 * 2**19})
+    line = only(replace(row, time=row.time | {"eager": eager}))
+    assert (line["host_ms"], line["wall_ms"], line["wall_ms_lo"], line["wall_ms_hi"]) == (0.3, 2.5, 2.0, 3.0)
+    assert line["wall_over"] == pytest.approx(1.25)
+    assert line["kept_mib"] == 1.5
+    wrong = only(replace(row, status="wrong", time=row.time | {"eager": eager}))
+    assert all(math.isnan(wrong[name]) for name in ("host_ms", "wall_ms", "wall_over", "kept_mib"))
+
+
+def test_an_older_row_says_how_long_a_call_is_queued_at_least_and_no_more(make_row: Any) -> None:
+    row = make_row("gla", [2.0, 2.0], memory={"peak_bytes": 1}, schema=4)
+    line = only(replace(row, time=row.time | {"host_ms": 0.25}))
+    assert line["host_ms"] == 0.25
+    assert all(math.isnan(line[name]) for name in ("wall_ms", "wall_over", "kept_mib"))
 
 
 def test_no_copy_bandwidth_no_floor(make_row: Any) -> None:
