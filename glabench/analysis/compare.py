@@ -19,6 +19,7 @@ from glabench.analysis.statistics import log_log_crossing
 
 QUESTION = ["device", "B", "T", "H", "K", "V", "dtype", "mode", "gate", "initial_state"]
 SHAPE = ["device", "B", "T", "H", "K", "V", "dtype", "mode"]
+EAGER = "eager_wall"  # the clock of what `eager` gives
 # What stays the same along a curve over T; B may vary with T where a sweep keeps B*T constant.
 SETTING = ["device", "H", "K", "V", "dtype", "gate", "initial_state"]
 
@@ -31,6 +32,17 @@ def answers(table: pd.DataFrame) -> pd.DataFrame:
     timed = aligned(table[(table["status"] == "ok") & table["ms"].notna()])
     fastest = timed.sort_values("ms", kind="stable").drop_duplicates([*QUESTION, "variant"])
     return fastest.sort_values(QUESTION, kind="stable").reset_index(drop=True)
+
+
+def eager(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows that have the time of an eager call, with it in the place of the kernels' and what follows from it."""
+    known = table[table["wall_ms"].notna()]
+    longer = known["wall_ms"] / known["ms"]
+    return known.assign(
+        ms=known["wall_ms"], ms_lo=known["wall_ms_lo"], ms_hi=known["wall_ms_hi"], clock=EAGER,
+        tokens_per_s=known["tokens_per_s"] / longer, tflop_per_s=known["tflop_per_s"] / longer,
+        over_floor=known["over_floor"] * longer,
+    )  # fmt: skip
 
 
 def aligned(table: pd.DataFrame) -> pd.DataFrame:

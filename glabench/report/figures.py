@@ -8,7 +8,7 @@ from dataclasses import replace
 import pandas as pd
 
 from glabench.analysis.compare import answers
-from glabench.report import lengths, schedules, shapes
+from glabench.report import eager, lengths, schedules, shapes
 from glabench.report.model import Figure, Section
 from glabench.report.parts import devices
 
@@ -45,7 +45,9 @@ def _sections(table: pd.DataFrame) -> list[Section]:
         Section("speed", "Speed", "Speed", lengths.speed(best) + shapes.every_shape(best),
                 "No row has a time over several sequence lengths or at a shape of its own. "
                 "`glabench sweep sequence_length` measures them."),
-        Section("memory", "Memory", "Memory", lengths.memory(table),
+        Section("eager", "Eager calls", "What a call costs beside its kernels", eager.figures(table),
+                "No row has the time of an eager call, which a GPU, a glabench of now and `glabench sweep host` give."),
+        Section("memory", "Memory", "Memory", lengths.memory(table) + eager.kept(best),
                 "No row has memory over several sequence lengths. Memory is measured on a GPU: run "
                 "`glabench sweep board` there."),
         Section("schedule", "Schedule", "Chunk and sub-chunk size", schedules.chunk(table) + schedules.sub_chunk(table),

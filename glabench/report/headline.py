@@ -16,6 +16,7 @@ from glabench.analysis.compare import (
     by,
     crossover,
     curves,
+    eager,
     speedups,
     variants,
     winners,
@@ -27,6 +28,7 @@ from glabench.report.parts import modes
 from glabench.report.shapes import nearest_in_words, nearest_to_floor
 
 RIVALS = ("fa2", "cudnn", "sdpa")
+OWN = ("gla", "gla:w", "gla:wo")  # of these the first that has an eager call's time is told
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,16 @@ def findings(table: pd.DataFrame, device: str) -> list[Finding]:
     """What the rows of one device say, the most asked first; never empty."""
     rows = table[table["device"] == device]
     best = answers(rows)
-    found = [*_winners(best), *_against(best), *_memory(rows), *_floor(best), *_gates(rows), *_not_timed(rows)]
+    found = [
+        *_winners(best),
+        *_winners(answers(eager(rows))),
+        *_against(best),
+        *_eager(best),
+        *_memory(rows),
+        *_floor(best),
+        *_gates(rows),
+        *_not_timed(rows),
+    ]
     found += _failures(rows)
     return found or [Finding("0", "cases ran on this device", "There is nothing to compare.")]
 
@@ -55,12 +66,12 @@ def _winners(best: pd.DataFrame) -> list[Finding]:
     close = sum(not w.clear for w in everyone)
     total = text.count(len(everyone), "question")
     if not ahead:
-        lead = "questions with one system clearly ahead"
+        lead = f"questions with one system clearly ahead, by {text.timed(best['clock'].iloc[0])}"
         return [Finding(f"0 of {len(everyone)}", lead, f"The intervals of the two fastest meet at each of {total}.")]
     (first, wins), *rest = ahead.most_common()
     fewest, most = (end(w.entrants for w in everyone) for end in (min, max))
     rivals = text.count(most, "system") if fewest == most else f"{fewest} to {most} systems"
-    lead = f"questions where {first} is the fastest of {rivals}"
+    lead = f"questions where {first} is the fastest of {rivals}, by {text.timed(best['clock'].iloc[0])}"
     others = [f"{name} is the fastest at {n}" for name, n in rest] or ["No other is ahead anywhere"]
     others += [f"{close} {'is' if close == 1 else 'are'} too close to call"] if close else []
     found = [Finding(f"{wins} of {len(everyone)}", lead, text.sentence("; ".join(others)))]
@@ -69,6 +80,7 @@ def _winners(best: pd.DataFrame) -> list[Finding]:
 
 def _own_kind(best: pd.DataFrame) -> list[Finding]:
     """The fastest among gated linear attention alone, where attention competed too."""
+    timed = text.timed(best["clock"].iloc[0])
     if not (best["family"] == "attention").any():
         return []
     own = [w for w in winners(best, "gla") if w.runner_up is not None]
@@ -77,11 +89,12 @@ def _own_kind(best: pd.DataFrame) -> list[Finding]:
         return []
     name, wins = ahead.most_common(1)[0]
     leads = [w.lead for w in own if w.clear and labels.system_title(w.variant) == name]
-    sentence = f"There it is {text.times(geometric_mean(leads))} as fast as the next, on the geometric mean."
+    ratio = text.times(geometric_mean(leads))
+    sentence = f"There its {timed} are {ratio} as fast as the next's, on the geometric mean."
     return [
         Finding(
             f"{wins} of {len(own)}",
-            f"questions where {name} is the fastest gated linear attention",
+            f"questions where {name} is the fastest gated linear attention, by {timed}",
             sentence,
         )
     ]
@@ -118,8 +131,27 @@ def _overtaking(curve: Curve, rival: str) -> list[Finding]:
             near = f" (they cross near {text.number(c.crossing, 2)})" if c.crossing else ""
             said.append(f"{text.mode(mode)}: faster from T = {text.length(c.wins_from)} on{near}, {at_end}")
     mode, ratio, longest = end
-    lead = f"the speed of {labels.title(rival)}: {labels.title(champion)} at T = {text.length(longest)}, {mode}"
+    where = f"{labels.title(champion)} at T = {text.length(longest)}, {mode}"
+    lead = f"the speed of {labels.title(rival)}, by {text.timed(own['clock'].iloc[0])}: {where}"
     return [Finding(text.times(ratio), lead, text.sentence(f"At {held(curve)}. {'; '.join(said)}"))]
+
+
+def _eager(best: pd.DataFrame) -> list[Finding]:
+    """What an eager call takes beside its kernels, of the first of ours and of every rival at the same questions."""
+    known = best[best["wall_over"] > 0]
+    for mode, rows in reversed(modes(known)):
+        for own in variants(rows, OWN):
+            asked = rows[rows["variant"] == own]
+            there = rows.merge(asked[QUESTION], on=QUESTION)
+            means = {
+                key: geometric_mean(list(there.loc[there["variant"] == key, "wall_over"])) for key in variants(there)
+            }
+            others = [f"{labels.title(key)} {text.times(mean)}" for key, mean in means.items() if key != own]
+            lead = f"its kernels' time: an eager call of {labels.title(own)}, {text.mode(mode)}"
+            said = f"Geometric mean over {text.count(len(asked), 'question')}"
+            said += f"; {', '.join(others)}" if others else ""
+            return [Finding(text.times(means[own]), lead, text.sentence(said))]
+    return []
 
 
 def _memory(rows: pd.DataFrame) -> list[Finding]:

@@ -71,7 +71,7 @@ def _speed_caption(curve: Curve) -> str:
 
 
 def _ahead(mode: str, rows: pd.DataFrame) -> str:
-    """ "forward at T = 8k: GLA w/ m. first, 1.10× as fast as FLA chunk_gla"; nothing where only one system ran."""
+    """ "forward at T = 8k: GLA w/ m. first, its kernels 1.10× as fast as those of FLA chunk_gla"; nothing of one."""
     ranked = rows[competes(rows)].sort_values("ms")
     if len(ranked) < 2:
         return ""
@@ -80,7 +80,8 @@ def _ahead(mode: str, rows: pd.DataFrame) -> str:
     where = f"{text.mode(mode)} at T = {text.length(first['T'])}"
     if not first["ms_hi"] < second["ms_lo"]:  # true also where an interval is missing
         return f"{where}: {one} and {other} too close to call"
-    return f"{where}: {one} first, {text.times(second['ms'] / first['ms'])} as fast as {other}"
+    timed, ratio = text.timed(first["clock"]), text.times(second["ms"] / first["ms"])
+    return f"{where}: {one} first, its {timed} {ratio} as fast as those of {other}"
 
 
 def memory(table: pd.DataFrame) -> tuple[Figure, ...]:
@@ -106,21 +107,21 @@ def lean(table: pd.DataFrame) -> pd.DataFrame:
     return known.sort_values("beyond_mib", kind="stable").drop_duplicates([*QUESTION, "variant"]).reset_index(drop=True)
 
 
-def speed_up(best: pd.DataFrame) -> tuple[Figure, ...]:
-    """Speed-up over each baseline, over T; a value above 1 is faster than the baseline."""
+def speed_up(best: pd.DataFrame, kind: str = "speedup") -> tuple[Figure, ...]:
+    """Speed-up over each baseline, over T, in figures whose names begin with ``kind``; above 1 is faster than it."""
     found = []
     for baseline in baselines(best):
         pairs = challengers(best, baseline)
         for curve in curves(pairs):
-            title = labels.title(baseline)
+            title, timed = labels.title(baseline), text.timed(curve.table["clock"].iloc[0])
             panels = by_mode(
                 curve.table, "speedup", length_of, partial(speedup_tip, over=title), T_LABEL,
                 f"speed-up over {title}, ×", reference=(1.0, f"as fast as {title}"),
             )  # fmt: skip
-            caption = f"Above the line is faster than {title}, at the same question. {_overtakes(curve.table)}"
-            found.append(
-                Figure(name(f"speedup-{baseline}", curve), f"Speed-up over {title}: {held(curve)}", caption, panels)
-            )
+            caption = f"Above the line {timed} are faster than those of {title}, at the same question."
+            caption = f"{caption} {_overtakes(curve.table)}"
+            heading = f"Speed-up over {title}, {timed}: {held(curve)}"
+            found.append(Figure(name(f"{kind}-{baseline}", curve), heading, caption, panels))
     return most_telling(found)
 
 
@@ -131,7 +132,7 @@ def speedup_tip(row: Mapping[str, Any], over: str) -> str:
     return "\n".join([
         row["label"],
         f"{text.shape(row)}, {text.mode(row['mode'])}",
-        f"{text.times(row['speedup'])} {over}{spread}: {row['verdict']}",
+        f"{text.times(row['speedup'])} {over}, {text.timed(row['clock'])}{spread}: {row['verdict']}",
         f"{text.number(row['ms'])} ms against {text.number(row['ms_base'])} ms",
     ])  # fmt: skip
 

@@ -8,12 +8,19 @@ import pandas as pd
 
 from glabench.analysis import labels
 from glabench.analysis.compare import QUESTION, answers, by, competes, variants
-from glabench.report import tables, text
+from glabench.report import against, tables, text
 from glabench.report.environments import environments, mixed
 from glabench.report.headline import findings
 from glabench.report.lengths import lean
 from glabench.report.parts import conditions, devices, modes
 from glabench.store import Row
+
+# What a call costs beside its kernels' time: (title, column, unit), of rows that have the time of an eager call.
+BESIDE = (
+    ("Queued in", "host_ms", "median, ms"),
+    ("An eager call", "wall_ms", "median, ms"),
+    ("Kept for the backward pass", "kept_mib", "MiB"),
+)
 
 
 def render(rows: Sequence[Row], table: pd.DataFrame, older: int = 0) -> str:
@@ -28,11 +35,26 @@ def _device(table: pd.DataFrame, device: str) -> str:
     rows = table[table["device"] == device]
     said = [f"- **{f.figure}** {plain(f.lead)}. {plain(f.sentence)}" for f in findings(table, device)]
     parts = [f"## {plain(device)}", "\n".join(said)]
-    for mode, part in modes(answers(rows)):
-        parts += [f"### Time, {text.mode(mode)} (median, ms)", _by_shape(part, "ms")]
+    best = answers(rows)
+    parts += _against(best)
+    for mode, part in modes(best):
+        timed = text.timed(part["clock"].iloc[0])
+        parts += [f"### Time of {timed}, {text.mode(mode)} (median, ms)", _by_shape(part, "ms")]
+    for title, column, unit in BESIDE:
+        for mode, part in modes(best[best[column].notna() & (best["wall_ms"].notna() | (column == "kept_mib"))]):
+            parts += [f"### {title}, {text.mode(mode)} ({unit})", _by_shape(part, column)]
     for mode, part in modes(lean(rows)):
         parts += [f"### Memory beyond inputs, {text.mode(mode)} (MiB)", _by_shape(part, "beyond_mib")]
     return "\n\n".join(parts)
+
+
+def _against(best: pd.DataFrame) -> list[str]:
+    """The table of the README, with its heading and what it shows."""
+    found = against.table(best)
+    if found is None:
+        return []
+    intro, head, lines = found
+    return ["### Beside its rivals", plain(intro), grid(head, lines, numeric_from=3)]
 
 
 def _by_shape(part: pd.DataFrame, value: str) -> str:

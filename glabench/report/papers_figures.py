@@ -69,7 +69,7 @@ def lengths(name: str, evidence: Evidence) -> Figure | None:
             as_printed("gla", "GLA", printed.V2023, printed.GLA_MS, "ms"),
             as_printed("fa2", "FlashAttention-2", printed.V2023, printed.FA2_MS, "ms"),
         )),
-        Panel("Speed-up over FlashAttention-2", T_LABEL, "speed-up, ×", (
+        Panel("Speed-up over FlashAttention-2, kernels", T_LABEL, "speed-up, ×", (
             *_speed_ups(evidence, [key for key in keys if key != "fa2"], "fa2", LAYER),
             as_printed("gla", "GLA", printed.V2023, faster, "×"),
         ), reference=(1.0, "as fast")),
@@ -135,7 +135,7 @@ def recurrent(name: str, evidence: Evidence) -> Figure | None:
     speed = tuple(line.speed_up for line in printed.TABLE_3)
     memory = tuple(line.memory for line in printed.TABLE_3)
     kinds: tuple[tuple[str, str, Quantity, tuple[float, ...]], ...] = (
-        ("Speed-up", "speed-up over the recurrent form, ×", "ms", speed),
+        ("Speed-up, kernels", "speed-up over the recurrent form, ×", "ms", speed),
         ("Memory", "share of the recurrent form's peak memory, ×", "peak_mib", memory),
     )
     panels = []

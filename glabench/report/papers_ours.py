@@ -105,7 +105,8 @@ def crossing(name: str, evidence: Evidence) -> tuple[Figure, ...]:
     first = next(iter(crossovers_by_head_dimension(best, "gla", drawn[0].key).values())).first_t
     caption = (
         "Forward and backward, attention with as many heads of the same dimension, the tokens of a batch held. "
-        f"Straight between lengths, in log-log; a point at {text.number(first)} is faster at every length measured."
+        f"Straight between lengths, in log-log; a point at {text.number(first)} is faster at every length measured. "
+        "Faster are its kernels."
     )
     caption += f" GLA is faster {'; '.join(said)}." if said else ""
     panel = Panel(text.mode("fwdbwd"), "head dimension, features", "GLA is faster from this T on, tokens", tuple(drawn))

@@ -190,7 +190,7 @@ def on_scale(rows: pd.DataFrame, value: str) -> tuple[pd.DataFrame, str]:
         if len(left) and len(others) and left.min() > OFF_SCALE * others.max():
             off += list(left.index)
             span = " to ".join(dict.fromkeys([text.number(left.min()), text.number(left.max())]))
-            said.append(f"{text.mode(mode)} {span}{' ms' if value == 'ms' else '×'}")
+            said.append(f"{text.mode(mode)} {span}{' ms' if value.endswith('ms') else '×'}")
     sentence = f" Off the scale: {labels.title('recurrent_torch')}, {'; '.join(said)}." if said else ""
     return rows.drop(index=off), sentence
 

@@ -134,7 +134,9 @@ def _materialized_caption(both: pd.DataFrame) -> str:
         said.append(f"{ahead} of {text.count(len(fastest), 'shape')} ({text.mode(mode)})")
     if not said:
         return "Lower is better; each at its leanest schedule."
-    return f"Lower is better; each at its best schedule. Keeping the states is faster at {text.listing(said)}."
+    return (
+        f"Lower is better; each at its best schedule. With the states kept, kernels are faster at {text.listing(said)}."
+    )
 
 
 def _chunk(row: Mapping[str, Any]) -> float:

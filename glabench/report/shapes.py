@@ -85,8 +85,8 @@ def every_shape(best: pd.DataFrame) -> tuple[Figure, ...]:
     return tuple(figure for figure in found if figure.panels)
 
 
-def speed_up(best: pd.DataFrame) -> tuple[Figure, ...]:
-    """Speed-up over each baseline at the shapes that no curve shows."""
+def speed_up(best: pd.DataFrame, kind: str = "speedup") -> tuple[Figure, ...]:
+    """Speed-up over each baseline at the shapes that no curve shows, in figures whose names begin with ``kind``."""
     found = []
     for baseline in baselines(best):
         pairs = alone(challengers(best, baseline))
@@ -94,10 +94,10 @@ def speed_up(best: pd.DataFrame) -> tuple[Figure, ...]:
         for (device,), rows in by(pairs, ["device"]):
             panels = [_ratio_panel(mode, part, title) for mode, part in modes(rows)]
             drawn = side_by_side([panel for panel in panels if panel])
-            caption = f"Right of the line is faster than {title}, at the same question."
-            found.append(
-                Figure(slug("speedup", baseline, device), f"Speed-up over {title}, single shapes", caption, drawn)
-            )
+            timed = text.timed(rows["clock"].iloc[0])
+            caption = f"Right of the line {timed} are faster than those of {title}, at the same question."
+            heading = f"Speed-up over {title}, {timed}, single shapes"
+            found.append(Figure(slug(kind, baseline, device), heading, caption, drawn))
     return tuple(figure for figure in found if figure.panels)
 
 

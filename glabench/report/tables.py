@@ -21,6 +21,8 @@ from glabench.store import Row
 
 SIZES = ("B", "T", "H", "K", "V")
 SEVERITY = ("wrong", "crashed", "compile_error", "oom", "timeout", "unsupported")
+# What a call costs beside its kernels' time: columns of the table, which rows of a CPU and older rows lack.
+BESIDE = {"host_ms": "queued in, ms", "wall_ms": "wall, eager, ms", "kept_mib": "kept, MiB"}
 OUTPUTS = ("o", "final_state", "state", "dq", "dk", "dv", "dg", "dinitial_state")
 
 
@@ -48,18 +50,19 @@ class Table:
 
 def measurements(table: pd.DataFrame) -> Table:
     """Every row with its question, its time and what follows from it."""
-    many, queued = table["device"].nunique() > 1, bool(table["host_ms"].notna().any())
+    many = table["device"].nunique() > 1
+    beside = [name for name in BESIDE if table[name].notna().any()]
     columns = ["system", "B", "T", "H", "K", "V", "dtype", "mode", "gate", "status", "time, ms", "± %", "n",
-               *(["queue, ms"] if queued else []), "tokens/s", "MiB", "× floor", "error %", "implementation",
+               *(BESIDE[name] for name in beside), "tokens/s", "MiB", "× floor", "error %", "implementation",
                ]  # fmt: skip
     timed_first = table.sort_values("ms", key=lambda ms: ms.isna(), kind="stable")
-    rows = [_measurement(row, many, queued) for row in timed_first.to_dict("records")]
+    rows = [_measurement(row, many, beside) for row in timed_first.to_dict("records")]
     shown = (["device"] if many else []) + columns
     words = {"device", "system", "dtype", "mode", "gate", "status", "implementation"}
     return Table(tuple(shown), tuple(column not in words for column in shown), tuple(rows))
 
 
-def _measurement(row: dict[Any, Any], with_device: bool, with_host: bool) -> tuple[Cell, ...]:
+def _measurement(row: dict[Any, Any], with_device: bool, beside: Sequence[str]) -> tuple[Cell, ...]:
     width = (row["ms_hi"] - row["ms_lo"]) / 2 / row["ms"] * 100
     over_floor = row["over_floor"] if row["family"] != "attention" else math.nan
     status = row["status"]
@@ -72,7 +75,7 @@ def _measurement(row: dict[Any, Any], with_device: bool, with_host: bool) -> tup
         Cell(status, flag="" if status == "ok" else "bad"),
         Cell("not timed") if interpreted else number_cell(row["ms"]), number_cell(width, 2),
         Cell(f"{row['samples']:.0f}", row["samples"]) if row["samples"] else Cell("–"),
-        *([number_cell(row["host_ms"])] if with_host else []),
+        *(number_cell(row[name]) for name in beside),
         Cell(text.rate(row["tokens_per_s"]), _or_none(row["tokens_per_s"])),
         number_cell(row["beyond_mib"]), number_cell(over_floor), number_cell(100 * row["error_share"], 2),
         Cell(" ".join(implementation(row)) or "–", flag="wrap"),

@@ -76,6 +76,12 @@ def mode(name: str) -> str:
     return labels.MODE_TITLES.get(name, name)
 
 
+def timed(clock: object) -> str:
+    """What a clock's times are of: "kernels" (the GPU's work on what a call queued) or "eager calls" (all of a call, by
+    the host's clock, as on a CPU)."""
+    return "eager calls" if "wall" in str(clock) else "kernels"
+
+
 def count(amount: int, noun: str, plural: str | None = None) -> str:
     """1 question, 2 questions."""
     return f"{amount:,} {noun if amount == 1 else plural or noun + 's'}"

@@ -205,7 +205,7 @@ def test_ungated_questions_are_compared_with_linear_attention(board_rows: list[R
     found = figures(rows)
     assert any("Speed-up over FLA linear" in figure.title for figure in found["speedup"])
     assert (
-        "as fast as FLA linear" in found["speed"][0].caption
+        "as fast as those of FLA linear" in found["speed"][0].caption
         or "FLA linear, no gates first" in found["speed"][0].caption
     )
 

@@ -60,6 +60,9 @@ def test_what_does_less_is_no_system_that_another_is_ahead_of() -> None:
     """Nor is it named as the nearest to a floor, for it has fewer bytes to move."""
     rows = [row("gla", 1024, 4.0), row("fla", 1024, 8.0), row("simple_gla", 1024, 2.0), row("retention", 1024, 1.0)]
     first = next(f for f in findings(frame(rows), "GPU") if "fastest of" in f.lead)
-    assert (first.figure, first.lead) == ("1 of 1", "questions where GLA (ours) is the fastest of 2 systems")
+    assert (first.figure, first.lead) == (
+        "1 of 1",
+        "questions where GLA (ours) is the fastest of 2 systems, by kernels",
+    )
     (figure,) = shapes.floor(answers(frame(rows)))
     assert figure.caption.endswith("forward, 1 question: GLA, default schedule 4.00×.")

@@ -74,7 +74,7 @@ def test_headline_counts_winners_as_a_person_would(board_page: str, board_rows: 
     most = max(wins, key=lambda name: wins[name])
     assert most == "gla"
     rivals = sorted(map(len, questions.values()))
-    lead = f"questions where GLA (ours) is the fastest of {rivals[0]} to {rivals[-1]} systems"
+    lead = f"questions where GLA (ours) is the fastest of {rivals[0]} to {rivals[-1]} systems, by kernels"
     assert f"<b>{wins[most]} of {len(questions)}</b><strong>{lead}</strong>" in board_page
 
 
@@ -106,11 +106,33 @@ def test_environment_and_its_warnings(board_page: str) -> None:
     assert re.search(r"In \d+ cases Python was slower to queue the call", board_page)
 
 
-def test_what_python_needs_to_queue_a_call_stands_beside_its_time_on_a_gpu(board_page: str, quick_page: str) -> None:
+def test_what_a_call_costs_beside_its_kernels_stands_beside_its_time_on_a_gpu(
+    board_page: str, quick_page: str, board_rows: list[Row]
+) -> None:
     table = board_page.split('id="cases"')[1].split("</table>")[0]
-    assert ">queue, ms<" in table
-    assert f">{text.number(1.3044)}<" in table
-    assert "queue, ms" not in quick_page
+    assert board_rows[0].time
+    for raw in board_rows[0].time["eager"].values():
+        assert f">{text.number(statistics.median(raw))}<" in table
+    for column in ("queued in, ms", "wall, eager, ms", "kept, MiB"):
+        assert f">{column}<" in table
+        assert column not in quick_page
+
+
+def test_rows_of_before_eager_calls_were_timed_have_no_place_for_them(board_rows: list[Row]) -> None:
+    html = page([before_schema_5(row) for row in board_rows[:40]])
+    assert ">queued in, ms<" in html
+    assert ">wall, eager, ms<" not in html
+    assert ">kept, MiB<" not in html
+    assert "What a call costs beside its kernels</dt>" in html  # and which sweep gives it
+    assert "glabench sweep host" in html
+    assert "eager calls" not in html
+
+
+def before_schema_5(row: Row) -> Row:
+    """The row as an older glabench wrote it."""
+    time = row.time and {key: value for key, value in row.time.items() if key != "eager"} | {"host_ms": 1.3}
+    memory = row.memory and {key: value for key, value in row.memory.items() if key != "kept_bytes"}
+    return replace(row, time=time, memory=memory, schema=4)
 
 
 def test_cpu_rows_show_compiled_kernels_and_no_time_for_them(quick_page: str, quick_rows: list[Row]) -> None:
@@ -165,7 +187,7 @@ def test_poor_rows_still_make_a_page(board_rows: list[Row], pick: str, outline: 
         "one row": board_rows[:1],
         "no environment": [replace(row, environment={}, clocks=None, work=None) for row in board_rows[:24]],
         "one sample each": [
-            replace(row, time={**row.time, "samples_ms": row.time["samples_ms"][:1]})
+            replace(row, time={"clock": row.time["clock"], "samples_ms": row.time["samples_ms"][:1]})
             for row in board_rows[:24]
             if row.time
         ],
@@ -184,6 +206,30 @@ def test_markdown_sets_no_system_in_bold_that_competes_with_none(board_rows: lis
     alone = [row for row in rows if row.case["system"] == "fa2"]
     assert "| **" in markdown.render(rows, frame(rows))
     assert "| **" not in markdown.render(alone, frame(alone))
+
+
+def test_markdown_has_the_table_of_the_readme(board_rows: list[Row]) -> None:
+    at = {"B": 4, "T": 2048, "H": 16, "K": 128, "V": 128, "mode": "fwdbwd"}
+    some = [row for row in board_rows if at.items() <= row.case.items() and row.case["materialize"] is not False]
+    times = {"gla": (0.5, 0.3, 0.6), "fla": (2.0, 0.2, 2.1), "fa2": (1.0, 0.1, 0.9)}
+    rows = [with_times(row, *times[row.case["system"]]) for row in some if row.case["system"] in times]
+    rows = [replace(row, case=row.case | {"materialize": None}) for row in rows]
+    said = markdown.render(rows, frame(rows))
+    (line,) = [line for line in said.splitlines() if line.startswith("| 4, 2048, 16, 128, 128 |")]
+    cells = [cell.strip() for cell in line.strip("|").split("|")]
+    assert cells[1:4] == ["fwd+bwd", "bf16", "0.500"]
+    assert cells[5:7] == ["0.300", "0.600"]
+    assert cells[8:] == ["4.00 / 3.50", "2.00 / 1.50"]
+    assert "FLA chunk_gla: kernels / eager calls, × | FlashAttention-2: kernels / eager calls, ×" in said
+    assert "### An eager call, forward + backward (median, ms)" in said
+    old = [before_schema_5(row) for row in rows]
+    assert "FLA chunk_gla: kernels, × |" in markdown.render(old, frame(old))
+    assert "eager" not in markdown.render(old, frame(old))
+
+
+def with_times(row: Row, ms: float, host_ms: float, wall_ms: float) -> Row:
+    eager = {"host_ms": [host_ms] * 6, "wall_ms": [wall_ms] * 6}
+    return replace(row, time={"clock": "cuda_events_cold_l2", "samples_ms": [ms] * 6, "eager": eager})
 
 
 def test_figures_have_distinct_looks() -> None:
