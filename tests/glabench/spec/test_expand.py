@@ -185,3 +185,21 @@ def test_board_has_every_row_of_the_board() -> None:
     }
     assert ungated == {(system, T) for system in ("gla", "fla_linear") for T in (1024, 2048, 4096, 8192)}
     assert {(c.system, c.B) for c in found if c.mode == "step"} >= {("gla_recurrent", B) for B in (1, 64, 256)}
+
+
+def test_host_asks_of_every_shape_of_the_board_and_of_two_wide_layers() -> None:
+    board = {
+        (c.B, c.T, c.H, c.K, c.V) for c in expand(load(available()["board"]), "cuda").cases if c.system == "helion"
+    }
+    found = expand(load(available()["host"]), "cuda").cases
+    shapes = {(c.B, c.T, c.H, c.K, c.V) for c in found}
+    assert shapes == board | {(4, 4096, 4, 256, 512), (8, 2048, 4, 256, 512)}
+    for shape in shapes:
+        here = [c for c in found if shape == (c.B, c.T, c.H, c.K, c.V)]
+        assert [c.mode for c in here] == ["fwdbwd"] * 5
+        assert {(c.system, c.materialize) for c in here} == {
+            ("gla", None), ("gla", False), ("fla", None), ("helion", None), ("fa2", None)
+        }  # fmt: skip
+        (fa2,) = [c for c in here if c.system == "fa2"]
+        width = shape[2] * shape[4]
+        assert fa2.attention_shape == ((shape[2], shape[3]) if shape[3] == shape[4] else (width // 64, 64))
