@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 from rich.console import Console
 from rich.table import Table
 
-from glabench.check import wording
+from glabench.check import queueing, wording
 from glabench.check.verdict import ORDER, REGRESSIONS, CaseVerdict, Check
 
 QUIET = ("same", "better", "new")  # verdicts that need no line of their own in a terminal or a summary
@@ -157,6 +157,7 @@ def _case(case: CaseVerdict) -> dict[str, Any]:
         "reason": case.reason,
         "time": time,
         "remeasured": case.remeasured,
+        "queued_ms": queueing.queued(case),
         **{found.measure: {"verdict": found.verdict, "words": found.words} for found in case.measures},
         "notes": list(case.notes),
     }

@@ -1,5 +1,5 @@
-"""The verdicts on what is not time: memory, spilled registers and accuracy. They do not jitter: one run will do, the
-last one that has the figure."""
+"""The verdicts on what is not time: memory, what is kept of it for the backward pass, spilled registers and accuracy.
+They do not jitter: one run will do, the last one that has the figure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from glabench.store import Row
 
 T = TypeVar("T")
 Keyed = dict[tuple[str, str], T]  # by kernel and architecture
-# Memory that a call needs beyond its inputs: more of it counts from 1 % and 1 MiB on, less is the allocator's rounding.
+# Memory that a call needs beyond its inputs, or keeps: more of it counts from 1 % and 1 MiB on, less is the allocator's
+# rounding.
 MEMORY_SHARE, MEMORY_BYTES = 0.01, 2**20
 # An error that grew counts from 10 % on, if that is also 2 % of what the gate allows: another order of summation moves
 # errors that are far below what is allowed. An error beyond what is allowed makes the row "wrong" before it gets here.
@@ -24,7 +25,7 @@ ERROR_GROWTH, ERROR_SHARE = 0.10, 0.02
 class Finding:
     """One verdict: ``worse``, ``better`` or ``same``, and in words what changed."""
 
-    measure: str  # memory, spills or accuracy
+    measure: str  # memory, kept, spills or accuracy
     verdict: str
     words: str
 
@@ -32,7 +33,8 @@ class Finding:
 def findings(before: Sequence[Row], after: Sequence[Row]) -> list[Finding]:
     """What can be compared of the runs of one case, each of them ok, oldest first."""
     found = (
-        _memory(_last(before, "memory"), _last(after, "memory")),
+        _memory(before, after, "memory", "beyond_inputs_bytes", "beyond the inputs"),
+        _memory(before, after, "kept", "kept_bytes", "kept for the backward pass"),
         _spills(_last(before, "compiled"), _last(after, "compiled")),
         _accuracy(_last(before, "accuracy"), _last(after, "accuracy")),
     )
@@ -41,23 +43,25 @@ def findings(before: Sequence[Row], after: Sequence[Row]) -> list[Finding]:
 
 def _last(runs: Sequence[Row], field: str) -> Row:
     """The last run that has this field, or else the last one."""
-    has = [run for run in runs if (_beyond_inputs(run) is not None if field == "memory" else getattr(run, field))]
-    return (has or runs)[-1]
+    return next((run for run in reversed(runs) if getattr(run, field)), runs[-1])
 
 
-def _memory(before: Row, after: Row) -> Finding | None:
+def _memory(before: Sequence[Row], after: Sequence[Row], measure: str, key: str, what: str) -> Finding | None:
     """Another GPU or another torch has another allocator: only with equal conditions. A row may have no figure."""
-    old, new = (_beyond_inputs(row) for row in (before, after))
-    if old is None or new is None or difference(before, after) is not None:
+    sides = [
+        next((run for run in reversed(runs) if _bytes(run, key) is not None), runs[-1]) for runs in (before, after)
+    ]
+    old, new = (_bytes(row, key) for row in sides)
+    if old is None or new is None or difference(*sides) is not None:
         return None
-    words = f"{old / 2**20:,.1f} MiB beyond the inputs before, {new / 2**20:,.1f} MiB now"
+    words = f"{old / 2**20:,.1f} MiB {what} before, {new / 2**20:,.1f} MiB now"
     margin = max(MEMORY_BYTES, MEMORY_SHARE * old)
     verdict = "worse" if new - old > margin else "better" if old - new > margin else "same"
-    return Finding("memory", verdict, words)
+    return Finding(measure, verdict, words)
 
 
-def _beyond_inputs(row: Row) -> int | None:
-    found = (row.memory or {}).get("beyond_inputs_bytes")
+def _bytes(row: Row, key: str) -> int | None:
+    found = (row.memory or {}).get(key)
     return None if found is None else int(found)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from glabench.analysis import labels
+from glabench.check import queueing
 from glabench.check.timing import OTHER_CPU, OTHER_GPU
 from glabench.check.verdict import ORDER, CaseVerdict, Check
 from glabench.report import text
@@ -44,6 +45,7 @@ def details(case: CaseVerdict) -> list[str]:
     if case.remeasured is not None:
         said.append(case.remeasured)
     said += [f"{found.measure} {found.verdict}: {found.words}" for found in case.measures if found.verdict != "same"]
+    said += [line] if (line := queueing.change(case)) is not None else []
     return said + [f"a run was left out: {note}" for note in case.notes]
 
 
@@ -75,7 +77,7 @@ def judged_by(check: Check) -> str:
         )
     return (
         f"A slow-down of {100 * check.threshold:g} % is to be found. {floor}. Intervals are corrected for "
-        f"{text.count(check.compared, 'case')} compared.{_left_out(check)}{_other_gpus(check)}"
+        f"{text.count(check.compared, 'case')} compared.{_left_out(check)}{_other_gpus(check)}{queueing.longer(check)}"
     )
 
 

@@ -295,6 +295,20 @@ def test_memory_beyond_the_inputs(make_run: MakeRun, mib: int, expected: str) ->
     assert (case.verdict, found.exit_code) == (expected, int(expected == "worse"))
 
 
+@pytest.mark.parametrize(("mib", "expected"), [(64, "same"), (66, "worse"), (16, "better")])
+def test_what_is_kept_for_the_backward_pass(make_run: MakeRun, mib: int, expected: str) -> None:
+    memory = {"beyond_inputs_bytes": 200 << 20, "kept_bytes": 64 << 20}
+    before, older = make_run(memory=memory), make_run(memory={"beyond_inputs_bytes": 200 << 20})
+    after = make_run(memory=memory | {"kept_bytes": mib << 20})
+    case, _ = only([before], [after])
+    assert case.verdict == expected
+    assert {f.measure: f.verdict for f in case.measures} == {"memory": "same", "kept": expected}
+    words = f"64.0 MiB kept for the backward pass before, {mib}.0 MiB now"
+    assert [f.words for f in case.measures if f.measure == "kept"] == [words]
+    assert [f.measure for f in only([older], [after])[0].measures] == ["memory"]  # rows before schema 5 do not say
+    assert {f.measure for f in only([before, older], [after])[0].measures} == {"memory", "kept"}
+
+
 def test_any_more_spills_of_a_kernel_fail(make_run: MakeRun) -> None:
     before = make_run(compiled=[KERNEL, {**KERNEL, "kernel": "output_kernel", "spill_bytes": 40}])
     after = make_run(compiled=[{**KERNEL, "spill_bytes": 8}, {**KERNEL, "kernel": "output_kernel"}])
