@@ -35,13 +35,15 @@ Entrant = tuple[Any, ...]  # the values of ENTRANT
 
 @dataclass(frozen=True)
 class Timed:
-    """One system's answer to a question: its median in ms, what disturbed it, of LAUNCH_BOUND and HELD_BACK, and the SM
-    clock in MHz as the GPU counted it during the samples, NaN where the row does not say."""
+    """One system's answer to a question: the median of its kernels in ms, what disturbed it, of LAUNCH_BOUND and
+    HELD_BACK, the SM clock in MHz as the GPU counted it during the samples, and the median of an eager call in ms; NaN
+    where the row does not say."""
 
     system: str
     ms: float
     disturbed: frozenset[str]
     mhz: float = math.nan
+    wall_ms: float = math.nan
 
     @property
     def cycles(self) -> float:
@@ -55,7 +57,8 @@ Times = dict[Entrant, Timed]
 @dataclass(frozen=True)
 class Ratio:
     """ms of ``one`` over ms of ``other`` at a question, in either run; ``disturbed``: what disturbed any of them;
-    ``cycles``: the same two ratios of SM cycles, NaN where a row does not say how fast its clock was."""
+    ``cycles``: the same two ratios of SM cycles, NaN where a row does not say how fast its clock was; ``calls``: those
+    of eager calls, NaN where a row does not have their time."""
 
     question: dict[str, Any]
     one: str
@@ -64,6 +67,7 @@ class Ratio:
     after: float
     disturbed: frozenset[str] = frozenset()
     cycles: tuple[float, float] = (math.nan, math.nan)
+    calls: tuple[float, float] = (math.nan, math.nan)
 
     @property
     def change(self) -> float:
@@ -75,6 +79,11 @@ class Ratio:
     def change_in_cycles(self) -> float:
         """The same of the ratio of SM cycles; NaN where one is not known."""
         return _change(*self.cycles)
+
+    @property
+    def change_in_calls(self) -> float:
+        """The same of the ratio of eager calls; NaN where one is not known."""
+        return _change(*self.calls)
 
     def __str__(self) -> str:
         at = self.question
@@ -101,7 +110,8 @@ def ratios(before: Sequence[Row], after: Sequence[Row]) -> list[Ratio]:
                 disturbed = was_one.disturbed | now_one.disturbed | was_other.disturbed | now_other.disturbed
                 values = was_one.ms / was_other.ms, now_one.ms / now_other.ms
                 cycles = was_one.cycles / was_other.cycles, now_one.cycles / now_other.cycles
-                found.append(Ratio(named, str(one[0]), str(other[0]), *values, disturbed, cycles))
+                calls = was_one.wall_ms / was_other.wall_ms, now_one.wall_ms / now_other.wall_ms
+                found.append(Ratio(named, str(one[0]), str(other[0]), *values, disturbed, cycles, calls))
     if not found:
         raise UserError("no two systems were timed at the same shape, mode and device in both; nothing to compare")
     return sorted(found, key=lambda ratio: ratio.change, reverse=True)
@@ -134,7 +144,13 @@ def _entrants(group: pd.DataFrame) -> Times:
     numbers = group[ENTRANT].astype(object).where(group[ENTRANT].notna(), None)
     keys = numbers.itertuples(index=False, name=None)
     return {
-        key: Timed(str(line["system"]), float(line["ms"]), _disturbed(line), float(line["sm_mhz_counted"]))
+        key: Timed(
+            str(line["system"]),
+            float(line["ms"]),
+            _disturbed(line),
+            float(line["sm_mhz_counted"]),
+            float(line["wall_ms"]),
+        )
         for key, (_, line) in zip(keys, group.iterrows(), strict=True)
     }
 

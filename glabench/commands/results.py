@@ -104,7 +104,8 @@ def ratios(
     """Compare the ratios of two systems in two runs of the same cases, an hour or a machine apart.
 
     Of every two systems that both runs have at a shape, mode and gate strength: the ratio of their medians. Apart from
-    the others are counted those with a system that waits for its launches, or whose clock was held back. Where rows say
+    the others are counted those with a system that waits for its launches, or whose clock was held back. On a GPU
+    medians are of kernels; ratios of eager calls, which depend on the CPU as well, are told besides. Where rows say
     how fast the SM clock was during the samples, ratios of SM cycles are judged, too: one chip lowers its clock further
     under the same load than another. Of calls under half a millisecond they repeat less well than ratios of times.
 
@@ -136,6 +137,10 @@ def ratios(
     if cycles:
         alike = sum(change <= most for change in cycles) / len(cycles)
         typer.echo(f"in SM cycles, {alike:.1%} of {len(cycles)} within {most:.1%}; the worst {max(cycles):.1%} apart")
+    calls = [change for ratio in found if not math.isnan(change := ratio.change_in_calls)]
+    if calls:
+        alike = sum(change <= most for change in calls) / len(calls)
+        typer.echo(f"of eager calls, {alike:.1%} of {len(calls)} within {most:.1%}; the worst {max(calls):.1%} apart")
     if share < LEAST_SHARE:
         raise typer.Exit(1)
 

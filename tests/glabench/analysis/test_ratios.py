@@ -51,6 +51,19 @@ def test_what_waits_for_its_launches_or_was_held_back_is_told_apart() -> None:
     assert not any(one.disturbed for one in ratios(rows[:2], rows[:2]))
 
 
+def test_ratios_of_eager_calls_stand_beside_those_of_kernels() -> None:
+    def called(row: Row, wall_ms: float) -> Row:
+        return replace(row, time={**(row.time or {}), "eager": {"host_ms": [0.1], "wall_ms": [wall_ms] * 3}})
+
+    before = [called(row("gla", 1.0), 1.2), called(row("fa2", 2.0), 2.4), row("cudnn", 4.0)]
+    after = [called(row("gla", 1.0), 1.8), called(row("fa2", 2.0), 2.4), row("cudnn", 4.0)]  # a slower CPU
+    found = {ratio.other: ratio for ratio in ratios(before, after) if ratio.one == "GLA, default schedule"}
+    assert found["FlashAttention-2"].calls == pytest.approx((0.5, 0.75))
+    assert found["FlashAttention-2"].change_in_calls == pytest.approx(0.5)
+    assert found["FlashAttention-2"].change == 0
+    assert math.isnan(found["cuDNN attention"].change_in_calls)
+
+
 def test_where_the_clock_was_the_cause_the_ratio_of_cycles_stays() -> None:
     def at(row: Row, mhz: float) -> Row:
         return replace(row, clocks={"sm_mhz": 1980.0, "sm_mhz_counted": mhz})

@@ -190,11 +190,18 @@ def test_spent_of_rows_that_do_not_say_is_one_line(files: list[Path], capsys: py
     assert "no row says where its time went" in errors[0]
 
 
-def timed(path: Path, ms: dict[str, float], launch_bound: str = "", mhz: dict[str, float] | None = None) -> Path:
+def timed(
+    path: Path,
+    ms: dict[str, float],
+    launch_bound: str = "",
+    mhz: dict[str, float] | None = None,
+    wall_ms: dict[str, float] | None = None,
+) -> Path:
     with Appender(path) as out:
         for system, each in ms.items():
             case = Case(system, 1, 64, 1, 16, 16)
             time = {"clock": "cpu_wall", "samples_ms": [each] * 10, "launch_bound": system == launch_bound}
+            time |= {"eager": {"wall_ms": [wall_ms[system]] * 5}} if wall_ms else {}
             facts = {"device": "CPU", "kind": "cpu", "fingerprint": path.name}
             clocks = {"sm_mhz": 1980.0, "sm_mhz_counted": mhz[system]} if mhz else None
             row = Row(case.id, "tiny", case.to_dict(), "ok", time=time, clocks=clocks, environment=facts)
@@ -222,5 +229,10 @@ def test_ratios_of_two_runs_are_judged(tmp_path: Path, capsys: pytest.CaptureFix
     other = timed(tmp_path / "other.jsonl", {"chunkwise_torch": 1.0, "parallel_torch": 3.0}, mhz=fast)
     code, out, _ = run(capsys, "ratios", one, other)
     assert (code, out[-1]) == (1, "in SM cycles, 100.0% of 1 within 1.5%; the worst 0.0% apart")
+    walls = ({"chunkwise_torch": 1.1, "parallel_torch": wall} for wall in (2.2, 3.3))
+    two = [timed(tmp_path / f"call{i}.jsonl", {"chunkwise_torch": 1.0, "parallel_torch": 2.0}, wall_ms=wall)
+           for i, wall in enumerate(walls)]  # fmt: skip
+    code, out, _ = run(capsys, "ratios", *two)
+    assert (code, out[-1]) == (0, "of eager calls, 0.0% of 1 within 1.5%; the worst 50.0% apart")
     code, _, errors = run(capsys, "ratios", before, after, "--within", "often")
     assert (code, errors[0].count("--within often: expected a share")) == (2, 1)
