@@ -41,6 +41,6 @@ def longer(check: Check) -> str:
         return ""
     most, of = text.times(max(slower)), text.count(len(ratios), "case")
     return (
-        f" Python takes {100 * (TOLD - 1):.0f} % longer or more to queue {len(slower)} of {of}, at most {most} as long, "
-        "which is not judged: it depends on the CPU."
+        f" Python takes {100 * (TOLD - 1):.0f} % longer or more to queue {len(slower)} of {of}, at most {most} as "
+        "long, which is not judged: it depends on the CPU."
     )

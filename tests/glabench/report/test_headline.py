@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from glabench.analysis.compare import answers
 from glabench.analysis.frame import frame
 from glabench.report import shapes
@@ -54,6 +56,26 @@ def test_the_floor_compares_only_what_ran_at_the_same_shapes() -> None:
 def test_the_floor_leaves_ungated_questions_out() -> None:
     figure, _ = floor([row("gla", 1024, 4.0), row("gla", 1024, 2.0, gate=None)])
     assert figure == "4.00×"
+
+
+def test_an_eager_call_is_told_beside_its_kernels_and_ranked_by_itself() -> None:
+    def called(row: Row, wall_over: float) -> Row:
+        assert row.time
+        walls = [wall_over * ms for ms in row.time["samples_ms"]]
+        return replace(row, time=row.time | {"eager": {"host_ms": walls, "wall_ms": walls}})
+
+    # By kernels ours is twice as fast as FLA, but eager calls of ours wait for Python.
+    rows = [called(row("gla", 1024, 2.0), 4.0), called(row("fla", 1024, 4.0), 1.5)]
+    found = findings(frame(rows), "GPU")
+    ranked = [f.lead for f in found if "fastest of" in f.lead]
+    assert ranked == [
+        "questions where GLA (ours) is the fastest of 2 systems, by kernels",
+        "questions where FLA chunk_gla is the fastest of 2 systems, by eager calls",
+    ]
+    (beside,) = [f for f in found if f.lead.startswith("its kernels' time")]
+    assert beside.figure == "4.00×"
+    assert "an eager call of GLA, default schedule, forward" in beside.lead
+    assert beside.sentence == "Geometric mean over 1 question; FLA chunk_gla 1.50×."
 
 
 def test_what_does_less_is_no_system_that_another_is_ahead_of() -> None:
