@@ -26,7 +26,7 @@ FLOORS = (
     ("analysis",),
     ("report",),
     ("check", "tune", "profile"),
-    ("commands",),
+    ("commands", "tools"),
     ("cli",),
     ("__main__",),
 )

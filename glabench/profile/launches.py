@@ -123,7 +123,7 @@ def _profile(run: Sequence[Call], count: int) -> list[Launched]:
             if number % BATCH_MOST == 0:
                 torch.cuda.synchronize()
         torch.cuda.synchronize()
-    return calls_of(_gpu_events(profiler.events() or ()))
+    return calls_of(gpu_events(profiler.events() or ()))
 
 
 def _marked(sampler: ColdSampler) -> None:
@@ -133,7 +133,7 @@ def _marked(sampler: ColdSampler) -> None:
     torch.cuda._sleep(1)
 
 
-def _gpu_events(events: Iterable[Any]) -> list[Event]:
+def gpu_events(events: Iterable[Any]) -> list[Event]:
     """torch's FunctionEvents of the GPU, without those that only repeat a name given on the CPU."""
     return [
         Event(event.name, event.time_range.start, event.time_range.end - event.time_range.start)

@@ -99,7 +99,7 @@ def test_only_what_ran_on_the_gpu_is_an_event() -> None:
         times = SimpleNamespace(start=3.0, end=5.5)
         return SimpleNamespace(name=name, device_type=device, time_range=times, is_user_annotation=note)
 
-    found = launches._gpu_events(
+    found = launches.gpu_events(
         [event("k", DeviceType.CUDA), event("cudaLaunchKernel", DeviceType.CPU), event("range", DeviceType.CUDA, True)]
     )
     assert found == [Event("k", 3.0, 2.5)]

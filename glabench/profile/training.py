@@ -1,0 +1,57 @@
+"""Where the GPU time of a step of training goes, by groups of kernels."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+import torch
+
+from glabench.profile.launches import Event, gpu_events
+from glabench.run.train import Trainer, synchronize
+
+OPERATOR = "operator"
+# The first group with a word that is part of the kernel's name in lower case. What is in none is "other".
+GROUPS = {
+    "compiled, not products": ("triton_",),  # first: these names list what they fuse
+    OPERATOR: ("flash", "fmha"),
+    "optimizer": ("adam", "multi_tensor"),
+    "matrix products": ("gemm", "nvjet", "cutlass", "xmma", "splitk"),
+    "loss": ("softmax", "nll_loss"),
+    "norms": ("norm",),
+    "elementwise, reductions and copies": ("at::native", "memcpy", "memset"),
+}
+
+
+def kernel_ms(trainer: Trainer, operator: frozenset[str]) -> dict[str, float]:
+    """GPU milliseconds of one step by group, the longest first. operator: names of kernels that are the operator's."""
+    synchronize(trainer.device)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        trainer.step()
+        synchronize(trainer.device)
+    return grouped(gpu_events(profiler.events() or ()), operator)
+
+
+def grouped(events: Iterable[Event], operator: frozenset[str]) -> dict[str, float]:
+    """The events' milliseconds by group, the longest first."""
+    found = defaultdict[str, float](float)
+    for event in events:
+        found[OPERATOR if event.name in operator else _group(event.name.lower())] += event.dur_us / 1e3
+    return dict(sorted(found.items(), key=lambda item: item[1], reverse=True))
+
+
+def _group(name: str) -> str:
+    return next((group for group, words in GROUPS.items() if any(word in name for word in words)), "other")
+
+
+def kernels_of(system: str, batch: int, length: int, heads: int, width: int) -> frozenset[str]:
+    """Names of the kernels that ``gla`` launches in a layer; none for attention, whose kernels' names say "flash"."""
+    from gla_kernels import launches
+
+    if not system.startswith("gla"):
+        return frozenset()
+    calls = launches("gla", B=batch, T=length, H=heads, K=width // 2 // heads, V=width // heads, dtype=torch.bfloat16)
+    return frozenset(launch.name for launch in calls)
+
+
+__all__ = ["grouped", "kernel_ms", "kernels_of"]

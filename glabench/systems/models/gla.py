@@ -1,0 +1,47 @@
+"""The GLA layer of section 4.4 of the paper (Yang et al. 2024, arXiv 2312.06635)."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from gla_kernels import gla
+
+RANK = 16  # of the projection that gates come from
+TEMPERATURE = 16  # gates are that much closer to 1 than a sigmoid
+EPS = 1e-5
+
+
+class GatedLinearAttention(nn.Module):
+    """Gated linear attention of ``heads`` heads: d_k = width / 2, d_v = width, some 4 width² parameters.
+
+    The norm of each head is an RMS norm with one weight for all heads, where the paper has a LayerNorm without saying
+    which weights; it is the norm of the rest of the model. recompute: what ``gla`` calls so.
+    """
+
+    def __init__(self, width: int, heads: int, recompute: bool = False) -> None:
+        super().__init__()
+        keys = width // 2
+        self.heads, self.recompute = heads, recompute
+        # Apart, since slices of one wide product would have to be copied: gla reads whole rows of heads.
+        self.q = nn.Linear(width, keys, bias=False)
+        self.k = nn.Linear(width, keys, bias=False)
+        self.v = nn.Linear(width, width, bias=False)
+        self.gate = nn.Sequential(nn.Linear(width, RANK, bias=False), nn.Linear(RANK, keys))
+        self.norm = nn.RMSNorm(width // heads, EPS)
+        self.output_gate = nn.Linear(width, width)
+        self.out = nn.Linear(width, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [B, T, width] -> the same shape. Gates are in x's dtype, with which all kernels serve."""
+        q, k, v, gate = (self._by_head(project(x)) for project in (self.q, self.k, self.v, self.gate))
+        o, _ = gla(q, k, v, F.logsigmoid(gate) / TEMPERATURE, recompute=self.recompute)
+        mixed: Tensor = self.out(F.silu(self.output_gate(x)) * self.norm(o).flatten(2))
+        return mixed
+
+    def _by_head(self, x: Tensor) -> Tensor:
+        """x [B, T, H * dim] as a view [B, T, H, dim]."""
+        return x.unflatten(-1, (self.heads, -1))
+
+
+__all__ = ["GatedLinearAttention"]
