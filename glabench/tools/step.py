@@ -25,6 +25,7 @@ from glabench.spec.settings import Device
 RIVAL = "fa2"
 MODES = {"none": (False,), "blocks": (True,), "both": (False, True)}
 GIB = 2**30
+WIDTH = 120  # of the table in a file or pipe, columns
 
 Row = dict[str, Any]
 
@@ -79,7 +80,8 @@ def step(
         out.parent.mkdir(parents=True, exist_ok=True)
         with out.open("a", encoding="utf-8") as file:
             file.writelines(json.dumps(row) + "\n" for row in rows)
-    show(rows, Console())
+    console = Console()
+    show(rows, console if console.is_terminal else Console(width=WIDTH))
     raise typer.Exit(0 if all(row["trains"] for row in rows) else 1)
 
 
