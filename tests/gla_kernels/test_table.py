@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,10 @@ import torch
 from gla_kernels import Schedule, Workload, default_config, launches
 from gla_kernels.config import steps_of
 from gla_kernels.table import (
-    CHUNK_FOLDER,
     Entry,
     ShapeClass,
     TableError,
     header_of,
-    kernels_hash,
     read,
     shape_class,
     space_hash,
@@ -149,14 +146,3 @@ def test_what_is_shipped_is_sound(path: Path) -> None:
     assert table.entries
     assert table.header.space == space_hash(), "tuned in another search space: nothing of it would be used"
     assert path.name == f"{slug(table.header.device)}.json"
-
-
-@pytest.mark.parametrize(("name", "same"), [("steep.py", True), ("steep_hopper.py", True), ("gates.py", False)])
-def test_kernels_that_no_plan_chooses_make_none_outdated(tmp_path, name, same):
-    shutil.copytree(CHUNK_FOLDER, tmp_path / "chunk", ignore=shutil.ignore_patterns("__pycache__"))
-    before = kernels_hash(tmp_path / "chunk")
-    assert before == kernels_hash()
-    with (tmp_path / "chunk" / name).open("a") as source:
-        source.write("# another line\n")
-    kernels_hash.cache_clear()
-    assert (kernels_hash(tmp_path / "chunk") == before) == same
