@@ -25,8 +25,8 @@ FLOORS = (
     ("run",),
     ("analysis",),
     ("report",),
-    ("check", "tune", "profile"),
-    ("commands", "tools"),
+    ("check", "tune", "profile", "tools"),
+    ("commands",),
     ("cli",),
     ("__main__",),
 )

@@ -200,10 +200,14 @@ def _compile(launch: Launch, arch: str) -> Any:
     if arch == local_arch():
         # through the JIT itself: its cache then has the kernel when the case runs
         return launch.kernel.warmup(**launch.arguments, **launch.constants, **launch.options, grid=launch.grid)
-    signature, constants, attributes = specialise(launch)
-    source = _source_class(launch)(launch.kernel, signature=signature, constexprs=constants, attrs=attributes)
     capability = int(arch.removeprefix("sm_"))
-    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=launch.options)
+    return triton.compile(source_of(launch), target=GPUTarget("cuda", capability, 32), options=launch.options)
+
+
+def source_of(launch: Launch) -> Any:
+    """What Triton's compiler is given of a launch."""
+    signature, constants, attributes = specialise(launch)
+    return _source_class(launch)(launch.kernel, signature=signature, constexprs=constants, attrs=attributes)
 
 
 def _source_class(launch: Launch) -> Any:

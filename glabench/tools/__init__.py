@@ -1,1 +1,1 @@
-"""Programs for maintainers."""
+"""Tools for those who work on the kernels: run by `python -m`."""

@@ -1,8 +1,8 @@
 """A hash of what functions and classes of a package mean: of their syntax trees and of all that these reach.
 
-Docstrings, comments, annotations, what errors say and the order of definitions do not count, nor does where a definition
-lies: names stand for what they are bound to, through any number of imports. A statement, a constant, a default, a
-decorator, a name of a function, parameter or local variable counts, and so do annotations of kernels: Triton reads them.
+Docstrings, comments, annotations, what errors say and the order of definitions do not count, nor does where one lies:
+names stand for what they are bound to, through any number of imports. A statement, a constant, a default, a decorator,
+a name of a function, parameter or local variable counts, and so do annotations of kernels, for Triton reads them.
 
 Sources are parsed, nothing of them is run. What is not reached by name is missed: methods are reached with their class,
 a class only where it is named (other than in an annotation), and a call at the top of a module by nobody.
@@ -67,9 +67,9 @@ class Package:
             }
         return _hash(sorted(marks.values()))[:DIGITS]
 
-    def reached(self, roots: Iterable[Place]) -> dict[Place, Dump]:
+    def reached(self, roots: Iterable[Place]) -> dict[Place, list[str | Place]]:
         """All definitions that the roots reach, themselves among them, each as text and places. Raises LookupError."""
-        found: dict[Place, Dump] = {}
+        found: dict[Place, list[str | Place]] = {}
         waiting = [self.resolve(root) for root in roots]
         for root in waiting:
             if root.outside or not root.name:

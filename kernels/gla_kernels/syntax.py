@@ -6,7 +6,8 @@ import ast
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Protocol
+from itertools import groupby
+from typing import Any, Protocol
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 SCOPES = (*FUNCTIONS, ast.ClassDef)
@@ -64,7 +65,7 @@ class Dump(list["str | Place"]):
         return dump
 
     def _node(self, node: ast.AST) -> None:
-        kind = type(node)
+        kind: Any = type(node)
         special = _special(kind)
         if special is not None:
             special(self, node)
@@ -90,6 +91,16 @@ class Dump(list["str | Place"]):
 
     def _Constant(self, node: ast.Constant) -> None:
         self.append(ascii(node.value))
+
+    def _JoinedStr(self, node: ast.JoinedStr) -> None:
+        """An f-string. Versions of Python cut what lies between its values into different pieces."""
+        self.append("JoinedStr[")
+        for literal, some in groupby(node.values, lambda one: isinstance(one, ast.Constant)):
+            pieces = list(some)
+            text = "".join(one.value for one in pieces if isinstance(one, ast.Constant))
+            if not literal or text:
+                self._value(text if literal else pieces)
+        self.append("]")
 
     def _Name(self, node: ast.Name) -> None:
         place = self._place_of(node)
@@ -209,13 +220,13 @@ class Dump(list["str | Place"]):
 
 
 @cache
-def _special(kind: type[ast.AST]) -> Callable[[Dump, ast.AST], None] | None:
+def _special(kind: Any) -> Callable[[Dump, ast.AST], None] | None:
     """The method for nodes of a kind, None where their fields say all."""
     return getattr(Dump, f"_{kind.__name__}", None)
 
 
 @cache
-def _fields(kind: type[ast.AST]) -> tuple[str, ...]:
+def _fields(kind: Any) -> tuple[str, ...]:
     return tuple(sorted(field for field in kind._fields if field not in UNSAID))
 
 
@@ -233,7 +244,7 @@ def is_type_checking(test: ast.expr) -> bool:
 def names_bound(node: ast.stmt) -> Iterator[str]:
     """Names that a statement at the top of a module binds, or changes: an attribute of theirs, an item, by a method."""
     found = dict.fromkeys(sorted(_bound_in([node])))
-    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+    targets: list[Any] = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and isinstance(node.value.func, ast.Attribute):
         targets = [node.value.func]
     for target in targets:
@@ -271,7 +282,8 @@ def _bound_in(body: Sequence[ast.AST]) -> frozenset[str]:
 def _children(node: ast.AST) -> list[ast.AST]:
     """Nodes right below one, but for the targets of a comprehension and for annotations."""
     found: list[ast.AST] = []
-    for field in _fields(type(node)):
+    kind: Any = type(node)
+    for field in _fields(kind):
         value = getattr(node, field)
         if isinstance(value, list):
             found += [one for one in value if isinstance(one, ast.AST)]
