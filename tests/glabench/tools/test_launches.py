@@ -13,7 +13,6 @@ import pytest
 from gla_kernels import Entry, Plan, Schedule, Workload, default_config
 from gla_kernels.table import Header, Table
 from glabench.errors import UserError
-from glabench.hardware.lowered import nameless
 from glabench.tools import launches
 from glabench.tools.launches import differences, main, read
 from glabench.tools.listing import others, plan_id, shipped
@@ -61,19 +60,6 @@ def test_each_architecture_has_its_own(found):
     assert "wgmma" in found["ptx"][0]
     assert ".target sm_90" in found["ptx"][1]
     assert ".target sm_80" in found["a100"]
-
-
-@pytest.mark.parametrize(
-    ("text", "left"),
-    [
-        ("tt.func public @a_kernel(%arg0: i32)", "tt.func public @kernel(%arg0: i32)"),
-        (".entry a_kernel(\n.param .u64 a_kernel_param_0,", ".entry kernel(\n.param .u64 kernel_param_0,"),
-        ("call grad_a_kernel; b.a_kernel$x", "call grad_a_kernel; b.a_kernel$x"),
-        ("add.s32 x; // a_kernel.py:3\n\n// end", "add.s32 x;"),
-    ],
-)
-def test_names_go(text, left):
-    assert nameless(text, "a_kernel") == left
 
 
 def test_a_gpu_that_cannot_run_a_plan_has_another():
