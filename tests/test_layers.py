@@ -25,8 +25,8 @@ FLOORS = (
     ("run",),
     ("analysis",),
     ("report",),
-    ("check", "tune", "profile", "tools"),
-    ("commands",),
+    ("check", "tune", "profile"),
+    ("commands", "tools"),
     ("cli",),
     ("__main__",),
 )

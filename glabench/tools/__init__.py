@@ -1,1 +1,1 @@
-"""Tools for those who work on the kernels: run by `python -m`."""
+"""Programs for maintainers."""

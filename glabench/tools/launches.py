@@ -14,6 +14,7 @@ import lzma
 import multiprocessing
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
@@ -146,9 +147,24 @@ def _run(options: argparse.Namespace) -> int:
         return 0
     unlike = differences(before, lines, renamed)
     print("\n".join(unlike[:SHOWN]), end="\n" if unlike else "")
-    kernels = len({line.rpartition(" | ")[2] for line in lines[1:]})
-    print(f"{len(lines) - 1:,} launches, {kernels} different kernels: {len(unlike):,} lines differ")
+    print(f"{len(lines) - 1:,} launches, {len(_kernels(lines))} different kernels: {len(unlike):,} lines differ")
+    if unlike:
+        # of kernels that are launched on both sides, only what they are given, or their order, can differ
+        gone, new = (_kernels(line for line in unlike if line[0] == sign) for sign in "-+")
+        print(f"kernels that are gone: {_counted(gone - new)}; new: {_counted(new - gone)}")
     return 1 if unlike else 0
+
+
+def _kernels(lines: Iterable[str]) -> set[tuple[str, str]]:
+    """The name and the hash of each different kernel in a listing, or in lines that differ."""
+    found = (re.search(r"(\w+)\[[\d, ]*\] \| .*\| (\w+)$", line) for line in lines)
+    return {(one[1], one[2]) for one in found if one}
+
+
+def _counted(kernels: Iterable[tuple[str, str]]) -> str:
+    """How many there are of each name."""
+    counts = Counter(name for name, _ in kernels)
+    return ", ".join(f"{count} {name}" for name, count in sorted(counts.items())) or "none"
 
 
 if __name__ == "__main__":

@@ -97,7 +97,7 @@ class Dump(list["str | Place"]):
         self.append("JoinedStr[")
         for literal, some in groupby(node.values, lambda one: isinstance(one, ast.Constant)):
             pieces = list(some)
-            text = "".join(one.value for one in pieces if isinstance(one, ast.Constant))
+            text = "".join(str(one.value) for one in pieces if isinstance(one, ast.Constant))
             if not literal or text:
                 self._value(text if literal else pieces)
         self.append("]")
