@@ -14,12 +14,15 @@ from torch import Tensor
 
 from . import chunk, compiled, recurrent, value_gates
 from .apply import DTYPES, all_launches, problem_of
-from .autograd import Between, Form, Given, call
+from .autograd import call
 from .choose import machine_of
 from .chunk.problem import Problem
 from .config import Plan, Schedule, Workload
-from .launch import Launch, execute
+from .form import ALIGNED, Form, Given, Left
+from .launch import Launch, Launcher
 from .plans import Config, check_config, check_plan, plan_of, tune
+from .prepared import Prepared, PreparedStep
+from .signature import is_plain, prepared, signature_of
 from .table import Machine
 from .validate import check_flag, check_inputs, check_scale, check_sizes, check_step, refuse_gradients
 from .value_gates.form import ValueGated, check_schedule
@@ -82,11 +85,25 @@ def gla(
         outside = torch.compiler.disable(gla)  # a plan, or tuning, is nothing that a graph can hold
         more = {"gv": gv, "schedule": schedule, "config": config, "recompute": recompute}
         return outside(q, k, v, g, scale, initial_state, output_final_state, **more)
+    if not is_plain(given):
+        _check(given, output_final_state)
+        return compiled.call("gla", given, scale, output_final_state, schedule, recompute)
+    wanted = given.requires_grad
+    flags = (output_final_state, recompute, scale)
+    signature = signature_of("gla", given, (*flags, *map(type, flags), schedule, config, wanted))
+
+    def prepare() -> Prepared:
+        _check(given, output_final_state)
+        form = _form(given, q.device, check_scale(scale, q.shape[-1]), schedule, wanted, recompute, config)
+        return Prepared(form, given.contiguous(), output_final_state, q.device)
+
+    return call(prepared(signature, prepare), given.contiguous(), wanted)
+
+
+def _check(given: Given, output_final_state: bool) -> None:
+    q, k, v, g, gv, initial_state = given
     check_inputs(q, k, v, g, initial_state, gv=gv)
     check_flag("output_final_state", output_final_state)
-    scale = check_scale(scale, q.shape[-1])
-    form = _form(given, q.device, scale, schedule, given.requires_grad, recompute, config)
-    return call(form, given.contiguous(), output_final_state)
 
 
 def _form(
@@ -136,9 +153,19 @@ def gla_recurrent(
     given = Given(q, k, v, g, gv, initial_state)
     if torch.compiler.is_compiling():
         return compiled.call("gla_recurrent", given, scale, output_final_state)
-    check_inputs(q, k, v, g, initial_state, gv=gv)
-    check_flag("output_final_state", output_final_state)
-    return call(_Recurrent(check_scale(scale, q.shape[-1])), given.contiguous(), output_final_state)
+    if not is_plain(given):
+        _check(given, output_final_state)
+        return compiled.call("gla_recurrent", given, scale, output_final_state)
+    wanted = given.requires_grad
+    flags = (output_final_state, scale)
+    signature = signature_of("gla_recurrent", given, (*flags, *map(type, flags)))
+
+    def prepare() -> Prepared:
+        _check(given, output_final_state)
+        form = _Recurrent(check_scale(scale, q.shape[-1]))
+        return Prepared(form, given.contiguous(), output_final_state, q.device)
+
+    return call(prepared(signature, prepare), given.contiguous(), wanted)
 
 
 def gla_step(
@@ -160,11 +187,22 @@ def gla_step(
     given = Given(q, k, v, g, gv, state)
     if torch.compiler.is_compiling():
         return compiled.call_step(given, scale)
-    check_step(q, k, v, g, gv, state)
-    refuse_gradients(given.requires_grad or given.has_tangents)
-    scale = check_scale(scale, q.shape[-1])
-    x = given._replace(initial_state=None).contiguous()
-    o = recurrent.step(x.q, x.k, x.v, x.g, state, scale, execute, x.gv)
+    wanted = given.requires_grad or given.has_tangents
+    if not is_plain(given) or wanted:
+        check_step(q, k, v, g, gv, state)
+        refuse_gradients(wanted)
+        return compiled.call_step(given, scale)
+
+    def prepare() -> PreparedStep:
+        check_step(q, k, v, g, gv, state)
+        return PreparedStep(given.contiguous(), check_scale(scale, q.shape[-1]), q.device)
+
+    lies = (state.is_contiguous(), state.is_neg()) if isinstance(state, Tensor) and not state.is_sparse else None
+    run = prepared(signature_of("gla_step", given, (scale, type(scale), lies)), prepare)
+    updated = state if state.data_ptr() % ALIGNED == 0 else state.clone()
+    o = run(given._replace(initial_state=None).contiguous()._replace(initial_state=updated))
+    if updated is not state:
+        state.copy_(updated)
     torch.autograd.graph.increment_version(state)  # a backward pass that still needs what was in it says so
     return o
 
@@ -247,18 +285,18 @@ class _Chunkwise:
         forward, backward = map(Plan.from_dict, settings["plans"])
         return cls(scale, forward, backward, settings["keep"])
 
-    def forward(self, x: Given, final: bool) -> tuple[Tensor, Tensor | None, Between]:
-        o, final_state, kept = chunk.forward(self._problem(x, self.plan), final, execute, self.keep)
+    def forward(self, x: Given, final: bool, launch: Launcher) -> tuple[Tensor, Tensor | None, Left]:
+        o, final_state, kept = chunk.forward(self._problem(x, self.plan), final, launch, self.keep)
         if kept is None or not self._problem(x, self.backward_plan).served_by(kept):
             return o, final_state, ()
         return o, final_state, (kept.states, kept.handed, kept.halves)
 
     def backward(
-        self, x: Given, between: Between, do: Tensor, d_final: Tensor | None, needed: Sequence[bool]
+        self, x: Given, left: Left, do: Tensor, d_final: Tensor | None, needed: Sequence[bool], launch: Launcher
     ) -> Sequence[Tensor | None]:
         problem = self._problem(x, self.backward_plan)
-        kept = problem.kept(*between) if between else None
-        dq, dk, dv, dg, d_initial = chunk.backward(problem, do, d_final, execute, kept)
+        kept = problem.kept(*left) if left else None
+        dq, dk, dv, dg, d_initial = chunk.backward(problem, do, d_final, launch, kept)
         return dq, dk, dv, dg, None, d_initial
 
     def _problem(self, x: Given, plan: Plan) -> Problem:
@@ -273,15 +311,15 @@ class _Recurrent:
     name: ClassVar[str] = "recurrent"
     settings: ClassVar[dict[str, Any]] = {}
 
-    def forward(self, x: Given, final: bool) -> tuple[Tensor, Tensor | None, Between]:
-        o, state = recurrent.forward(x.q, x.k, x.v, x.g, self.scale, x.initial_state, final, execute, x.gv)
+    def forward(self, x: Given, final: bool, launch: Launcher) -> tuple[Tensor, Tensor | None, Left]:
+        o, state = recurrent.forward(x.q, x.k, x.v, x.g, self.scale, x.initial_state, final, launch, x.gv)
         return o, state, (state if x.g is not None or x.gv is not None else None,)  # without gates none asks for it
 
     def backward(
-        self, x: Given, between: Between, do: Tensor, d_final: Tensor | None, needed: Sequence[bool]
+        self, x: Given, left: Left, do: Tensor, d_final: Tensor | None, needed: Sequence[bool], launch: Launcher
     ) -> Sequence[Tensor | None]:
-        state = between[0] if d_final is not None else None
-        return recurrent.backward(x.q, x.k, x.v, x.g, self.scale, x.initial_state, do, state, d_final, execute, x.gv)
+        state = left[0] if d_final is not None else None
+        return recurrent.backward(x.q, x.k, x.v, x.g, self.scale, x.initial_state, do, state, d_final, launch, x.gv)
 
 
 def _in_graph(x: Given, *how: Any) -> Form:
@@ -296,6 +334,5 @@ def _recurrent_in_graph(x: Given, device: torch.device, scale: float, *_: object
 
 
 compiled.MAKERS |= {"gla": _in_graph, "gla_recurrent": _recurrent_in_graph}
-compiled.FORMS |= {"chunkwise": _Chunkwise.of, "recurrent": lambda scale, _: _Recurrent(scale)}
 
 __all__ = ["gla", "gla_recurrent", "gla_step", "launches"]

@@ -131,18 +131,29 @@ def keep(entries: Iterable[Entry], machine: Machine | None = None) -> Path:
 
 def refresh() -> None:
     """Forget what was read, so that tables are read again: another process may have written them."""
+    global _generation
+    _generation += 1
     plan_for.cache_clear()
     _sources.cache_clear()
+
+
+_generation = 0
+
+
+def generation() -> int:
+    """How often `refresh` was called: plans chosen before the last time may be others now."""
+    return _generation
 
 
 def machine_of(device: torch.device | None = None) -> Machine:
     """The GPU that a tensor's device is; by default the current one, if kernels are compiled for it.
 
-    Anything but a GPU stands for one of compute capability 9.0: the interpreter takes what an H100 would.
+    Anything but a GPU stands for one of compute capability 9.0: the interpreter takes what an H100 would, and so do
+    tensors without data that say that they are on a GPU where there is none.
     """
     if device is None:
         device = torch.device("cuda" if torch.cuda.is_available() and not interpreting() else "cpu")
-    if device.type != "cuda":
+    if device.type != "cuda" or not torch.cuda.is_available():
         return Machine(90)
     return _gpu(torch.cuda.current_device() if device.index is None else device.index)
 

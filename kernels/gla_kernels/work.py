@@ -6,6 +6,7 @@ counted and what is not. Gates are taken to be mild.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,7 @@ TENSOR_PRODUCTS = {"tf32": ("tf32", 1), "tf32x3": ("tf32", 3), "ieee": ("fp32", 
 REGISTERS = 65536  # of an SM
 MOST_REGISTERS = 255  # of a thread
 OTHER_REGISTERS = 40  # of a thread, for addresses and loop counters
+COPIES = frozenset(("copy", "sum"))  # passes of `copies`
 MOST_RESIDENT = 8  # programs of these kernels on one SM, whatever their registers
 
 
@@ -95,7 +97,9 @@ class Work:
 
 
 def work_of(launch: Launch) -> Work:
-    """Count a launch of a chunkwise or recurrent kernel. Raises KeyError for another kernel."""
+    """Count a launch of a chunkwise or recurrent kernel, or of a copy. Raises KeyError for another kernel."""
+    if launch.step in COPIES:
+        return _copy_work(launch)
     counter = KERNELS[launch.step]
     s = Sizes(launch)
     c = Count(s)
@@ -117,6 +121,16 @@ def work_of(launch: Launch) -> Work:
         revisited_bytes=revisited,
         window_bytes=_window_bytes(s, c, size),
     )
+
+
+def _copy_work(launch: Launch) -> Work:
+    """Of a launch of `copies`."""
+    size = launch.args["n"] * launch.constexprs.get("PARTS", 1)
+    given, into = launch.args["p_x"], launch.args["p_y"]
+    read, written = 0 if given is None else size * given.element_size(), launch.args["n"] * into.element_size()
+    traffic = {"y": Traffic(0, written, written)} | ({"x": Traffic(read, 0, read)} if read else {})
+    programs = math.prod(launch.grid)
+    return Work(programs, {"bf16": 0, "tf32": 0, "fp32": 0}, size, 0, traffic, 1, 0, 1, 1, 1, 64, read, 0.0)
 
 
 def hbm_bytes(work: Work, launch: Launch, l2_bytes: int, sms: int) -> tuple[int, int]:

@@ -14,7 +14,7 @@ from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 
 from gla_kernels import Schedule, gla, launch
-from gla_kernels.interpreter import lean
+from gla_kernels.launch.interpreter import lean
 from gla_kernels.launch import interpreting
 
 if not interpreting():

@@ -23,20 +23,20 @@ class GatedLinearAttention(nn.Module):
         super().__init__()
         keys = width // 2
         self.heads, self.recompute = heads, recompute
-        # Apart, since slices of one wide product would have to be copied: gla reads whole rows of heads.
-        self.q = nn.Linear(width, keys, bias=False)
-        self.k = nn.Linear(width, keys, bias=False)
-        self.v = nn.Linear(width, width, bias=False)
-        self.gate = nn.Sequential(nn.Linear(width, RANK, bias=False), nn.Linear(RANK, keys))
+        # One product for queries, keys, values, the output gate and the gates' low rank, as attention has one for
+        # three: gla copies its slices, which costs less than products of their own.
+        self.sizes = (keys, keys, width, width, RANK)
+        self.project = nn.Linear(width, sum(self.sizes), bias=False)
+        self.gate = nn.Linear(RANK, keys)
         self.norm = nn.RMSNorm(width // heads, EPS)
-        self.output_gate = nn.Linear(width, width)
         self.out = nn.Linear(width, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [B, T, width] -> the same shape. Gates are in x's dtype, with which all kernels serve."""
-        q, k, v, gate = (self._by_head(project(x)) for project in (self.q, self.k, self.v, self.gate))
+        q, k, v, output_gate, low_rank = self.project(x).split(self.sizes, -1)
+        q, k, v, gate = (self._by_head(y) for y in (q, k, v, self.gate(low_rank)))
         o, _ = gla(q, k, v, F.logsigmoid(gate) / TEMPERATURE, recompute=self.recompute)
-        mixed: Tensor = self.out(F.silu(self.output_gate(x)) * self.norm(o).flatten(2))
+        mixed: Tensor = self.out(F.silu(output_gate) * self.norm(o).flatten(2))
         return mixed
 
     def _by_head(self, x: Tensor) -> Tensor:

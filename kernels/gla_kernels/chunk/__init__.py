@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..config import cdiv
+from ..copies import copied
 from ..launch import Launcher, settle_keys
 from .grad_qk import grad_qk_kernel
 from .grad_v import grad_v_kernel
@@ -43,7 +44,7 @@ def forward(
     kept = keep and p.schedule.materialize
     halves, states = p.half_decays(), p.state_buffer() if kept or p.walk_without_gates is None else None
     handed = p.handed_buffer() if keep and p.in_turn else None
-    carried = p.carried(p.initial_state) if p.in_turn else None
+    carried = _carried(p, p.initial_state, None, launch) if p.in_turn else None
     starts = _starts(p, None, launch) if carried is None else carried
     final_state = carried
     if carried is None and output_final_state:
@@ -51,7 +52,7 @@ def forward(
     tile, parts = p.config.output, p.slices
     for i, part in enumerate(parts):
         if handed is not None and carried is not None:
-            handed[i].copy_(carried)
+            launch(copied(carried, handed[i]))
         final = final_state if part == parts[-1] else carried
         if not _walk(p, part, starts, states, halves, final, o, launch):
             assert states is not None  # which only a walk can do without
@@ -61,13 +62,22 @@ def forward(
     return o, final_state if output_final_state else None, p.kept(states, handed, halves) if keep else None
 
 
+def _carried(p: Problem, given: Tensor | None, into: Tensor | None, launch: Launcher) -> Tensor:
+    """A state, or its gradient, that slices carry on in place, float32 [B, H, K, V]: ``given``, or zero. ``into``:
+    where it shall lie."""
+    B, _, H, K, V = p.dims
+    carried = p.q.new_empty(B, H, K, V, dtype=torch.float32) if into is None else into
+    launch(copied(given, carried))
+    return carried
+
+
 def _handed(p: Problem, carried: Tensor, launch: Launcher) -> Tensor:
     """The state before each slice, as the forward pass leaves them: `Problem.handed_buffer`. ``carried``: the one
     before the first, and after that the one before the last."""
     handed, gamma = p.handed_buffer(), p.decay_buffer(1)
     after = carried.view(-1, 1, *carried.shape[2:])
     for i, part in enumerate(p.slices):
-        handed[i].copy_(carried)
+        launch(copied(carried, handed[i]))
         if part != p.slices[-1]:
             _states(p, part, carried, after, None, None, launch, p.seg_chunks, last=True, gamma=gamma)
     return handed
@@ -203,9 +213,9 @@ def _backward(
     again = kept is None or kept.states is None  # whether the chunks' states are made again
     handed = carried = starts = ends = None
     if p.in_turn:
-        carried = p.carried(p.initial_state, into.initial_state)
+        carried = _carried(p, p.initial_state, into.initial_state, launch)
         handed = _handed(p, carried, launch) if kept is None else kept.handed
-        ends = p.carried(d_final, carried)
+        ends = _carried(p, d_final, carried, launch)
     else:
         starts = _starts(p, halves, launch) if again else None
         ends = _ends(p, do, d_final, launch)

@@ -177,13 +177,6 @@ class Problem:
         B, _, H, K, V = self.dims
         return self.q.new_empty(len(self.slices), B, H, K, V, dtype=self.state_dtype)
 
-    def carried(self, given: Tensor | None, into: Tensor | None = None) -> Tensor:
-        """A state, or its gradient, that slices carry on in place, float32 [B, H, K, V]: ``given``, or zero. ``into``:
-        where it shall lie."""
-        B, _, H, K, V = self.dims
-        carried = self.q.new_empty(B, H, K, V, dtype=torch.float32) if into is None else into
-        return carried.zero_() if given is None else carried.copy_(given)
-
     def states_a_head(self, states: Tensor | None) -> int:
         """How many there are."""
         B, _, H, K, V = self.dims

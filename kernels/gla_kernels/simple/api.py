@@ -13,10 +13,13 @@ import torch
 from torch import Tensor
 
 from .. import compiled
-from ..autograd import Between, Given, call
+from ..autograd import call
 from ..choose import machine_of
 from ..config import CHUNKS, Schedule
-from ..launch import Launch, execute
+from ..form import ALIGNED, Given, Left
+from ..launch import Launch, Launcher
+from ..prepared import Prepared
+from ..signature import is_plain, prepared, signature_of
 from ..validate import check_flag, check_inputs, check_scale, check_sizes, check_tensor
 from .call import MAX_CHUNK, MAX_DIM, Call
 from .passes import Kept, backward, forward
@@ -58,11 +61,30 @@ def simple_gla(
     given = Given(q, k, v, g, None, initial_state)
     if torch.compiler.is_compiling():
         return compiled.call("simple_gla", given, scale, output_final_state, schedule)
-    check_call(q, k, v, g, initial_state)
-    check_flag("output_final_state", output_final_state)
-    form = _form(given, q.device, check_scale(scale, q.shape[-1]), schedule, given.requires_grad)
-    # gates as they are, expanded perhaps, for kernels go by their strides
-    return call(form, given._replace(g=None).contiguous()._replace(g=g.resolve_neg()), output_final_state)
+    if not is_plain(given):
+        check_call(q, k, v, g, initial_state)
+        check_flag("output_final_state", output_final_state)
+        return compiled.call("simple_gla", given, scale, output_final_state, schedule)
+    wanted = given.requires_grad
+    flags = (output_final_state, scale)
+    strides = g.stride() if isinstance(g, Tensor) and g.layout is torch.strided else None
+    signature = signature_of("simple_gla", given, (*flags, *map(type, flags), schedule, strides, wanted))
+
+    def prepare() -> Prepared:
+        check_call(q, k, v, g, initial_state)
+        check_flag("output_final_state", output_final_state)
+        form = _form(given, q.device, check_scale(scale, q.shape[-1]), schedule, wanted)
+        return Prepared(form, _laid_out(given), output_final_state, q.device)
+
+    return call(prepared(signature, prepare), _laid_out(given), wanted)
+
+
+def _laid_out(given: Given) -> Given:
+    """As kernels read them: gates as they are, expanded perhaps, for kernels go by their strides."""
+    g = given.g
+    assert g is not None
+    g = g.resolve_neg()
+    return given._replace(g=None).contiguous()._replace(g=g if g.data_ptr() % ALIGNED == 0 else g.clone())
 
 
 def _form(
@@ -184,16 +206,16 @@ class _Simple:
     def of(cls, scale: float, settings: dict[str, Any]) -> _Simple:
         return cls(scale, Schedule(**settings["schedule"]), settings["capability"], settings["keep"])
 
-    def forward(self, x: Given, final: bool) -> tuple[Tensor, Tensor | None, Between]:
-        o, final_state, kept = forward(self._call(x), final, self.keep, execute)
+    def forward(self, x: Given, final: bool, launch: Launcher) -> tuple[Tensor, Tensor | None, Left]:
+        o, final_state, kept = forward(self._call(x), final, self.keep, launch)
         return o, final_state, (kept.sums, kept.states)
 
     def backward(
-        self, x: Given, between: Between, do: Tensor, d_final: Tensor | None, needed: Sequence[bool]
+        self, x: Given, left: Left, do: Tensor, d_final: Tensor | None, needed: Sequence[bool], launch: Launcher
     ) -> Sequence[Tensor | None]:
-        sums, states = between
+        sums, states = left
         assert sums is not None
-        dq, dk, dv, dg, d_initial = backward(self._call(x), Kept(sums, states), do, d_final, needed[3], execute)
+        dq, dk, dv, dg, d_initial = backward(self._call(x), Kept(sums, states), do, d_final, needed[3], launch)
         return dq, dk, dv, dg, None, d_initial
 
     def _call(self, x: Given) -> Call:
@@ -203,4 +225,3 @@ class _Simple:
 
 
 compiled.MAKERS["simple_gla"] = _in_graph
-compiled.FORMS["simple"] = _Simple.of

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..chunk.slices import Slice
 from ..config import cdiv, padded
+from ..copies import summed
 from ..launch import Launch, Launcher
 from .call import Call, chunks_of
 from .decays import simple_decays_kernel
@@ -82,7 +83,9 @@ def backward(
         if not call.walks_back:
             launch(call.over_slice(simple_grad_v_kernel, by_v, cdiv(V, by_v.block_v), args, part))
         d_at = d_before
-    dg = None if parts is None else parts.sum(0).to(call.g.dtype)
+    dg = None if parts is None else call.q.new_empty(B, T, H, dtype=call.g.dtype)
+    if parts is not None and dg is not None:
+        launch(summed(parts, dg))
     return dq, dk, dv, dg, d_initial
 
 

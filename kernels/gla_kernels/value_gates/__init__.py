@@ -34,7 +34,7 @@ def forward(p: Problem, launch: Launcher) -> tuple[Tensor, Tensor, Kept]:
     use of."""
     o = torch.empty_like(p.v)
     keys, values = p.sides(None)
-    state, handed = p.first(p.initial_state), []
+    state, handed = p.first(p.initial_state, launch), []
     states, scores = p.state_buffer(), p.scores_buffer()
     for part in p.slices:
         handed.append(state)
@@ -60,7 +60,7 @@ def backward(
     states = p.state_buffer() if stored is None else stored
     grads, scores = p.state_buffer(), p.scores_buffer()
     around = (states, grads)
-    d_state = p.first(d_final)
+    d_state = p.first(d_final, launch)
     for part, state in zip(reversed(p.slices), reversed(handed), strict=True):
         if stored is None:
             launch(p.walk(part, (keys, values), state, states, None))
@@ -75,7 +75,7 @@ def backward(
 
 def _handed(p: Problem, sides: tuple[Side, Side], launch: Launcher) -> list[Tensor]:
     """The state before each slice, as the forward pass leaves them."""
-    handed = [p.first(p.initial_state)]
+    handed = [p.first(p.initial_state, launch)]
     for part in p.slices[:-1]:
         handed.append(p.boundary())
         launch(p.walk(part, sides, handed[-2], None, handed[-1]))

@@ -8,10 +8,9 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from .. import compiled
-from ..autograd import Between, Given
 from ..config import Schedule
-from ..launch import execute
+from ..form import Given, Left
+from ..launch import Launcher
 from . import backward, forward
 from .problem import MAX_CHUNK, Problem
 
@@ -51,19 +50,16 @@ class ValueGated:
     def of(cls, scale: float, settings: dict[str, Any]) -> ValueGated:
         return cls(scale, Schedule(**settings["schedule"]), settings["keep"])
 
-    def forward(self, x: Given, final: bool) -> tuple[Tensor, Tensor | None, Between]:
-        o, final_state, (states, handed) = forward(self._problem(x), execute)
+    def forward(self, x: Given, final: bool, launch: Launcher) -> tuple[Tensor, Tensor | None, Left]:
+        o, final_state, (states, handed) = forward(self._problem(x), launch)
         return o, final_state if final else None, (states, *handed) if self.keep else ()
 
     def backward(
-        self, x: Given, between: Between, do: Tensor, d_final: Tensor | None, needed: Sequence[bool]
+        self, x: Given, left: Left, do: Tensor, d_final: Tensor | None, needed: Sequence[bool], launch: Launcher
     ) -> Sequence[Tensor | None]:
-        kept = (between[0], [state for state in between[1:] if state is not None]) if between else None
-        *gradients, d_initial = backward(self._problem(x), do, d_final, execute, kept)
+        kept = (left[0], [state for state in left[1:] if state is not None]) if left else None
+        *gradients, d_initial = backward(self._problem(x), do, d_final, launch, kept)
         return *gradients, None if x.initial_state is None else d_initial
 
     def _problem(self, x: Given) -> Problem:
         return Problem(x.q, x.k, x.v, x.g, x.gv, self.scale, x.initial_state, self.schedule)
-
-
-compiled.FORMS["value_gated"] = ValueGated.of

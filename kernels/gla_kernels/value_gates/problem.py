@@ -13,7 +13,8 @@ from torch import Tensor
 from ..chunk.problem import operand_type
 from ..chunk.slices import Slice, segments_at_once, slices_of
 from ..config import DEFAULT_SHARED_BYTES, MAX_REGISTERS, SAFE_COLUMNS, WGMMA_ROWS, Schedule, cdiv, padded
-from ..launch import Launch
+from ..copies import copied
+from ..launch import Launch, Launcher
 from .apply import gv_apply_kernel
 from .mild import gv_mild_kernel
 from .scores import gv_scores_kernel
@@ -125,9 +126,13 @@ class Problem:
         B, _, H, K, V = self.dims
         return self.q.new_empty(B, H, K, V, dtype=torch.float32)
 
-    def first(self, given: Tensor | None) -> Tensor:
+    def first(self, given: Tensor | None, launch: Launcher) -> Tensor:
         """The state, or gradient, that a walk over all slices starts from: zero where none is given."""
-        return self.boundary().zero_() if given is None else given
+        if given is not None:
+            return given
+        state = self.boundary()
+        launch(copied(None, state))
+        return state
 
     def walk(
         self, part: Slice, sides: tuple[Side, Side], start: Tensor, stored: Tensor | None, end: Tensor | None,

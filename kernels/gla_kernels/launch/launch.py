@@ -7,7 +7,6 @@ on torch's meta device and nothing runs.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
@@ -17,9 +16,7 @@ import torch
 import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from . import prepared
-from .config import MAX_REGISTERS
-from .interpreter import lean
+from ..config import MAX_REGISTERS
 
 
 @dataclass(frozen=True)
@@ -95,31 +92,6 @@ except ImportError:  # an experiment of Triton's, which may move; kernels in it 
 Launcher = Callable[[Launch], None]
 
 
-def interpreting() -> bool:
-    """Whether kernels run on CPU tensors through Triton's interpreter (TRITON_INTERPRET=1 at import)."""
-    return bool(triton.knobs.runtime.interpret)
-
-
-def _interpret(launch: Launch, device: int) -> None:
-    with lean():
-        launch.kernel[launch.grid](**launch.arguments, **launch.constants, **launch.options)
-
-
-_run = _interpret if interpreting() else prepared.run
-
-
-def execute(launch: Launch) -> None:
-    """Run the kernel on the device that its tensors are on. An empty grid (no batch, no heads) runs nothing, nor does
-    anything on meta tensors, which have shapes and no data."""
-    if math.prod(launch.grid) == 0:
-        return
-    tensor = next(x for x in launch.args.values() if isinstance(x, torch.Tensor))
-    if tensor.is_meta:
-        return
-    with torch.cuda.device_of(tensor):  # Triton launches on the current GPU, which need not be the tensors'
-        _run(launch, tensor.get_device())
-
-
 @cache
 def described(kernel: Any) -> tuple[str, ...]:
     """Of which tensors p_x a kernel may have a descriptor d_x: their names x."""
@@ -152,6 +124,6 @@ def settle_keys(*kernels: Any) -> None:
     the first time. The key would depend on what the process has compiled before, and what one process compiles would
     not be found by another.
     """
-    if not interpreting():
+    if not triton.knobs.runtime.interpret:
         for kernel in kernels:
             _ = kernel.cache_key

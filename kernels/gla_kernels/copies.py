@@ -1,0 +1,52 @@
+"""What host code would ask PyTorch to do between launches, as launches: copies, zeros and sums of buffers.
+
+So a direction of a call is launches and nothing else, and can be made again without its host code (`launch.record`).
+"""
+
+# mypy: disallow-untyped-defs=False
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .config import cdiv
+from .launch import Launch, settle_keys
+
+BLOCK = 4096  # elements of a program
+
+
+@triton.jit(do_not_specialize=["n"])
+def copy_kernel(p_x, p_y, n, BLOCK: tl.constexpr):
+    """y [n] = x [n] in the type of y, or zeros where x is None."""
+    o_y = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    b_y = tl.zeros([BLOCK], dtype=tl.float32)
+    if p_x is not None:
+        b_y += tl.load(p_x + o_y, mask=o_y < n, other=0.0).to(tl.float32)
+    tl.store(p_y + o_y, b_y.to(p_y.dtype.element_ty), mask=o_y < n)
+
+
+@triton.jit(do_not_specialize=["n"])
+def sum_kernel(p_x, p_y, n, PARTS: tl.constexpr, BLOCK: tl.constexpr):
+    """y [n] = the sum of x [PARTS, n], float32, in the type of y."""
+    o_y = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    b_y = tl.zeros([BLOCK], dtype=tl.float32)
+    for i in tl.static_range(PARTS):
+        b_y += tl.load(p_x + tl.cast(n, tl.int64) * i + o_y, mask=o_y < n, other=0.0)
+    tl.store(p_y + o_y, b_y.to(p_y.dtype.element_ty), mask=o_y < n)
+
+
+settle_keys(copy_kernel, sum_kernel)
+
+
+def copied(x: Tensor | None, into: Tensor) -> Launch:
+    """A launch that copies x, or zeros for None, into a tensor of as many elements; both are contiguous."""
+    return Launch(
+        copy_kernel, (cdiv(into.numel(), BLOCK),), {"p_x": x, "p_y": into, "n": into.numel()}, {"BLOCK": BLOCK}
+    )
+
+
+def summed(x: Tensor, into: Tensor) -> Launch:
+    """A launch that adds up x [parts, ..], float32, over the parts."""
+    sizes = {"PARTS": x.shape[0], "BLOCK": BLOCK}
+    return Launch(sum_kernel, (cdiv(into.numel(), BLOCK),), {"p_x": x, "p_y": into, "n": into.numel()}, sizes)
