@@ -54,7 +54,7 @@ def forward(
         if handed is not None and carried is not None:
             launch(copied(carried, handed[i]))
         final = final_state if part == parts[-1] else carried
-        if not _walk(p, part, starts, states, halves, final, o, launch):
+        if not _walk(p, part, starts, states, halves, final, o, launch, kept):
             assert states is not None  # which only a walk can do without
             _states(p, part, starts, states, halves, final, launch)
             args = {"p_q": p.q, "p_k": p.k, "p_v": p.v, "p_g": p.g, "p_s": states, "p_h": halves, "p_o": o}
@@ -143,10 +143,10 @@ def _states(
 
 def _walk(
     p: Problem, part: Slice, starts: Tensor | None, states: Tensor | None, halves: Tensor | None,
-    final_state: Tensor | None, o: Tensor, launch: Launcher,
+    final_state: Tensor | None, o: Tensor, launch: Launcher, kept: bool,
 ) -> bool:  # fmt: skip
     """What `_states` does, and the slice's rows of o, in one walk; False where the plan has none or it cannot serve.
-    Without gates it does without ``states``, too."""
+    Without gates it does without ``states``, too. kept: whether anybody asks for states but of strong gates."""
     args = {
         "p_q": p.q, "p_k": p.k, "p_v": p.v, "p_g": p.g, "p_s0": starts, "p_s": states, "p_h": halves,
         "p_st": final_state, "p_o": o, "scale": p.scale, "n_start": p.states_a_head(starts),
@@ -155,6 +155,7 @@ def _walk(
     if p.walk_without_gates is not None:
         launch(p.walk_on_chip(walk_kernel, p.walk_without_gates, args, part, states, **flags))
         return True
+    flags["STORE_S"] = kept
     walk = p.on_hopper(walk_hopper_kernel, p.config.walk, p.walk_on_chip, args, part, states, **flags)
     if walk is None:
         return False

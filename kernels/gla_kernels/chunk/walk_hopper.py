@@ -120,10 +120,26 @@ def _added(b_s, b_k, b_f, b_v, STATE: gl.constexpr):
 
 
 @gluon.jit
+def _least(s_h, at):
+    """Of 64 features, the least h."""
+    return gl.min(s_h.index(at).load(gl.SliceLayout(0, EVERYWHERE)), axis=0)
+
+
+@gluon.jit
+def _least_of(s_h, at, NK: gl.constexpr):
+    """Of all features, the least h: the same in every thread."""
+    least = _least(s_h[0], at)
+    if NK == 2:
+        least = gl.minimum(least, _least(s_h[1], at))
+    return least
+
+
+@gluon.jit
 def _state_part(
     d_s, p_s0, p_st, p_h, s_k, s_v, s_g, s_s, s_l, s_h, s_e, full, full_v, taken, made,
     i_state, i_v, store_h, store_st, n_here,
-    K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr, HAS_S0: gl.constexpr, STORE_ST: gl.constexpr,
+    K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr,
+    HAS_S0: gl.constexpr, STORE_S: gl.constexpr, STORE_ST: gl.constexpr,
 ):  # fmt: skip
     """Lead the state along; lay it down before each block, for the output's part and as what is kept of it."""
     STATE: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BV, 16])
@@ -151,8 +167,8 @@ def _state_part(
             b_d1 = warpgroup_mma_wait(0, (b_d1,))
             b_k1, b_f1 = _decayed_keys(b_d1, s_k[1], s_h[1], s_e[1], at, p_h + ROWS, store_h)
         p_h += K
-        tma.store_wait(NK)  # the state before the last one has left the slot
-        barrier()  # every warp has read k and g
+        tma.store_wait(NK if STORE_S else 0)  # the state before the last one has left the slot
+        barrier()  # every warp has read k and g, and h lies there
         mbarrier.arrive(taken.index(at))
         # the slot is free: `full` came after `empty` of the block before the last one
         s_s[0].index(at).store(rounded(b_s0))
@@ -161,8 +177,10 @@ def _state_part(
         fence_async_shared()
         barrier()
         mbarrier.arrive(made.index(at))
-        for t in gl.static_range(NK):
-            tma.async_copy_shared_to_global(d_s, [i_state + i * K + t * ROWS, i_v * BV], s_s[t].index(at))
+        wanted = True if STORE_S else _least_of(s_h, at, NK) <= LEAST_HALF
+        if wanted:
+            for t in gl.static_range(NK):
+                tma.async_copy_shared_to_global(d_s, [i_state + i * K + t * ROWS, i_v * BV], s_s[t].index(at))
 
         mbarrier.wait(full_v.index(at), phase)
         b_v = matrix(s_v.index(at))
@@ -218,12 +236,6 @@ def _scores(b_qh, b_ql, s_q, s_k, at, b_a, FIRST: gl.constexpr):
 
 
 @gluon.jit
-def _least(s_h, at):
-    """Of 64 features, the least h."""
-    return gl.min(s_h.index(at).load(gl.SliceLayout(0, EVERYWHERE)), axis=0)
-
-
-@gluon.jit
 def _output_part(
     d_o, s_q, s_k, s_v, s_g, s_s, s_o, s_m, s_h, s_e, full, full_v, taken, made, empty, empty_v,
     scale, i_batch, i_row0, i_out, n_here, K: gl.constexpr, BV: gl.constexpr,
@@ -270,10 +282,7 @@ def _output_part(
         if NK == 2:
             b_a = _scores(b_qh, b_ql, s_q[1], s_k[1], at, b_a, False)
             b_o = warpgroup_mma(gl.convert_layout(b_qd, LEFT, True), s_s[1].index(at), b_o, is_async=True)
-        least = _least(s_h[0], at)
-        if NK == 2:
-            least = gl.minimum(least, _least(s_h[1], at))
-        mild = least > LEAST_HALF
+        mild = _least_of(s_h, at, NK) > LEAST_HALF
 
         # the next block's sums begin; of the last block's, which nobody asks for, the operand is what lies there
         mbarrier.wait(full.index(at ^ 1), ((i + 1) >> 1) & 1, pred=i + 1 < n_here)
@@ -306,10 +315,12 @@ def _output_part(
 @gluon.jit(do_not_specialize=["T", "n_seg", "first_seg", "n_start", "n_stored", "seg_rows"])
 def walk_hopper_kernel(
     d_q, d_k, d_v, d_g, p_s0, d_s, p_h, p_st, d_o, scale, T, H, n_seg, first_seg, n_start, n_stored, seg_rows,
-    K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr, HAS_S0: gl.constexpr, STORE_ST: gl.constexpr,
+    K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr,
+    HAS_S0: gl.constexpr, STORE_S: gl.constexpr, STORE_ST: gl.constexpr,
 ):  # fmt: skip
     """o [B, T, H, V] of n_seg segments from first_seg on, of row blocks that are mild; all else as `states_kernel` has
-    it, with a state before every row block. bf16; K is 64 or 128, BV 64 or 128."""
+    it, with a state before every row block, or without STORE_S before those alone that are not mild, which nobody else
+    asks for where there is no backward pass to come. bf16; K is 64 or 128, BV 64 or 128."""
     NK: gl.constexpr = K // ROWS
     NV: gl.constexpr = V // BV
     i_p = gl.program_id(0)
@@ -362,7 +373,7 @@ def walk_hopper_kernel(
                 _state_part,
                 (
                     d_s, p_s0, p_st, p_h, s_k, s_v, s_g, s_s, s_l, s_h, s_e, full, full_v, taken, made,
-                    i_state, i_v, i_v == 0, i_seg == n_seg - 1, n_here, K, V, BV, HAS_S0, STORE_ST,
+                    i_state, i_v, i_v == 0, i_seg == n_seg - 1, n_here, K, V, BV, HAS_S0, STORE_S, STORE_ST,
                 ),
             ),
             (
