@@ -45,7 +45,9 @@ _apply = super(torch.autograd.Function, _Call).apply
 
 def _gradients(ctx: Any, do: Tensor | None, d_final: Tensor | None) -> tuple[Any, ...]:
     q, k, v, g, gv, initial_state, final_state, left = ctx.saved_tensors  # read once: a checkpoint hands them out once
-    given = Given(q, k, v, g, gv, initial_state)
+    # as they were given, wherever a hook on saved tensors has had them
+    given = ctx.prepared.as_given(Given(q, k, v, g, gv, initial_state))
+    final_state, left = (None if x is None else laid_out(x) for x in (final_state, left))
     do = torch.zeros_like(v) if do is None else laid_out(do)
     d_final = None if d_final is None else laid_out(d_final)
     return None, *ctx.prepared.backward(given, final_state, left, do, d_final, ctx.needs_input_grad[1:])

@@ -294,7 +294,7 @@ def _backward(*inputs: Any) -> list[Tensor]:
     """The gradients that are needed, in the order of the inputs. left: what `_forward` returned after o."""
     *tensors, left, do, d_final, needed, scale, final, room, text = inputs
     x = Given(*tensors).contiguous()
-    final_state, block = left[0] if final else None, left[-1] if room else None
+    final_state, block = laid_out(left[0]) if final else None, laid_out(left[-1]) if room else None
     d_final = None if d_final is None else laid_out(d_final)
     runs = _prepared(x, scale, final, room, text)
     grads = runs.backward(x, final_state, block, laid_out(do), d_final, tuple(needed))
@@ -335,6 +335,9 @@ def _backward_of_many(info: Any, in_dims: Any, *inputs: Any) -> tuple[list[Tenso
     given = [_folded(x, at, count) for x, at in zip(tensors, in_dims[:6], strict=True)]
     if final:
         left = [_folded(left[0], in_dims[6][0], count), *left[1:]]
+    if room and left[-1].shape[0] != room * count:  # only this pass is of many: torch.func.jacrev
+        # what the forward pass has left is of fewer sequences, and is made again, of all of them
+        left = [*left[:-1], torch.ops.gla_kernels.forward(*given, scale, final, room * count, text)[-1]]
     do, d_final = _folded(do, in_dims[7], count), _folded(d_final, in_dims[8], count)
     found = torch.ops.gla_kernels.backward(*given, left, do, d_final, needed, scale, final, room * count, text)
     return [_unfolded(x, count) for x in found], [0] * len(found)

@@ -57,6 +57,13 @@ class Prepared:
             ready = self._backward[key] = _Ready(self._backward_program(*key), self._sorts, self.device)
         return ready((*given, final_state, left, do, d_final))[0]
 
+    def as_given(self, given: Given) -> Given:
+        """Tensors of a call as its programs were recorded for them: those that came to lie otherwise are copied."""
+        for x, sort in zip(given, self._sorts, strict=True):
+            if x is not None and sort is not None and not sort.describes(x):
+                return Given(*(None if s is None else s.laid(t) for t, s in zip(given, self._sorts, strict=True)))  # type: ignore[arg-type]
+        return given
+
     @property
     def left_bytes(self) -> int:
         """Bytes that a forward pass leaves for the backward one beside its inputs and results."""

@@ -46,6 +46,8 @@ def signature_of(function: str, given: Sequence[Any], how: tuple[Any, ...]) -> S
         for x in given:
             if x is None:
                 add(None)
+            elif not isinstance(x, Tensor):
+                return None
             else:
                 add(x.shape)
                 add(x.dtype)

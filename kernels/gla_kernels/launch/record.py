@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .image import Image
 from .launch import Launch, Launcher
-from .run import compile_launch, execute
+from .run import ALIGNED, compile_launch, execute
 
 ALIGNMENT = 512  # of buffers, as the allocator has it
 
@@ -79,6 +79,22 @@ class Sort:
     def is_contiguous(self) -> bool:
         return self.stride == tuple(torch.empty(self.shape, device="meta").stride())
 
+    def describes(self, x: Tensor) -> bool:
+        """Whether a tensor lies so, at an address that 16 bytes divide, with no sign that is turned as it is read."""
+        return x.stride() == self.stride and not x.data_ptr() % ALIGNED and not x.is_neg()
+
+    def laid(self, x: Tensor) -> Tensor:
+        """The tensor, or a copy of it that lies so; elements that share memory are taken for equal."""
+        if self.describes(x):
+            return x
+        made = torch.empty_strided(self.shape, self.stride, dtype=x.dtype, device=x.device)
+        into, of = made, x.expand(self.shape)
+        for axis, step in enumerate(self.stride):
+            if step == 0 and self.shape[axis]:
+                into, of = into.narrow(axis, 0, 1), of.narrow(axis, 0, 1)
+        into.copy_(of)
+        return made
+
     def on_meta(self) -> Tensor:
         return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
 
@@ -135,7 +151,10 @@ class Program:
         """The tensor of a launch, at the addresses."""
         base, offset = self.where(x)
         under = tensors[base]
-        assert under is not None
+        if under is None:  # a block of no bytes
+            assert not x.numel()
+            device = next(one.device for one in tensors if one is not None)
+            return torch.empty_like(x, device=device)
         first = under.storage_offset() * under.element_size() + offset
         made = torch.empty(0, dtype=x.dtype, device=under.device)
         return made.set_(under.untyped_storage(), first // x.element_size(), x.shape, x.stride())

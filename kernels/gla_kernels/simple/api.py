@@ -67,7 +67,9 @@ def simple_gla(
         return compiled.call("simple_gla", given, scale, output_final_state, schedule)
     wanted = given.requires_grad
     flags = (output_final_state, scale)
-    strides = g.stride() if isinstance(g, Tensor) and g.layout is torch.strided else None
+    strides: tuple[Any, ...] | None = None
+    if isinstance(g, Tensor) and g.layout is torch.strided:  # as g lies, or that a copy of it is read
+        strides = g.stride(), g.is_neg() or g.data_ptr() % ALIGNED != 0
     signature = signature_of("simple_gla", given, (*flags, *map(type, flags), schedule, strides, wanted))
 
     def prepare() -> Prepared:
