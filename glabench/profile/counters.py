@@ -2,7 +2,8 @@
 
 ``ncu`` runs a process of its own (``profile.ncu_target``) and repeats each kernel as often as the counters need, the
 caches flushed and invalidated before each, clocks left as they are. Bytes at HBM are thus those of a cold kernel alone;
-of what it writes, they miss what the L2 still holds when it ends.
+of what it writes, they miss what the L2 still holds when it ends. Kernels of a CUDA graph are counted one by one, as
+those that are launched by themselves: `--graph-profiling node` is what ncu does by default.
 """
 
 from __future__ import annotations

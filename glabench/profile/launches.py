@@ -2,7 +2,8 @@
 
 Calls are cold and queued ahead as ``run.cold.ColdSampler`` does it. The spin before a call, and a short one after
 it, are kernels themselves: they tell on the GPU's own time line where a call begins and ends, whatever Python was doing
-meanwhile. What lies between two calls, the flush of the L2, is dropped with them.
+meanwhile. What lies between two calls, the flush of the L2, is dropped with them. Kernels of a CUDA graph, which a call
+of ours may come to be, are events of their own, too.
 """
 
 from __future__ import annotations

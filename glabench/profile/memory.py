@@ -1,51 +1,37 @@
 """What the peak memory of one call is made of: the allocator's history, replayed to the moment of the peak.
 
-Sizes are those that tensors asked for; the allocator rounds each up to 512 bytes.
+Our kernels' calls allocate their results, a block of what is left for the backward pass, and a block of scratch, which
+has the bytes of all buffers that are needed while launches run; buffers that are not in use at the same time share
+bytes. What such a block holds is said by the call's program (gla_kernels.launch.record): of scratch, what is held at
+the launch for which that is most. Measured is how large the blocks are, and when they are there; one of another size
+than the program's is not taken apart.
+
+Sizes are those that were asked for; the allocator rounds each up to 512 bytes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from glabench.profile.kernels import launches_of
 from glabench.run import oracle
 from glabench.run.gate import run_once
-from glabench.spec.case import DTYPE_BYTES, Case
+from glabench.spec.case import Case
 from glabench.systems.base import System
-from glabench.systems.inputs import Inputs, input_bytes
+from glabench.systems.inputs import DTYPES, Inputs, input_bytes
 
 if TYPE_CHECKING:
-    from gla_kernels.launch import Launch
+    from gla_kernels.form import Given
+    from gla_kernels.launch.record import Program
 
 KINDS = ("inputs", "outputs", "gradients", "states", "saved", "workspace")
-# Of gla_kernels.chunk, which allocate states
-STATE_FUNCTIONS = {"state_buffer", "boundary_buffer", "handed_buffer", "carried"}
-
-# What our kernels' tensors are to the call; inputs and outputs follow from its shape, states go by who writes them.
-MODEL_KINDS = {
-    "p_dq": "gradients",
-    "p_dk": "gradients",
-    "p_dv": "gradients",
-    "p_dg": "gradients",
-    "p_ds0": "gradients",
-    "p_qdq": "workspace",
-    "p_h": "workspace",
-    "p_gamma": "workspace",
-}
-# Which tensors of a pass are states; grad_qk has the forward pass's, where those were kept.
-STATE_TENSORS = {
-    "states": ("p_s",),
-    "combine": ("p_s",),
-    "walk": ("p_s",),
-    "grad_states": ("p_ds",),
-    "grad_walk": ("p_ds",),
-    "grad_qk": ("p_s",),
-}
-CARRIED = {"p_s0": "p_st", "p_dst": "p_ds0"}  # states that slices which take turns carry on in place
+# Arguments of our kernels that are states, their gradients, and what segments add to them; copies (p_x to p_y) are of
+# states alone in the forms whose programs are looked at here.
+STATES = frozenset({"p_s", "p_s0", "p_st", "p_ds", "p_ds0", "p_dst", "p_add", "p_first", "p_x", "p_y"})
 
 
 @dataclass(frozen=True)
@@ -55,7 +41,6 @@ class Block:
     number: int
     address: int
     size: int
-    states: bool
 
     def holds(self, addresses: Collection[int]) -> bool:
         return any(self.address <= one < self.address + self.size for one in addresses)
@@ -63,18 +48,20 @@ class Block:
 
 @dataclass(frozen=True)
 class Replayed:
-    """The history's blocks: at the peak, when the forward had ended, and at the end."""
+    """The history's blocks: at the peak, when the forward had ended, and at the end. backward: whether the peak came
+    after the forward's end."""
 
     peak: tuple[Block, ...]
     after_forward: tuple[Block, ...]
     last: tuple[Block, ...]
+    backward: bool
 
 
 def replay(trace: Sequence[Mapping[str, Any]], forward_ends: int) -> Replayed:
     """Follow allocations and frees. ``trace``: as torch.cuda.memory._snapshot() gives it; ``forward_ends``: how many of
     its entries are of the forward. A free of what was there before is none of the call's."""
     live: dict[int, Block] = {}
-    total, most = 0, 0
+    total, most, backward = 0, 0, False
     peak: tuple[Block, ...] = ()
     after_forward: tuple[Block, ...] = ()
     for number, entry in enumerate(trace):
@@ -82,24 +69,26 @@ def replay(trace: Sequence[Mapping[str, Any]], forward_ends: int) -> Replayed:
             after_forward = tuple(live.values())
         address = entry.get("addr", 0)
         if entry["action"] == "alloc":
-            live[address] = Block(number, address, entry["size"], _allocates_states(entry.get("frames") or ()))
+            live[address] = Block(number, address, entry["size"])
             total += entry["size"]
         elif entry["action"] == "free_requested" and address in live:
             total -= live.pop(address).size
         if total > most:
-            most, peak = total, tuple(live.values())
+            most, peak, backward = total, tuple(live.values()), number >= forward_ends
     last = tuple(live.values())
-    return Replayed(peak, after_forward if forward_ends < len(trace) else last, last)
-
-
-def _allocates_states(frames: Iterable[Mapping[str, Any]]) -> bool:
-    return any(frame["name"] in STATE_FUNCTIONS and "gla_kernels" in frame["filename"] for frame in frames)
+    return Replayed(peak, after_forward if forward_ends < len(trace) else last, last, backward)
 
 
 def kinds_of(
-    found: Replayed, inputs_bytes: int, outputs: Collection[int], gradients: Collection[int]
+    found: Replayed,
+    inputs_bytes: int,
+    outputs: Collection[int],
+    gradients: Collection[int],
+    contents: Iterable[Mapping[str, int]] = (),
 ) -> dict[str, int]:
-    """Bytes at the peak by kind. outputs, gradients: addresses of what the call returned."""
+    """Bytes at the peak by kind. outputs, gradients: addresses of what the call returned. contents: of blocks that hold
+    several kinds, the kinds; each is told by its size, and by whether it was kept when the forward had ended."""
+    mixed = {("saved" if "saved" in held else "workspace", sum(held.values())): held for held in contents}
     kinds = dict.fromkeys(KINDS, 0) | {"inputs": inputs_bytes}
     kept = {block.number for block in found.last}
     saved = {block.number for block in found.after_forward}
@@ -108,67 +97,121 @@ def kinds_of(
             kind = "outputs"
         elif block.number in kept and block.holds(gradients):
             kind = "gradients"
-        elif block.states:
-            kind = "states"
         else:
             kind = "saved" if block.number in saved else "workspace"
-        kinds[kind] += block.size
+        for one, size in mixed.get((kind, block.size), {kind: block.size}).items():
+            kinds[one] += size
     return kinds
 
 
-def model(system: System, case: Case, arch: str) -> dict[str, int] | None:
-    """The kinds by the launches' tensors: those of the direction that needs more, beside inputs and outputs. None for
-    what is not ours, and for those of our kernels whose tensors are not known here."""
-    launches = launches_of(system, case, arch)
-    if not launches:
-        return None
-    from gla_kernels import counts  # needs Triton, as our kernels do
+@dataclass(frozen=True)
+class Allocated:
+    """What a direction of a call allocates: bytes of its results, and by kind of what it leaves for the backward pass
+    and of its scratch."""
 
-    if any(launch.step not in counts.KERNELS for _, launch in launches):
-        return None
-    state = 4 * case.B * case.H * case.K * case.V if case.initial_state and case.mode != "step" else 0
-    rows = case.B * case.H * (1 if case.mode == "step" else case.T)
-    known = {"inputs": input_bytes(case), "outputs": rows * case.V * DTYPE_BYTES[case.dtype] + state}
-    directions = [
-        _tensors([launch for d, launch in launches if d == direction], case.initial_state)
-        for direction in ("fwd", "bwd")
+    results: int
+    left: dict[str, int]
+    scratch: dict[str, int]
+
+    @classmethod
+    def by(cls, program: Program) -> Allocated:
+        """What a program's call allocates."""
+        results = sum(prod(x.shape) * x.dtype.itemsize for x in program.results if x is not None)
+        left, scratch = _buffers(program, program.at_left), _buffers(program, program.at_left + 1)
+        return cls(
+            results,
+            _contents(left, program.left_bytes, "saved"),
+            _contents(_held_at_most(scratch), program.scratch_bytes, "workspace"),
+        )
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A tensor that launches share a block for. first, last: the launches between which it is needed; states: whether
+    it has states, or their gradients."""
+
+    size: int
+    first: int
+    last: int
+    states: bool
+
+
+def _buffers(program: Program, block: int) -> list[Buffer]:
+    """The buffers that lie in one of a program's blocks."""
+    uses: dict[int, list[tuple[int, str]]] = {}  # by the memory, launches and what they call it
+    for number, launch in enumerate(program.launches):
+        for name, x in launch.args.items():
+            if isinstance(x, torch.Tensor):
+                uses.setdefault(program.memory.add(x), []).append((number, name))
+    return [
+        Buffer(program.memory.bytes_of(one), at[0][0], at[-1][0], any(name in STATES for _, name in at))
+        for one, at in uses.items()
+        if program.places[one][0] == block
     ]
-    return max(directions, key=lambda kinds: sum(kinds.values())) | known
 
 
-def _tensors(launches: Sequence[Launch], results: bool) -> dict[str, int]:
-    """Bytes by kind of a direction's tensors, each counted once; of groups of heads that take turns, the first one's.
-    results: whether states that slices carry on are the caller's in the end."""
-    kinds, seen = dict.fromkeys(KINDS, 0), set[int]()
-    made = any(launch.step == "walk" or launch.constexprs.get("STORE_H") for launch in launches)
-    kept = {} if made else {"p_h": "saved"}  # by the forward pass
-    for launch in filter(_of_the_first_heads, launches):
-        states = dict.fromkeys(STATE_TENSORS.get(launch.step, ()), "states")
-        for name, kind in (MODEL_KINDS | kept | states | _between(launch, results)).items():
-            tensor = launch.args.get(name)
-            if isinstance(tensor, torch.Tensor) and tensor._is_view():
-                tensor = tensor._base
-            if isinstance(tensor, torch.Tensor) and id(tensor) not in seen:
-                seen.add(id(tensor))
-                kinds[kind] += tensor.numel() * tensor.element_size()
-    return kinds
+def _held_at_most(buffers: Sequence[Buffer]) -> list[Buffer]:
+    """Those that are held at the launch for which they have most bytes. A launch may begin before the one before it is
+    done, so each is held for a launch longer than it is needed."""
+    moments = [[one for one in buffers if one.first <= begun.first <= one.last + 1] for begun in buffers]
+    return max(moments, key=lambda held: sum(one.size for one in held), default=[])
 
 
-def _of_the_first_heads(launch: Launch) -> bool:
-    rows = (launch.args.get(name) for name in ("p_q", "p_k"))
-    return all(x.storage_offset() == 0 for x in rows if isinstance(x, torch.Tensor))
+def _contents(held: Sequence[Buffer], size: int, rest: str) -> dict[str, int]:
+    """A block's bytes by kind: states, and the ``rest``, with what lies between buffers."""
+    states = sum(one.size for one in held if one.states)
+    return {"states": states, rest: size - states}
 
 
-def _between(launch: Launch, results: bool) -> dict[str, str]:
-    """Which of a launch's tensors are states between slices: one of those that were kept, or one that is carried on."""
-    args, found = launch.args, set[str]()
-    start = args.get("p_s0")
-    if start is not None and start._is_view() and start._base.dim() > start.dim():
-        found.add("p_s0")
-    for start_name, end_name in CARRIED.items():
-        if not results and args.get(start_name) is args.get(end_name):
-            found |= {start_name, end_name}
-    return dict.fromkeys(found, "states")
+def allocated(system: System, case: Case, arch: str) -> list[Allocated]:
+    """What each direction of the case's call allocates on a GPU of ``arch``, the forward one first; none for what is
+    not ours, and for those of our functions whose buffers are not told apart here."""
+    return [Allocated.by(program) for program in _programs(system, case, arch)]
+
+
+def _programs(system: System, case: Case, arch: str) -> list[Program]:
+    form = system.form_of(case, arch)
+    if form is None or case.value_gate:
+        return []
+    from gla_kernels.prepared import Prepared, PreparedStep  # needs Triton, as our kernels do
+
+    given, meta = _given(case), torch.device("meta")
+    if case.mode == "step":
+        return [PreparedStep(given, 1.0, meta)._run.program]
+    call = Prepared(form, given, case.initial_state, meta)
+    forward = call._forward.program
+    if case.mode == "fwd":
+        return [forward]
+    return [forward, call._backward_program(case.initial_state, tuple(x is not None for x in given))]
+
+
+def _given(case: Case) -> Given:
+    """The tensors of the case's call, on the meta device."""
+    from gla_kernels.form import Given
+
+    lead = (case.B, case.H) if case.mode == "step" else (case.B, case.T, case.H)
+    q, k, v, g = (
+        torch.empty(*lead, size, dtype=DTYPES[case.dtype], device="meta") for size in (case.K, case.K, case.V, case.K)
+    )
+    state = None
+    if case.initial_state or case.mode == "step":
+        state = torch.empty(case.B, case.H, case.K, case.V, device="meta")
+    return Given(q, k, v, None if case.gate_strength is None else g, None, state)
+
+
+def model(case: Case, directions: Sequence[Allocated]) -> dict[str, int] | None:
+    """The kinds of a call whose directions allocate so much, at the peak; None for what nothing is known of."""
+    if not directions:
+        return None
+    forward, *back = directions
+    known = dict.fromkeys(KINDS, 0) | {"inputs": input_bytes(case), "outputs": forward.results}
+    moments = [_sum(known, forward.left, forward.scratch)]
+    moments += [_sum(known, {"gradients": one.results}, forward.left, one.scratch) for one in back]
+    return max(moments, key=lambda kinds: sum(kinds.values()))
+
+
+def _sum(*parts: Mapping[str, int]) -> dict[str, int]:
+    return {kind: sum(part.get(kind, 0) for part in parts) for kind in KINDS}
 
 
 def breakdown(system: System, case: Case, arch: str) -> dict[str, Any]:
@@ -182,7 +225,7 @@ def breakdown(system: System, case: Case, arch: str) -> dict[str, Any]:
     run_once(system, inputs, case, gradients)
     torch.cuda.synchronize()
     given = inputs.with_grad() if gradients else inputs
-    torch.cuda.memory._record_memory_history("all", context="alloc", stacks="python")
+    torch.cuda.memory._record_memory_history("all", context=None, stacks="python")
     try:
         before = len(_history())
         o, state = _forward(system, given, case, gradients)
@@ -193,8 +236,10 @@ def breakdown(system: System, case: Case, arch: str) -> dict[str, Any]:
         torch.cuda.memory._record_memory_history(None)
     replayed = replay(trace[before:], forward_ends - before)
     outputs, taken = addresses(found)
-    kinds = kinds_of(replayed, inputs.nbytes, outputs, taken)
-    return {"peak_bytes": sum(kinds.values()), "kinds": kinds, "model": model(system, case, arch)}
+    directions = allocated(system, case, arch)
+    contents = [directions[0].left, directions[replayed.backward].scratch] if directions else []
+    kinds = kinds_of(replayed, inputs.nbytes, outputs, taken, contents)
+    return {"peak_bytes": sum(kinds.values()), "kinds": kinds, "model": model(case, directions)}
 
 
 def _history() -> list[dict[str, Any]]:

@@ -23,7 +23,8 @@ from glabench.run.sm_clock import NOTHING, Counted, Notes
 Call = Callable[[], object]
 
 # A call that Python needs longer than this to queue is bound by its launches. Of these `gla` has up to 124 on the
-# board, without materialized states, which take Python 17 ms on some machines.
+# board, without materialized states: one by one they took Python 17 ms on some machines. A CUDA graph, which a call
+# comes to be after some firings at the same addresses, is queued sooner, and then spins are longer than they need be.
 MAX_SPIN_S = 0.03
 SPIN_MARGIN_S = 40e-6  # what else is queued while it spins: a note and two events
 CALM = 16  # samples on time, one after another, before spins are shorter again

@@ -16,6 +16,7 @@ from glabench.spec.settings import Device
 if TYPE_CHECKING:
     import torch
 
+    from gla_kernels.form import Form
     from gla_kernels.launch import Launch
     from glabench.systems.inputs import Inputs
 
@@ -90,6 +91,13 @@ class System(ABC):
         Empty for systems that are not our kernels.
         """
         return []
+
+    def form_of(self, case: Case, arch: str) -> Form | None:
+        """The form of our kernels that the case's call takes on a GPU of ``arch``, for what it allocates.
+
+        None for systems that are not our kernels, and for those whose buffers nobody asks for.
+        """
+        return None
 
 
 def every(device: Device) -> Iterator[tuple[SystemInfo, Unavailable | None]]:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import torch
 
     from gla_kernels import Choice, Machine, Plan, Schedule, Workload
+    from gla_kernels.form import Form
     from gla_kernels.launch import Launch
     from gla_kernels.plans import Config
     from glabench.spec.catalog import SystemInfo
@@ -113,12 +114,23 @@ class Gla(System):
     def launches(self, case: Case, arch: str) -> list[Launch]:
         if case.value_gate:
             return kernel_launches("gla", case, arch, self.schedule(case))
+        return kernel_launches("gla", case, arch, self.schedule(case), self.plans(case, arch))
+
+    def plans(self, case: Case, arch: str) -> tuple[Plan, Plan | None]:
+        """Which plans both directions of the case run on a GPU of ``arch``; None for a direction that it has not."""
         from gla_kernels import Machine, machine_of
 
         here, capability = machine_of(), int(arch.removeprefix("sm_"))
-        plans = self.choices(case, here if here.capability == capability else Machine(capability))
-        config = (plans["fwd"].plan, plans["bwd"].plan if "bwd" in plans else None)
-        return kernel_launches("gla", case, arch, self.schedule(case), config)
+        found = self.choices(case, here if here.capability == capability else Machine(capability))
+        return found["fwd"].plan, found["bwd"].plan if "bwd" in found else None
+
+    def form_of(self, case: Case, arch: str) -> Form | None:
+        from gla_kernels.api import _Chunkwise
+
+        if case.value_gate:
+            return None
+        forward, backward = self.plans(case, arch)
+        return _Chunkwise(case.K**-0.5, forward, backward or forward, backward is not None)
 
 
 class PlannedGla(Gla):

@@ -12,6 +12,7 @@ from glabench.systems.gla import head_dim_refusal, kernel_launches, kernels_unav
 if TYPE_CHECKING:
     import torch
 
+    from gla_kernels.form import Form
     from gla_kernels.launch import Launch
     from glabench.systems.inputs import Inputs
 
@@ -50,3 +51,8 @@ class GlaRecurrent(System):
 
     def launches(self, case: Case, arch: str) -> list[Launch]:
         return kernel_launches("gla_step" if case.mode == "step" else "gla_recurrent", case, arch)
+
+    def form_of(self, case: Case, arch: str) -> Form:
+        from gla_kernels.api import _Recurrent
+
+        return _Recurrent(case.K**-0.5)

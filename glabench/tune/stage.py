@@ -21,6 +21,7 @@ from gla_kernels.chunk.handed import Kept
 from gla_kernels.chunk.problem import Problem
 from gla_kernels.chunk.slices import Share
 from gla_kernels.config import WALK_OF, WALKS
+from gla_kernels.copies import copy_kernel
 from gla_kernels.launch import Launcher, execute
 from glabench.spec.case import Case
 from glabench.systems.inputs import DTYPES, Inputs, make_inputs
@@ -184,30 +185,37 @@ def _problem(inputs: Inputs, work: Workload, plan: Plan) -> Problem:
 
 def _passes(inputs: Inputs, work: Workload, plan: Plan, share: Share | None) -> Passes:
     """Run the plan; its passes with what each wrote, over the first slice that they come to: later ones would write
-    over its states. What a pass leaves out is NaN.
+    over its states. What a pass leaves out is NaN. Copies between passes are no passes, and all are made.
 
-    A tensor that no earlier pass has seen, and that is none to start from, is an output of the pass.
+    Memory that no earlier pass has seen, and that is none to start from, is an output of the pass.
     """
-    known = {x.data_ptr() for _, x in inputs.tensors()}
+    known = {_memory(x) for _, x in inputs.tensors()}
     passes: Passes = {}
 
     def keep(launch: Launch) -> None:
+        if launch.kernel is copy_kernel:
+            return execute(launch)
         key = launch.step, launch.args.get("every_rows", plan.schedule.chunk) != plan.schedule.chunk
         if key in passes and passes[key].launch.constexprs == launch.constexprs:
-            return
+            return None
         tensors = {name: x for name, x in launch.args.items() if isinstance(x, torch.Tensor)}
-        outputs = tuple(name for name, x in tensors.items() if name not in STARTS and x.data_ptr() not in known)
-        known.update(x.data_ptr() for x in tensors.values())
+        outputs = tuple(name for name, x in tensors.items() if name not in STARTS and _memory(x) not in known)
+        known.update(_memory(x) for x in tensors.values())
         # a slice starts from the state that it carries on in place, and would again from what it has made of it
         starts = {name: tensors[name].clone() for name in STARTS if name in tensors}
         passes[key] = Pass(replace(launch, args=launch.args | starts), outputs)
         for name in outputs:
             tensors[name].fill_(math.nan)
-        execute(passes[key].launch)
+        return execute(passes[key].launch)
 
     run_plan(inputs, work, plan, keep, share=share)
     torch.cuda.synchronize()
     return passes
+
+
+def _memory(x: torch.Tensor) -> int:
+    """The address of the memory that the tensor is a view of."""
+    return x.untyped_storage().data_ptr()
 
 
 def _pass_of(passes: Passes, candidate: Candidate, work: Workload) -> Pass:

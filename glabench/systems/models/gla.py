@@ -16,7 +16,8 @@ class GatedLinearAttention(nn.Module):
     """Gated linear attention of ``heads`` heads: d_k = width / 2, d_v = width, some 4 width² parameters.
 
     The norm of each head is an RMS norm with one weight for all heads, where the paper has a LayerNorm without saying
-    which weights; it is the norm of the rest of the model. recompute: what ``gla`` calls so.
+    which weights; it is the norm of the rest of the model. The paper's output gate has a bias, which is left out.
+    recompute: what ``gla`` calls so.
     """
 
     def __init__(self, width: int, heads: int, recompute: bool = False) -> None:

@@ -82,6 +82,13 @@ def test_a_refusal_is_one_line() -> None:
     assert refusal("", 137) == "ncu ended with exit code 137: nothing was printed"
 
 
+def test_kernels_of_a_graph_are_counted_one_by_one() -> None:
+    """As they are unless ncu is told otherwise."""
+    words = counters.command("ncu", CASE, ["gpu__time_duration.sum"])
+    assert "--graph-profiling" not in words
+    assert words[words.index("--target-processes") + 1] == "application-only"
+
+
 def test_only_metrics_that_the_gpu_has_are_asked_for() -> None:
     known = {"dram__bytes_op_read", "gpu__time_duration", "smsp__average_warps_issue_stalled_wait_per_issue_active"}
     assert metrics(known) == [

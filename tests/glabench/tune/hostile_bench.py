@@ -15,8 +15,8 @@ from typing import Any
 
 from hostile_kernels import Hostile, too_large  # type: ignore[import-not-found]  # this folder is on its path
 
-from gla_kernels import Launch, Workload, api
-from gla_kernels.launch import execute
+from gla_kernels import Launch, Workload
+from gla_kernels.launch import execute, record
 from glabench.tune import bench, compile_worker
 from glabench.tune.candidate import Candidate, launch_of
 from glabench.tune.stage import Pass, Stage
@@ -97,4 +97,4 @@ def fail_as_ptxas(launches: Any, arch: str) -> Any:
 
 
 Stage._launch_of = launch_planted  # type: ignore[method-assign]
-api.execute = execute_planted  # type: ignore[attr-defined]
+record.execute = execute_planted  # type: ignore[attr-defined]

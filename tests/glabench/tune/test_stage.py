@@ -141,6 +141,27 @@ def test_a_pass_of_slices_in_turn_is_compared_with_the_same_slice(
 
 @pytest.mark.skipif(not interpreting(), reason="runs on the CPU")
 @pytest.mark.usefixtures("turns")
+def test_every_copy_between_slices_in_turn_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each slice starts from what is copied for it, so that no pass is given memory that nothing has written."""
+    ran, wanted = list[Launch](), list[Launch]()
+    inputs, turn = Stage(TURNS, 90).inputs, plan(Schedule(64, 64, False))
+    stage.run_plan(inputs, TURNS, turn, wanted.append)
+
+    def run(launch: Launch) -> None:
+        ran.append(launch)
+        execute(launch)
+
+    monkeypatch.setattr(stage, "execute", run)
+    passes = stage._passes(inputs, TURNS, turn, None)
+    assert [one.step for one in ran].count("copy") == [one.step for one in wanted].count("copy") > 1
+    assert not any(step == "copy" for step, _ in passes)
+    starts = [one.launch.args[name] for one in passes.values() for name in stage.STARTS if name in one.launch.args]
+    assert starts
+    assert all(x.isfinite().all() for x in (*starts, *(x for _, x in inputs.tensors())))
+
+
+@pytest.mark.skipif(not interpreting(), reason="runs on the CPU")
+@pytest.mark.usefixtures("turns")
 def test_a_walk_over_slices_in_turn_is_compared_with_two_passes() -> None:
     here = Stage(Workload("fwd", 1, 150, 2, 16, 16, "fp32", gated=False), 90)
     here.trial(Candidate(Variant(Schedule(64, 64, False), 64, True), "walk", Tile(16, 16, 4, 1)))
