@@ -170,7 +170,7 @@ def test_a_campaign_on_a_cpu_stops_and_goes_on(tmp_path: Path, capsys: pytest.Ca
 
     foreign = store.to_json(plain).replace(plain.environment["fingerprint"], "f" * 12)
     (rows / "a-00.rows").write_text(
-        foreign[: foreign.index(', "checksum"')].replace('"schema": 4', '"schema": 2') + "}\n"
+        foreign[: foreign.index(', "checksum"')].replace(f'"schema": {store.SCHEMA}', '"schema": 2') + "}\n"
     )
     with pytest.raises(UserError, match="rows of other code"):
         main(command)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,6 +19,7 @@ import torch
 from gla_kernels import Entry, Machine, Plan, Schedule, Workload, default_config, reference, refresh, table_files
 from gla_kernels.config import Direction
 from gla_kernels.launch import Launch, execute
+from gla_kernels.signature import forget
 
 FACTOR = 4.0  # a kernel may be this many times as far from float64 as the same-dtype PyTorch form
 # What rounding alone allows, relative to the output's norm, in the type that everything is summed in (float32): the
@@ -118,6 +120,14 @@ def compare(form: Form, x: Inputs) -> None:
         assert error <= allowed, f"{name}: off by {error:.3e}, allowed {allowed:.3e}, norm {norm(right[name]):.3e}"
 
 
+@pytest.fixture(autouse=True)
+def no_call_is_known() -> Iterator[None]:
+    """Host code is recorded at a signature's first call, and tests patch what it reads."""
+    forget()
+    yield
+    forget()
+
+
 @pytest.fixture
 def judge() -> Callable[[Form, Inputs], None]:
     return compare
@@ -191,8 +201,15 @@ def _beside(name: str) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(name, module)  # where dataclasses look for it
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="session")
+def fake_cuda() -> ModuleType:
+    """A stand-in for CUDA's driver: see its file."""
+    return _beside("fake_cuda")
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from gla_kernels import Launch, Schedule, api, gla, gla_recurrent, gla_step, launches, simple, simple_gla
+from gla_kernels import Launch, Schedule, gla, gla_recurrent, gla_step, launches, prepared, simple, simple_gla
+from gla_kernels.launch.record import Program, record
 
 Call = Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
 
@@ -129,6 +131,19 @@ def seen(launch: Launch) -> Seen:
     return launch.name, launch.grid, launch.constexprs, numbers
 
 
+def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Launch]:
+    """The launches of each direction of a call, which are recorded as it is made for the first time."""
+    found: list[Launch] = []
+
+    def note(*host: Any) -> Program:
+        program = record(*host)
+        found.extend(program.launches)
+        return program
+
+    monkeypatch.setattr(prepared, "record", note)
+    return found
+
+
 PLANNED = {
     "in slices": ({"T": 1024, "H": 64, "schedule": Schedule(16, materialize=False)}, True),
     "without gates": ({"T": 100, "H": 1, "schedule": None}, False),
@@ -139,8 +154,7 @@ PLANNED = {
 @pytest.mark.parametrize(("asked", "gated"), PLANNED.values(), ids=PLANNED)
 def test_what_is_planned_is_what_a_call_launches(asked, gated, mode, monkeypatch):
     """A forward pass that no backward one follows leaves it nothing."""
-    launched: list[Launch] = []
-    monkeypatch.setattr(api, "execute", launched.append)
+    launched = recorded(monkeypatch)
     given = (x.detach().bfloat16() for x in drawn(T=asked["T"], H=asked["H"], device="meta"))
     q, k, v, g = (x.requires_grad_(mode != "fwd") for x in given)
     o, _ = gla(q, k, v, g if gated else None, schedule=asked["schedule"])
@@ -153,8 +167,7 @@ def test_what_is_planned_is_what_a_call_launches(asked, gated, mode, monkeypatch
 
 
 def test_what_simple_gla_plans_is_what_it_launches(monkeypatch):
-    launched: list[Launch] = []
-    monkeypatch.setattr(simple.api, "execute", launched.append)
+    launched = recorded(monkeypatch)
     q, k, v, g = drawn(device="meta")
     simple_gla(q, k, v, g[..., 0].contiguous())[0].sum().backward()
     planned = simple.launches(B=1, T=20, H=1, K=16, V=16, dtype=torch.float32)

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch._dynamo.testing import CompileCounter
+from torch._dynamo.testing import CompileCounter, CompileCounterWithBackend
 from torch.utils.checkpoint import checkpoint
 
 from gla_kernels import Plan, Schedule, Workload, chosen, compiled, gla, gla_recurrent, gla_step, simple_gla
-from gla_kernels.autograd import Given
+from gla_kernels.form import Given
 
 Call = Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
 
@@ -42,10 +42,10 @@ def afresh() -> Iterator[None]:
     torch.compiler.reset()
 
 
-def drawn(T: int = 70, D: int = 16, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+def drawn(T: int = 70, D: int = 16, dtype: torch.dtype = torch.float32, B: int = 2) -> list[torch.Tensor]:
     """q, k, v, g and an initial state, which require gradients."""
-    q, k, v, g = (torch.randn(2, T, 2, D, device=DEVICE, dtype=dtype) for _ in range(4))
-    state = torch.randn(2, 2, D, D, device=DEVICE)
+    q, k, v, g = (torch.randn(B, T, 2, D, device=DEVICE, dtype=dtype) for _ in range(4))
+    state = torch.randn(B, 2, D, D, device=DEVICE)
     return [x.requires_grad_() for x in (q, k, v, -g.abs(), state)]
 
 
@@ -61,10 +61,44 @@ def results(call: Call, given: list[torch.Tensor], final: bool) -> list[torch.Te
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_a_graph_computes_the_same_without_a_break(call, final):
     in_graph = torch.compile(call, fullgraph=True, backend="aot_eager")
-    for T in (70, 33):  # another length is another graph
+    for T in (70, 33):
         given = drawn(T)
         want, got = results(call, given, final), results(in_graph, given, final)
         assert all(torch.equal(a, b) for a, b in zip(want, got, strict=True))
+
+
+DYNAMIC = ("gla", "gla with gates on the value side", "gla_recurrent", "simple_gla")
+
+
+def dynamic(given: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The same, with batch and length marked as dynamic."""
+    for x in given:
+        torch._dynamo.mark_dynamic(x, 0)
+    for x in given[:4]:
+        torch._dynamo.mark_dynamic(x, 1)
+    return given
+
+
+@pytest.mark.parametrize("call", [CALLS[name] for name in DYNAMIC], ids=DYNAMIC)
+def test_one_graph_serves_all_batches_and_lengths_that_are_marked_as_dynamic(call):
+    frames = CompileCounterWithBackend("aot_eager")
+    in_graph = torch.compile(call, fullgraph=True, backend=frames)
+    for B, T in ((2, 20), (3, 33), (4, 70)):
+        given = drawn(T, B=B)
+        want, got = results(call, given, True), results(in_graph, dynamic(given), True)
+        assert all(torch.equal(a, b) for a, b in zip(want, got, strict=True))
+    assert frames.frame_count == 1
+
+
+@pytest.mark.parametrize("call", [gla, simple_gla_by_head], ids=["gla", "simple_gla"])
+def test_a_second_length_makes_one_more_graph_which_serves_all_others(call):
+    frames = CompileCounterWithBackend("aot_eager")
+    in_graph = torch.compile(call, fullgraph=True, backend=frames)
+    for T in (20, 33, 70, 64):
+        given = drawn(T)
+        want, got = results(call, given, False), results(in_graph, given, False)
+        assert all(torch.equal(a, b) for a, b in zip(want, got, strict=True))
+    assert frames.frame_count == 2
 
 
 def test_a_graph_takes_what_lies_anyhow_in_memory():
@@ -121,6 +155,15 @@ def test_only_gradients_that_are_asked_for_come_out():
     assert all(torch.equal(a, b) for a, b in zip(want, got, strict=True))
 
 
+@pytest.fixture
+def filled() -> Iterator[None]:
+    """PyTorch fills what it allocates: what is left for a backward pass has bytes at its end that nobody writes."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("filled")
 @pytest.mark.parametrize("function", compiled.MAKERS)
 @pytest.mark.parametrize("value_gates", [False, True])
 def test_operators_keep_what_pytorch_is_promised(function, value_gates):
@@ -129,8 +172,13 @@ def test_operators_keep_what_pytorch_is_promised(function, value_gates):
         g = g[..., 0].detach().requires_grad_()
     x = Given(q, k, v, g, g if value_gates and function != "simple_gla" else None, state)
     sorts = [None if t is None else (tuple(t.shape), t.dtype, t.device) for t in x]
-    form = compiled.settled(function, sorts, True, None, True, False)
-    torch.library.opcheck(torch.ops.gla_kernels.forward.default, (*x, 0.25, True, form))
+    how = 0.25, True, compiled.room_of(function, x, None), compiled.settled(function, sorts, True, None, True, False)
+    torch.library.opcheck(torch.ops.gla_kernels.forward.default, (*x, *how))
+    with torch.no_grad():
+        _, *left = torch.ops.gla_kernels.forward(*x, *how)
+    needed = [t is not None for t in x]
+    grads = torch.randn_like(v), torch.randn_like(state)
+    torch.library.opcheck(torch.ops.gla_kernels.backward.default, (*x, left, *grads, needed, *how))
 
 
 def test_a_step_of_decoding_changes_the_state_in_a_graph():

@@ -10,13 +10,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-import gla_kernels.api
 import gla_kernels.chunk
 from gla_kernels import Plan, Schedule, Tile, Workload, default_config, gla, machine_of
 from gla_kernels.choose import with_walks
 from gla_kernels.config import CHUNKS
 from gla_kernels.feasible import feasible
-from gla_kernels.launch import execute
+from gla_kernels.launch import execute, record
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 PAIRS = [(c, s) for c in CHUNKS for s in (16, 32, 64, 128, 256) if s <= c]
@@ -113,7 +112,7 @@ def passes_of(monkeypatch, call, x) -> list[str]:
         found.append(launch.step)
         execute(launch)
 
-    monkeypatch.setattr(gla_kernels.api, "execute", run)
+    monkeypatch.setattr(record, "execute", run)
     call(x)
     return found
 

@@ -30,7 +30,7 @@ from gla_kernels.table import header_of
 
 DEVICE = torch.device("cuda", 0)
 WORK = Workload("fwd", 4, 2048, 16, 128, 128)
-RAN = "gla_kernels.api.execute"
+RAN = "gla_kernels.launch.record.execute"
 
 
 def plan(schedule: Schedule, K: int = 16, V: int = 16, operand_bytes: int = 4) -> Plan:

@@ -15,7 +15,8 @@ import pytest
 import torch
 
 from gla_kernels import Schedule, retnet_decays, simple_gla
-from gla_kernels.simple import api, call, launches
+from gla_kernels.launch import record
+from gla_kernels.simple import call, launches
 
 GATES = (0.06, 1.0, 4.0, 16.0, 40.0, "resets", "closed")
 KEPT, WALKED = Schedule(32), Schedule(32, materialize=False)
@@ -74,7 +75,7 @@ def test_walks_back_by_slices(judge, simple, walks, monkeypatch):
 
 def test_states_are_kept_for_a_backward_pass_alone(simple, walks, monkeypatch):
     stored = []
-    monkeypatch.setattr(api, "execute", lambda launch: stored.append(launch.constexprs.get("STORE_S")))
+    monkeypatch.setattr(record, "execute", lambda launch: stored.append(launch.constexprs.get("STORE_S")))
     x = simple((1, 20, 1, 8, 8), torch.bfloat16, 1.0)
     for wanted in (False, True):
         simple_gla(x.q.requires_grad_(wanted), x.k, x.v, x.g.squeeze(-1))
@@ -227,10 +228,10 @@ def test_launches_are_those_of_each_direction():
     shape: dict[str, Any] = {"B": 4, "T": 2048, "H": 16, "K": 128, "V": 128, "dtype": torch.bfloat16}
     fwd, bwd, both = ([x.step for x in launches(**shape, mode=mode)] for mode in ("fwd", "bwd", "fwdbwd"))
     assert fwd == ["simple_decays", "simple_states", "simple_output"]
-    assert bwd == ["simple_states", "simple_grad_qk", "simple_grad_v"]  # states are kept
+    assert bwd == ["simple_states", "simple_grad_qk", "simple_grad_v", "sum"]  # states are kept
     assert both == fwd + bwd
     many = [x.step for x in launches(**(shape | {"H": 32}))]
-    assert many == ["simple_decays", "simple_walk", "simple_walk", "simple_grad_qk"]  # there, and back
+    assert many == ["simple_decays", "simple_walk", "simple_walk", "simple_grad_qk", "sum"]  # there, and back
     walked = [x.step for x in launches(**shape, schedule=Schedule(64, materialize=False))]
     assert walked[:2] == ["simple_decays", "simple_walk"]
     assert walked.count("simple_states") == 2  # computed again

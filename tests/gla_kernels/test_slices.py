@@ -39,7 +39,8 @@ def scratch_bytes(p: Problem) -> int:
     assert decays is not None
     found = 2 * part.state_buffer().nbytes + decays.nbytes // (p.q.numel() // part.q.numel())
     if part.in_turn:
-        return found + part.handed_buffer().nbytes + part.carried(None).nbytes
+        B, _, H, K, V = part.dims
+        return found + part.handed_buffer().nbytes + 4 * B * H * K * V  # a gradient that is carried on
     return found + (2 * part.boundary_buffer(part.n_seg).nbytes if part.n_seg > 1 else 0)
 
 

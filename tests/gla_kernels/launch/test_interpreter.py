@@ -13,9 +13,9 @@ import triton.language as tl
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 
-from gla_kernels import Schedule, gla, launch
+from gla_kernels import Schedule, gla
+from gla_kernels.launch import interpreting, run
 from gla_kernels.launch.interpreter import lean
-from gla_kernels.launch import interpreting
 
 if not interpreting():
     pytest.skip("about Triton's interpreter; kernels are compiled here", allow_module_level=True)
@@ -60,7 +60,7 @@ def state_of_triton() -> tuple[Any, ...]:
 def test_not_a_bit_changes(monkeypatch, inputs, outputs_of, dtype):
     x = inputs((1, 35, 1, 16, 20), dtype, "resets")
     found = outputs_of(form, x)
-    monkeypatch.setattr(launch, "lean", nullcontext)
+    monkeypatch.setattr(run, "lean", nullcontext)
     plain = outputs_of(form, x)
     assert found.keys() == plain.keys()
     for name, out in found.items():
