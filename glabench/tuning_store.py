@@ -69,7 +69,7 @@ class Tuning:
     spent_s: dict[str, float] = field(default_factory=dict)  # parts of wall_s by name
     header: dict[str, Any] = field(
         default_factory=dict
-    )  # of tables that the winner goes into: gla_kernels.table.Header
+    )  # of tables that the winner goes into: gla_kernels.plan.table.Header
     # whether backward plans were timed, and judged, after a forward pass that leaves its states; older ones were not
     states_given: bool = False
     # How many times what was measured of a pass a plan takes of it, by the cost model, where that is not once: a

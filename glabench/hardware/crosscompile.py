@@ -21,7 +21,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from gla_kernels.config import SHARED_BYTES
+from gla_kernels.schedule import SHARED_BYTES
 from glabench import failures
 from glabench.hardware.environment import cuobjdump
 from glabench.hardware.occupancy import occupancy

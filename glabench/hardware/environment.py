@@ -157,7 +157,7 @@ def folder_digest(variable: str) -> str | None:
 
 
 def tuned_folder() -> Path:
-    """Where gla_kernels keeps the plans that were tuned on this machine (gla_kernels.table_files.user_path)."""
+    """Where gla_kernels keeps the plans that were tuned on this machine (gla_kernels.plan.files.user_path)."""
     folder = os.environ.get("GLABENCH_CACHE")
     if not folder:
         folder = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "glabench", "tuned")

@@ -43,8 +43,8 @@ def launches_of(system: System, case: Case, arch: str) -> list[tuple[str, Launch
 
 def modelled(system: System, case: Case, arch: str, l2_bytes: int, sms: int) -> tuple[list[Kernel], list[str]]:
     """(one entry a launch, in order, with what the model says of it, notes)."""
-    from gla_kernels.model import predict_ms
-    from gla_kernels.work import profile_of
+    from gla_kernels.cost.model import predict_ms
+    from gla_kernels.cost.work import profile_of
 
     capability, notes, entries = int(arch.removeprefix("sm_")), list[str](), list[Kernel]()
     for direction, launch in launches_of(system, case, arch):

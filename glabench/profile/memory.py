@@ -25,8 +25,8 @@ from glabench.systems.base import System
 from glabench.systems.inputs import DTYPES, Inputs, input_bytes
 
 if TYPE_CHECKING:
-    from gla_kernels.form import Given
     from gla_kernels.launch.record import Program
+    from gla_kernels.ops.form import Given
 
 KINDS = ("inputs", "outputs", "gradients", "states", "saved", "workspace")
 # Arguments of our kernels that are states, their gradients, and what segments add to them; copies (p_x to p_y) are of
@@ -173,7 +173,7 @@ def _programs(system: System, case: Case, arch: str) -> list[Program]:
     form = system.form_of(case, arch)
     if form is None or case.value_gate:
         return []
-    from gla_kernels.prepared import Prepared, PreparedStep  # needs Triton, as our kernels do
+    from gla_kernels.ops.prepared import Prepared, PreparedStep  # needs Triton, as our kernels do
 
     given, meta = _given(case), torch.device("meta")
     if case.mode == "step":
@@ -187,7 +187,7 @@ def _programs(system: System, case: Case, arch: str) -> list[Program]:
 
 def _given(case: Case) -> Given:
     """The tensors of the case's call, on the meta device."""
-    from gla_kernels.form import Given
+    from gla_kernels.ops.form import Given
 
     lead = (case.B, case.H) if case.mode == "step" else (case.B, case.T, case.H)
     q, k, v, g = (

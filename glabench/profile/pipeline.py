@@ -5,7 +5,7 @@ The row's ``profile``, each part None where it could not be had, with the reason
     target      {"name", "arch", "sms", "here"}: the GPU that model and ceilings are of; here: it was measured on
     ceilings    see hardware.ceilings.Ceilings
     samples_ms  the whole call as a sweep times it; span_ms: by the profiler, from first start to last end
-    kernels     see profile.kernels.kernel; work is gla_kernels.work.profile_of, compiled an entry of
+    kernels     see profile.kernels.kernel; work is gla_kernels.cost.work.profile_of, compiled an entry of
                 hardware.crosscompile, counters those of profile.counters
     ncu         {"version", "refused"}, None when it was not asked for
     parts       {"intra_ms", "inter_ms"}: see run.forward_parts

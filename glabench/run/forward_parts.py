@@ -65,7 +65,7 @@ def split(samples: Sequence[float]) -> dict[str, list[float]]:
 def forward_launches(system: System, case: Case, inputs: Inputs) -> tuple[Launch, Launch]:
     """(states pass, output pass) of the case's forward on the inputs. Raises NotMeasured where there are no such."""
     from gla_kernels import chunk
-    from gla_kernels.apply import problem_of
+    from gla_kernels.plan.apply import problem_of
     from glabench.systems.gla import Gla, schedule_name
 
     if not isinstance(system, Gla):

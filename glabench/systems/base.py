@@ -16,8 +16,8 @@ from glabench.spec.settings import Device
 if TYPE_CHECKING:
     import torch
 
-    from gla_kernels.form import Form
     from gla_kernels.launch import Launch
+    from gla_kernels.ops.form import Form
     from glabench.systems.inputs import Inputs
 
 

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     import torch
 
     from gla_kernels import Choice, Machine, Plan, Schedule, Workload
-    from gla_kernels.form import Form
     from gla_kernels.launch import Launch
-    from gla_kernels.plans import Config
+    from gla_kernels.ops.form import Form
+    from gla_kernels.plan.request import Config
     from glabench.spec.catalog import SystemInfo
     from glabench.systems.inputs import Inputs
 
@@ -125,7 +125,7 @@ class Gla(System):
         return found["fwd"].plan, found["bwd"].plan if "bwd" in found else None
 
     def form_of(self, case: Case, arch: str) -> Form | None:
-        from gla_kernels.api import _Chunkwise
+        from gla_kernels.ops.gla import _Chunkwise
 
         if case.value_gate:
             return None
@@ -156,7 +156,7 @@ class PlannedGla(Gla):
 
 def value_gated_schedule(schedule: Schedule | None) -> Schedule:
     """What runs with gates on the value side where this is asked for; ValueError where nothing does."""
-    from gla_kernels.value_gates.form import check_schedule
+    from gla_kernels.ops.value_gates import check_schedule
 
     return check_schedule(schedule, None)
 

@@ -12,8 +12,8 @@ from glabench.systems.gla import head_dim_refusal, kernel_launches, kernels_unav
 if TYPE_CHECKING:
     import torch
 
-    from gla_kernels.form import Form
     from gla_kernels.launch import Launch
+    from gla_kernels.ops.form import Form
     from glabench.systems.inputs import Inputs
 
 
@@ -53,6 +53,6 @@ class GlaRecurrent(System):
         return kernel_launches("gla_step" if case.mode == "step" else "gla_recurrent", case, arch)
 
     def form_of(self, case: Case, arch: str) -> Form:
-        from gla_kernels.api import _Recurrent
+        from gla_kernels.ops.gla import _Recurrent
 
         return _Recurrent(case.K**-0.5)

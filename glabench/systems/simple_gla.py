@@ -41,7 +41,7 @@ class SimpleGla(System):
 
     def schedule(self, case: Case) -> Schedule:
         """The case's schedule, or the kernels' own. ValueError for one that they do not have."""
-        from gla_kernels.simple.api import check_schedule
+        from gla_kernels.ops.simple_gla import check_schedule
 
         return check_schedule(schedule_of(case))
 
@@ -72,7 +72,7 @@ class SimpleGla(System):
         return None
 
     def launches(self, case: Case, arch: str) -> list[Launch]:
-        from gla_kernels.simple import launches
+        from gla_kernels.ops.simple_gla import launches
         from glabench.systems.inputs import DTYPES
 
         return launches(

@@ -21,10 +21,11 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import logsigmoid, scaled_dot_product_attention
 
-from gla_kernels import autograd, gla
+from gla_kernels import gla
 from gla_kernels.launch import cuda
 from gla_kernels.launch.image import Bound, Image, make
-from gla_kernels.prepared import Prepared
+from gla_kernels.ops import autograd
+from gla_kernels.ops.prepared import Prepared
 from glabench.hardware.environment import detect_device
 from glabench.run.memory import no_collection
 

@@ -24,7 +24,7 @@ from typing import Any, TextIO
 import triton
 
 from gla_kernels.launch import interpreting
-from gla_kernels.table_files import shipped_tables
+from gla_kernels.plan.files import shipped_tables
 from glabench.errors import UserError
 from glabench.hardware.lowered import Form, lowered
 from glabench.tools.listing import Listed, digest, others, shipped

@@ -11,10 +11,11 @@ from typing import Any
 
 import torch
 
-from gla_kernels import Machine, Plan, Schedule, Workload, api, chosen, simple
-from gla_kernels.apply import DTYPES, all_launches
+from gla_kernels import Machine, Plan, Schedule, Workload, chosen
 from gla_kernels.launch import Launch
-from gla_kernels.table import Table, refusal
+from gla_kernels.ops import gla, simple_gla
+from gla_kernels.plan.apply import DTYPES, all_launches
+from gla_kernels.plan.table import Table, refusal
 from glabench.hardware.crosscompile import kernel_key
 
 CAPABILITIES = (80, 90)
@@ -71,14 +72,14 @@ def _calls() -> Iterator[tuple[str, Any, dict[str, Any]]]:
     """Functions, and what else they are asked for."""
     for schedule in SCHEDULES:
         for gates in ({"gated": True}, {"gated": False}):
-            yield f"gla {gates} {_schedule(schedule)}", api.launches, {"op": "gla", "schedule": schedule, **gates}
-        yield f"simple_gla {_schedule(schedule)}", simple.launches, {"schedule": schedule}
+            yield f"gla {gates} {_schedule(schedule)}", gla.launches, {"op": "gla", "schedule": schedule, **gates}
+        yield f"simple_gla {_schedule(schedule)}", simple_gla.launches, {"schedule": schedule}
     for schedule in SCHEDULES[:3]:
         for gates in (VALUE_GATED, {**VALUE_GATED, "gated": True}):
-            yield f"gla {gates} {_schedule(schedule)}", api.launches, {"op": "gla", "schedule": schedule, **gates}
+            yield f"gla {gates} {_schedule(schedule)}", gla.launches, {"op": "gla", "schedule": schedule, **gates}
     for op in ("gla_recurrent", "gla_step"):
         for gates in ({"gated": True}, {"gated": False}, VALUE_GATED):
-            yield f"{op} {gates}", api.launches, {"op": op, **gates}
+            yield f"{op} {gates}", gla.launches, {"op": op, **gates}
 
 
 def _lines(capability: int, about: str, launches: Iterable[Launch]) -> Iterator[Listed]:

@@ -1,6 +1,6 @@
 """Fit the cost model to what tunings measured: ``python -m glabench.tune.calibrate RECORDS...``.
 
-Writes ``gla_kernels/model.json`` and says how well each pass is predicted. The more head dimensions and shapes the
+Writes ``gla_kernels/cost/model.json`` and says how well each pass is predicted. The more head dimensions and shapes the
 records hold, the better; exhaustive ones are best. Records of another search space, whose passes may be others, are
 left out, and of other kernels what was measured over a slice, which may have been longer or shorter than slices are
 now.
@@ -22,9 +22,10 @@ import numpy as np
 from scipy.optimize import nnls
 from scipy.stats import spearmanr
 
-from gla_kernels import Workload, model
-from gla_kernels.config import PASSES
-from gla_kernels.table import kernels_hash, space_hash
+from gla_kernels import Workload
+from gla_kernels.cost import model
+from gla_kernels.plan.table import kernels_hash, space_hash
+from gla_kernels.schedule import PASSES
 from glabench.analysis.load import load_tunings
 from glabench.errors import UserError
 from glabench.tune.candidate import Candidate, launch_of

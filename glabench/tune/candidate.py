@@ -16,9 +16,10 @@ from typing import Any
 import torch
 
 from gla_kernels import KernelConfig, Launch, Plan, Schedule, Tile, Workload, default_config
-from gla_kernels.apply import launches_of
-from gla_kernels.choose import with_walks
-from gla_kernels.config import BLOCK_TS, MAX_REGISTERS, WGMMA_ROWS, schedules, steps_of
+from gla_kernels.plan.apply import launches_of
+from gla_kernels.plan.choose import with_walks
+from gla_kernels.plan.space import BLOCK_TS, schedules
+from gla_kernels.schedule import MAX_REGISTERS, WGMMA_ROWS, steps_of
 from glabench.systems.gla import schedule_name
 
 

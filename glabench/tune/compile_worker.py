@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any
 
 from gla_kernels import Launch, Plan, Workload
-from gla_kernels.apply import launches_of
+from gla_kernels.plan.apply import launches_of
 from glabench import failures
 from glabench.hardware.crosscompile import cross_compile
 from glabench.tune.candidate import Candidate, launch_of, variants

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from gla_kernels import Plan, Workload
-from gla_kernels.apply import launches_of
+from gla_kernels.plan.apply import launches_of
 from glabench.hardware.crosscompile import kernel_key
 from glabench.run.child import Child, ChildDied, ChildTimeout
 from glabench.run.driver import cores, worker_env

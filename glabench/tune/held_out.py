@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from gla_kernels import Workload
-from gla_kernels.choose import choice_of
-from gla_kernels.table import Header, Table, key_of
+from gla_kernels.plan.choose import choice_of
+from gla_kernels.plan.table import Header, Table, key_of
 from glabench.analysis.load import load_tunings
 from glabench.analysis.statistics import geometric_mean
 from glabench.analysis.tuning import Sums, median_ms, winner

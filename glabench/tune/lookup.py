@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 from gla_kernels import Choice, Machine, Workload, chosen, machine_of
-from gla_kernels.choose import predicted_ms
-from gla_kernels.config import PASSES
+from gla_kernels.plan.choose import predicted_ms
+from gla_kernels.schedule import PASSES
 from glabench.analysis.load import load_tunings, only_tunings
 from glabench.errors import UserError, did_you_mean
 from glabench.hardware.environment import detect_device

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from gla_kernels import Choice, Entry, Machine, Plan, TableError, Workload, chosen, keep
-from gla_kernels.table import header_of
+from gla_kernels.plan.table import header_of
 from glabench import tuning_store
 from glabench.analysis.load import load_tunings
 from glabench.errors import UserError

@@ -1,6 +1,6 @@
 """Write the table that comes with the package from tuning records: ``python -m glabench.tune.ship RECORDS...``.
 
-The winners of the records become ``gla_kernels/tuned/<gpu>.json``, the newest of each workload. Needs no GPU: what is
+The winners of the records become ``gla_kernels/plan/tuned/<gpu>.json``, the newest of each workload. No GPU: what is
 shipped can be made again from what is committed.
 """
 
@@ -11,8 +11,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from gla_kernels.table import Header, TableError, kernels_hash, space_hash
-from gla_kernels.table_files import ship
+from gla_kernels.plan.files import ship
+from gla_kernels.plan.table import Header, TableError, kernels_hash, space_hash
 from glabench.analysis.load import load_tunings
 from glabench.errors import UserError
 from glabench.tune.session import entry_of

@@ -10,10 +10,11 @@ from itertools import zip_longest
 from typing import Any
 
 from gla_kernels import Launch, Plan, Workload
-from gla_kernels.apply import all_launches, by_pass, launches_of
-from gla_kernels.config import KernelConfig, Tile, states_given, tiles
-from gla_kernels.feasible import feasible
-from gla_kernels.model import predict_ms
+from gla_kernels.cost.model import predict_ms
+from gla_kernels.plan.apply import all_launches, by_pass, launches_of
+from gla_kernels.plan.limits import feasible
+from gla_kernels.plan.space import tiles
+from gla_kernels.schedule import KernelConfig, Tile, states_given
 from glabench.tune.candidate import Candidate, Variant, base_config, key, variants
 
 

@@ -16,13 +16,13 @@ from functools import partial
 import torch
 
 from gla_kernels import Launch, Plan, Schedule, Workload, chunk, default_config
-from gla_kernels.apply import by_pass, problem_of
-from gla_kernels.chunk.handed import Kept
+from gla_kernels.chunk.kept import Kept
 from gla_kernels.chunk.problem import Problem
-from gla_kernels.chunk.slices import Share
-from gla_kernels.config import WALK_OF, WALKS
 from gla_kernels.copies import copy_kernel
 from gla_kernels.launch import Launcher, execute
+from gla_kernels.plan.apply import by_pass, problem_of
+from gla_kernels.schedule import WALK_OF, WALKS
+from gla_kernels.tiles.slices import Share
 from glabench.spec.case import Case
 from glabench.systems.inputs import DTYPES, Inputs, make_inputs
 from glabench.tune.candidate import Candidate, plan_of

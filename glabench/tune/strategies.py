@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from itertools import zip_longest
 from typing import Any
 
-from gla_kernels.config import PASSES, Tile
+from gla_kernels.schedule import PASSES, Tile
 from glabench.errors import UserError, did_you_mean
 from glabench.tune.candidate import Variant
 from glabench.tune.history import History

@@ -13,8 +13,9 @@ from functools import cache
 from typing import Any, Literal
 
 from gla_kernels import Machine, Workload, chosen
-from gla_kernels.config import PASSES, tiles
-from gla_kernels.feasible import feasible
+from gla_kernels.plan.limits import feasible
+from gla_kernels.plan.space import tiles
+from gla_kernels.schedule import PASSES
 from glabench.run.driver import cores
 from glabench.spec.case import Case
 from glabench.spec.catalog import CATALOG

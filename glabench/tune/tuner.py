@@ -21,7 +21,7 @@ from glabench.tune.strategies import STRATEGIES
 from glabench.tuning_store import Trial, Tuning
 
 if TYPE_CHECKING:
-    from gla_kernels.choose import Choice
+    from gla_kernels.plan.choose import Choice
 
 # What a record keeps of what the compiler made of a kernel.
 COMPILED = ("registers", "spill_bytes", "shared_bytes", "programs_per_sm", "limited_by", "tensor_core", "compile_s")

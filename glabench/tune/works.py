@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from gla_kernels import Workload
-from gla_kernels.config import Direction
+from gla_kernels.schedule import Direction
 from glabench.errors import UserError, did_you_mean
 from glabench.spec.case import DTYPE_BYTES, Case
 from glabench.spec.catalog import CATALOG

@@ -6,12 +6,12 @@ o, state = gla(q, k, v, g, output_final_state=True, schedule=Schedule(chunk=128,
 o, _ = simple_gla(q, k, v, g)                                      # one gate a head: g [B, T, H]
 """
 
-from .api import gla, gla_recurrent, gla_step, launches
-from .choose import Choice, chosen, default_config, keep, machine_of, refresh
-from .config import KernelConfig, Plan, Schedule, Tile, Workload
 from .launch import Launch
-from .simple import retnet_decays, simple_gla
-from .table import Entry, Machine, TableError
+from .ops.gla import gla, gla_recurrent, gla_step, launches
+from .ops.simple_gla import retnet_decays, simple_gla
+from .plan.choose import Choice, chosen, default_config, keep, machine_of, refresh
+from .plan.table import Entry, Machine, TableError
+from .schedule import KernelConfig, Plan, Schedule, Tile, Workload
 
 __all__ = [
     "Choice",

@@ -10,8 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .config import cdiv
 from .launch import Launch, settle_keys
+from .schedule import cdiv
 
 BLOCK = 4096  # elements of a program
 

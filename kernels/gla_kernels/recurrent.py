@@ -16,9 +16,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .chunk.tiles import load_state, store_state
-from .config import cdiv, padded
 from .launch import Launch, Launcher
+from .schedule import cdiv, padded
+from .tiles.operands import load_state, store_state
 
 # Elements of the state that one program holds: 32 float32 registers a thread.
 STATE_ELEMENTS = 4096

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gla_kernels import table
+from gla_kernels.plan import table
 from glabench import store, tuning_store
 from glabench.errors import UserError
 from glabench.hardware import ceilings
@@ -143,7 +143,7 @@ def test_rows(content: str | bytes) -> None:
 
 
 def tables() -> st.SearchStrategy[str | bytes]:
-    (shipped,) = (ROOT / "kernels" / "gla_kernels" / "tuned").glob("*.json")
+    (shipped,) = (ROOT / "kernels" / "gla_kernels" / "plan" / "tuned").glob("*.json")
     values = json.loads(shipped.read_text())
     few = {**values, "entries": values["entries"][:2]}
     return changed(few).map(json.dumps) | edited([json.dumps(few)], JSON_TOKENS) | st.binary(max_size=60)

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from gla_kernels import Plan, Schedule, default_config
-from gla_kernels.apply import problem_of
-from gla_kernels.chunk.gates import LOG2E, ROW_BLOCK_LIMIT_16_BIT
 from gla_kernels.chunk.problem import Problem
+from gla_kernels.plan.apply import problem_of
+from gla_kernels.tiles.gates import LOG2E, ROW_BLOCK_LIMIT_16_BIT
 
 LEAST_HALF = -0.5 * ROW_BLOCK_LIMIT_16_BIT.value  # log2 of half of the decay that one anchor serves
 # Of the norm. To round the result to bfloat16 costs 1.66e-3 alone.

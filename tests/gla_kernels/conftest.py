@@ -16,10 +16,11 @@ from typing import Any
 import pytest
 import torch
 
-from gla_kernels import Entry, Machine, Plan, Schedule, Workload, default_config, reference, refresh, table_files
-from gla_kernels.config import Direction
+from gla_kernels import Entry, Machine, Plan, Schedule, Workload, default_config, reference, refresh
 from gla_kernels.launch import Launch, execute
-from gla_kernels.signature import forget
+from gla_kernels.ops.signature import forget
+from gla_kernels.plan import files
+from gla_kernels.schedule import Direction
 
 FACTOR = 4.0  # a kernel may be this many times as far from float64 as the same-dtype PyTorch form
 # What rounding alone allows, relative to the output's norm, in the type that everything is summed in (float32): the
@@ -189,7 +190,7 @@ def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty user cache, whose folder this is, and no shipped tables but those put into ``shipped`` beside it."""
     (tmp_path / "shipped").mkdir()
     monkeypatch.setenv("GLABENCH_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(table_files, "SHIPPED", tmp_path / "shipped")
+    monkeypatch.setattr(files, "SHIPPED", tmp_path / "shipped")
     refresh()
     yield tmp_path / "cache"
     refresh()

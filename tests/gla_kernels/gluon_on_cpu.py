@@ -334,8 +334,8 @@ def _names(module: Any) -> dict[str, Any]:
     tree = ast.parse(inspect.getsource(module))
     kept: list[ast.stmt] = []
     for node in tree.body:
-        if isinstance(node, ast.ImportFrom) and node.level == 1:
-            other = importlib.import_module(f".{node.module}", module.__package__)
+        if isinstance(node, ast.ImportFrom) and node.level:
+            other = importlib.import_module("." * node.level + str(node.module), module.__package__)
             used = _names(other) if "gluon" in vars(other) else vars(other)
             names |= {alias.asname or alias.name: used[alias.name] for alias in node.names}
         elif isinstance(node, ast.FunctionDef) and node.name not in ASSEMBLY | HOPPER:

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from gla_kernels import Machine, Workload, chosen
-from gla_kernels.apply import launches_of
-from gla_kernels.config import Direction
+from gla_kernels.plan.apply import launches_of
+from gla_kernels.schedule import Direction
 from glabench.hardware.crosscompile import cross_compile
 from glabench.hardware.environment import package_version
 
@@ -75,7 +75,7 @@ def test_kernels_need_what_they_needed(target, python_process: Callable[..., sub
 
 
 def test_a_blackwell_gpu_gets_kernels_that_compile(python_process: Callable[..., subprocess.CompletedProcess[str]]):
-    """No snapshot: nobody has tuned them there. But what is good on Hopper need not compile (see choose.py)."""
+    """No snapshot: nobody has tuned them there. But what is good on Hopper need not compile (see plan/choose.py)."""
     assert json.loads(python_process(__file__, "sm_100", "1").stdout)
 
 

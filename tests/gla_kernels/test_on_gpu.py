@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from gla_kernels import Schedule, gla, gla_recurrent, signature, simple_gla
+from gla_kernels import Schedule, gla, gla_recurrent, simple_gla
+from gla_kernels.ops import signature
 
 pytestmark = pytest.mark.gpu
 

@@ -25,10 +25,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gla_kernels.chunk.products import product
-from gla_kernels.chunk.tiles import load_operand, load_state, load_tile, store_state, store_tile
-from gla_kernels.config import cdiv
 from gla_kernels.launch import Launch, Launcher
+from gla_kernels.schedule import cdiv
+from gla_kernels.tiles.operands import load_operand, load_state, load_tile, store_state, store_tile
+from gla_kernels.tiles.products import product
 from glabench.systems.baselines.form import Call, Form, Gradients, Kept
 from glabench.systems.baselines.inside import (
     COLUMNS,

@@ -17,9 +17,9 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from gla_kernels.config import cdiv, padded
 from gla_kernels.launch import Launch, Launcher, execute, interpreting
-from gla_kernels.validate import check_inputs
+from gla_kernels.ops.validate import check_inputs
+from gla_kernels.schedule import cdiv, padded
 
 Kept = tuple[Tensor | None, ...]
 

@@ -17,10 +17,10 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from gla_kernels.chunk.products import product
-from gla_kernels.chunk.tiles import load_row, load_tile, store_tile
-from gla_kernels.config import cdiv, padded
 from gla_kernels.launch import Launch
+from gla_kernels.schedule import cdiv, padded
+from gla_kernels.tiles.operands import load_row, load_tile, store_tile
+from gla_kernels.tiles.products import product
 from glabench.systems.baselines.form import Call
 
 COLUMNS = 64  # of K or V, of a tile of rows or of a state

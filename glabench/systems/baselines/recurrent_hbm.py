@@ -20,8 +20,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gla_kernels.chunk.tiles import load_row, load_state, store_state
 from gla_kernels.launch import Launch, Launcher
+from gla_kernels.tiles.operands import load_row, load_state, store_state
 from glabench.systems.baselines.form import Call, Form, Gradients, Kept, blocks
 
 # Elements of the state that one program holds: 32 float32 registers a thread.

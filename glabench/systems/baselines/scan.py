@@ -23,9 +23,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gla_kernels.chunk.tiles import load_row, load_state, load_tile, store_state
-from gla_kernels.config import cdiv
 from gla_kernels.launch import Launch, Launcher
+from gla_kernels.schedule import cdiv
+from gla_kernels.tiles.operands import load_row, load_state, load_tile, store_state
 from glabench.systems.baselines.form import Call, Form, Gradients, Kept, blocks
 
 BLOCK = 16  # tokens that are scanned over at once

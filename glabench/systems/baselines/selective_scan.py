@@ -26,10 +26,10 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from gla_kernels.chunk.tiles import load_state, load_tile, store_state, store_tile
-from gla_kernels.config import cdiv
 from gla_kernels.launch import Launch, Launcher, execute
-from gla_kernels.validate import check_device
+from gla_kernels.ops.validate import check_device
+from gla_kernels.schedule import cdiv
+from gla_kernels.tiles.operands import load_state, load_tile, store_state, store_tile
 from glabench.systems.baselines.scan import compose
 
 BLOCK = 8  # tokens that are scanned over at once

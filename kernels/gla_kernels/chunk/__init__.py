@@ -8,23 +8,23 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..config import cdiv
 from ..copies import copied
 from ..launch import Launcher, settle_keys
+from ..schedule import cdiv
+from ..tiles.slices import Slice
 from .grad_qk import grad_qk_kernel
 from .grad_v import grad_v_kernel
-from .handed import Gradients, Kept, rows_of, states_of
+from .kept import Gradients, Kept, rows_of, states_of
 from .output import output_kernel
 from .problem import Problem
-from .slices import Slice
 from .states import combine_kernel, grad_states_kernel, states_kernel
-from .steep import grad_qk_steep_kernel, grad_v_steep_kernel, output_steep_kernel, steep_of
+from .strong_gates import grad_qk_steep_kernel, grad_v_steep_kernel, output_steep_kernel, steep_of
 from .walk import walk_kernel
 
 try:
-    from .grad_qk_hopper import grad_qk_hopper_kernel
-    from .grad_walk_hopper import grad_walk_hopper_kernel
-    from .walk_hopper import walk_hopper_kernel
+    from .hopper.grad_qk import grad_qk_hopper_kernel
+    from .hopper.grad_walk import grad_walk_hopper_kernel
+    from .hopper.walk import walk_hopper_kernel
 except (ImportError, AttributeError):  # Gluon is experimental in Triton, and may look different in the next version
     grad_qk_hopper_kernel = grad_walk_hopper_kernel = walk_hopper_kernel = None
 

@@ -10,10 +10,10 @@ same kernel must not lose any.
 import triton
 import triton.language as tl
 
-from .gates import CLOSED, block_decay, decay_to_end, decayed_keys, decayed_queries, load_gates
-from .products import crossing, dot_rows, product, scores_gradient, sums_from, through_state
-from .scores import diagonal_grad_k, diagonal_grad_q, diagonal_scores
-from .tiles import cut, dot_half, fine, load_operand, load_tile, store_tile
+from ..tiles.gates import CLOSED, block_decay, decay_to_end, decayed_keys, decayed_queries, load_gates
+from ..tiles.operands import cut, dot_half, fine, load_operand, load_tile, store_tile
+from ..tiles.products import crossing, dot_rows, product, scores_gradient, sums_from, through_state
+from ..tiles.scores import diagonal_grad_k, diagonal_grad_q, diagonal_scores
 
 ROWS: tl.constexpr = tl.constexpr(16)
 

@@ -24,10 +24,10 @@ what crosses the whole chunk and from the very k dk that are subtracted later:
 import triton
 import triton.language as tl
 
-from .any_gate import any_gate_grad_qk
-from .descriptors import store_rows
-from .gates import centred_decay, centred_rows, row_block_limit
-from .products import (
+from ..tiles.descriptors import store_rows
+from ..tiles.gates import centred_decay, centred_rows, row_block_limit
+from ..tiles.operands import cut, fine, load_operand, load_tile
+from ..tiles.products import (
     are_mild,
     crossing,
     decay_over,
@@ -38,7 +38,7 @@ from .products import (
     sums_from,
     through_state,
 )
-from .tiles import cut, fine, load_operand, load_tile
+from .any_gate import any_gate_grad_qk
 
 
 @triton.jit

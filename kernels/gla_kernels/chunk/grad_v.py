@@ -10,11 +10,11 @@ row blocks of the chunk, and its end, are a decay per feature away: (K e^{h + be
 import triton
 import triton.language as tl
 
+from ..tiles.descriptors import load_rows, load_state_tile, store_rows
+from ..tiles.gates import centred_decay, centred_rows
+from ..tiles.operands import dot_half, load_tile
+from ..tiles.products import are_mild, load_half, product
 from .any_gate import any_gate_grad_v
-from .descriptors import load_rows, load_state_tile, store_rows
-from .gates import centred_decay, centred_rows
-from .products import are_mild, load_half, product
-from .tiles import dot_half, load_tile
 
 
 @triton.jit(do_not_specialize=["T", "n_blocks", "first_block", "n_here", "n_stored", "chunk"])

@@ -15,10 +15,10 @@ of 16 rows, each with the blocks of 16 rows before it in the chunk, and with exa
 import triton
 import triton.language as tl
 
-from .descriptors import load_rows, load_state_tile, store_rows
-from .gates import after_rows, between, block_decay, centred_decay, centred_rows, decay, decayed_keys, mild_block
-from .scores import diagonal_scores
-from .tiles import dot, dot_half, load_operand, load_tile, store_tile
+from ..tiles.descriptors import load_rows, load_state_tile, store_rows
+from ..tiles.gates import after_rows, between, block_decay, centred_decay, centred_rows, decay, decayed_keys, mild_block
+from ..tiles.operands import dot, dot_half, load_operand, load_tile, store_tile
+from ..tiles.scores import diagonal_scores
 
 EXACT_ROWS: tl.constexpr = tl.constexpr(16)  # rows of a block where the row block is not mild
 

@@ -11,14 +11,14 @@ from functools import cached_property
 from typing import Any
 
 import torch
-import triton.language as tl
 from torch import Tensor
 
-from ..config import SEGMENT_ROWS, WGMMA_ROWS, KernelConfig, Schedule, Tile, cdiv, in_turn, padded
-from ..launch import Launch, described, interpreting
-from .descriptors import blocks
-from .handed import Kept, Part, parts_of, rows_of, states_of
-from .slices import Head, Share, Slice, room_for, segments_at_once, share_of, slices_of
+from ..launch import Launch, described
+from ..schedule import SEGMENT_ROWS, WGMMA_ROWS, KernelConfig, Schedule, Tile, cdiv, in_turn, padded
+from ..tiles.descriptors import blocks
+from ..tiles.operands import operand_type
+from ..tiles.slices import Head, Share, Slice, room_for, segments_at_once, share_of, slices_of
+from .kept import Kept, Part, parts_of, rows_of, states_of
 from .states import combine_kernel
 
 COMBINED = Tile(16, 64)  # of a state, in a program that adds segments up: few bytes a step, many programs
@@ -326,19 +326,3 @@ class Problem:
         return self.launch_of(
             kernel, tile, columns * here, args, SINGLE=chunk == block_t, FULL=self.schedule.rows > block_t, **flags
         )
-
-
-def operand_type(dtype: torch.dtype, K: int) -> tuple[Any, str]:
-    """Type of the tensor-core operands, and what float32 operands are cut to.
-
-    bf16: bf16 products, tf32 where a decayed operand would lose bits that count (inside a sub-chunk).
-    fp16: tf32, which has the same 10 mantissa bits but float32's range: states and scores overflow 65504 easily.
-    fp32: three tf32 products, within a few units of float32's last place; plain float32 products where K is so large
-    that the split operands would not fit the shared memory of an A100.
-    The interpreter's bf16 product is wrong, so it computes bf16 inputs in float32.
-    """
-    if dtype == torch.bfloat16 and not interpreting():
-        return tl.bfloat16, "tf32"
-    if dtype == torch.float32:
-        return tl.float32, "tf32x3" if K <= 256 else "ieee"
-    return tl.float32, "tf32"

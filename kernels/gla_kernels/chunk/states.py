@@ -14,10 +14,10 @@ from the state that it starts from. With gamma_i a segment's whole decay and L_i
 import triton
 import triton.language as tl
 
-from .descriptors import load_rows, store_state_tile
-from .gates import after_rows, up_to_rows, whole_decay
-from .products import product
-from .tiles import dot, load_state, store_state
+from ..tiles.descriptors import load_rows, store_state_tile
+from ..tiles.gates import after_rows, up_to_rows, whole_decay
+from ..tiles.operands import dot, load_state, store_state
+from ..tiles.products import product
 
 PREFETCH: tl.constexpr = tl.constexpr(4)  # segments whose loads are in flight at once, in combine_kernel
 

@@ -4,16 +4,16 @@ block. The output reads no state from memory.
     O = scale [Q S + tril(Q K^T) V],     S <- S + K^T V
 
 S stays in registers, in float32, and enters the product with Q as it is kept for the backward pass. With gates,
-operands in parts and exponentials leave no room beside it: see walk_hopper.py.
+operands in parts and exponentials leave no room beside it: see hopper/walk.py.
 """
 
 # mypy: disallow-untyped-defs=False
 import triton
 import triton.language as tl
 
-from .descriptors import load_rows, store_rows, store_state_tile
-from .products import product
-from .tiles import dot_half, load_state, store_state
+from ..tiles.descriptors import load_rows, store_rows, store_state_tile
+from ..tiles.operands import dot_half, load_state, store_state
+from ..tiles.products import product
 
 
 @triton.jit(do_not_specialize=["T", "n_seg", "first_seg", "n_start", "n_stored", "seg_rows"])

@@ -16,7 +16,7 @@ import torch
 import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from ..config import MAX_REGISTERS
+from ..schedule import MAX_REGISTERS
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,3 @@
 Scores of a chunk are (Q K^T) D, one product, with exponents of sums of gates: no sub-chunks, and right at any gate
 strength (decays.py). The order of the passes is in passes.py.
 """
-
-from .api import launches, retnet_decays, simple_gla
-
-__all__ = ["launches", "retnet_decays", "simple_gla"]

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..chunk.descriptors import blocks
-from ..chunk.problem import operand_type
-from ..chunk.slices import Slice, segments_at_once, slices_of
-from ..config import FEW_WALKS, HOPPER, MIN_TILE, SAFE_COLUMNS, WGMMA_ROWS, Tile, cdiv, padded
 from ..launch import Launch, described
+from ..schedule import FEW_WALKS, HOPPER, MIN_TILE, SAFE_COLUMNS, WGMMA_ROWS, Tile, cdiv, padded
+from ..tiles.descriptors import blocks
+from ..tiles.operands import operand_type
+from ..tiles.slices import Slice, segments_at_once, slices_of
 
 MAX_CHUNK = 128  # rows whose scores one program holds
 MAX_DIM = 256  # of a head

@@ -15,9 +15,9 @@ only leave its rounding error. r and u go by the same rounded dA, so that what c
 import triton
 import triton.language as tl
 
-from ..chunk.descriptors import store_rows
-from ..chunk.products import product
-from ..chunk.tiles import load_operand, load_tile, operand
+from ..tiles.descriptors import store_rows
+from ..tiles.operands import load_operand, load_tile, operand
+from ..tiles.products import product
 from .decays import between, from_start, load_sums, to_end
 
 

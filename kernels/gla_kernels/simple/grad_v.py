@@ -7,8 +7,8 @@ dV = (K dS) e^{c_C - c} + scale ((Q K^T) D)^T dO         D: decays.between
 import triton
 import triton.language as tl
 
-from ..chunk.descriptors import load_rows, load_state_tile, store_rows
-from ..chunk.products import product
+from ..tiles.descriptors import load_rows, load_state_tile, store_rows
+from ..tiles.products import product
 from .decays import between, load_sums, to_end
 
 

@@ -7,8 +7,8 @@ O = scale [(Q S) e^c + ((Q K^T) D) V]                    D: decays.between
 import triton
 import triton.language as tl
 
-from ..chunk.descriptors import load_rows, load_state_tile, store_rows
-from ..chunk.products import product
+from ..tiles.descriptors import load_rows, load_state_tile, store_rows
+from ..tiles.products import product
 from .decays import between, from_start, load_sums
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..chunk.slices import Slice
-from ..config import cdiv, padded
 from ..copies import summed
 from ..launch import Launch, Launcher
+from ..schedule import cdiv, padded
+from ..tiles.slices import Slice
 from .call import Call, chunks_of
 from .decays import simple_decays_kernel
 from .grad_qk import simple_grad_qk_kernel

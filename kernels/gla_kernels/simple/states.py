@@ -10,9 +10,9 @@ One kernel does both: they differ in what is added, and in the direction.
 import triton
 import triton.language as tl
 
-from ..chunk.descriptors import load_rows, store_state_tile
-from ..chunk.products import product
-from ..chunk.tiles import load_state, store_state
+from ..tiles.descriptors import load_rows, store_state_tile
+from ..tiles.operands import load_state, store_state
+from ..tiles.products import product
 from .decays import from_start, load_sums, to_end
 
 

@@ -11,9 +11,9 @@ The state enters the output's product from the chip, and all rows come from memo
 import triton
 import triton.language as tl
 
-from ..chunk.descriptors import load_rows, store_rows
-from ..chunk.products import product
-from ..chunk.tiles import load_state, store_state
+from ..tiles.descriptors import load_rows, store_rows
+from ..tiles.operands import load_state, store_state
+from ..tiles.products import product
 from .decays import between, from_start, load_sums, to_end
 from .states import next_state
 

@@ -20,8 +20,8 @@ e^{sum of g} sum_e S e^{sum of gu} dS.
 import triton
 import triton.language as tl
 
-from ..chunk.products import product
-from ..chunk.tiles import dot_half, load_operand, load_tile, operand, store_tile
+from ..tiles.operands import dot_half, load_operand, load_tile, operand, store_tile
+from ..tiles.products import product
 from .guard import are_mild
 from .halving import around_sums, frame_pairs, frame_sums, gate_gradient, level_pairs, level_sums, levels, log_decay
 from .walk import decayed_rows, total_decay

@@ -9,7 +9,7 @@ same chunks. A program looks at several of a head at once, and mostly finds noth
 import triton
 import triton.language as tl
 
-from ..chunk.gates import row_block_limit
+from ..tiles.gates import row_block_limit
 
 
 @triton.jit

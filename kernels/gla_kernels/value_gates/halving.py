@@ -21,9 +21,9 @@ so nothing has to cancel there; within a frame it is, and both terms are formed 
 import triton
 import triton.language as tl
 
-from ..chunk.gates import LOG2E, row_block_limit, summed
-from ..chunk.tiles import split
 from ..launch import interpreting
+from ..tiles.gates import LOG2E, row_block_limit, summed
+from ..tiles.operands import split
 
 # Where products of bfloat16 are wrong (`problem.operand_type`), and no tensor core asks for them.
 INTERPRETED: tl.constexpr = tl.constexpr(interpreting())

@@ -1,6 +1,6 @@
 """What rows get from the others of their chunk and from the states around it, where a chunk is mild on both sides.
 
-The sums X and Y of apply.py, with every decay counted from the middle of the chunk's (chunk/products.py): c and cu of a
+The sums X and Y of apply.py, with every decay counted from the middle of the chunk's (tiles/products.py): c and cu of a
 row, h and hu half of the chunk's. Whole products then, as without gates of the values, and the scores are made here:
 
     A   = scale tril((u e^cu) (w e^-cu)^T)
@@ -18,9 +18,9 @@ so both are formed of the same parts of A, x and y (see chunk/grad_qk.py).
 import triton
 import triton.language as tl
 
-from ..chunk.gates import centred_rows
-from ..chunk.products import dot_rows, load_half, product, sums_from
-from ..chunk.tiles import cut, fine, load_operand, load_tile, store_tile
+from ..tiles.gates import centred_rows
+from ..tiles.operands import cut, fine, load_operand, load_tile, store_tile
+from ..tiles.products import dot_rows, load_half, product, sums_from
 from .guard import load_halves, mild
 
 

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..chunk.problem import operand_type
-from ..chunk.slices import Slice, segments_at_once, slices_of
-from ..config import DEFAULT_SHARED_BYTES, MAX_REGISTERS, SAFE_COLUMNS, WGMMA_ROWS, Schedule, cdiv, padded
 from ..copies import copied
 from ..launch import Launch, Launcher
+from ..schedule import DEFAULT_SHARED_BYTES, MAX_REGISTERS, SAFE_COLUMNS, WGMMA_ROWS, Schedule, cdiv, padded
+from ..tiles.operands import operand_type
+from ..tiles.slices import Slice, segments_at_once, slices_of
 from .apply import gv_apply_kernel
 from .mild import gv_mild_kernel
 from .scores import gv_scores_kernel

@@ -10,8 +10,8 @@ side. How the exponents are kept in range is told in halving.py.
 import triton
 import triton.language as tl
 
-from ..chunk.products import product
-from ..chunk.tiles import load_tile
+from ..tiles.operands import load_tile
+from ..tiles.products import product
 from .guard import are_mild
 from .halving import frame_pairs, frame_sums, level_pairs, level_sums, levels, log_decay
 

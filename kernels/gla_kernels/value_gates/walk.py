@@ -10,9 +10,9 @@ sums over the rows of a chunk; "after" and "until" a row, its own gate counted i
 import triton
 import triton.language as tl
 
-from ..chunk.gates import LOG2E, after_rows, up_to_rows
-from ..chunk.products import product
-from ..chunk.tiles import load_state, load_tile, store_state
+from ..tiles.gates import LOG2E, after_rows, up_to_rows
+from ..tiles.operands import load_state, load_tile, store_state
+from ..tiles.products import product
 
 
 @triton.jit

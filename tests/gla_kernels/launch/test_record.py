@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gla_kernels import Schedule, chunk
-from gla_kernels.api import _form, _Recurrent
-from gla_kernels.chunk.slices import Share
-from gla_kernels.form import Form, Given
 from gla_kernels.launch import Launch, execute, interpreting
 from gla_kernels.launch.record import ALIGNMENT, Program, record
-from gla_kernels.prepared import FINAL, LEFT, Prepared
-from gla_kernels.simple import api as simple_api
+from gla_kernels.ops import simple_gla as simple_api
+from gla_kernels.ops.form import Form, Given
+from gla_kernels.ops.gla import _form, _Recurrent
+from gla_kernels.ops.prepared import FINAL, LEFT, Prepared
+from gla_kernels.tiles.slices import Share
 
 Tensors = Sequence[torch.Tensor | None]
 KERNEL = SimpleNamespace(arg_names=["p_x", "p_y"], fn=SimpleNamespace(__name__="a_kernel"))

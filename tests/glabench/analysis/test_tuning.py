@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from gla_kernels import Schedule, Workload
-from gla_kernels.config import PASSES as KERNEL_PASSES
-from gla_kernels.config import Direction, steps_of
+from gla_kernels.schedule import PASSES as KERNEL_PASSES
+from gla_kernels.schedule import Direction, steps_of
 from glabench.analysis import retuned
 from glabench.analysis.load import load_tunings, tuning_files
 from glabench.analysis.retuned import across_code, agreement, pair, searched

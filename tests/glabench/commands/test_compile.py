@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console
 
 from gla_kernels import Workload
-from gla_kernels.config import PASSES, WALKS
-from gla_kernels.feasible import feasible
+from gla_kernels.plan.limits import feasible
+from gla_kernels.schedule import PASSES, WALKS
 from glabench.cli import main
 from glabench.spec.expand import expand
 from glabench.spec.sweep import find, load

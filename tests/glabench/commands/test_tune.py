@@ -12,8 +12,9 @@ import pytest
 
 import glabench.tune.compiler
 import glabench.tune.gpu
-from gla_kernels import Machine, Workload, refresh, table_files
-from gla_kernels.table import read
+from gla_kernels import Machine, Workload, refresh
+from gla_kernels.plan import files
+from gla_kernels.plan.table import read
 from glabench import tuning_store
 from glabench.cli import main
 from glabench.tune import lookup, session
@@ -46,7 +47,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setenv("GLABENCH_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(table_files, "SHIPPED", tmp_path / "shipped")
+    monkeypatch.setattr(files, "SHIPPED", tmp_path / "shipped")
     refresh()
     (tmp_path / "tiny.yaml").write_text(TINY)
     yield tmp_path

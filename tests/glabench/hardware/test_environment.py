@@ -11,8 +11,9 @@ from types import SimpleNamespace
 import pytest
 
 import glabench
-from gla_kernels import Machine, table_files
-from gla_kernels.table import header_of
+from gla_kernels import Machine
+from gla_kernels.plan import files as table_files
+from gla_kernels.plan.table import header_of
 from glabench.hardware import environment, nvml
 
 

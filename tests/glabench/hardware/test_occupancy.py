@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gla_kernels.config import SHARED_BYTES
+from gla_kernels.schedule import SHARED_BYTES
 from glabench.hardware.occupancy import SHARED_RESERVED, SMS, occupancy
 
 

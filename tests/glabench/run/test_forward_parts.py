@@ -47,7 +47,7 @@ COMPILED = """
 import json
 from dataclasses import replace
 from gla_kernels import Schedule, Workload, chosen, Machine
-from gla_kernels.apply import launches_of
+from gla_kernels.plan.apply import launches_of
 from glabench.hardware.crosscompile import cross_compile
 from glabench.run.forward_parts import without_states
 work = Workload("fwd", 1, 512, 2, 64, 64, "bf16", True, Schedule(64, 64, True))

@@ -10,8 +10,10 @@ import pytest
 import torch
 
 import gla_kernels
-from gla_kernels import Entry, Machine, Plan, Schedule, Workload, choose, default_config, signature, table, table_files
+from gla_kernels import Entry, Machine, Plan, Schedule, Workload, default_config
 from gla_kernels.launch import interpreting
+from gla_kernels.ops import signature
+from gla_kernels.plan import choose, files, table
 from glabench.spec.case import Case
 from glabench.spec.catalog import CATALOG
 from glabench.systems.gla import Gla, PlannedGla, schedule_name
@@ -37,7 +39,7 @@ def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         lambda work, capability: by_model(replace(work, schedule=work.schedule or Schedule()), capability),
     )
     monkeypatch.setenv("GLABENCH_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(table_files, "SHIPPED", tmp_path)
+    monkeypatch.setattr(files, "SHIPPED", tmp_path)
     choose.refresh()
     signature.forget()
     yield tmp_path
@@ -63,7 +65,7 @@ def test_it_says_which_plan_runs_and_why(shipped: Path) -> None:
     asked = replace(CASE, chunk=128, sub_chunk=32, materialize=False)
     assert system.implementation(asked).endswith("; fwd and bwd 128/32 w/o m. by size")
     work = Workload("bwd", 1, 300, 2, 16, 16, "fp32")
-    table_files.ship([Entry(work, plan(BWD), 1.0)], table.header_of(Machine(90, "NVIDIA H200")), shipped)
+    files.ship([Entry(work, plan(BWD), 1.0)], table.header_of(Machine(90, "NVIDIA H200")), shipped)
     choose.refresh()
     said = system.implementation(CASE)
     assert "; fwd 64/64 w/ m. by the cost model; bwd 128/16 w/ m. tuned on NVIDIA H200 at B=1 T=300 H=2" in said
@@ -78,7 +80,7 @@ def test_a_schedule_in_a_few_words() -> None:
 
 def test_what_is_compiled_is_what_would_run_on_that_gpu(shipped: Path) -> None:
     work = Workload("fwd", 1, 300, 2, 16, 16, "fp32")
-    table_files.ship([Entry(work, plan(FWD), 1.0)], table.header_of(Machine(90, "NVIDIA H200")), shipped)
+    files.ship([Entry(work, plan(FWD), 1.0)], table.header_of(Machine(90, "NVIDIA H200")), shipped)
     choose.refresh()
     system, case = Gla(CATALOG["gla"]), replace(CASE, mode="fwd")
     assert chunks(system, case) == [("states", 32), ("output", 32)]

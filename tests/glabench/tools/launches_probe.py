@@ -6,8 +6,8 @@ import json
 from dataclasses import replace
 
 from gla_kernels import Entry, Plan, Schedule, Workload, default_config
-from gla_kernels.choose import with_walks
-from gla_kernels.table import Header, Table
+from gla_kernels.plan.choose import with_walks
+from gla_kernels.plan.table import Header, Table
 from glabench.hardware.lowered import lowered
 from glabench.tools.launches import lines_of
 from glabench.tools.listing import shipped

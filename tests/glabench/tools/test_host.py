@@ -8,9 +8,10 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from gla_kernels import autograd, gla
+from gla_kernels import gla
 from gla_kernels.launch.image import Image
-from gla_kernels.prepared import Prepared
+from gla_kernels.ops import autograd
+from gla_kernels.ops.prepared import Prepared
 from glabench.hardware.environment import detect_device
 from glabench.tools.host import PARTS, Watch, app, queued, report
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gla_kernels import Entry, Plan, Schedule, Workload, default_config
-from gla_kernels.table import Header, Table
+from gla_kernels.plan.table import Header, Table
 from glabench.errors import UserError
 from glabench.tools import launches
 from glabench.tools.launches import differences, main, read

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gla_kernels import Workload, chunk, model
-from gla_kernels.table import kernels_hash, space_hash
+from gla_kernels import Workload, chunk
+from gla_kernels.cost import model
+from gla_kernels.plan.table import kernels_hash, space_hash
 from glabench import tuning_store
 from glabench.analysis.load import load_tunings
 from glabench.tune import calibrate

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from gla_kernels import Machine, Plan, Workload, choose
-from gla_kernels.choose import by_model
-from gla_kernels.table import header_of
+from gla_kernels import Machine, Plan, Workload
+from gla_kernels.plan import choose
+from gla_kernels.plan.choose import by_model
+from gla_kernels.plan.table import header_of
 from glabench.errors import UserError
 from glabench.tune.candidate import candidates_of
 from glabench.tune.held_out import held_out, main

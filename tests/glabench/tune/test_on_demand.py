@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from gla_kernels import Machine, Schedule, Workload, chosen, gla, table_files
-from gla_kernels.choose import refresh
+from gla_kernels import Machine, Schedule, Workload, chosen, gla
+from gla_kernels.plan import files
+from gla_kernels.plan.choose import refresh
 from glabench.errors import UserError
 from glabench.tune import on_demand, session
 from glabench.tune.compiler import CompilePool
@@ -111,7 +112,7 @@ def test_what_it_finds_is_what_gla_runs(
     """With a whole session, on the made-up GPU."""
     devices(2, 1)
     monkeypatch.setenv("GLABENCH_CACHE", str(tmp_path))
-    monkeypatch.setattr(table_files, "SHIPPED", tmp_path / "shipped")
+    monkeypatch.setattr(files, "SHIPPED", tmp_path / "shipped")
     monkeypatch.setattr(session, "Gpu", partial(Gpu, module="fake_gpu"))
     monkeypatch.setattr(session, "CompilePool", partial(CompilePool, jobs=2, module="fake_gpu"))
     machine = Machine(90, "made up", 2**36)

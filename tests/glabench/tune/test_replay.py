@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gla_kernels import Workload, chunk
-from gla_kernels.table import space_hash
+from gla_kernels.plan.table import space_hash
 from glabench.analysis.load import load_tunings
 from glabench.tune.candidate import Candidate, key, launch_of
 from glabench.tune.history import History

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from gla_kernels import Entry, Machine, Plan, Schedule, Tile, Workload, chosen, table_files
-from gla_kernels.choose import refresh
+from gla_kernels import Entry, Machine, Plan, Schedule, Tile, Workload, chosen
+from gla_kernels.plan import files
+from gla_kernels.plan.choose import refresh
 from glabench import tuning_store
 from glabench.errors import UserError
 from glabench.systems.gla import schedule_name
@@ -55,7 +56,7 @@ def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty cache and nothing shipped."""
     (tmp_path / "shipped").mkdir()
     monkeypatch.setenv("GLABENCH_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(table_files, "SHIPPED", tmp_path / "shipped")
+    monkeypatch.setattr(files, "SHIPPED", tmp_path / "shipped")
     refresh()
     yield tmp_path
     refresh()

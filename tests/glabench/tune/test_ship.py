@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from gla_kernels import Machine, Plan, Schedule, Workload, default_config, table_files
-from gla_kernels.table import header_of, read
+from gla_kernels import Machine, Plan, Schedule, Workload, default_config
+from gla_kernels.plan import files
+from gla_kernels.plan.table import header_of, read
 from glabench import tuning_store
 from glabench.tune import ship
 from glabench.tune.session import entry_of
@@ -22,7 +23,7 @@ def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of shipped tables, empty."""
     folder = tmp_path / "shipped"
     folder.mkdir()
-    monkeypatch.setattr(table_files, "SHIPPED", folder)
+    monkeypatch.setattr(files, "SHIPPED", folder)
     return folder
 
 

@@ -8,9 +8,10 @@ from itertools import pairwise
 import pytest
 
 from gla_kernels import Plan, Schedule, Tile, Workload, default_config
-from gla_kernels.choose import predicted_ms
-from gla_kernels.config import SHARED_BYTES, Direction, KernelConfig, steps_of, tiles
-from gla_kernels.feasible import feasible
+from gla_kernels.plan.choose import predicted_ms
+from gla_kernels.plan.limits import feasible
+from gla_kernels.plan.space import tiles
+from gla_kernels.schedule import SHARED_BYTES, Direction, KernelConfig, steps_of
 from glabench.tune.candidate import Candidate, Variant, candidates_of, key, launch_of, plan_of
 from glabench.tune.history import History
 from glabench.tune.space import Space, space_of

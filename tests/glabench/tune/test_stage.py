@@ -11,8 +11,8 @@ import torch
 
 from gla_kernels import Launch, Plan, Schedule, Tile, Workload, default_config, machine_of
 from gla_kernels.chunk.problem import LaunchBy, Problem
-from gla_kernels.feasible import feasible
 from gla_kernels.launch import execute, interpreting
+from gla_kernels.plan.limits import feasible
 from glabench.systems.inputs import make_inputs
 from glabench.tune import stage
 from glabench.tune.candidate import Candidate, Variant, base_config, candidates_of, plan_of, variants
@@ -105,8 +105,8 @@ def test_a_pass_is_compared_with_what_it_does_in_its_plan(
 @pytest.fixture
 def turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Slices of a chunk that take turns, backward over a few heads at a time: fewer with smaller row blocks."""
-    monkeypatch.setattr("gla_kernels.config.HEADS_IN_TURN", 1)
-    monkeypatch.setattr("gla_kernels.chunk.slices.ENOUGH", 1)
+    monkeypatch.setattr("gla_kernels.schedule.HEADS_IN_TURN", 1)
+    monkeypatch.setattr("gla_kernels.tiles.slices.ENOUGH", 1)
     monkeypatch.setattr("gla_kernels.chunk.problem.segments_at_once", lambda *nbytes: 1)
     monkeypatch.setattr("gla_kernels.chunk.problem.room_for", lambda *nbytes: 26_000)
 

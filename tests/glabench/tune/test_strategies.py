@@ -10,7 +10,7 @@ from importlib.util import find_spec
 import pytest
 
 from gla_kernels import Schedule, Workload
-from gla_kernels.config import PASSES, Direction
+from gla_kernels.schedule import PASSES, Direction
 from glabench.errors import UserError
 from glabench.tune import strategies
 from glabench.tune.history import History

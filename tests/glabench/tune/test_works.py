@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gla_kernels import Schedule, Workload
-from gla_kernels.table import key_of
+from gla_kernels.plan.table import key_of
 from glabench.errors import UserError
 from glabench.spec.case import Case
 from glabench.tune.works import of_cases, of_shape, of_sweep

@@ -1,0 +1,232 @@
+"""The gradients of the states and dV in one walk backward in time, on Hopper, in Gluon: what grad_states_kernel and
+grad_v.py compute, where a chunk is one row block of 64. dV reads no gradient of a state from memory.
+
+    C = M g,  Q = scale q e^C,  K = k e^-C             M[i, j] = 1/2 for i >= j, else -1/2
+    A^T = triu(K Q^T)                                  of two bf16 parts each
+    dv = A^T dO + bf16(K e^h) bf16(dS)                 A^T in two bf16 parts
+    dS <- e^h (e^h dS + bf16(Q)^T dO)
+
+A program walks over a segment with all of K and BV columns of V, and has an SM to itself. Two groups of four warps,
+each a block behind or ahead of the other:
+
+    scores   (grad_walk_scores.py) loads q, k, g; makes C, the exponentials, A^T. Leaves Q's and K e^h's bf16 in shared
+             memory where q and k were, A^T's parts beside them. The left operands of its products come from registers.
+             C of the next block is begun before this one's scores are waited for.
+    walk     loads dO; holds dS in its accumulators; stores bf16(dS) and dv.
+
+A row block that is not mild has M = 1 for i >= j, else 0: then Q = scale q e^(sum of gates up to the row), right at any
+gate strength, and dS <- e^2h dS + bf16(Q)^T dO. Its dv is sent beyond the last row, where nothing is written:
+`steep.grad_v_steep_kernel` runs after this one.
+
+Barriers: one for each pair of tiles of q, k, g and dO that may be on its way; `full`: scores -> walk, A^T's parts and
+the operands lie there; `empty`: walk -> scores, it is done with them. Each of the latter counts one arrival a block.
+"""
+
+# mypy: disallow-untyped-defs=False, disable-error-code="assignment, misc"
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from .grad_walk_scores import scores_part
+from .layouts import (
+    LINE,
+    ROWS,
+    SHARED,
+    TILE_BYTES,
+    barrier,
+    barriers,
+    barriers_each,
+    each,
+    halves,
+    is_mild,
+    matrix,
+    rounded,
+)
+
+REGISTERS = gl.constexpr(248)  # of a thread of either part
+
+
+# --- Loads: of the i-th block of the walk, where there is one ---------------------------------------------------------
+
+
+@gluon.jit
+def _expect_do(i, n_here, bar_do, BV: gl.constexpr):
+    mbarrier.expect(bar_do.index(i & 1), BV // ROWS * TILE_BYTES, i < n_here)
+
+
+@gluon.jit
+def _send_for_do(i, n_here, d_do, s_do, bar_do, i_batch, i_row0, i_out):
+    at = [i_batch, i_row0 + (n_here - 1 - i) * ROWS, i_out]
+    tma.async_copy_global_to_shared(d_do, at, bar_do.index(i & 1), s_do.index(i & 1), i < n_here)
+
+
+# --- The walk ---------------------------------------------------------------------------------------------------------
+
+
+@gluon.jit
+def _decays(h, mild):
+    """By what dS is multiplied before and after a block adds to it."""
+    return gl.exp2(gl.where(mild, h, 2.0 * h)), gl.exp2(gl.where(mild, h, 0.0))
+
+
+@gluon.jit
+def _state(p_x, t: gl.constexpr, V: gl.constexpr, OUT: gl.constexpr, BV: gl.constexpr):
+    """Where 64 features of a state in float32 lie."""
+    o_k, o_v = gl.arange(0, ROWS, gl.SliceLayout(1, OUT)), gl.arange(0, BV, gl.SliceLayout(0, OUT))
+    return p_x + (t * ROWS + o_k)[:, None] * V + o_v[None, :]
+
+
+@gluon.jit
+def _walk_part(
+    d_do, d_ds, d_dv, p_h, p_dst, p_ds0, s_q, s_k, s_do, s_ds, s_dv, s_ah, s_al, bar_do, bar_full, bar_empty,
+    i_batch, i_row0, i_out, i_v, i_state, i_beyond, store_ds0, n_here,
+    K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr, HAS_DST: gl.constexpr, STORE_DS0: gl.constexpr,
+):  # fmt: skip
+    """dS, led backward in time, and dv."""
+    NK: gl.constexpr = K // ROWS
+    OUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BV, 16])
+    for i in gl.static_range(2):
+        _expect_do(gl.to_tensor(i), n_here, bar_do, BV)
+    barrier()
+    for i in gl.static_range(2):
+        _send_for_do(gl.to_tensor(i), n_here, d_do, s_do, bar_do, i_batch, i_row0, i_out)
+    b_zero = gl.zeros([ROWS, BV], gl.float32, OUT)
+    b_da, b_db = b_zero, b_zero  # dS: features 0..63, 64..127
+    if HAS_DST:
+        b_da = gl.load(_state(p_dst, 0, V, OUT, BV))
+        if NK == 2:
+            b_db = gl.load(_state(p_dst, 1, V, OUT, BV))
+
+    for i in range(n_here):
+        i_b = n_here - 1 - i
+        p_row = p_h + i_b * K
+        o_k = gl.arange(0, ROWS, gl.SliceLayout(1, OUT))
+        h_all, h_a = halves(p_row, NK), gl.load(p_row + o_k)
+        h_b = h_a
+        if NK == 2:
+            h_b = gl.load(p_row + ROWS + o_k)
+        # dS, of the state after this block
+        s_ds[0].store(rounded(b_da))
+        if NK == 2:
+            s_ds[1].store(rounded(b_db))
+        fence_async_shared()
+        tma.store_wait(0)  # dv of the block before has left
+        barrier()
+        for t in gl.static_range(NK):
+            tma.async_copy_shared_to_global(d_ds, [i_state + i_b * K + t * ROWS, i_v * BV], s_ds[t])
+
+        # dv first, then what the block adds to dS
+        t_do = matrix(s_do.index(i & 1))
+        mbarrier.wait(bar_do.index(i & 1), (i >> 1) & 1)
+        mbarrier.wait(bar_full, i & 1)
+        b_dv = warpgroup_mma(s_ah, t_do, b_zero, use_acc=False, is_async=True)
+        b_dv = warpgroup_mma(s_al, t_do, b_dv, is_async=True)
+        for t in gl.static_range(NK):
+            b_dv = warpgroup_mma(matrix(s_k[t].index(i % 3)), s_ds[t], b_dv, is_async=True)
+        mild = is_mild(h_all, NK)
+        before_a, after_a = _decays(h_a, mild)
+        b_da = b_da * before_a[:, None]
+        b_da = warpgroup_mma(matrix(s_q[0].index(i % 3)).permute((1, 0)), t_do, b_da, is_async=True)
+        if NK == 2:
+            before_b, after_b = _decays(h_b, mild)
+            b_db = b_db * before_b[:, None]
+            b_db = warpgroup_mma(matrix(s_q[1].index(i % 3)).permute((1, 0)), t_do, b_db, is_async=True)
+        b_dv = warpgroup_mma_wait(NK, (b_dv,))
+        matrix(s_dv).store(rounded(b_dv))
+        fence_async_shared()
+        barrier()
+        # sent always, so that there are as many copies on their way whatever the gates
+        i_to = gl.where(mild, i_row0 + i_b * ROWS, i_beyond)
+        tma.async_copy_shared_to_global(d_dv, [i_batch, i_to, i_out], s_dv)
+        if NK == 2:
+            b_da, b_db = warpgroup_mma_wait(0, (b_da, b_db))
+            b_db = b_db * after_b[:, None]
+        else:
+            b_da = warpgroup_mma_wait(0, (b_da,))
+        b_da = b_da * after_a[:, None]
+        _expect_do(i + 2, n_here, bar_do, BV)
+        tma.store_wait(1)  # dS has left, dv may still be leaving
+        barrier()  # every warp is done with what scores left and with dO
+        mbarrier.arrive(bar_empty, count=1)
+        _send_for_do(i + 2, n_here, d_do, s_do, bar_do, i_batch, i_row0, i_out)
+    if STORE_DS0:
+        if store_ds0:
+            gl.store(_state(p_ds0, 0, V, OUT, BV), b_da)
+            if NK == 2:
+                gl.store(_state(p_ds0, 1, V, OUT, BV), b_db)
+    tma.store_wait(0)
+
+
+# --- Both parts -------------------------------------------------------------------------------------------------------
+
+
+@gluon.jit(do_not_specialize=["T", "n_seg", "first_seg", "n_end", "n_stored", "seg_rows"])
+def grad_walk_hopper_kernel(
+    d_q, d_k, d_g, d_do, p_h, p_dst, d_ds, p_ds0, d_dv, scale, T, H, n_seg, first_seg, n_end, n_stored, seg_rows,
+    K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr, HAS_DST: gl.constexpr, STORE_DS0: gl.constexpr,
+):  # fmt: skip
+    """dv [B, T, H, V] of n_seg segments from first_seg on, of row blocks that are mild; all else as
+    `grad_states_kernel` has it, with a gradient after every row block. bf16; K is 64 or 128, BV 64 or 128.
+    p_h [B*H, n_blocks, K]: see `states_kernel`. scale > 0."""
+    NK: gl.constexpr = K // ROWS
+    NV: gl.constexpr = V // BV
+    i_p = gl.program_id(0)
+    i_v, i_seg, i_bh = i_p % NV, (i_p // NV) % n_seg, i_p // (NV * n_seg)
+    i_batch, i_h = i_bh // H, i_bh % H
+    seg_blocks = seg_rows // ROWS
+    n_blocks = (T + ROWS - 1) // ROWS
+    first = (first_seg + i_seg) * seg_blocks
+    n_here = gl.minimum(n_blocks - first, seg_blocks)
+    i_row0, i_col, i_out = first * ROWS, i_h * K, i_h * V + i_v * BV
+    i_state = (i_bh * n_stored + i_seg * seg_blocks) * K
+    i_beyond = n_blocks * ROWS
+    p_h += (i_bh.to(gl.int64) * n_blocks + first) * K
+    if HAS_DST:
+        p_dst += (i_bh.to(gl.int64) * n_end + (first_seg + i_seg) % n_end) * K * V + i_v * BV
+    if STORE_DS0:
+        p_ds0 += i_bh.to(gl.int64) * K * V + i_v * BV
+
+    OF_ROWS: gl.constexpr = d_q.layout
+    OF_STATES: gl.constexpr = d_ds.layout
+    s_q = each(gl.bfloat16, [3, 1, ROWS, ROWS], OF_ROWS, NK)
+    s_k = each(gl.bfloat16, [3, 1, ROWS, ROWS], OF_ROWS, NK)
+    s_g = each(gl.bfloat16, [2, 1, ROWS, ROWS], OF_ROWS, NK)
+    s_do = gl.allocate_shared_memory(gl.bfloat16, [2, 1, ROWS, BV], OF_ROWS)
+    s_ds = each(gl.bfloat16, [ROWS, BV], OF_STATES, NK)
+    s_dv = gl.allocate_shared_memory(gl.bfloat16, [1, ROWS, BV], OF_ROWS)
+    s_ah = gl.allocate_shared_memory(gl.bfloat16, [ROWS, ROWS], SHARED)
+    s_al = gl.allocate_shared_memory(gl.bfloat16, [ROWS, ROWS], SHARED)
+    s_e = each(gl.float32, [2, ROWS], LINE, NK)
+    bar_q, bar_k, bar_g, bar_do = barriers_each(NK), barriers_each(NK), barriers_each(NK), barriers(2)
+    one_full, one_empty = barriers(1), barriers(1)
+    bar_full, bar_empty = one_full.index(0), one_empty.index(0)
+    fence_async_shared()
+    barrier()
+
+    gl.warp_specialize(
+        [
+            (
+                _walk_part,
+                (
+                    d_do, d_ds, d_dv, p_h, p_dst, p_ds0, s_q, s_k, s_do, s_ds, s_dv, s_ah, s_al,
+                    bar_do, bar_full, bar_empty, i_batch, i_row0, i_out, i_v, i_state, i_beyond, i_seg == 0, n_here,
+                    K, V, BV, HAS_DST, STORE_DS0,
+                ),
+            ),
+            (
+                scores_part,
+                (
+                    d_q, d_k, d_g, p_h, s_q, s_k, s_g, s_ah, s_al, s_e, bar_q, bar_k, bar_g, bar_full, bar_empty,
+                    i_batch, i_row0, i_col, n_here, scale, K,
+                ),
+            ),
+        ],
+        [4],
+        [REGISTERS],
+    )  # fmt: skip

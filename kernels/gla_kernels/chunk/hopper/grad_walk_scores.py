@@ -1,0 +1,183 @@
+"""The part of the walk backward in time (grad_walk.py) that makes A^T of every block, and the operands that the
+other part, which leads dS along, reads. The equations and the barriers are there.
+
+Nothing here knows V: a program's scores are the same for all of its columns.
+"""
+
+# mypy: disallow-untyped-defs=False, disable-error-code="assignment, misc"
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from .layouts import (
+    ACCUMULATOR,
+    LOG2_E,
+    OPERAND,
+    ROWS,
+    TILE_BYTES,
+    barrier,
+    by_parts,
+    cut,
+    halves,
+    inverse_exp2,
+    is_mild,
+    leading,
+    matrix,
+    rounded,
+    wide,
+)
+
+ONE_ROW = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))
+
+
+# --- Loads: of the i-th block of the walk, where there is one ---------------------------------------------------------
+
+
+@gluon.jit
+def _expect_rows(i, n_here, bar_q, bar_k, bar_g, NK: gl.constexpr):
+    there = i < n_here
+    for t in gl.static_range(NK):
+        mbarrier.expect(bar_g[t].index(i & 1), TILE_BYTES, there)
+        mbarrier.expect(bar_q[t].index(i & 1), TILE_BYTES, there)
+        mbarrier.expect(bar_k[t].index(i & 1), TILE_BYTES, there)
+
+
+@gluon.jit
+def _send_for_rows(
+    i, n_here, d_q, d_k, d_g, s_q, s_k, s_g, bar_q, bar_k, bar_g, i_batch, i_row0, i_col, NK: gl.constexpr
+):  # fmt: skip
+    there, i_row, two, three = i < n_here, i_row0 + (n_here - 1 - i) * ROWS, i & 1, i % 3
+    for t in gl.static_range(NK):
+        at = [i_batch, i_row, i_col + t * ROWS]
+        tma.async_copy_global_to_shared(d_g, at, bar_g[t].index(two), s_g[t].index(two), there)
+    for t in gl.static_range(NK):
+        at = [i_batch, i_row, i_col + t * ROWS]
+        tma.async_copy_global_to_shared(d_q, at, bar_q[t].index(two), s_q[t].index(three), there)
+        tma.async_copy_global_to_shared(d_k, at, bar_k[t].index(two), s_k[t].index(three), there)
+
+
+@gluon.jit
+def _prefetch(p_row, o_l, NK: gl.constexpr):
+    """Have a block's row of p_h come to L2: fences wait for loads that are on their way."""
+    for t in gl.static_range(NK):
+        gl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [(p_row + t * ROWS + o_l).to(gl.int64, bitcast=True)],
+            dtype=gl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+
+
+# --- The scores -------------------------------------------------------------------------------------------------------
+
+
+@gluon.jit
+def _sums(i, there, mild, m_i, s_g, bar_g, NK: gl.constexpr):
+    """M g of the i-th block of the walk, begun: 64 features each, and M, which has to stay in registers."""
+    b_zero = gl.zeros([ROWS, ROWS], gl.float32, ACCUMULATOR)
+    b_m = gl.where(m_i, gl.where(mild, 0.5, 1.0), gl.where(mild, -0.5, 0.0)).to(gl.bfloat16)
+    mbarrier.wait(bar_g[0].index(i & 1), (i >> 1) & 1, there)
+    b_ca = warpgroup_mma(b_m, matrix(s_g[0].index(i & 1)), b_zero, use_acc=False, is_async=True)
+    b_cb = b_ca
+    if NK == 2:
+        mbarrier.wait(bar_g[1].index(i & 1), (i >> 1) & 1, there)
+        b_cb = warpgroup_mma(b_m, matrix(s_g[1].index(i & 1)), b_zero, use_acc=False, is_async=True)
+    return b_ca, b_cb, b_m
+
+
+@gluon.jit
+def _done(b_ca, b_cb, b_m, NK: gl.constexpr):
+    """`_sums` once they are there."""
+    if NK == 2:
+        b_ca, b_cb, b_m = warpgroup_mma_wait(0, (b_ca, b_cb, b_m))
+        return b_ca, b_cb
+    else:  # noqa: RET505 - only one of both is compiled
+        b_ca, b_m = warpgroup_mma_wait(0, (b_ca, b_m))
+        return b_ca, b_ca
+
+
+@gluon.jit
+def scores_part(
+    d_q, d_k, d_g, p_h, s_q, s_k, s_g, s_ah, s_al, s_e, bar_q, bar_k, bar_g, bar_full, bar_empty,
+    i_batch, i_row0, i_col, n_here, scale, K: gl.constexpr,
+):  # fmt: skip
+    """A^T of every block, and the operands that the walk needs."""
+    NK: gl.constexpr = K // ROWS
+    for i in gl.static_range(2):
+        _expect_rows(gl.to_tensor(i), n_here, bar_q, bar_k, bar_g, NK)
+    barrier()
+    for i in gl.static_range(2):
+        _send_for_rows(
+            gl.to_tensor(i), n_here, d_q, d_k, d_g, s_q, s_k, s_g, bar_q, bar_k, bar_g, i_batch, i_row0, i_col, NK
+        )
+    o_l = gl.arange(0, ROWS, ONE_ROW)
+    log2_scale = gl.log2(scale)
+    m_i = (
+        gl.arange(0, ROWS, gl.SliceLayout(1, OPERAND))[:, None]
+        >= gl.arange(0, ROWS, gl.SliceLayout(0, OPERAND))[None, :]
+    )
+    o_j, o_i = gl.arange(0, ROWS, gl.SliceLayout(1, ACCUMULATOR)), gl.arange(0, ROWS, gl.SliceLayout(0, ACCUMULATOR))
+
+    # the walk's first block
+    p_row = p_h + (n_here - 1) * K
+    mild = is_mild(halves(p_row, NK), NK)
+    for t in gl.static_range(NK):
+        s_e[t].index(0).store(gl.exp2(gl.load(p_row + t * ROWS + o_l)))
+    b_ca, b_cb, b_m = _sums(gl.to_tensor(0), n_here > 0, mild, m_i, s_g, bar_g, NK)
+    b_ca, b_cb = _done(b_ca, b_cb, b_m, NK)
+    barrier()
+
+    for i in range(n_here):
+        # h of the next block
+        p_next = p_h + gl.maximum(n_here - 2 - i, 0) * K
+        _prefetch(p_h + gl.maximum(n_here - 5 - i, 0) * K, o_l, NK)
+        h_all = halves(p_next, NK)
+        h_next = (gl.load(p_next + o_l),)
+        if NK == 2:
+            h_next = (h_next[0], gl.load(p_next + ROWS + o_l))
+
+        b_at = gl.zeros([ROWS, ROWS], gl.float32, ACCUMULATOR)
+        kept = ()  # operands in registers: not to be written before the products are done
+        for t in gl.static_range(NK):
+            t_q, t_k, t_g = matrix(s_q[t].index(i % 3)), matrix(s_k[t].index(i % 3)), matrix(s_g[t].index(i & 1))
+            mbarrier.wait(bar_q[t].index(i & 1), (i >> 1) & 1)
+            mbarrier.wait(bar_k[t].index(i & 1), (i >> 1) & 1)
+            b_k, b_q = t_k.load(ACCUMULATOR), t_q.load(ACCUMULATOR)
+            b_e = s_e[t].index(i & 1).load(gl.SliceLayout(0, ACCUMULATOR))
+            b_c = (b_ca if t == 0 else b_cb) * LOG2_E
+            b_k = wide(b_k) * inverse_exp2(b_c)
+            b_q = wide(b_q) * gl.exp2(b_c + log2_scale)
+            b_kh, b_kl = cut(b_k)
+            b_qh = rounded(b_q)
+            b_ql = leading(b_q - wide(b_qh))
+            barrier()  # every warp is done with g
+            t_k.store(rounded(b_k * b_e[None, :]))
+            t_q.store(b_qh)
+            t_g.store(b_ql)
+            fence_async_shared()
+            barrier()
+            b_at = by_parts(b_kh, b_kl, t_q.permute((1, 0)), t_g.permute((1, 0)), b_at, t == 0)
+            kept = kept + (b_kh, b_kl)  # noqa: RUF005
+        # C of the next block, while this one's scores are made ready
+        mild = is_mild(h_all, NK)
+        b_ca, b_cb, b_m = _sums(i + 1, i + 1 < n_here, mild, m_i, s_g, bar_g, NK)
+        if NK == 2:
+            b_at, _, _, _, _ = warpgroup_mma_wait(2, (b_at, kept[0], kept[1], kept[2], kept[3]))
+        else:
+            b_at, _, _ = warpgroup_mma_wait(1, (b_at, kept[0], kept[1]))
+        b_ah, b_al = cut(gl.where(o_j[:, None] <= o_i[None, :], b_at, 0.0))
+        mbarrier.wait(bar_empty, (i - 1) & 1, i > 0)  # the walk is done with the block before
+        _expect_rows(i + 2, n_here, bar_q, bar_k, bar_g, NK)
+        s_ah.store(b_ah)
+        s_al.store(b_al)
+        for t in gl.static_range(NK):
+            s_e[t].index(~i & 1).store(gl.exp2(h_next[t]))
+        fence_async_shared()
+        barrier()
+        mbarrier.arrive(bar_full, count=1)
+        _send_for_rows(i + 2, n_here, d_q, d_k, d_g, s_q, s_k, s_g, bar_q, bar_k, bar_g, i_batch, i_row0, i_col, NK)
+        b_ca, b_cb = _done(b_ca, b_cb, b_m, NK)

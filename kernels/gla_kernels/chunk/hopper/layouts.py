@@ -1,0 +1,143 @@
+"""What Hopper's own kernels share, in Gluon: layouts, conversions between float32 and bfloat16, operands in parts.
+
+An accumulator of 64 rows and columns, cut to bfloat16, lies as the left operand of the next product wants it: nothing
+moves between threads from one to the other.
+"""
+
+# mypy: disallow-untyped-defs=False
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma
+
+from ...tiles.gates import LOG2E, ROW_BLOCK_LIMIT_16_BIT
+
+barrier = getattr(gl, "barrier", None) or gl.thread_barrier  # Triton 3.7 and 3.6
+
+ROWS = gl.constexpr(64)  # of a chunk; features of a tile, too
+TILE_BYTES = gl.constexpr(64 * 64 * 2)
+WARPS = gl.constexpr(4)  # a warpgroup
+LOG2_E = gl.constexpr(LOG2E.value)
+LEAST_HALF = gl.constexpr(-0.5 * ROW_BLOCK_LIMIT_16_BIT.value)  # log2 of half of a mild block's decay is above it
+
+# An accumulator, what of it is the left operand of a product, and what products read and write in shared memory.
+ACCUMULATOR = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))
+OPERAND = gl.constexpr(gl.DotOperandLayout(0, ACCUMULATOR.value, 2))
+SHARED = gl.constexpr(gl.NVMMASharedLayout(128, 16, 2))
+SPREAD = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))  # a matrix over all threads
+EVERYWHERE = gl.constexpr(gl.BlockedLayout([1, 2], [1, 32], [4, 1], [1, 0]))  # a row: all of it in every warp
+LINE = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))  # a row in shared memory
+
+
+@gluon.jit
+def matrix(s_x):
+    """A tile of rows in shared memory, [1, rows, columns], as a matrix."""
+    return s_x.reshape([s_x.shape[1], s_x.shape[2]])
+
+
+@gluon.jit
+def barriers(COUNT: gl.constexpr):
+    """So many barriers in memory, each of one arrival. Those of different kinds want allocations of their own: the
+    compiler has warps wait for each other between accesses to one."""
+    bars = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(COUNT):
+        mbarrier.init(bars.index(i), count=1)
+    return bars
+
+
+# Conversions take two numbers at once, and only those that round take the slow unit. In assembly, too, what the
+# compiler would make a fused operation of, with a sign to turn by another one.
+
+
+@gluon.jit
+def wide(b_x):
+    """bfloat16 as float32."""
+    return gl.inline_asm_elementwise(
+        "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;", "=&r,=&r,r", [b_x], dtype=gl.float32, is_pure=True, pack=2
+    )
+
+
+@gluon.jit
+def rounded(b_x):
+    """float32 rounded to bfloat16."""
+    return gl.inline_asm_elementwise(
+        "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,r,r", [b_x], dtype=gl.bfloat16, is_pure=True, pack=2
+    )
+
+
+@gluon.jit
+def leading(b_x):
+    """`tiles.leading` as bfloat16."""
+    return gl.inline_asm_elementwise(
+        "prmt.b32 $0, $1, $2, 0x7632;", "=r,r,r", [b_x], dtype=gl.bfloat16, is_pure=True, pack=2
+    )
+
+
+@gluon.jit
+def rest(b_x):
+    """What `leading` leaves, float32."""
+    return gl.inline_asm_elementwise(
+        "{ .reg .b32 t; and.b32 t, $1, 0xffff0000; sub.f32 $0, $1, t; }", "=r,r", [b_x], gl.float32, True, 1
+    )
+
+
+@gluon.jit
+def cut(b_x):
+    """`tiles.cut`."""
+    return leading(b_x), leading(rest(b_x))
+
+
+@gluon.jit
+def inverse_exp2(b_x):
+    """2^-x."""
+    return gl.inline_asm_elementwise(
+        "{ .reg .f32 t; neg.f32 t, $1; ex2.approx.ftz.f32 $0, t; }", "=f,f", [b_x], gl.float32, True, 1
+    )
+
+
+@gluon.jit
+def by_parts(b_h, b_l, s_high, s_low, b_acc, FIRST: gl.constexpr):
+    """acc + x y for a left operand and a right one in two parts each, but for the product of the low ones, begun.
+    FIRST: nothing has been added up yet."""
+    b_h, b_l = gl.convert_layout(b_h, OPERAND, True), gl.convert_layout(b_l, OPERAND, True)
+    b_acc = warpgroup_mma(b_h, s_high, b_acc, use_acc=not FIRST, is_async=True)
+    b_acc = warpgroup_mma(b_h, s_low, b_acc, is_async=True)
+    return warpgroup_mma(b_l, s_high, b_acc, is_async=True)
+
+
+@gluon.jit
+def each(dtype: gl.constexpr, shape: gl.constexpr, layout: gl.constexpr, NK: gl.constexpr):
+    """Room in shared memory for each 64 features of NK."""
+    a = gl.allocate_shared_memory(dtype, shape, layout)
+    if NK == 1:
+        return (a,)
+    else:  # noqa: RET505 - only one of both is compiled
+        return (a, gl.allocate_shared_memory(dtype, shape, layout))
+
+
+@gluon.jit
+def barriers_each(NK: gl.constexpr):
+    """Two barriers for each 64 features."""
+    a = barriers(2)
+    if NK == 1:
+        return (a,)
+    else:  # noqa: RET505 - only one of both is compiled
+        return (a, barriers(2))
+
+
+@gluon.jit
+def halves(p_row, NK: gl.constexpr):
+    """A block's row of p_h, all of it in every warp."""
+    o_k = gl.arange(0, ROWS, gl.SliceLayout(0, EVERYWHERE))
+    if NK == 1:
+        return (gl.load(p_row + o_k),)
+    else:  # noqa: RET505 - only one of both is compiled
+        return (gl.load(p_row + o_k), gl.load(p_row + ROWS + o_k))
+
+
+@gluon.jit
+def is_mild(h, NK: gl.constexpr):
+    """Whether a block is mild, from `halves`; the same in every thread."""
+    least = h[0]
+    if NK == 2:
+        least = gl.minimum(least, h[1])
+    return gl.min(least, axis=0) > LEAST_HALF

@@ -1,0 +1,282 @@
+"""dQ, dK and the gate's gradient of the chunks that `grad_qk.py` leaves undone, in Gluon.
+
+Pairs of rows meet by halving, as in strong_gates.py. With B = a level's pairs of dA, mirrored on the diagonal, R = B Z
+is what the rows of either half of a block get from those of the other, before their own decay:
+
+    dq_i += e^{..} R_i  in a later half,  dk_j += e^{..} R_j  in an earlier one,   q dq - k dk += Z R or -Z R
+
+The rest is as grad_qk.py has it, but rows lie first here, and both decays of the states are exact.
+"""
+
+# mypy: disallow-untyped-defs=False
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.language.extra.cuda import gdc_wait
+
+from .layouts import (
+    ACCUMULATOR,
+    ROWS,
+    SHARED,
+    TILE_BYTES,
+    barrier,
+    barriers,
+    by_parts,
+    cut,
+    leading,
+    matrix,
+    rest,
+    rounded,
+    wide,
+)
+from .strong_gates import (
+    FORGETS,
+    after,
+    as_operand,
+    clamp,
+    eights,
+    from_middle,
+    gates_by,
+    hidden_zero,
+    lay_down,
+    levels_of,
+    rows,
+    rows_of_level,
+    share_of,
+    to_border,
+    up_to,
+)
+
+
+@gluon.jit
+def _send_values(
+    i, d_do, d_v, d_s, d_ds, s_do, s_v, s_s, s_ds, bars, i_batch, i_row, i_out, i_state, STAGES: gl.constexpr
+):
+    """For the i-th tile of V of dO, V and both states."""
+    AT: gl.constexpr = i % STAGES
+    bar = bars.index(AT)
+    mbarrier.expect(bar, 4 * TILE_BYTES)
+    tma.async_copy_global_to_shared(d_do, [i_batch, i_row, i_out + i * ROWS], bar, s_do.index(AT))
+    tma.async_copy_global_to_shared(d_v, [i_batch, i_row, i_out + i * ROWS], bar, s_v.index(AT))
+    tma.async_copy_global_to_shared(d_s, [i_state, i * ROWS], bar, s_s.index(AT))
+    tma.async_copy_global_to_shared(d_ds, [i_state, i * ROWS], bar, s_ds.index(AT))
+
+
+@gluon.jit
+def _products(
+    d_do, d_v, d_s, d_ds, s_do, s_v, s_s, s_ds, bars, turn, i_batch, i_row, i_out, i_state, nil,
+    NV: gl.constexpr, SENT: gl.constexpr,
+):  # fmt: skip
+    """dA and its transpose, dO S^T, V dS^T, each [ROWS, ROWS], and the sum of S dS over V [ROWS], of NV tiles of V, of
+    which SENT were sent for; turn: how many chunks came before."""
+    b_a = gl.zeros([ROWS, ROWS], gl.float32, ACCUMULATOR)
+    b_at, b_x, b_y = b_a, b_a, b_a
+    b_phi = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, ACCUMULATOR))
+    for i in gl.static_range(NV):
+        uses = (NV - i % SENT + SENT - 1) // SENT  # of the stage, a chunk
+        mbarrier.wait(bars.index(i % SENT), (turn * uses + i // SENT) & 1)
+        b_do, b_v = matrix(s_do.index(i % SENT + nil)), matrix(s_v.index(i % SENT + nil))
+        b_s, b_ds = s_s.index(i % SENT + nil), s_ds.index(i % SENT + nil)
+        b_a = warpgroup_mma(b_do, b_v.permute((1, 0)), b_a, is_async=True)
+        b_at = warpgroup_mma(b_v, b_do.permute((1, 0)), b_at, is_async=True)
+        b_x = warpgroup_mma(b_do, b_s.permute((1, 0)), b_x, is_async=True)
+        b_y = warpgroup_mma(b_v, b_ds.permute((1, 0)), b_y, is_async=True)
+        b_phi += gl.sum(wide(b_s.load(ACCUMULATOR)) * wide(b_ds.load(ACCUMULATOR)), axis=1)
+        b_a, b_at, b_x, b_y = warpgroup_mma_wait(0, (b_a, b_at, b_x, b_y))
+        if i + SENT < NV:
+            fence_async_shared()
+            barrier()  # every warp is done with the stage
+            _send_values(
+                i + SENT, d_do, d_v, d_s, d_ds, s_do, s_v, s_s, s_ds, bars, i_batch, i_row, i_out, i_state, SENT
+            )
+    return b_a, b_at, b_x, b_y, b_phi
+
+
+@gluon.jit
+def _sums_from(s_high, s_low, nil):
+    """Of each row and those after it, of a tile in two parts."""
+    o_i, o_j = rows(nil)
+    b_m, b_sum = as_operand(gl.where(o_j >= o_i, 1.0, 0.0)), gl.zeros([ROWS, ROWS], gl.float32, ACCUMULATOR)
+    b_sum = warpgroup_mma(b_m, s_low, b_sum, use_acc=False, is_async=True)
+    b_sum = warpgroup_mma(b_m, s_high, b_sum, is_async=True)
+    return warpgroup_mma_wait(0, (b_sum,))
+
+
+@gluon.jit
+def _fine(b_x):
+    """`tiles.fine`."""
+    b_high, b_low = cut(b_x)
+    return wide(b_high) + wide(b_low)
+
+
+@gluon.jit
+def _kept(b_x, m_x):
+    """bfloat16 where m, else 0."""
+    return gl.inline_asm_elementwise(
+        "{ .reg .b32 m; prmt.b32 m, $2, $3, 0x5410; and.b32 $0, $1, m; }",
+        "=r,r,r,r", [b_x, gl.where(m_x, -1, 0)], gl.bfloat16, True, 2,
+    )  # fmt: skip
+
+
+@gluon.jit
+def _given(m_pairs, t_pairs, b_x, s_high, s_low):
+    """What rows get from each other by some of the pairs: pairs @ x."""
+    b_high, b_low = cut(b_x)
+    lay_down(b_high, b_low, s_high, s_low)
+    b_ah, b_al = _kept(t_pairs[0].load(ACCUMULATOR), m_pairs), _kept(t_pairs[1].load(ACCUMULATOR), m_pairs)
+    b_zero = gl.zeros([ROWS, ROWS], gl.float32, ACCUMULATOR)
+    return warpgroup_mma_wait(0, (by_parts(b_ah, b_al, s_high, s_low, b_zero, True),))
+
+
+@gluon.jit
+def _by_anchor(levels, b_dq, b_dk, b_diff, t_pairs, s_q, s_k, s_g, s_high, s_low, nil):
+    """What pairs of rows in one block give each other, added. levels: how many there are above such blocks."""
+    o_i, o_j = rows(nil)
+    o_i8, o_j8 = eights(nil)
+    b_c, m_block = gates_by(from_middle(levels, nil), s_g), (o_i8 ^ o_j8) < (ROWS // 8 >> levels)
+    b_k = wide(matrix(s_k).load(ACCUMULATOR)) * gl.exp2(-b_c)
+    b_r = _given(m_block & (o_i > o_j), t_pairs, b_k, s_high, s_low)
+    b_e = gl.exp2(b_c)
+    b_q = wide(matrix(s_q).load(ACCUMULATOR)) * b_e
+    b_diff += _fine(b_q) * b_r
+    b_dq += b_r * b_e
+    b_r = _given(m_block & (o_i < o_j), t_pairs, b_q, s_high, s_low)
+    b_e = gl.exp2(-b_c)
+    b_diff -= _fine(wide(matrix(s_k).load(ACCUMULATOR)) * b_e) * b_r
+    b_dk += b_r * b_e
+    return b_dq, b_dk, b_diff
+
+
+@gluon.jit
+def _by_level(half, b_dq, b_dk, b_diff, t_pairs, s_q, s_k, s_g, s_high, s_low, nil):
+    """What the rows of either half of a block give those of the other, added."""
+    o_i8, o_j8 = eights(nil)
+    half8 = half >> 3
+    later = gl.where((o_i8 & half8) != 0, 1.0, 0.0)  # a factor: with it a sum takes one instruction
+    b_e = gl.exp2(gates_by(to_border(half, nil), s_g))
+    b_z = wide(rows_of_level(half, s_q, s_k, nil)) * b_e
+    b_r = _given((o_j8 & -half8) == ((o_i8 & -half8) ^ half8), t_pairs, b_z, s_high, s_low)
+    b_z = (wide(s_high.load(ACCUMULATOR)) + wide(s_low.load(ACCUMULATOR))) * b_r
+    b_diff += (2.0 * later - 1.0) * b_z
+    b_r = b_r * b_e
+    b_dq += later * b_r
+    b_dk += (1.0 - later) * b_r
+    return b_dq, b_dk, b_diff
+
+
+@gluon.jit(do_not_specialize=["n_blocks", "n_here", "first_chunk", "n_stored", "share"])
+def grad_qk_steep_hopper_kernel(
+    d_q, d_k, d_v, d_g, d_do, d_s, d_ds, p_h, d_dq, d_dk, d_dg,
+    scale, H, n_blocks, n_here, first_chunk, n_stored, share,
+    K: gl.constexpr, V: gl.constexpr, STAGES: gl.constexpr, MOST: gl.constexpr, EARLY: gl.constexpr,
+):  # fmt: skip
+    """dq, dk and dg [B, T, H, K] of n_here chunks from first_chunk on: of those tiles of 64 features that are not mild.
+    For the tensors see `grad_qk.grad_qk_kernel`, for V and STAGES `grad_qk_hopper_kernel`; for EARLY
+    `steep_hopper.grad_v_steep_hopper_kernel`."""
+    NK: gl.constexpr = K // ROWS
+    NV: gl.constexpr = V // ROWS
+    SENT: gl.constexpr = STAGES if STAGES < NV else NV
+    i_k, i_bh, i_first, i_end, p_h, bits = share_of(p_h, n_blocks, n_here, first_chunk, share, K, ROWS, NK, MOST)
+    if bits != 0:
+        s_q = gl.allocate_shared_memory(gl.bfloat16, [1, ROWS, ROWS], d_q.layout)
+        s_k = gl.allocate_shared_memory(gl.bfloat16, [1, ROWS, ROWS], d_k.layout)
+        s_gates = gl.allocate_shared_memory(gl.bfloat16, [1, 1, ROWS, ROWS], d_g.layout)
+        s_g = s_gates.index(0)
+        s_do = gl.allocate_shared_memory(gl.bfloat16, [SENT, 1, ROWS, ROWS], d_do.layout)
+        s_v = gl.allocate_shared_memory(gl.bfloat16, [SENT, 1, ROWS, ROWS], d_v.layout)
+        s_s = gl.allocate_shared_memory(gl.bfloat16, [SENT, ROWS, ROWS], d_s.layout)
+        s_ds = gl.allocate_shared_memory(gl.bfloat16, [SENT, ROWS, ROWS], d_ds.layout)
+        s_high = gl.allocate_shared_memory(gl.bfloat16, [ROWS, ROWS], SHARED)
+        s_low = gl.allocate_shared_memory(gl.bfloat16, [ROWS, ROWS], SHARED)
+        bars, bar_rows = barriers(SENT), barriers(1).index(0)
+        fence_async_shared()
+        barrier()
+        i_batch, i_h = i_bh // H, i_bh % H
+        i_col, i_out = i_h * K + i_k * ROWS, i_h * V
+        turn = gl.to_tensor(0)
+        for i_c in range(i_first, i_end):
+            if (bits >> (i_c - i_first)) & 1 != 0:
+                i_row, i_state = (first_chunk + i_c) * ROWS, (i_bh * n_stored + i_c) * K + i_k * ROWS
+                for i in gl.static_range(SENT):
+                    _send_values(
+                        i, d_do, d_v, d_s, d_ds, s_do, s_v, s_s, s_ds, bars, i_batch, i_row, i_out, i_state, SENT
+                    )
+                mbarrier.expect(bar_rows, 3 * TILE_BYTES)
+                tma.async_copy_global_to_shared(d_g, [i_batch, i_row, i_col], bar_rows, s_g)
+                tma.async_copy_global_to_shared(d_k, [i_batch, i_row, i_col], bar_rows, s_k)
+                tma.async_copy_global_to_shared(d_q, [i_batch, i_row, i_col], bar_rows, s_q)
+
+                nil = hidden_zero(i_c)
+                b_a, b_at, b_x, b_y, b_phi = _products(
+                    d_do,
+                    d_v,
+                    d_s,
+                    d_ds,
+                    s_do,
+                    s_v,
+                    s_s,
+                    s_ds,
+                    bars,
+                    turn,
+                    i_batch,
+                    i_row,
+                    i_out,
+                    i_state,
+                    nil,
+                    NV,
+                    SENT,
+                )
+                o_i, o_j = rows(nil)
+                b_self = scale * gl.sum(gl.where(o_i == o_j, b_a, 0.0), axis=1)[:, None]
+                b_high, b_low = cut(scale * gl.where(o_i > o_j, b_a, gl.where(o_i < o_j, b_at, 0.0)))
+                barrier()  # every warp is done with dO and V, where the pairs come to
+                t_pairs = (matrix(s_do.index(0)), matrix(s_v.index(0)))
+                t_pairs[0].store(b_high)
+                t_pairs[1].store(b_low)
+                mbarrier.wait(bar_rows, turn & 1)
+                turn += 1
+                clamp(s_g)
+                b_q, b_k = wide(matrix(s_q).load(ACCUMULATOR)), wide(matrix(s_k).load(ACCUMULATOR))
+                b_x = b_x * scale
+                b_e = gl.exp2(gates_by(up_to(nil), s_g))
+                b_diff = _fine(b_q * b_e) * b_x
+                b_dq = b_x * b_e + b_self * b_k  # a row's own score goes through no gate
+                b_e = gl.exp2(gates_by(after(nil), s_g))
+                b_z = _fine(b_k * b_e) * b_y
+                b_diff -= b_z
+                b_dk = b_y * b_e + b_self * b_q
+                COLUMNS: gl.constexpr = gl.SliceLayout(0, ACCUMULATOR)
+                b_phi = gl.convert_layout(b_phi, COLUMNS) * gl.exp2(
+                    2.0 * gl.load(p_h + i_c * K + gl.arange(0, ROWS, COLUMNS))
+                )
+                b_phi += gl.sum(b_z, axis=0)
+
+                # inside the chunk
+                levels = levels_of(s_gates, nil, 1)
+                b_dq, b_dk, b_diff = _by_anchor(levels, b_dq, b_dk, b_diff, t_pairs, s_q, s_k, s_g, s_high, s_low, nil)
+                for i_level in range(levels):
+                    half = ROWS >> (i_level + 1)
+                    b_dq, b_dk, b_diff = _by_level(half, b_dq, b_dk, b_diff, t_pairs, s_q, s_k, s_g, s_high, s_low, nil)
+
+                lay_down(leading(b_diff), rounded(rest(b_diff)), s_high, s_low)
+                matrix(s_q).store(rounded(b_dq))
+                matrix(s_k).store(rounded(b_dk))
+                b_dg = _sums_from(s_high, s_low, nil) + b_phi[None, :]
+                # a gate that lets nothing through has no gradient; the difference would leave rounding errors there
+                b_dg = gl.where(wide(matrix(s_g).load(ACCUMULATOR)) > FORGETS, b_dg, 0.0)
+                matrix(s_g).store(rounded(b_dg))
+                fence_async_shared()
+                barrier()
+                tma.async_copy_shared_to_global(d_dq, [i_batch, i_row, i_col], s_q)
+                tma.async_copy_shared_to_global(d_dk, [i_batch, i_row, i_col], s_k)
+                tma.async_copy_shared_to_global(d_dg, [i_batch, i_row, i_col], s_g)
+                tma.store_wait(0)
+                barrier()
+    if EARLY:
+        gdc_wait()

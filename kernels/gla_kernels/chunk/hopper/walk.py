@@ -1,0 +1,389 @@
+"""States and the forward output in one walk over time, on Hopper, in Gluon: what states.py and output.py compute, where
+a chunk is one row block of 64. The output reads no state from memory.
+
+A program walks over a segment with a state of all of K and BV columns of V. Three groups of warps have a part each. One
+warp sends for the next row blocks; four lead the state along in their registers (states.py's arithmetic); four compute
+the block's output (output.py's), and of a block's work only the first product of O needs the state before it.
+
+    state      D[i] = sum of the gates of the rows after i;  h = half of the sum of all:  one product with L (below)
+               S <- e^{2h} S + (k e^D as bf16)^T V             transposed, features first: k e^D never leaves registers
+    output     C = M g,  M[i, j] = 1/2 for i >= j, else -1/2;  A = tril((q e^C)(k e^-C)^T), all in two parts each
+               O = scale [(q e^C e^h as bf16) S + A V]
+
+L[j, i] = 1 for j > i, and for i = 63, where there is nothing after, for every j: that row's sum is the block's.
+Blocks that are not mild: their rows of o are not stored (`steep.output_steep_kernel` runs after this one); the states
+and h are right for any gates.
+
+Shared memory (K = BV = 128): 2 stages of q, k, g, v 128 KiB (k's and q's places come to hold k e^-C's parts), the state
+as bf16 2 x 32, o 16, L and M 8 each; h and e^h of 2 blocks. One program an SM.
+
+Barriers, two of each, for even and odd blocks; each counts one arrival a block, in `full*` the one with the expected
+bytes:
+
+    full      q, k, g have come                                               producer -> state, output
+    full_v    v has come                                                      producer -> state, output
+    taken     the state's part has read k and g, and h lies there             state -> output
+    made      the state before the block lies in its slot                     state -> output
+    empty     q, k, g, h and the slot are done with (k, g by both: `taken`)   output -> producer; `full` tells the state
+    empty_v   v is done with (by both: `made` of the next block)              output -> producer
+"""
+
+# mypy: disallow-untyped-defs=False
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_init,
+    warpgroup_mma_wait,
+)
+
+from .layouts import (
+    ACCUMULATOR,
+    EVERYWHERE,
+    LEAST_HALF,
+    LINE,
+    LOG2_E,
+    ROWS,
+    SHARED,
+    SPREAD,
+    TILE_BYTES,
+    barrier,
+    barriers,
+    by_parts,
+    cut,
+    each,
+    inverse_exp2,
+    matrix,
+    rounded,
+    wide,
+)
+
+REGISTERS = gl.constexpr(240)  # of a thread of the state's part; the output's gets as many
+FEW_REGISTERS = gl.constexpr(24)  # of one that only loads
+
+
+# --- Loads ------------------------------------------------------------------------------------------------------------
+
+
+@gluon.jit
+def _load_part(
+    d_q, d_k, d_v, d_g, s_q, s_k, s_v, s_g, full, full_v, empty, empty_v, i_batch, i_row0, i_col, i_out, n_here,
+    K: gl.constexpr, BV: gl.constexpr,
+):  # fmt: skip
+    """Send for every block as soon as its stage is free."""
+    for i in range(n_here):
+        at, phase, i_row = i & 1, (i >> 1) & 1, i_row0 + i * ROWS
+        bar, bar_v = full.index(at), full_v.index(at)
+        mbarrier.wait(empty.index(at), phase ^ 1)
+        mbarrier.expect(bar, 3 * (K // ROWS) * TILE_BYTES)
+        for t in gl.static_range(K // ROWS):
+            tma.async_copy_global_to_shared(d_g, [i_batch, i_row, i_col + t * ROWS], bar, s_g[t].index(at))
+            tma.async_copy_global_to_shared(d_k, [i_batch, i_row, i_col + t * ROWS], bar, s_k[t].index(at))
+            tma.async_copy_global_to_shared(d_q, [i_batch, i_row, i_col + t * ROWS], bar, s_q[t].index(at))
+        mbarrier.wait(empty_v.index(at), phase ^ 1)
+        mbarrier.expect(bar_v, BV // ROWS * TILE_BYTES)
+        tma.async_copy_global_to_shared(d_v, [i_batch, i_row, i_out], bar_v, s_v.index(at))
+
+
+# --- The state --------------------------------------------------------------------------------------------------------
+
+
+@gluon.jit
+def _sums_transposed(s_g, s_l, at):
+    """D^T of 64 features, begun; its last column is the block's sum."""
+    b_zero = gl.zeros([ROWS, ROWS], gl.float32, ACCUMULATOR)
+    return warpgroup_mma(matrix(s_g.index(at)).permute((1, 0)), s_l, b_zero, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def _decayed_keys(b_d, s_k, s_h, s_e, at, p_h, store_h):
+    """(k e^D)^T of 64 features as an operand, and what the state decays by; h is laid down."""
+    b_k = wide(matrix(s_k.index(at)).permute((1, 0)).load(ACCUMULATOR))
+    last = (gl.arange(0, ROWS, gl.SliceLayout(0, ACCUMULATOR)) == ROWS - 1)[None, :]
+    total = gl.sum(gl.where(last, b_d, 0.0), axis=1) * LOG2_E
+    half = 0.5 * total
+    s_h.index(at).store(half)
+    s_e.index(at).store(gl.exp2(half))
+    gl.store(p_h + gl.arange(0, ROWS, gl.SliceLayout(1, ACCUMULATOR)), half, mask=store_h)
+    return rounded(b_k * gl.exp2(gl.where(last, 0.0, b_d * LOG2_E))), gl.exp2(total)
+
+
+@gluon.jit
+def _added(b_s, b_k, b_f, b_v, STATE: gl.constexpr):
+    """64 features of the state after a block, begun: f s + k^T v."""
+    b_s = b_s * gl.convert_layout(b_f, gl.SliceLayout(1, STATE), True)[:, None]
+    b_k = gl.convert_layout(b_k, gl.DotOperandLayout(0, STATE, 2), True)
+    return warpgroup_mma(b_k, b_v, b_s, is_async=True)
+
+
+@gluon.jit
+def _least(s_h, at):
+    """Of 64 features, the least h."""
+    return gl.min(s_h.index(at).load(gl.SliceLayout(0, EVERYWHERE)), axis=0)
+
+
+@gluon.jit
+def _least_of(s_h, at, NK: gl.constexpr):
+    """Of all features, the least h: the same in every thread."""
+    least = _least(s_h[0], at)
+    if NK == 2:
+        least = gl.minimum(least, _least(s_h[1], at))
+    return least
+
+
+@gluon.jit
+def _state_part(
+    d_s, p_s0, p_st, p_h, s_k, s_v, s_g, s_s, s_l, s_h, s_e, full, full_v, taken, made,
+    i_state, i_v, store_h, store_st, n_here,
+    K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr,
+    HAS_S0: gl.constexpr, STORE_S: gl.constexpr, STORE_ST: gl.constexpr,
+):  # fmt: skip
+    """Lead the state along; lay it down before each block, for the output's part and as what is kept of it."""
+    STATE: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BV, 16])
+    NK: gl.constexpr = K // ROWS
+    o_k, o_v = gl.arange(0, ROWS, gl.SliceLayout(1, STATE)), gl.arange(0, BV, gl.SliceLayout(0, STATE))
+    o_s = o_k[:, None] * V + (i_v * BV + o_v)[None, :]
+    b_s0 = gl.zeros([ROWS, BV], gl.float32, STATE)
+    b_s1 = b_s0
+    if HAS_S0:
+        b_s0 = gl.load(p_s0 + o_s)
+        if NK == 2:
+            b_s1 = gl.load(p_s0 + ROWS * V + o_s)
+
+    for i in range(n_here):
+        at, phase = i & 1, (i >> 1) & 1
+        mbarrier.wait(full.index(at), phase)
+        b_d0 = _sums_transposed(s_g[0], s_l, at)
+        if NK == 2:
+            b_d1 = _sums_transposed(s_g[1], s_l, at)
+            b_d0 = warpgroup_mma_wait(1, (b_d0,))
+        else:
+            b_d0 = warpgroup_mma_wait(0, (b_d0,))
+        b_k0, b_f0 = _decayed_keys(b_d0, s_k[0], s_h[0], s_e[0], at, p_h, store_h)
+        if NK == 2:
+            b_d1 = warpgroup_mma_wait(0, (b_d1,))
+            b_k1, b_f1 = _decayed_keys(b_d1, s_k[1], s_h[1], s_e[1], at, p_h + ROWS, store_h)
+        p_h += K
+        tma.store_wait(NK if STORE_S else 0)  # the state before the last one has left the slot
+        barrier()  # every warp has read k and g, and h lies there
+        mbarrier.arrive(taken.index(at))
+        # the slot is free: `full` came after `empty` of the block before the last one
+        s_s[0].index(at).store(rounded(b_s0))
+        if NK == 2:
+            s_s[1].index(at).store(rounded(b_s1))
+        fence_async_shared()
+        barrier()
+        mbarrier.arrive(made.index(at))
+        wanted = True if STORE_S else _least_of(s_h, at, NK) <= LEAST_HALF
+        if wanted:
+            for t in gl.static_range(NK):
+                tma.async_copy_shared_to_global(d_s, [i_state + i * K + t * ROWS, i_v * BV], s_s[t].index(at))
+
+        mbarrier.wait(full_v.index(at), phase)
+        b_v = matrix(s_v.index(at))
+        b_s0 = _added(b_s0, b_k0, b_f0, b_v, STATE)
+        if NK == 2:
+            b_s1 = _added(b_s1, b_k1, b_f1, b_v, STATE)
+            b_s0, b_s1 = warpgroup_mma_wait(0, (b_s0, b_s1))
+        else:
+            b_s0 = warpgroup_mma_wait(0, (b_s0,))
+    if STORE_ST:
+        if store_st:
+            gl.store(p_st + o_s, b_s0)
+            if NK == 2:
+                gl.store(p_st + ROWS * V + o_s, b_s1)
+    tma.store_wait(0)
+
+
+# --- The output -------------------------------------------------------------------------------------------------------
+
+
+@gluon.jit
+def _sums(s_g, s_m, at):
+    """M g of 64 features, begun."""
+    b_zero = gl.zeros([ROWS, ROWS], gl.float32, ACCUMULATOR)
+    return warpgroup_mma(s_m, matrix(s_g.index(at)), b_zero, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def _keys(b_c, s_q, s_k, at, taken, phase, FIRST: gl.constexpr):
+    """k e^-C in two parts to where k and q were; q as loaded."""
+    b_k, b_q = matrix(s_k.index(at)), matrix(s_q.index(at))
+    b_kw, b_qw = b_k.load(ACCUMULATOR), b_q.load(ACCUMULATOR)
+    b_kh, b_kl = cut(wide(b_kw) * inverse_exp2(b_c))
+    if FIRST:
+        mbarrier.wait(taken.index(at), phase)
+    b_k.store(b_kh)
+    b_q.store(b_kl)
+    return b_qw
+
+
+@gluon.jit
+def _queries(b_x, s_e, at):
+    """Of q e^C: its two parts, and q e^{C+h}."""
+    b_qh, b_ql = cut(b_x)
+    return b_qh, b_ql, rounded(b_x * s_e.index(at).load(gl.SliceLayout(0, ACCUMULATOR))[None, :])
+
+
+@gluon.jit
+def _scores(b_qh, b_ql, s_q, s_k, at, b_a, FIRST: gl.constexpr):
+    """a + (q e^C)(k e^-C)^T, begun."""
+    s_high, s_low = matrix(s_k.index(at)).permute((1, 0)), matrix(s_q.index(at)).permute((1, 0))
+    return by_parts(b_qh, b_ql, s_high, s_low, b_a, FIRST)
+
+
+@gluon.jit
+def _output_part(
+    d_o, s_q, s_k, s_v, s_g, s_s, s_o, s_m, s_h, s_e, full, full_v, taken, made, empty, empty_v,
+    scale, i_batch, i_row0, i_out, n_here, K: gl.constexpr, BV: gl.constexpr,
+):  # fmt: skip
+    """O of every block. Its last product ends in the next turn, while that one's keys are prepared."""
+    OUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BV, 16])
+    LEFT: gl.constexpr = gl.DotOperandLayout(0, OUT, 2)
+    NK: gl.constexpr = K // ROWS
+    b_o = warpgroup_mma_init(gl.zeros([ROWS, BV], gl.float32, OUT))
+    mild = n_here < 0  # of the block before
+    mbarrier.wait(full.index(0), 0)
+    b_c0 = warpgroup_mma_wait(0, (_sums(s_g[0], s_m, 0),))
+
+    for i in range(n_here):
+        # on their way: both products A V of the block before
+        at, phase = i & 1, (i >> 1) & 1
+        b_c = b_c0 * LOG2_E
+        b_qw = _keys(b_c, s_q[0], s_k[0], at, taken, phase, True)
+        b_x = wide(b_qw) * gl.exp2(b_c)
+        b_out, b_x = warpgroup_mma_wait(0, (b_o, b_x))  # with b_x, or the compiler makes it only after the wait
+        b_out = rounded(b_out * scale)
+        b_qh, b_ql, b_qd = _queries(b_x, s_e[0], at)
+        fence_async_shared()
+        tma.store_wait(0)
+        barrier()  # the keys lie there; every warp is done with the block before; its o may be laid down
+        if NK == 2:
+            b_c1 = _sums(s_g[1], s_m, at)
+        b_a = gl.zeros([ROWS, ROWS], gl.float32, ACCUMULATOR)
+        b_a = _scores(b_qh, b_ql, s_q[0], s_k[0], at, b_a, True)
+        matrix(s_o).store(b_out)
+        mbarrier.wait(made.index(at), phase)  # which comes after the state's part has read the v of the block before
+        mbarrier.arrive(empty_v.index(at ^ 1), pred=i > 0)
+        b_o = gl.zeros([ROWS, BV], gl.float32, OUT)
+        b_o = warpgroup_mma(gl.convert_layout(b_qd, LEFT, True), s_s[0].index(at), b_o, use_acc=False, is_async=True)
+        if NK == 2:
+            b_c = warpgroup_mma_wait(4, (b_c1,)) * LOG2_E
+            b_qw = _keys(b_c, s_q[1], s_k[1], at, taken, phase, False)
+            b_a = warpgroup_mma_init(warpgroup_mma_wait(1, (b_a,)))  # registers for the queries
+            b_qh, b_ql, b_qd = _queries(wide(b_qw) * gl.exp2(b_c), s_e[1], at)
+        fence_async_shared()
+        barrier()  # the keys and the o of the block before lie there
+        if mild:
+            tma.async_copy_shared_to_global(d_o, [i_batch, i_row0 + (i - 1) * ROWS, i_out], s_o)
+        if NK == 2:
+            b_a = _scores(b_qh, b_ql, s_q[1], s_k[1], at, b_a, False)
+            b_o = warpgroup_mma(gl.convert_layout(b_qd, LEFT, True), s_s[1].index(at), b_o, is_async=True)
+        mild = _least_of(s_h, at, NK) > LEAST_HALF
+
+        # the next block's sums begin; of the last block's, which nobody asks for, the operand is what lies there
+        mbarrier.wait(full.index(at ^ 1), ((i + 1) >> 1) & 1, pred=i + 1 < n_here)
+        b_c0 = _sums(s_g[0], s_m, at ^ 1)
+        b_a = warpgroup_mma_wait(2 if NK == 2 else 1, (b_a,))
+        o_i, o_j = (
+            gl.arange(0, ROWS, gl.SliceLayout(1, ACCUMULATOR)),
+            gl.arange(0, ROWS, gl.SliceLayout(0, ACCUMULATOR)),
+        )
+        b_ah, b_al = cut(gl.where(o_i[:, None] >= o_j[None, :], b_a, 0.0))
+        b_o, b_c0 = warpgroup_mma_wait(0, (b_o, b_c0))
+        b_o = warpgroup_mma_init(b_o)
+        barrier()  # every warp is done with q, k, g, h and the state
+        mbarrier.arrive(empty.index(at))
+        mbarrier.wait(full_v.index(at), phase)
+        b_v = matrix(s_v.index(at))
+        b_o = warpgroup_mma(gl.convert_layout(b_ah, LEFT, True), b_v, b_o, is_async=True)
+        b_o = warpgroup_mma(gl.convert_layout(b_al, LEFT, True), b_v, b_o, is_async=True)
+    b_out = warpgroup_mma_wait(0, (b_o,))
+    tma.store_wait(0)
+    barrier()
+    matrix(s_o).store(rounded(b_out * scale))
+    fence_async_shared()
+    barrier()
+    if mild:
+        tma.async_copy_shared_to_global(d_o, [i_batch, i_row0 + (n_here - 1) * ROWS, i_out], s_o)
+    tma.store_wait(0)
+
+
+@gluon.jit(do_not_specialize=["T", "n_seg", "first_seg", "n_start", "n_stored", "seg_rows"])
+def walk_hopper_kernel(
+    d_q, d_k, d_v, d_g, p_s0, d_s, p_h, p_st, d_o, scale, T, H, n_seg, first_seg, n_start, n_stored, seg_rows,
+    K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr,
+    HAS_S0: gl.constexpr, STORE_S: gl.constexpr, STORE_ST: gl.constexpr,
+):  # fmt: skip
+    """o [B, T, H, V] of n_seg segments from first_seg on, of row blocks that are mild; all else as `states_kernel` has
+    it, with a state before every row block, or without STORE_S before those alone that are not mild, which nobody else
+    asks for where there is no backward pass to come. bf16; K is 64 or 128, BV 64 or 128."""
+    NK: gl.constexpr = K // ROWS
+    NV: gl.constexpr = V // BV
+    i_p = gl.program_id(0)
+    i_v, i_seg, i_bh = i_p % NV, (i_p // NV) % n_seg, i_p // (NV * n_seg)
+    i_batch, i_h = i_bh // H, i_bh % H
+    i_col, i_out = i_h * K, i_h * V + i_v * BV
+    seg_blocks = seg_rows // ROWS
+    n_blocks = (T + ROWS - 1) // ROWS
+    first = (first_seg + i_seg) * seg_blocks
+    n_here = gl.minimum(n_blocks - first, seg_blocks)
+    i_row0, i_state = first * ROWS, (i_bh * n_stored + i_seg * seg_blocks) * K
+    p_h += (i_bh.to(gl.int64) * n_blocks + first) * K
+    if HAS_S0:
+        p_s0 += (i_bh.to(gl.int64) * n_start + (first_seg + i_seg) % n_start) * K * V
+    if STORE_ST:
+        p_st += i_bh.to(gl.int64) * K * V
+
+    OF_ROWS: gl.constexpr = d_q.layout
+    OF_STATES: gl.constexpr = d_s.layout
+    s_q = each(gl.bfloat16, [2, 1, ROWS, ROWS], OF_ROWS, NK)
+    s_k = each(gl.bfloat16, [2, 1, ROWS, ROWS], OF_ROWS, NK)
+    s_g = each(gl.bfloat16, [2, 1, ROWS, ROWS], OF_ROWS, NK)
+    s_s = each(gl.bfloat16, [2, ROWS, BV], OF_STATES, NK)
+    s_h, s_e = each(gl.float32, [2, ROWS], LINE, NK), each(gl.float32, [2, ROWS], LINE, NK)
+    s_v = gl.allocate_shared_memory(gl.bfloat16, [2, 1, ROWS, BV], OF_ROWS)
+    s_o = gl.allocate_shared_memory(gl.bfloat16, [1, ROWS, BV], OF_ROWS)
+    s_l = gl.allocate_shared_memory(gl.bfloat16, [ROWS, ROWS], SHARED)
+    s_m = gl.allocate_shared_memory(gl.bfloat16, [ROWS, ROWS], SHARED)
+    full, full_v, taken, made = barriers(2), barriers(2), barriers(2), barriers(2)
+    empty, empty_v = barriers(2), barriers(2)
+    o_i, o_j = (
+        gl.arange(0, ROWS, gl.SliceLayout(1, SPREAD))[:, None],
+        gl.arange(0, ROWS, gl.SliceLayout(0, SPREAD))[None, :],
+    )
+    s_m.store(gl.where(o_i >= o_j, 0.5, -0.5).to(gl.bfloat16))
+    s_l.store(gl.where((o_i > o_j) | (o_j == ROWS - 1), 1.0, 0.0).to(gl.bfloat16))
+    fence_async_shared()
+    barrier()
+
+    gl.warp_specialize(
+        [
+            (
+                _output_part,
+                (
+                    d_o, s_q, s_k, s_v, s_g, s_s, s_o, s_m, s_h, s_e, full, full_v, taken, made, empty, empty_v,
+                    scale, i_batch, i_row0, i_out, n_here, K, BV,
+                ),
+            ),
+            (
+                _state_part,
+                (
+                    d_s, p_s0, p_st, p_h, s_k, s_v, s_g, s_s, s_l, s_h, s_e, full, full_v, taken, made,
+                    i_state, i_v, i_v == 0, i_seg == n_seg - 1, n_here, K, V, BV, HAS_S0, STORE_S, STORE_ST,
+                ),
+            ),
+            (
+                _load_part,
+                (
+                    d_q, d_k, d_v, d_g, s_q, s_k, s_v, s_g, full, full_v, empty, empty_v,
+                    i_batch, i_row0, i_col, i_out, n_here, K, BV,
+                ),
+            ),
+        ],
+        [4, 1],
+        [REGISTERS, FEW_REGISTERS],
+    )  # fmt: skip

@@ -1,0 +1,84 @@
+"""What a call is given, and the form that it takes: the host code of both directions, whichever kernels compute it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from ..launch import Launcher
+
+Left = tuple[Tensor | None, ...]  # what a forward pass leaves for the backward one
+
+
+class Given(NamedTuple):
+    """The tensors of a call, or the gradients of them; None of what there is not."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    g: Tensor | None
+    gv: Tensor | None
+    initial_state: Tensor | None
+
+    def contiguous(self) -> Given:
+        """Every tensor `laid_out`."""
+        for x in self:
+            if x is not None and not lies_well(x):
+                return Given(*(None if x is None else laid_out(x) for x in self))  # type: ignore[arg-type]
+        return self
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether a call has to leave something for a backward pass."""
+        if torch.is_grad_enabled():
+            for x in self:
+                if isinstance(x, Tensor) and x.requires_grad:
+                    return True
+        return False
+
+    @property
+    def has_tangents(self) -> bool:
+        """Whether forward-mode differentiation goes through any of them."""
+        if getattr(forward_ad, "_current_level", 0) < 0:  # as nearly always: none is under way
+            return False
+        return any(x is not None and forward_ad.unpack_dual(x).tangent is not None for x in self)
+
+
+ALIGNED = 16  # bytes: of an address that is a multiple of it the compiler makes use
+
+
+def lies_well(x: Tensor) -> bool:
+    """Whether kernels can read the tensor as it is: contiguous, with no sign that PyTorch turns as it is read, and at
+    an address that 16 bytes divide."""
+    return x.is_contiguous() and not x.data_ptr() % ALIGNED and not x.is_neg()
+
+
+def laid_out(x: Tensor) -> Tensor:
+    """The tensor as kernels read it: see `lies_well`."""
+    if x.is_neg() or not x.is_contiguous():
+        x = x.resolve_neg().contiguous()
+    return x if x.data_ptr() % ALIGNED == 0 else x.clone()
+
+
+class Form(Protocol):
+    """One way to compute a call: the host code of both directions, which allocates tensors and hands launches to
+    ``launch``. All but the scale is in ``settings``, which JSON can say."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def settings(self) -> dict[str, Any]: ...
+
+    def forward(self, x: Given, final: bool, launch: Launcher) -> tuple[Tensor, Tensor | None, Left]:
+        """o, the state after the last token if ``final``, and what `backward` makes use of."""
+
+    def backward(
+        self, x: Given, left: Left, do: Tensor, d_final: Tensor | None, needed: Sequence[bool], launch: Launcher
+    ) -> Sequence[Tensor | None]:
+        """The gradients of all of ``x``, in its order; None of what there is not, or, if a form likes, is not needed.
+        do [B, T, H, V]; d_final [B, H, K, V] or None."""

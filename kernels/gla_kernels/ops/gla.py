@@ -1,0 +1,339 @@
+"""The public functions, with autograd.
+
+Layout everywhere: q, k, g [B, T, H, K]; v, o [B, T, H, V]; states [B, H, K, V] in float32. g = log(alpha) <= 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from .. import chunk, recurrent, value_gates
+from ..chunk.problem import Problem
+from ..launch import Launch, Launcher
+from ..plan.apply import DTYPES, all_launches, problem_of
+from ..plan.choose import machine_of
+from ..plan.request import Config, check_config, check_plan, plan_of, tune
+from ..plan.table import Machine
+from ..schedule import Plan, Schedule, Workload
+from . import library
+from .autograd import call
+from .form import ALIGNED, Form, Given, Left
+from .prepared import Prepared, PreparedStep
+from .signature import is_plain, prepared, signature_of
+from .validate import check_flag, check_inputs, check_scale, check_sizes, check_step, refuse_gradients
+from .value_gates import ValueGated, check_schedule
+
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+def gla(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    *,
+    gv: Tensor | None = None,
+    schedule: Schedule | None = None,
+    config: Config = None,
+    recompute: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """Gated linear attention in its chunkwise form (Yang et al. 2024, arXiv 2312.06635).
+
+        S_t = Diag(exp g_t) S_{t-1} Diag(exp gv_t) + k_t^T v_t          o_t = scale q_t S_t
+
+    q, k: [B, T, H, K], float32, float16 or bfloat16; K from 1 to 512.
+    v: [B, T, H, V], dtype of q; V from 1 to 512.
+    g: [B, T, H, K], natural log of the decay, <= 0 and finite (-1e4 forgets all; sums with -inf would be NaN), dtype of
+        q or float32. In float32 beside bfloat16 inputs Hopper's own kernels do not serve, and untuned ones run. None:
+        no decay (plain linear attention).
+    scale: factor on the output; K^-1/2 by default.
+    initial_state: [B, H, K, V], float32; zeros by default.
+    output_final_state: whether to return the state after the last token.
+    gv: [B, T, H, V], gates of the value side as g are of the key side, as in the paper's first version. With them the
+        kernels are others, `value_gates`, which are not tuned: config must be None; of a schedule they take chunks of
+        16, 32 or 64 rows, in sub-chunks, materialized or not, and no segments. None: no decay, and no cost.
+    schedule: chunk, sub-chunk, materialized or not, walks cut into segments or not; None picks one for each direction.
+    config: how the kernels are tiled.
+        None: as tuned on this GPU for a shape like this one, as shipped for it or for one of its compute capability,
+            or by the cost model: `chosen` tells which, and why. Nothing is ever tuned.
+        "tune": the same, but a shape class that was never tuned on this GPU is tuned first and remembered. Takes up to
+            minutes once, and needs glabench, the harness. Tunes the backward pass only where gradients are required.
+        A Plan, or a pair of them for forward and backward of which either may be None: those plans.
+        A KernelConfig: these tiles, for both directions, with the schedule given or the one that the cost model picks.
+    recompute: where states are materialized, whether the backward pass computes them again: some 10 % slower, and
+        between the passes B*H*ceil(T/chunk)*K*V elements less are kept (twice the size of q with K = V = 128 and chunks
+        of 64). Nothing but the inputs is kept then, nor where the two directions' plans have other chunks. Where they
+        are not materialized one state a slice is kept, if there are heads enough, and none with ``recompute``.
+
+    Returns o [B, T, H, V] in the dtype of q, and the final state [B, H, K, V] in float32 or None. Differentiable once
+    in q, k, v, g, gv and initial_state, also through the final state. Deterministic: the same inputs give the same
+    bits.
+
+    Raises ValueError, naming the argument, for a wrong shape, dtype, device, schedule or config.
+    """
+    given = Given(q, k, v, g, gv, initial_state)
+    if torch.compiler.is_compiling():
+        if config is None:
+            return library.call("gla", given, scale, output_final_state, schedule, recompute)
+        outside = torch.compiler.disable(gla)  # a plan, or tuning, is nothing that a graph can hold
+        more = {"gv": gv, "schedule": schedule, "config": config, "recompute": recompute}
+        return outside(q, k, v, g, scale, initial_state, output_final_state, **more)
+    if not is_plain(given):
+        _check(given, output_final_state)
+        return library.call("gla", given, scale, output_final_state, schedule, recompute)
+    wanted = given.requires_grad
+    flags = (output_final_state, recompute, scale)
+    signature = signature_of("gla", given, (*flags, *map(type, flags), schedule, config, wanted))
+
+    def prepare() -> Prepared:
+        _check(given, output_final_state)
+        form = _form(given, q.device, check_scale(scale, q.shape[-1]), schedule, wanted, recompute, config)
+        return Prepared(form, given.contiguous(), output_final_state, q.device)
+
+    return call(prepared(signature, prepare), given.contiguous(), wanted)
+
+
+def _check(given: Given, output_final_state: bool) -> None:
+    q, k, v, g, gv, initial_state = given
+    check_inputs(q, k, v, g, initial_state, gv=gv)
+    check_flag("output_final_state", output_final_state)
+
+
+def _form(
+    x: Given,
+    device: torch.device,
+    scale: float,
+    schedule: Schedule | None,
+    differentiated: bool,
+    recompute: bool,
+    config: Config = None,
+) -> Form:
+    """The form that `gla` takes of what is given: see `library.Maker`."""
+    check_flag("recompute", recompute)
+    if x.gv is not None:
+        return ValueGated(scale, check_schedule(schedule, config), differentiated and not recompute)
+    check_config(schedule, config, device)
+    B, T, H, K = x.q.shape
+    if B * H == 0:  # no state to plan for: kernels on empty grids, which never run
+        return _Recurrent(scale)
+    fwd = Workload("fwd", B, T, H, K, x.v.shape[-1], DTYPE_NAMES[x.q.dtype], x.g is not None, schedule)
+    works = [fwd, replace(fwd, direction="bwd")] if differentiated else [fwd]
+    if config == "tune":
+        tune(works, device)
+    machine = machine_of(device)
+    plans = [plan_of(work, config, machine) for work in works]
+    if config not in (None, "tune"):
+        for work, plan in zip(works, plans, strict=True):
+            check_plan(plan, work, machine)
+    return _Chunkwise(scale, plans[0], plans[-1], differentiated and not recompute)
+
+
+def gla_recurrent(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    *,
+    gv: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Gated linear attention token by token, the state on chip: arguments, returns and errors are those of `gla`.
+
+    Work that a GPU cannot spread over time; for short sequences and as a baseline.
+    """
+    given = Given(q, k, v, g, gv, initial_state)
+    if torch.compiler.is_compiling():
+        return library.call("gla_recurrent", given, scale, output_final_state)
+    if not is_plain(given):
+        _check(given, output_final_state)
+        return library.call("gla_recurrent", given, scale, output_final_state)
+    wanted = given.requires_grad
+    flags = (output_final_state, scale)
+    signature = signature_of("gla_recurrent", given, (*flags, *map(type, flags)))
+
+    def prepare() -> Prepared:
+        _check(given, output_final_state)
+        form = _Recurrent(check_scale(scale, q.shape[-1]))
+        return Prepared(form, given.contiguous(), output_final_state, q.device)
+
+    return call(prepared(signature, prepare), given.contiguous(), wanted)
+
+
+def gla_step(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None,
+    state: Tensor,
+    scale: float | None = None,
+    *,
+    gv: Tensor | None = None,
+) -> Tensor:
+    """One token of decoding: ``state`` is updated in place, o is returned.
+
+    q, k, g: [B, H, K]; v, gv: [B, H, V]; state: [B, H, K, V], float32, contiguous, in memory that none of the others is
+    a view of. Returns o [B, H, V] in the dtype of q. Not differentiable: a backward pass that still needs what was in
+    the state raises RuntimeError. Raises ValueError, naming the argument, for a wrong shape, dtype or device.
+    """
+    given = Given(q, k, v, g, gv, state)
+    if torch.compiler.is_compiling():
+        return library.call_step(given, scale)
+    wanted = given.requires_grad or given.has_tangents
+    if not is_plain(given) or wanted:
+        check_step(q, k, v, g, gv, state)
+        refuse_gradients(wanted)
+        return library.call_step(given, scale)
+
+    def prepare() -> PreparedStep:
+        check_step(q, k, v, g, gv, state)
+        return PreparedStep(given.contiguous(), check_scale(scale, q.shape[-1]), q.device)
+
+    lies = (state.is_contiguous(), state.is_neg()) if isinstance(state, Tensor) and not state.is_sparse else None
+    run = prepared(signature_of("gla_step", given, (scale, type(scale), lies)), prepare)
+    updated = state if state.data_ptr() % ALIGNED == 0 else state.clone()
+    o = run(given._replace(initial_state=None).contiguous()._replace(initial_state=updated))
+    if updated is not state:
+        state.copy_(updated)
+    torch.autograd.graph.increment_version(state)  # a backward pass that still needs what was in it says so
+    return o
+
+
+def launches(
+    op: str,
+    *,
+    B: int,
+    T: int,
+    H: int,
+    K: int,
+    V: int,
+    dtype: torch.dtype,
+    mode: str = "fwdbwd",
+    schedule: Schedule | None = None,
+    config: Config = None,
+    gated: bool = True,
+    value_gated: bool = False,
+    initial_state: bool = False,
+    capability: int = 90,
+) -> list[Launch]:
+    """The kernels that a call would launch, in order, without running one: for cross-compilation and for models.
+
+    op: "gla", "gla_recurrent" or "gla_step"; mode: "fwd", with no backward pass to come, "bwd", "fwdbwd" or "step";
+    capability: compute capability of the GPU, 80 for an A100, 90 for an H100; schedule and config are those of `gla`.
+    The tuned plans of this machine's own GPU do not count, only shipped ones. Tensors in the launches are on the meta
+    device. Raises ValueError as the call itself would, but takes tiles that a GPU could not run.
+    """
+    if op not in ("gla", "gla_recurrent", "gla_step"):
+        raise ValueError(f"op: expected gla, gla_recurrent or gla_step, got {op!r}")
+    if mode not in ("fwd", "bwd", "fwdbwd", "step") or (mode == "step") != (op == "gla_step"):
+        raise ValueError(f"mode: expected {'step' if op == 'gla_step' else 'fwd, bwd or fwdbwd'}, got {mode!r}")
+    check_sizes(B=B, T=T, H=H, K=K, V=V, capability=capability)
+    lead = (B, H) if op == "gla_step" else (B, T, H)
+    q = torch.empty(*lead, K, dtype=dtype, device="meta")
+    v = torch.empty(*lead, V, dtype=dtype, device="meta")
+    g = torch.empty_like(q) if gated else None
+    gv = torch.empty_like(v) if value_gated else None
+    state = torch.empty(B, H, K, V, dtype=torch.float32, device="meta") if initial_state or op == "gla_step" else None
+    check_inputs(q, q, v, g, state, rows=op != "gla_step", gv=gv)
+    scale = float(K**-0.5)
+    fwd: list[Launch] = []
+    bwd: list[Launch] = []
+    if op == "gla_step":
+        assert state is not None
+        recurrent.step(q, q, v, g, state, scale, fwd.append, gv)
+    elif op == "gla_recurrent" or (B * H == 0 and gv is None):  # as in `gla`
+        recurrent.forward(q, q, v, g, scale, state, False, fwd.append, gv)
+        recurrent.backward(q, q, v, g, scale, state, v, None, None, bwd.append, gv)
+    elif gv is not None:
+        problem = value_gates.Problem(q, q, v, g, gv, scale, state, check_schedule(schedule, config))
+        value_gates.backward(problem, v, None, bwd.append, value_gates.forward(problem, fwd.append)[-1])
+    else:
+        check_config(schedule, config, q.device)
+        work, machine = Workload("fwd", B, T, H, K, V, DTYPE_NAMES[dtype], gated, schedule), Machine(capability)
+        forward = plan_of(work, config, machine)
+        fwd.extend(all_launches(work, forward, initial_state, keep=mode != "fwd"))
+        if mode != "fwd":
+            work = replace(work, direction="bwd")
+            bwd.extend(all_launches(work, plan_of(work, config, machine), initial_state, forward))
+    return {"fwd": fwd, "bwd": bwd, "fwdbwd": fwd + bwd, "step": fwd}[mode]
+
+
+@dataclass(frozen=True)
+class _Chunkwise:
+    """The chunkwise form by a plan for each direction. ``keep``: whether states are kept for the backward pass."""
+
+    scale: float
+    plan: Plan
+    backward_plan: Plan
+    keep: bool
+    name: ClassVar[str] = "chunkwise"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"plans": [self.plan.to_dict(), self.backward_plan.to_dict()], "keep": self.keep}
+
+    @classmethod
+    def of(cls, scale: float, settings: dict[str, Any]) -> _Chunkwise:
+        forward, backward = map(Plan.from_dict, settings["plans"])
+        return cls(scale, forward, backward, settings["keep"])
+
+    def forward(self, x: Given, final: bool, launch: Launcher) -> tuple[Tensor, Tensor | None, Left]:
+        o, final_state, kept = chunk.forward(self._problem(x, self.plan), final, launch, self.keep)
+        if kept is None or not self._problem(x, self.backward_plan).served_by(kept):
+            return o, final_state, ()
+        return o, final_state, (kept.states, kept.handed, kept.halves)
+
+    def backward(
+        self, x: Given, left: Left, do: Tensor, d_final: Tensor | None, needed: Sequence[bool], launch: Launcher
+    ) -> Sequence[Tensor | None]:
+        problem = self._problem(x, self.backward_plan)
+        kept = problem.kept(*left) if left else None
+        dq, dk, dv, dg, d_initial = chunk.backward(problem, do, d_final, launch, kept)
+        return dq, dk, dv, dg, None, d_initial
+
+    def _problem(self, x: Given, plan: Plan) -> Problem:
+        return problem_of(x.q, x.k, x.v, x.g, self.scale, x.initial_state, plan)
+
+
+@dataclass(frozen=True)
+class _Recurrent:
+    """The fused recurrent form."""
+
+    scale: float
+    name: ClassVar[str] = "recurrent"
+    settings: ClassVar[dict[str, Any]] = {}
+
+    def forward(self, x: Given, final: bool, launch: Launcher) -> tuple[Tensor, Tensor | None, Left]:
+        o, state = recurrent.forward(x.q, x.k, x.v, x.g, self.scale, x.initial_state, final, launch, x.gv)
+        return o, state, (state if x.g is not None or x.gv is not None else None,)  # without gates none asks for it
+
+    def backward(
+        self, x: Given, left: Left, do: Tensor, d_final: Tensor | None, needed: Sequence[bool], launch: Launcher
+    ) -> Sequence[Tensor | None]:
+        state = left[0] if d_final is not None else None
+        return recurrent.backward(x.q, x.k, x.v, x.g, self.scale, x.initial_state, do, state, d_final, launch, x.gv)
+
+
+def _in_graph(x: Given, *how: Any) -> Form:
+    """As `gla` itself: checks, then the form."""
+    check_inputs(x.q, x.k, x.v, x.g, x.initial_state, gv=x.gv)
+    return _form(x, *how)
+
+
+def _recurrent_in_graph(x: Given, device: torch.device, scale: float, *_: object) -> Form:
+    check_inputs(x.q, x.k, x.v, x.g, x.initial_state, gv=x.gv)
+    return _Recurrent(scale)
+
+
+library.MAKERS |= {"gla": _in_graph, "gla_recurrent": _recurrent_in_graph}
+
+__all__ = ["gla", "gla_recurrent", "gla_step", "launches"]

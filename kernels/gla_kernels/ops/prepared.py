@@ -1,0 +1,178 @@
+"""Calls of one signature, prepared: what their launches come to is worked out at the first of them, and kept.
+
+What a call launches depends on shapes, dtypes, flags and the form it takes (`form.Form`), not on where its tensors
+lie. So the form's host code is recorded once for each direction (`launch.record`), and a call that was made before
+allocates its results and one block of scratch, and fires.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import recurrent
+from ..launch import Launcher, interpreting
+from ..launch.image import Image, Unfit, stream_of
+from ..launch.record import Program, Sort, record
+from ..launch.run import listened_to
+from .form import Form, Given
+
+# The addresses of a backward program: the call's tensors have the first ones, then come these.
+FINAL, LEFT, DO, D_FINAL = (len(Given._fields) + i for i in range(4))
+
+Needed = tuple[bool, ...]  # of which of the call's tensors the gradient is wanted
+
+
+class Prepared:
+    """All calls by one form on one device, of tensors like those of ``given``. ``final``: whether they ask for the
+    final state.
+
+    Raises what compiling raises, at the first call.
+    """
+
+    def __init__(self, form: Form, given: Given, final: bool, device: torch.device) -> None:
+        self.form, self.final, self.device = form, final, device
+        self._sorts = [None if x is None else Sort.of(x) for x in given]
+        self._backward: dict[tuple[bool, Needed], _Ready] = {}
+
+    def forward(self, given: Given, room: int = 0) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """o, the final state if it is asked for, and a block of bytes that `backward` makes use of, None for none.
+        room: bytes of that block, where they are to be more than it needs."""
+        (o, final_state), left = self._forward(given, room)
+        return o, final_state, left
+
+    def backward(
+        self, given: Given, final_state: Tensor | None, left: Tensor | None, do: Tensor, d_final: Tensor | None,
+        needed: Needed,
+    ) -> Sequence[Tensor | None]:  # fmt: skip
+        """The gradients of the call's tensors, in their order; None of what there is not. final_state, left: as
+        `forward` returned them; final_state only where the call `leaves_final`."""
+        key = d_final is not None, needed
+        ready = self._backward.get(key)
+        if ready is None:
+            ready = self._backward[key] = _Ready(self._backward_program(*key), self._sorts, self.device)
+        return ready((*given, final_state, left, do, d_final))[0]
+
+    def as_given(self, given: Given) -> Given:
+        """Tensors of a call as its programs were recorded for them: those that came to lie otherwise are copied."""
+        for x, sort in zip(given, self._sorts, strict=True):
+            if x is not None and sort is not None and not sort.describes(x):
+                return Given(*(None if s is None else s.laid(t) for t, s in zip(given, self._sorts, strict=True)))  # type: ignore[arg-type]
+        return given
+
+    @property
+    def left_bytes(self) -> int:
+        """Bytes that a forward pass leaves for the backward one beside its inputs and results."""
+        return self._forward.program.left_bytes
+
+    @cached_property
+    def leaves_final(self) -> bool:
+        """Whether the backward pass needs the final state."""
+        program = self._forward.program
+        return any(x is not None and x.base == program.at_results + 1 for x in program.left)
+
+    @cached_property
+    def _forward(self) -> _Ready:
+        given = self._on_meta()
+
+        def host(launch: Launcher) -> tuple[Sequence[Tensor | None], Sequence[Tensor | None]]:
+            o, final_state, left = self.form.forward(given, self.final, launch)
+            return (o, final_state), left
+
+        return _Ready(record(host, given), self._sorts, self.device)
+
+    def _backward_program(self, d_final: bool, needed: Needed) -> Program:
+        """The backward pass, recorded, of what the forward program leaves."""
+        forward = self._forward.program
+        given, (o, state) = self._on_meta(), forward.results
+        assert o is not None
+        final_state = None if state is None else state.on_meta()
+        known: dict[int, Tensor | None] = {**dict(enumerate(given)), forward.at_results + 1: final_state}
+        left = [None if x is None else known.get(x.base, x.sort.on_meta()) for x in forward.left]
+        do, d_state = o.on_meta(), state.on_meta() if d_final and state is not None else None
+        blocks = [
+            (tensor, LEFT, one.offset)
+            for one, tensor in zip(forward.left, left, strict=True)
+            if one is not None and one.base == forward.at_left
+        ]
+
+        def host(launch: Launcher) -> tuple[Sequence[Tensor | None], Sequence[Tensor | None]]:
+            return self.form.backward(given, tuple(left), do, d_state, needed, launch), ()
+
+        return record(host, [*given, final_state, None, do, d_state], blocks)
+
+    def _on_meta(self) -> Given:
+        return Given(*(None if x is None else x.on_meta() for x in self._sorts))  # type: ignore[arg-type]
+
+
+class PreparedStep:
+    """All one-token calls on one device, of tensors like those of ``given``; the state, which is updated in place, is
+    its ``initial_state``."""
+
+    def __init__(self, given: Given, scale: float, device: torch.device) -> None:
+        sorts = [None if x is None else Sort.of(x) for x in given]
+        x = Given(*(None if sort is None else sort.on_meta() for sort in sorts))  # type: ignore[arg-type]
+
+        def host(launch: Launcher) -> tuple[Sequence[Tensor | None], Sequence[Tensor | None]]:
+            assert x.initial_state is not None
+            return (recurrent.step(x.q, x.k, x.v, x.g, x.initial_state, scale, launch, x.gv),), ()
+
+        self._run = _Ready(record(host, x), sorts, device)
+
+    def __call__(self, given: Given) -> Tensor:
+        """o [B, H, V]."""
+        o: Tensor = self._run(given)[0][0]
+        return o
+
+
+class _Ready:
+    """A program on a device: what is allocated for it, and how its launches are made."""
+
+    def __init__(self, program: Program, inputs: Sequence[Sort | None], device: torch.device) -> None:
+        self.program, self.device = program, device
+        self.fires = device.type == "cuda" and not interpreting()
+        self.image: Image | None = None
+        # Of each result, an input that is like it, which PyTorch makes another like in half the time.
+        sorts = [x if x is None or x.is_contiguous else None for x in inputs]
+        self._results = [(x, -1 if x is None or x not in sorts else sorts.index(x)) for x in program.results]
+
+    def __call__(self, inputs: tuple[Tensor | None, ...], room: int = 0) -> tuple[list[Any], Tensor | None]:
+        """Run with these inputs: the results, and the block of what is left for later, of so much room at least."""
+        program, device = self.program, self.device
+        results: list[Tensor | None] = []
+        for sort, like in self._results:
+            if like >= 0:
+                results.append(torch.empty_like(inputs[like]))  # type: ignore[arg-type]
+            elif sort is None:
+                results.append(None)
+            else:
+                results.append(torch.empty(sort.shape, dtype=sort.dtype, device=device))
+        left = self._block(max(room, program.left_bytes))
+        tensors = (*inputs, *results, left, self._block(program.scratch_bytes))
+        if not self.fires or listened_to():
+            if device.type != "meta":  # on which there is nothing to compute
+                program.run(tensors)
+        elif torch._C._cuda_getDevice() == device.index:
+            self._fire(tensors)
+        else:
+            with torch.cuda.device(device):
+                self._fire(tensors)
+        return results, left
+
+    def _block(self, size: int) -> Tensor | None:
+        return torch.empty(size, dtype=torch.uint8, device=self.device) if size else None
+
+    def _fire(self, tensors: tuple[Tensor | None, ...]) -> None:
+        if self.image is None:
+            try:
+                self.image = self.program.image()
+            except Unfit:
+                self.fires = False
+                return self.program.run(tensors)
+        at = [0 if x is None else x.data_ptr() for x in tensors]
+        self.image.fire((stream_of(self.device.index), *at))
+        return None

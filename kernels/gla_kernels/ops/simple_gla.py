@@ -1,0 +1,229 @@
+"""The public functions, with autograd.
+
+Layout: q, k [B, T, H, K]; v, o [B, T, H, V]; g [B, T, H]; states [B, H, K, V] in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from ..launch import Launch, Launcher
+from ..plan.choose import machine_of
+from ..schedule import CHUNKS, Schedule
+from ..simple.call import MAX_CHUNK, MAX_DIM, Call
+from ..simple.passes import Kept, backward, forward
+from . import library
+from .autograd import call
+from .form import ALIGNED, Given, Left
+from .prepared import Prepared
+from .signature import is_plain, prepared, signature_of
+from .validate import check_flag, check_inputs, check_scale, check_sizes, check_tensor
+
+
+def simple_gla(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    *,
+    schedule: Schedule | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Linear attention with one gate a head and token, in its chunkwise form: gated linear attention whose gate is the
+    same for all features, and with `retnet_decays` the retention of RetNet.
+
+        S_t = e^{g_t} S_{t-1} + k_t^T v_t          o_t = scale q_t S_t
+
+    q, k: [B, T, H, K], float32, float16 or bfloat16; K from 1 to 256.
+    v: [B, T, H, V], dtype of q; V from 1 to 256.
+    g: [B, T, H], natural log of the decay, <= 0 and as strong as wanted, dtype of q or float32. It may be expanded.
+    scale: factor on the output; K^-1/2 by default.
+    initial_state: [B, H, K, V], float32; zeros by default.
+    output_final_state: whether to return the state after the last token.
+    schedule: `Schedule(chunk=64)` by default. chunk: up to 128. materialize: True keeps the states of all chunks in
+        memory, for the backward pass too; False makes the output in one walk over time, for chunks of up to 64 and K
+        of up to 128 in bfloat16 and 64 else, and beyond those by slices of the sequence, whose states share a small
+        buffer; the backward pass then computes states again, a slice at a time. sub_chunk means nothing here: the
+        scores of a chunk are one product.
+
+    Returns o [B, T, H, V] in the dtype of q, and the final state [B, H, K, V] in float32 or None. Differentiable once
+    in q, k, v, g and initial_state, also through the final state. Deterministic: the same inputs give the same bits.
+
+    Raises ValueError, naming the argument, for a wrong shape, dtype, device or schedule.
+    """
+    given = Given(q, k, v, g, None, initial_state)
+    if torch.compiler.is_compiling():
+        return library.call("simple_gla", given, scale, output_final_state, schedule)
+    if not is_plain(given):
+        check_call(q, k, v, g, initial_state)
+        check_flag("output_final_state", output_final_state)
+        return library.call("simple_gla", given, scale, output_final_state, schedule)
+    wanted = given.requires_grad
+    flags = (output_final_state, scale)
+    strides: tuple[Any, ...] | None = None
+    if isinstance(g, Tensor) and g.layout is torch.strided:  # as g lies, or that a copy of it is read
+        strides = g.stride(), g.is_neg() or g.data_ptr() % ALIGNED != 0
+    signature = signature_of("simple_gla", given, (*flags, *map(type, flags), schedule, strides, wanted))
+
+    def prepare() -> Prepared:
+        check_call(q, k, v, g, initial_state)
+        check_flag("output_final_state", output_final_state)
+        form = _form(given, q.device, check_scale(scale, q.shape[-1]), schedule, wanted)
+        return Prepared(form, _laid_out(given), output_final_state, q.device)
+
+    return call(prepared(signature, prepare), _laid_out(given), wanted)
+
+
+def _laid_out(given: Given) -> Given:
+    """As kernels read them: gates as they are, expanded perhaps, for kernels go by their strides."""
+    g = given.g
+    assert g is not None
+    g = g.resolve_neg()
+    return given._replace(g=None).contiguous()._replace(g=g if g.data_ptr() % ALIGNED == 0 else g.clone())
+
+
+def _form(
+    x: Given, device: torch.device, scale: float, schedule: Schedule | None, differentiated: bool, *_: object
+) -> _Simple:
+    """The form that `simple_gla` takes of what is given: see `library.Maker`."""
+    return _Simple(scale, check_schedule(schedule), machine_of(device).capability, differentiated)
+
+
+def _in_graph(x: Given, *how: Any) -> _Simple:
+    """As `simple_gla` itself: checks, then the form."""
+    check_call(x.q, x.k, x.v, x.g, x.initial_state)
+    return _form(x, *how)
+
+
+def retnet_decays(H: int, device: torch.device | str | None = None) -> Tensor:
+    """RetNet's constant gates, log(1 - 2^(-5-h)) for the heads h = 0 .. H-1, float32 [H] (Sun et al. 2023,
+    arXiv 2307.08621, section 2.4). For `simple_gla`: ``g=retnet_decays(H, q.device).expand(B, T, H)``.
+
+    Raises ValueError for H < 1.
+    """
+    if not isinstance(H, int) or isinstance(H, bool) or H < 1:
+        raise ValueError(f"H: expected a number of heads > 0, got {H!r}")
+    # made where they are used: a copy from the CPU would keep it waiting until the GPU has done all it was given before
+    powers = torch.exp2(-5.0 - torch.arange(H, dtype=torch.float64, device=device))
+    return torch.log1p(-powers).float()
+
+
+def launches(
+    *,
+    B: int,
+    T: int,
+    H: int,
+    K: int,
+    V: int,
+    dtype: torch.dtype,
+    mode: str = "fwdbwd",
+    schedule: Schedule | None = None,
+    initial_state: bool = False,
+    gates: Tensor | None = None,
+    gradient_of_g: bool = True,
+    capability: int = 90,
+) -> list[Launch]:
+    """The kernels that a call would launch, in order, without running one, on tensors of the meta device.
+
+    mode: "fwd", with no backward pass to come, "bwd" or "fwdbwd"; initial_state: whether it is given a state and gives
+    back the final one; gates: g as the call has it, on the meta device, by default contiguous and of the dtype;
+    capability: compute capability of the GPU, 80 for an A100, 90 for an H100. Raises ValueError as the call would.
+    """
+    check_sizes(B=B, T=T, H=H, K=K, V=V, capability=capability)
+    q = torch.empty(B, T, H, K, dtype=dtype, device="meta")
+    v = torch.empty(B, T, H, V, dtype=dtype, device="meta")
+    g = torch.empty(B, T, H, dtype=dtype, device="meta") if gates is None else gates
+    state = torch.empty(B, H, K, V, dtype=torch.float32, device="meta") if initial_state else None
+    check_call(q, q, v, g, state)
+    if mode not in ("fwd", "bwd", "fwdbwd"):
+        raise ValueError(f"mode: expected fwd, bwd or fwdbwd, got {mode!r}")
+    schedule = check_schedule(schedule)
+    call = Call(q, q, v, g, float(K**-0.5), state, schedule.chunk, schedule.materialize, capability)
+    fwd: list[Launch] = []
+    bwd: list[Launch] = []
+    _, final, kept = forward(call, initial_state, mode != "fwd", fwd.append)
+    backward(call, kept, v, final, gradient_of_g, bwd.append)
+    return {"fwd": fwd, "bwd": bwd, "fwdbwd": fwd + bwd}[mode]
+
+
+def check_call(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, initial_state: Tensor | None) -> None:
+    """The tensors of a call. Raises ValueError, naming the argument, for a wrong shape, dtype or device."""
+    check_inputs(q, k, v, None, initial_state)
+    check_gates(g, q)
+    for name, dim in (("q", q.shape[-1]), ("v", v.shape[-1])):
+        if dim > MAX_DIM:
+            raise ValueError(f"{name}: expected a head dimension (last axis) from 1 to {MAX_DIM}, got {dim}")
+
+
+def check_gates(g: Tensor | None, q: Tensor) -> None:
+    """One gate a head and token of q. Raises ValueError."""
+    if not isinstance(g, Tensor):
+        raise ValueError(f"g: expected a tensor [B, T, H], got {type(g).__name__}")
+    check_tensor("g", g)
+    if g.shape != q.shape[:-1]:
+        hint = "; for a gate of each feature there is gla" if g.shape == q.shape else ""
+        raise ValueError(f"g: expected shape {list(q.shape[:-1])} (B, T, H, as q), got {list(g.shape)}{hint}")
+    if g.dtype not in (q.dtype, torch.float32):
+        raise ValueError(f"g: expected dtype {q.dtype} (as of q) or float32, got {g.dtype}")
+    if g.device != q.device:
+        raise ValueError(f"g: expected device {q.device} as of q, got {g.device}")
+
+
+def check_schedule(schedule: Schedule | None) -> Schedule:
+    """The schedule, or the one by default. Raises ValueError for one that these kernels do not have."""
+    if schedule is None:
+        return Schedule()
+    if not isinstance(schedule, Schedule):
+        raise ValueError(f"schedule: expected a Schedule or None, got {type(schedule).__name__}")
+    if schedule.chunk > MAX_CHUNK:
+        known = ", ".join(str(chunk) for chunk in CHUNKS if chunk <= MAX_CHUNK)
+        raise ValueError(f"schedule: simple_gla has chunks of {known}, not {schedule.chunk}")
+    if schedule.states_every is not None:
+        raise ValueError(f"schedule: simple_gla cuts no walk into segments, got states_every={schedule.states_every}")
+    return schedule
+
+
+@dataclass(frozen=True)
+class _Simple:
+    """Linear attention with one gate a head and token, g [B, T, H]. ``keep``: whether there will be a backward pass."""
+
+    scale: float
+    schedule: Schedule
+    capability: int
+    keep: bool
+    name: ClassVar[str] = "simple"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"schedule": asdict(self.schedule), "capability": self.capability, "keep": self.keep}
+
+    @classmethod
+    def of(cls, scale: float, settings: dict[str, Any]) -> _Simple:
+        return cls(scale, Schedule(**settings["schedule"]), settings["capability"], settings["keep"])
+
+    def forward(self, x: Given, final: bool, launch: Launcher) -> tuple[Tensor, Tensor | None, Left]:
+        o, final_state, kept = forward(self._call(x), final, self.keep, launch)
+        return o, final_state, (kept.sums, kept.states)
+
+    def backward(
+        self, x: Given, left: Left, do: Tensor, d_final: Tensor | None, needed: Sequence[bool], launch: Launcher
+    ) -> Sequence[Tensor | None]:
+        sums, states = left
+        assert sums is not None
+        dq, dk, dv, dg, d_initial = backward(self._call(x), Kept(sums, states), do, d_final, needed[3], launch)
+        return dq, dk, dv, dg, None, d_initial
+
+    def _call(self, x: Given) -> Call:
+        assert x.g is not None
+        chunk, materialize = self.schedule.chunk, self.schedule.materialize
+        return Call(x.q, x.k, x.v, x.g, self.scale, x.initial_state, chunk, materialize, self.capability)
+
+
+library.MAKERS["simple_gla"] = _in_graph

@@ -1,0 +1,149 @@
+"""Checks of what a caller passes: a failure is a ValueError that names the argument, what it must be and what came."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from ..launch import interpreting
+from ..schedule import MAX_HEAD_DIM
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def _shape(name: str, x: Tensor, expected: tuple[int, ...], layout: str) -> None:
+    if tuple(x.shape) != expected:
+        raise ValueError(f"{name}: expected shape {list(expected)} ({layout}), got {list(x.shape)}")
+
+
+def no_tensor(x: object) -> str | None:
+    """What is wrong with what should be a tensor as kernels read them, if anything."""
+    if not isinstance(x, Tensor):
+        return f"expected a tensor, got {type(x).__name__}"
+    if x.is_nested or x.layout != torch.strided:
+        return f"expected a dense tensor, got {'a nested one' if x.is_nested else x.layout}"
+    return None
+
+
+def check_tensor(name: str, x: object) -> Tensor:
+    if (wrong := no_tensor(x)) is not None:
+        raise ValueError(f"{name}: {wrong}")
+    return cast("Tensor", x)
+
+
+def check_flag(name: str, flag: object) -> None:
+    """Raises ValueError for what is neither True nor False."""
+    if not isinstance(flag, bool):
+        got = repr(flag)[:60] if isinstance(flag, int | float | str | None) else type(flag).__name__
+        raise ValueError(f"{name}: expected True or False, got {got}")
+
+
+def _head_dim(name: str, dim: int) -> None:
+    if not 1 <= dim <= MAX_HEAD_DIM:
+        raise ValueError(f"{name}: expected a head dimension (last axis) from 1 to {MAX_HEAD_DIM}, got {dim}")
+
+
+def _same_device(name: str, x: Tensor, q: Tensor) -> None:
+    if x.device != q.device:
+        raise ValueError(f"{name}: expected device {q.device} as of q, got {x.device}")
+
+
+def check_device(device: torch.device) -> None:
+    """Kernels run on CUDA tensors, in Triton's interpreter on CPU tensors, and nowhere on meta ones (planning)."""
+    if device.type in ("cuda", "meta") or (device.type == "cpu" and interpreting()):
+        return
+    hint = "; set TRITON_INTERPRET=1 before Python starts to run on the CPU" if device.type == "cpu" else ""
+    raise ValueError(f"q: expected a CUDA tensor, got one on {device}{hint}")
+
+
+def check_inputs(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None,
+    initial_state: Tensor | None,
+    rows: bool = True,
+    gv: Tensor | None = None,
+) -> None:
+    """q, k, g [B, T, H, K] and v, gv [B, T, H, V] of one dtype and device, g and gv perhaps float32; state
+    [B, H, K, V] float32.
+
+    rows=False: one token, without the axis T. Raises ValueError.
+    """
+    layout = "B, T, H, K" if rows else "B, H, K"
+    n_axes = 4 if rows else 3
+    if check_tensor("q", q).dim() != n_axes:
+        raise ValueError(f"q: expected {n_axes} axes [{layout}], got shape {list(q.shape)}")
+    if q.dtype not in DTYPES:
+        raise ValueError(f"q: expected float32, float16 or bfloat16, got {q.dtype}")
+    lead = tuple(q.shape[:-1])
+    for name, x, expected in (("k", k, tuple(q.shape)), ("g", g, tuple(q.shape))):
+        if x is not None or name == "k":
+            _shape(name, check_tensor(name, x), expected, f"{layout}, as q")
+    if check_tensor("v", v).dim() != n_axes or tuple(v.shape[:-1]) != lead:
+        raise ValueError(f"v: expected shape [{', '.join(map(str, lead))}, V] ({layout[:-1]}V), got {list(v.shape)}")
+    _head_dim("q", q.shape[-1])
+    _head_dim("v", v.shape[-1])
+    for name, x in (("k", k), ("v", v)):
+        if x.dtype != q.dtype:
+            raise ValueError(f"{name}: expected dtype {q.dtype} as of q, got {x.dtype}")
+        _same_device(name, x, q)
+    if gv is not None:
+        _shape("gv", check_tensor("gv", gv), tuple(v.shape), f"{layout[:-1]}V, as v")
+    for name, gates in (("g", g), ("gv", gv)):
+        if gates is not None:
+            if gates.dtype not in (q.dtype, torch.float32):
+                raise ValueError(f"{name}: expected dtype {q.dtype} (as of q) or float32, got {gates.dtype}")
+            _same_device(name, gates, q)
+    if initial_state is not None:
+        name = "initial_state" if rows else "state"
+        B, H, K, V = q.shape[0], q.shape[-2], q.shape[-1], v.shape[-1]
+        _shape(name, check_tensor(name, initial_state), (B, H, K, V), "B, H, K, V")
+        if initial_state.dtype != torch.float32:
+            raise ValueError(f"{name}: expected dtype float32, got {initial_state.dtype}")
+        _same_device(name, initial_state, q)
+    check_device(q.device)
+
+
+def check_step(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gv: Tensor | None, state: Tensor) -> None:
+    """One token's tensors, and a contiguous state, which is updated in place. Raises ValueError."""
+    if state is None:
+        raise ValueError("state: expected a tensor [B, H, K, V], got None")
+    check_inputs(q, k, v, g, state, rows=False, gv=gv)
+    if not state.is_contiguous():
+        raise ValueError(f"state: expected a contiguous tensor to update in place, got strides {list(state.stride())}")
+    if state.is_neg():
+        raise ValueError("state: expected a tensor to update in place, got one that PyTorch negates as it is read")
+
+
+def refuse_gradients(wanted: bool) -> None:
+    """Raises ValueError for `gla_step` of inputs that require gradients."""
+    if wanted:
+        raise ValueError("gla_step: expected inputs without gradients (torch.no_grad()), got one that requires them")
+
+
+def check_sizes(**sizes: object) -> None:
+    """Raises ValueError for what is no natural number."""
+    for name, size in sizes.items():
+        if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+            raise ValueError(f"{name}: expected a number of 0 or more, got {size!r:.60}")
+
+
+def no_number(scale: object) -> str | None:
+    """What is wrong with what should be a number, if anything."""
+    if isinstance(scale, bool) or not isinstance(scale, int | float):
+        return f"expected a number or None, got {type(scale).__name__}"
+    return None
+
+
+def check_scale(scale: float | None, K: int) -> float:
+    """The scale as a float; K^-1/2 by default. Raises ValueError."""
+    if scale is None:
+        return float(K**-0.5)
+    if (wrong := no_number(scale)) is not None:
+        raise ValueError(f"scale: {wrong}")
+    if not abs(scale) <= torch.finfo(torch.float32).max:  # nor is NaN
+        raise ValueError(f"scale: expected a number that float32 holds, got {scale!r:.60}")
+    return float(scale)

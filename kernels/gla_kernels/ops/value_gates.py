@@ -1,0 +1,65 @@
+"""`gla` with gates on the value side, as a form that autograd can be given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from ..launch import Launcher
+from ..schedule import Schedule
+from ..value_gates import backward, forward
+from ..value_gates.problem import MAX_CHUNK, Problem
+from .form import Given, Left
+
+# Sub-chunks as small as tensor cores take: gates are seldom so strong that one of them is not mild (halving.py).
+DEFAULT = Schedule(chunk=64, sub_chunk=16)
+
+
+def check_schedule(schedule: Schedule | None, config: object) -> Schedule:
+    """The schedule to run. Raises ValueError, naming the argument, for what there is only without value-side gates."""
+    if config is not None:
+        raise ValueError(f"config: with gv there is one config a schedule, so expected None, got {config!r:.60}")
+    if schedule is None:
+        return DEFAULT
+    if not isinstance(schedule, Schedule):
+        raise ValueError(f"schedule: expected a Schedule or None, got {type(schedule).__name__}")
+    if schedule.chunk > MAX_CHUNK:
+        raise ValueError(f"schedule: with gv expected a chunk of at most {MAX_CHUNK}, got {schedule.chunk}")
+    if schedule.states_every is not None:
+        raise ValueError(f"schedule: with gv expected states_every=None, got {schedule.states_every}")
+    return schedule
+
+
+@dataclass(frozen=True)
+class ValueGated:
+    """`gla` with gates on the value side. ``keep``: whether states are kept for the backward pass."""
+
+    scale: float
+    schedule: Schedule
+    keep: bool
+    name: ClassVar[str] = "value_gated"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"schedule": asdict(self.schedule), "keep": self.keep}
+
+    @classmethod
+    def of(cls, scale: float, settings: dict[str, Any]) -> ValueGated:
+        return cls(scale, Schedule(**settings["schedule"]), settings["keep"])
+
+    def forward(self, x: Given, final: bool, launch: Launcher) -> tuple[Tensor, Tensor | None, Left]:
+        o, final_state, (states, handed) = forward(self._problem(x), launch)
+        return o, final_state if final else None, (states, *handed) if self.keep else ()
+
+    def backward(
+        self, x: Given, left: Left, do: Tensor, d_final: Tensor | None, needed: Sequence[bool], launch: Launcher
+    ) -> Sequence[Tensor | None]:
+        kept = (left[0], [state for state in left[1:] if state is not None]) if left else None
+        *gradients, d_initial = backward(self._problem(x), do, d_final, launch, kept)
+        return *gradients, None if x.initial_state is None else d_initial
+
+    def _problem(self, x: Given) -> Problem:
+        return Problem(x.q, x.k, x.v, x.g, x.gv, self.scale, x.initial_state, self.schedule)

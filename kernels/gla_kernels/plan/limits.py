@@ -1,0 +1,121 @@
+"""Why a plan cannot run, as far as that is certain before anything is compiled."""
+
+from __future__ import annotations
+
+from ..schedule import (
+    DEFAULT_SHARED_BYTES,
+    DESCRIPTOR_CAPABILITY,
+    HOPPER,
+    HOPPER_PASSES,
+    MAX_REGISTERS,
+    MIN_TILE,
+    SAFE_COLUMNS,
+    SHARED_BYTES,
+    WALKS,
+    WGMMA_ROWS,
+    Plan,
+    Tile,
+    Workload,
+    padded,
+)
+
+WALKED_K = 128  # of a state that stays on chip while outputs are made of it
+
+
+def feasible(step: str, plan: Plan, work: Workload, capability: int) -> str | None:
+    """Why a pass of the plan cannot run on a GPU of that compute capability, or None.
+
+    Says only what is certain before compiling. The compiler has the last word on shared memory, and registers,
+    spills and occupancy rank candidates but veto none.
+    """
+    tile, rows, block_t = getattr(plan.config, step), plan.schedule.rows, plan.config.block_t
+    unfit = _unfit_to_walk(step, tile, plan, work) if step in WALKS else None
+    if unfit:
+        return unfit
+    if tile.descriptors and capability < DESCRIPTOR_CAPABILITY:
+        return f"tensor descriptors need compute capability {DESCRIPTOR_CAPABILITY}"
+    if rows % block_t:
+        return f"block_t={block_t} does not divide sub_chunk={rows}"
+    unfit = _unfit_for_hopper(step, plan, work, capability) if tile.hopper else None
+    if unfit:
+        return unfit
+    for name, size, dim in (("block_k", tile.block_k, work.K), ("block_v", tile.block_v, work.V)):
+        if size > padded(dim):
+            return f"{name}={size} is more than the head dimension, padded to {padded(dim)}"
+        if size < MIN_TILE:
+            return f"{name}={size}: a tensor-core product needs {MIN_TILE}"
+    broken = _miscompiled(step, plan, work, capability)
+    if broken:
+        return broken
+    need, limit = shared_bytes(step, plan, work), SHARED_BYTES.get(capability, DEFAULT_SHARED_BYTES)
+    if need > limit:
+        return f"needs at least {-(-need // 1024)} KiB of shared memory, a program has {limit // 1024}"
+    return None
+
+
+def _unfit_for_hopper(step: str, plan: Plan, work: Workload, capability: int) -> str | None:
+    """Why Hopper's own kernel cannot serve. Without gates the portable one does, where there is one."""
+    if capability != HOPPER:
+        return f"a kernel of Hopper's own needs compute capability {HOPPER}"
+    if step not in HOPPER_PASSES or not of_hopper(step, getattr(plan.config, step)):
+        return (
+            f"Hopper's own kernels are of {', '.join(HOPPER_PASSES)}, with tiles of 64 by 64 (walks by 128, too), "
+            "4 warps and tensor descriptors"
+        )
+    if not plan.schedule.chunk == plan.config.block_t == WGMMA_ROWS:
+        return f"Hopper's own kernels are of chunks of one row block of {WGMMA_ROWS}"
+    if work.dtype != "bf16" or work.K % WGMMA_ROWS or work.V % WGMMA_ROWS:
+        return f"Hopper's own kernels are of bf16 and head dimensions that {WGMMA_ROWS} divides"
+    return None
+
+
+def _unfit_to_walk(step: str, tile: Tile | None, plan: Plan, work: Workload) -> str | None:
+    """Why no walk can do two passes' work."""
+    if tile is None:
+        return f"{step}: the plan has no such walk"
+    if work.gated != tile.hopper or (step == "grad_walk" and not work.gated):
+        return "a walk that does two passes' work is Hopper's own with gates, and portable and forward without"
+    if plan.schedule.chunk != plan.config.block_t:
+        return "a walk that does two passes' work is of chunks of one row block"
+    if work.K > WALKED_K or (tile.hopper and work.V % tile.block_v) or (not tile.hopper and tile.block_k < work.K):
+        return f"a walk that does two passes' work has K of up to {WALKED_K} on chip, and Hopper's whole tiles of V"
+    return None
+
+
+def _miscompiled(step: str, plan: Plan, work: Workload, capability: int) -> str | None:
+    """What the compiler is known to get wrong on an H100 or H200: programs with several products of 64 rows and 32
+    columns read and write outside their shared memory (ptxas 12.8, which comes with Triton 3.6 and 3.7; issue 11366 of
+    triton-lang/triton, and measured here in grad_qk).
+
+    Right where measured: the passes over time; float32; and chunks of one row block, in float16, and in the passes
+    whose programs keep a tile of V while they go through tiles of K.
+    """
+    tile, block_t = getattr(plan.config, step), plan.config.block_t
+    if capability != 90 or work.dtype == "fp32" or "states" in step or block_t < WGMMA_ROWS:
+        return None
+    by_rows = step in ("output", "grad_v") and tile.block_v >= SAFE_COLUMNS
+    if plan.schedule.chunk == block_t == WGMMA_ROWS and (by_rows or work.dtype == "fp16"):
+        return None
+    if min(tile.block_k, tile.block_v) < SAFE_COLUMNS:
+        return f"ptxas 12.8 miscompiles tiles of less than {SAFE_COLUMNS} columns in row blocks of {WGMMA_ROWS} or more"
+    return None
+
+
+def shared_bytes(step: str, plan: Plan, work: Workload) -> int:
+    """The least shared memory that a pass takes, in bytes: a lower bound, known before compiling.
+
+    The largest right operand of its products lies in shared memory as a whole: the state's tile, or a block of rows.
+    """
+    tile, block_t = getattr(plan.config, step), plan.config.block_t
+    if step in ("states", "grad_states"):
+        return block_t * tile.block_v * work.operand_bytes
+    return tile.block_k * tile.block_v * work.operand_bytes
+
+
+def of_hopper(step: str, tile: Tile) -> bool:
+    """Whether Hopper's own kernel of a pass takes such a tile. A walk has all of K, 64 features at a time."""
+    if (tile.block_k, tile.num_warps, tile.descriptors) != (64, 4, True):
+        return False
+    if step in WALKS:
+        return tile.block_v in (64, 128) and (tile.num_stages, tile.max_registers) == (2, MAX_REGISTERS)
+    return tile.block_v == 64

@@ -1,0 +1,244 @@
+"""Tables of tuned plans: what is in the JSON files that a tuner writes and gla() reads, and what is believed of it.
+
+{"header": {"format": 1, "device": "NVIDIA H200", "memory_bytes": ..., "capability": 90, "triton": "3.6.0",
+            "kernels": hash, "space": hash},
+ "entries": [{"workload": {...}, "class": {...}, "plan": {...}, "ms": median when it was tuned}, ...]}
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from dataclasses import asdict, dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+import triton
+
+from ..schedule import CHUNKS, FEW_WALKS, LEAST_REGISTERS, MAX_REGISTERS, PASSES, Plan, Workload, padded
+from .apply import all_launches
+from .limits import feasible
+from .meaning import meaning_of
+from .space import BLOCK_TS, SEGMENTS, SPACE, WALK
+
+FORMAT = 1
+# What tables call the sources that plans were tuned with, by what the sources mean (`kernels_hash`): plans tuned under
+# a name are not outdated wherever the meaning has that name. A meaning that is not here is its own name. One comes here
+# where sources are others and plans hold: CONTRIBUTING.md, "Move or rename kernels".
+LINEAGE = {
+    "06a6e7741b1d9583": "28b8cfb22576a567",  # a hash of bytes
+}
+MAX_BYTES = 16 * 2**20  # of a file
+MAX_ENTRIES = 50_000  # about as many fit in
+MOST_MS = 1e12  # of a median; a year is 3e10 ms
+MAX_STAGES = 8
+MAX_WARPS = 32
+
+
+class TableError(Exception):
+    """A table that cannot be read or written; one line."""
+
+
+@dataclass(frozen=True)
+class ShapeClass:
+    """Workloads of one class share a plan that was tuned on the same GPU.
+
+    T is rounded to the nearest power of two, at least 16; heads, which is B*H, to the nearest of 1, 2, 3, 4, 6, 8, 12,
+    16, 24 ...: how many programs there are decides which tiles fill the GPU, while longer sequences only repeat them. K
+    and V are padded as in the kernels.
+    """
+
+    T: int
+    heads: int
+    K: int
+    V: int
+
+
+def shape_class(work: Workload) -> ShapeClass:
+    """The class of a workload: T=6000 is in that of 8192, T=5000 in that of 4096."""
+    heads = work.B * work.H
+    powers = {2**n for n in range(heads.bit_length() + 1)}
+    steps = powers | {3 * power for power in powers}
+    nearest = min(sorted(steps), key=lambda step: abs(math.log2(step / heads))) if heads else 1
+    return ShapeClass(max(16, _rounded(work.T)), nearest, padded(work.K), padded(work.V))
+
+
+def key_of(work: Workload) -> tuple[object, ...]:
+    """What workloads have in common of which one is tuned, where tuning is asked for in a call."""
+    return work.direction, work.dtype, work.gated, work.schedule, shape_class(work)
+
+
+def _rounded(n: int) -> int:
+    """The power of two nearest to n by ratio; 1 for anything below."""
+    return int(2 ** round(math.log2(max(1, n))))
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The GPU that a plan is for: compute capability as a number (90 for 9.0), name and memory.
+
+    Without a name it stands for any GPU of that capability: for cross-compilation, and for Triton's interpreter.
+    """
+
+    capability: int
+    device: str | None = None
+    memory_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a table's entries were found with."""
+
+    device: str
+    memory_bytes: int
+    capability: int
+    triton: str
+    kernels: str  # what the sources that launch the kernels mean: `kernels_hash`
+    space: str  # hash of the search space
+    format: int = FORMAT
+
+    @property
+    def stale(self) -> bool:
+        """Whether what the kernels' sources mean, or Triton, is another now."""
+        return (self.kernels, self.triton) != (kernels_hash(), triton.__version__)
+
+
+def header_of(machine: Machine) -> Header:
+    """The header that tables of this machine have now. Raises TableError for a machine without a name."""
+    if machine.device is None:
+        raise TableError("a table of tuned plans belongs to a GPU, and there is none here")
+    return Header(
+        machine.device, machine.memory_bytes, machine.capability, triton.__version__, kernels_hash(), space_hash()
+    )
+
+
+@cache
+def kernels_hash() -> str:
+    """Sixteen hex digits of what the sources mean that make a plan's launches, or those that `LINEAGE` has for it."""
+    meaning = meaning_of(all_launches, Plan, Workload)
+    return LINEAGE.get(meaning, meaning)
+
+
+@cache
+def space_hash() -> str:
+    """Sixteen hex digits of the search space's declaration."""
+    return _hash(repr((sorted(SPACE.items()), BLOCK_TS, CHUNKS, PASSES, SEGMENTS, WALK, FEW_WALKS)).encode())
+
+
+def _hash(text: bytes) -> str:
+    return hashlib.sha256(text).hexdigest()[:16]
+
+
+def refusal(plan: Plan, work: Workload, capability: int) -> str | None:
+    """Why the workload cannot run the plan, or None. A schedule that was left open has no chunk of 2 T or more."""
+    if work.schedule is None and plan.schedule.chunk >= 2 * work.T and plan.schedule.chunk > CHUNKS[0]:
+        return f"chunk={plan.schedule.chunk} is too long for T={work.T}"
+    reasons = (feasible(step, plan, work, capability) for step in plan.steps(work))
+    return next((reason for reason in reasons if reason is not None), None)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A plan, the workload that it was tuned for, and its median time then, in ms."""
+
+    work: Workload
+    plan: Plan
+    ms: float
+
+    @cached_property
+    def shape(self) -> ShapeClass:
+        return shape_class(self.work)
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """A table has one entry of each: its workload, but for how heads and sequences make up as many."""
+        work = self.work
+        return (work.direction, work.dtype, work.gated, work.schedule, work.B * work.H, work.T, work.K, work.V)
+
+    def to_dict(self) -> dict[str, Any]:
+        work, plan = self.work.to_dict(), self.plan.to_dict()
+        return {"workload": work, "class": asdict(self.shape), "plan": plan, "ms": self.ms}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any], capability: int) -> Entry:
+        """The inverse of ``to_dict``. Raises ValueError, TypeError, LookupError or AttributeError for anything that a
+        tuner on a GPU of that capability cannot have written."""
+        work, plan, ms = Workload.from_dict(values["workload"]), Plan.from_dict(values["plan"]), values["ms"]
+        if not work.B * work.T * work.H:
+            raise ValueError("workload: expected B, T and H > 0")
+        if values["class"] != asdict(shape_class(work)):
+            raise ValueError("class: not that of the workload")
+        if type(ms) not in (int, float) or not 0 < ms < MOST_MS:
+            raise ValueError(f"ms: expected a time > 0, got {ms!r}")
+        if work.schedule not in (None, plan.schedule):
+            raise ValueError("plan: not of the schedule that was asked for")
+        reason = unsound(plan) or refusal(plan, work, capability)
+        if reason is not None:
+            raise ValueError(f"plan: {reason}")
+        return cls(work, plan, ms)
+
+
+def unsound(plan: Plan) -> str | None:
+    """Why Triton would not compile a plan's tiles, whatever the workload, or None."""
+    if not plan.config.whole:
+        return f"expected block_t and the sizes of tiles to be integers > 0, got {plan.config.numbers}"
+    for tile in plan.config.tiles().values():
+        for name, size in (("block_k", tile.block_k), ("block_v", tile.block_v), ("num_warps", tile.num_warps)):
+            if size & (size - 1):
+                return f"{name}={size} is no power of two"
+        if tile.num_warps > MAX_WARPS or tile.num_stages > MAX_STAGES:
+            return f"num_warps={tile.num_warps} or num_stages={tile.num_stages} is too large"
+        if not LEAST_REGISTERS <= tile.max_registers <= MAX_REGISTERS:
+            return f"max_registers={tile.max_registers} is not from {LEAST_REGISTERS} to {MAX_REGISTERS}"
+    if plan.config.block_t not in BLOCK_TS:
+        return f"block_t={plan.config.block_t} is none of {', '.join(map(str, BLOCK_TS))}"
+    return None
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table's header, its sound entries, and why the others were refused, a line each."""
+
+    header: Header
+    entries: tuple[Entry, ...]
+    refused: tuple[str, ...] = ()
+
+
+def read(path: Path) -> Table | None:
+    """The table in a file, None where there is no file. Raises TableError for what is no table of this format."""
+    try:
+        if path.is_fifo():  # which would be waited for
+            raise TableError("cannot be read: it is a pipe")
+        with path.open("rb") as file:
+            text = file.read(MAX_BYTES + 1)
+        if len(text) > MAX_BYTES:
+            raise ValueError(f"larger than {MAX_BYTES >> 20} MiB")
+        values = json.loads(text)
+        if values["header"]["format"] != FORMAT:
+            raise ValueError(f"format {values['header']['format']!r}, this version reads {FORMAT}")
+        header, listed = Header(**values["header"]), list(values["entries"])
+        if len(listed) > MAX_ENTRIES:
+            raise ValueError(f"more than {MAX_ENTRIES:,} entries")
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise TableError(f"cannot be read: {error.strerror}") from None
+    except (ValueError, TypeError, LookupError, RecursionError) as error:
+        raise TableError(f"no table of tuned plans: {_line(error)}") from None
+    entries: dict[object, Entry] = {}
+    refused = []
+    for number, item in enumerate(listed, start=1):
+        try:
+            entry = Entry.from_dict(item, header.capability)
+            entries[entry.key] = entry
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
+            refused.append(f"entry {number}: {_line(error)}")
+    return Table(header, tuple(entries.values()), tuple(refused))
+
+
+def _line(error: Exception) -> str:
+    """A short line that says what was wrong."""
+    text = f"no {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
+    return text.splitlines()[0][:200]

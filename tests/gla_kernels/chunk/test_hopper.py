@@ -1,0 +1,171 @@
+"""Where Hopper's own kernels serve, and what runs after them. Their results are judged by test_hopper_kernels.py and
+test_strong_gates.py, and by test_gla.py, on a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import gla_kernels.chunk
+from gla_kernels import Plan, Schedule, Workload, default_config
+from gla_kernels.launch import Launch
+from gla_kernels.plan.apply import all_launches, problem_of
+from gla_kernels.plan.choose import with_walks
+from gla_kernels.plan.limits import feasible
+from gla_kernels.plan.space import tiles
+from gla_kernels.schedule import HOPPER_PASSES, PASSES
+from gla_kernels.tiles.descriptors import blocks
+
+WORK = Workload("bwd", 1, 300, 2, 128, 256)
+
+
+def backward(work: Workload, schedule: Schedule, **changes: bool) -> list[str]:
+    """The kernels of a backward pass as a GPU would run them."""
+    config = default_config(work.K, work.V, work.operand_bytes, schedule)
+    config = replace(config, grad_qk=replace(config.grad_qk, **changes))
+    return [launch.name for launch in all_launches(work, Plan(schedule, config))]
+
+
+def test_bf16_in_chunks_of_64_is_done_by_hoppers_kernel():
+    found = backward(WORK, Schedule(64))
+    assert found[-3:] == ["grad_qk_hopper_kernel", "grad_v_kernel", "grad_qk_steep_hopper_kernel"]
+
+
+@pytest.mark.parametrize(
+    ("work", "schedule", "changes"),
+    [
+        (replace(WORK, dtype="fp16"), Schedule(64), {}),
+        (replace(WORK, gated=False), Schedule(64), {}),
+        (replace(WORK, K=96), Schedule(64), {}),
+        (replace(WORK, V=100), Schedule(64), {}),
+        (replace(WORK, T=0), Schedule(64), {}),
+        (WORK, Schedule(32), {}),
+        (WORK, Schedule(128, 64), {}),
+        (WORK, Schedule(64, 32), {}),
+        (WORK, Schedule(64), {"hopper": False}),
+    ],
+)
+def test_all_else_by_the_portable_one(work, schedule, changes):
+    found = backward(work, schedule, **changes)
+    assert "grad_qk_kernel" in found
+    assert not {"grad_qk_hopper_kernel", "grad_qk_steep_hopper_kernel"} & set(found)
+
+
+def test_gates_in_float32_go_to_the_portable_one():
+    q, v = (torch.empty(1, 64, 1, 64, dtype=torch.bfloat16, device="meta") for _ in range(2))
+    schedule = Schedule(64)
+    plan = Plan(schedule, default_config(64, 64, 2, schedule))
+    for g, kernel in ((q.float(), "grad_qk_kernel"), (q, "grad_qk_hopper_kernel")):
+        found: list[Launch] = []
+        gla_kernels.chunk.backward(problem_of(q, q, v, g, 1.0, None, plan), v, None, found.append)
+        assert kernel in [launch.name for launch in found]
+
+
+def test_a_tensor_off_the_16_bytes_that_a_descriptor_wants_has_none():
+    q = torch.zeros(1, 64, 1, 64, dtype=torch.bfloat16)
+    off = torch.zeros(64 * 64 + 1, dtype=torch.bfloat16)[1:].view(q.shape)
+    assert blocks({"p_q": q, "p_k": off, "p_g": None}, ("q", "k", "g"), 64, 64, 64) == {"q": (1, 64, 64)}
+
+
+def test_only_hopper_has_them():
+    schedule = Schedule(64)
+    plan = Plan(schedule, default_config(128, 256, 2, schedule, 90))
+    assert plan.config.grad_qk.hopper
+    assert feasible("grad_qk", plan, WORK, 90) is None
+    assert feasible("grad_qk", plan, WORK, 100) == "a kernel of Hopper's own needs compute capability 90"
+    for capability in (80, 100):
+        assert feasible("grad_qk", plan, WORK, capability) is not None
+        assert not default_config(128, 256, 2, schedule, capability).grad_qk.hopper
+        assert not any(tile.hopper for step in PASSES for tile in tiles(step, 128, 256, capability))
+    wide = replace(plan, config=replace(plan.config, grad_qk=replace(plan.config.grad_qk, block_v=128)))
+    assert "tiles of 64 by 64" in (feasible("grad_qk", wide, WORK, 90) or "")
+    offered = {step for step in PASSES if any(tile.hopper for tile in tiles(step, 128, 256, 90))}
+    assert offered == set(HOPPER_PASSES)
+
+
+# --- Walks that do two passes' work ----------------------------------------------------------------------------------
+
+
+def walked(work: Workload, schedule: Schedule) -> list[str]:
+    """The passes of a plan with walks, as a GPU would run them."""
+    config = with_walks(default_config(work.K, work.V, work.operand_bytes, schedule), work)
+    return [launch.step for launch in all_launches(work, Plan(schedule, config))]
+
+
+FORWARD = Workload("fwd", 1, 3000, 2, 128, 256)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "before"),
+    [
+        (Schedule(64), []),
+        (Schedule(64, 64, True, 16), ["states", "combine"]),
+        (Schedule(64, 64, False), ["states"]),
+    ],
+)
+def test_a_walk_does_two_passes_work(schedule, before):
+    assert walked(FORWARD, schedule) == [*before, "walk", "output_steep"]
+    found = walked(replace(FORWARD, direction="bwd"), schedule)
+    assert found[-4:] == ["grad_walk", "grad_qk", "grad_v_steep", "grad_qk_steep"]
+    assert "grad_v" not in found
+    assert ("grad_states" in found) == bool(before)
+
+
+@pytest.mark.parametrize("direction", ["fwd", "bwd"])
+@pytest.mark.parametrize("schedule", [Schedule(64), Schedule(64, 64, True, 16), Schedule(64, 64, False)])
+def test_the_passes_of_a_plan_with_walks_are_those_that_are_launched(direction, schedule):
+    work = replace(FORWARD, direction=direction)
+    config = with_walks(default_config(128, 256, 2, schedule), work)
+    launched = {step for step in walked(work, schedule) if step != "combine" and not step.endswith("_steep")}
+    assert launched == set(Plan(schedule, config).steps(work))
+
+
+@pytest.mark.parametrize(
+    ("changes", "schedule"),
+    [
+        ({"dtype": "fp16"}, Schedule(64)),
+        ({"gated": False}, Schedule(64)),
+        ({"K": 96}, Schedule(64)),
+        ({"T": 0}, Schedule(64)),
+        ({}, Schedule(32)),
+        ({}, Schedule(128, 64)),
+    ],
+)
+def test_where_a_walk_cannot_serve_the_passes_do(changes, schedule):
+    for direction in ("fwd", "bwd"):
+        work = replace(FORWARD, **{"direction": direction, **changes})
+        assert not {"grad_walk", "output_steep"} & set(walked(work, schedule))
+
+
+def test_a_negative_scale_goes_to_the_passes():
+    """The walk backward in time adds the scale's logarithm to exponents."""
+    q, v = (torch.empty(1, 64, 1, 64, dtype=torch.bfloat16, device="meta") for _ in range(2))
+    schedule = Schedule(64)
+    plan = Plan(schedule, with_walks(default_config(64, 64, 2, schedule), replace(FORWARD, K=64, V=64)))
+    for scale, step in ((1.0, "grad_walk"), (-1.0, "grad_v"), (0.0, "grad_v")):
+        found: list[Launch] = []
+        gla_kernels.chunk.backward(problem_of(q, q, v, q, scale, None, plan), v, None, found.append)
+        assert step in [launch.step for launch in found]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"gated": False}, "portable and forward without"),
+        ({"K": 256}, "K of up to 128"),
+        ({"V": 192}, "whole tiles of V"),
+        ({"dtype": "fp32"}, "bf16"),
+    ],
+)
+def test_why_a_walk_cannot_run(changes, reason):
+    schedule = Schedule(64)
+    plan = Plan(schedule, with_walks(default_config(128, 256, 2, schedule, 90), FORWARD))
+    work = replace(FORWARD, **changes)
+    assert feasible("walk", plan, FORWARD, 90) is None
+    assert reason in (feasible("walk", plan, work, 90) or "")
+    assert "grad_walk: the plan has no such walk" in (
+        feasible("grad_walk", Plan(schedule, default_config(128, 256, 2, schedule)), work, 90) or ""
+    )
+    assert feasible("walk", plan, FORWARD, 100) == "a kernel of Hopper's own needs compute capability 90"

@@ -1,0 +1,153 @@
+"""Hopper's own kernels against float64, at chunks that are mild, among others that they leave alone. On a CPU their
+source runs (gluon_on_cpu.py), on a GPU they do."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gla_kernels import Plan, Schedule, Workload, default_config
+from gla_kernels.chunk.hopper.grad_qk import grad_qk_hopper_kernel
+from gla_kernels.chunk.hopper.grad_walk import grad_walk_hopper_kernel
+from gla_kernels.chunk.hopper.walk import walk_hopper_kernel
+from gla_kernels.chunk.problem import Problem
+from gla_kernels.plan.apply import problem_of
+from gla_kernels.plan.choose import with_walks
+from gla_kernels.tiles.gates import LOG2E, ROW_BLOCK_LIMIT_16_BIT
+
+# Of the norm. To round the result to bfloat16 costs 1.66e-3; states are summed of products of rounded operands besides.
+ERROR = 2.4e-3
+SCHEDULES = {"one walk": Schedule(64), "segments of two chunks": Schedule(64, 64, True, 2)}
+GATES = {
+    "mild": lambda g: g,
+    "weak": lambda g: 0.06 * g,
+    "one of three chunks decays by too much": lambda g: torch.where(
+        (torch.arange(g.shape[1]) // 64 % 3 == 1)[:, None, None], 20 * g, g
+    ),
+}
+WALKS = pytest.mark.parametrize(
+    ("K", "V", "gates", "schedule"),
+    [(K, V, *one) for K, V in ((64, 64), (128, 128), (128, 192)) for one in itertools.product(GATES, SCHEDULES)],
+)
+
+
+class Sequences:
+    """q, k, g, v, do, in bfloat16, and a state to begin with and the gradient of the last one [B, H, K, V]; of the
+    float64 recurrence o, dv, the states before and after every chunk, and the gradients of those after."""
+
+    def __init__(self, shape: tuple[int, int, int, int, int], gates: Callable[[Tensor], Tensor], place: Any) -> None:
+        B, T, H, K, V = shape
+        torch.manual_seed(0)
+        g = gates(torch.nn.functional.logsigmoid(torch.randn(B, T, H, K)))
+        x = {"q": torch.randn(B, T, H, K), "k": torch.randn(B, T, H, K), "g": g}
+        x |= {name: torch.randn(B, T, H, V) for name in ("v", "do")}
+        x = {name: one.bfloat16() for name, one in x.items()}
+        first, d_last = torch.randn(B, H, K, V), torch.randn(B, H, K, V)
+        q, k, g, v, do = (x[name].double() for name in ("q", "k", "g", "v", "do"))
+        v.requires_grad_()
+        state = first.double().requires_grad_()
+        self.befores, rows, self.scale = [state], [], K**-0.5
+        for t in range(T):
+            state = g[:, t].exp()[..., None] * state + k[:, t, :, :, None] * v[:, t, :, None, :]
+            rows.append(torch.einsum("bhk,bhkv->bhv", self.scale * q[:, t], state))
+            if t % 64 == 63 or t == T - 1:
+                state = state.clone()  # so that its gradient knows nothing of the row before
+                self.befores.append(state)
+        o = torch.stack(rows, 1)
+        loss = (o * do).sum() + (state * d_last.double()).sum()
+        self.d_states = torch.autograd.grad(loss, self.befores, retain_graph=True)
+        (self.dv,) = torch.autograd.grad(loss, v)
+        self.o = o.detach()
+        chunks = torch.nn.functional.pad(g, (0, 0, 0, 0, 0, -T % 64)).unflatten(1, (-1, 64)).sum(2)
+        self.halves = (0.5 * LOG2E.value * chunks).transpose(1, 2).flatten(0, 1).float().contiguous()  # [B*H, n, K]
+        self.mild = (
+            (self.halves.amin(-1) > -0.5 * ROW_BLOCK_LIMIT_16_BIT.value)
+            .unflatten(0, (B, H))
+            .repeat_interleave(64, 2)
+            .transpose(1, 2)[:, :T]
+        )
+        self.given = {name: one.to(place.device) for name, one in x.items()}
+        self.first = first.to(place.device)
+
+    def problem(self, schedule: Schedule) -> Problem:
+        x = self.given
+        B, T, H, K, V = *x["q"].shape, x["v"].shape[-1]
+        config = with_walks(default_config(K, V, 2, schedule), Workload("fwd", B, T, H, K, V))
+        return problem_of(x["q"], x["k"], x["v"], x["g"], self.scale, self.first, Plan(schedule, config))
+
+    def boundaries(self, at: int, states: Any, every: int) -> Tensor:
+        """[B*H, n, K, V] in float32: of the states before (0) or after (1) chunks those at each segment of so many."""
+        picked = states[:-1:every] if at == 0 else [*states[every:-1:every], states[-1]]
+        return torch.stack([one.detach().flatten(0, 1) for one in picked], 1).float().contiguous()
+
+    def rows_are_right(self, got: Tensor, right: Tensor) -> None:
+        got = got.cpu().double()
+        assert bool(got[~self.mild].isnan().all()), "rows were written that are another kernel's"
+        assert (got - right)[self.mild].norm() <= ERROR * right[self.mild].norm()
+
+
+def near(got: Tensor, right: Tensor) -> bool:
+    return bool((got.cpu().double() - right).norm() <= ERROR * right.norm())
+
+
+@WALKS
+@pytest.mark.parametrize("kept", [True, False])
+def test_states_and_output(K, V, gates, schedule, kept, place):
+    x = Sequences((1, 340, 2, K, V), GATES[gates], place)
+    p = x.problem(SCHEDULES[schedule])
+    assert len(p.slices) == 1
+    starts = x.boundaries(0, x.befores, p.seg_chunks).to(place.device)
+    states, o = p.state_buffer().fill_(torch.nan), torch.full_like(x.given["v"], torch.nan)
+    halves, final = torch.empty_like(x.halves, device=place.device), torch.empty_like(x.first)
+    args = {f"p_{name}": x.given[name] for name in "qkvg"} | {
+        "p_s0": starts, "p_s": states, "p_h": halves, "p_st": final, "p_o": o, "scale": x.scale,
+        "n_start": p.states_a_head(starts),
+    }  # fmt: skip
+    flags = {"HAS_S0": True, "STORE_S": kept, "STORE_ST": True}
+    assert p.config.walk is not None
+    place.run(p.walk_on_chip(walk_hopper_kernel, p.config.walk, args, p.slices[0], states, **flags))
+    x.rows_are_right(o, x.o)
+    assert torch.allclose(halves.cpu(), x.halves, rtol=1e-5)
+    found, right = states.unflatten(0, (1, 2)).transpose(1, 2), torch.stack(x.befores[:-1], 1).detach()
+    if not kept:  # only those that strong gates ask for
+        asked = torch.arange(found.shape[1]) % 3 == 1 if "decays" in gates else torch.zeros(found.shape[1]).bool()
+        assert found[:, ~asked].isnan().all()
+        found, right = found[:, asked], right[:, asked]
+    assert near(found, right)
+    assert near(final, x.befores[-1].detach())
+
+
+@WALKS
+def test_gradients_of_states_and_dv(K, V, gates, schedule, place):
+    x = Sequences((1, 340, 2, K, V), GATES[gates], place)
+    p = x.problem(SCHEDULES[schedule])
+    assert len(p.slices) == 1
+    ends = x.boundaries(1, x.d_states, p.seg_chunks).to(place.device)
+    grads, dv = p.state_buffer(), torch.full_like(x.given["v"], torch.nan)
+    d_first = torch.empty_like(x.first)
+    args = {f"p_{name}": x.given[name] for name in ("q", "k", "g", "do")} | {
+        "p_h": x.halves.to(place.device), "p_dst": ends, "p_ds": grads, "p_ds0": d_first, "p_dv": dv,
+        "scale": x.scale, "n_end": p.states_a_head(ends),
+    }  # fmt: skip
+    flags = {"HAS_DST": True, "STORE_DS0": True}
+    assert p.config.grad_walk is not None
+    place.run(p.walk_on_chip(grad_walk_hopper_kernel, p.config.grad_walk, args, p.slices[0], grads, **flags))
+    x.rows_are_right(dv, x.dv)
+    assert near(grads.unflatten(0, (1, 2)).transpose(1, 2), torch.stack(x.d_states[1:], 1))
+    assert near(d_first, x.d_states[0])
+
+
+@pytest.mark.parametrize(("K", "V", "stages"), [(64, 64, 1), (128, 128, 2), (64, 192, 2), (192, 256, 1)])
+def test_gradients_of_q_k_and_gates(K, V, stages, place, chunks):
+    x = chunks((1, 150, 2, K, V), lambda g: torch.where(g < -3.5, -300.0, g))
+    p, (args, into) = x.problem(), x.arguments("dq", "dk", "dg")
+    tile = replace(p.config.grad_qk, num_stages=stages)
+    assert 0 < x.mild_tiles.sum() < x.mild_tiles.numel()
+    place.run(p.of_chunks(grad_qk_hopper_kernel, tile, args, p.whole, x.given["s"], STAGES=stages))
+    x.check(into, x.mild_tiles)

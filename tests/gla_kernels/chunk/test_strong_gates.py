@@ -1,0 +1,147 @@
+"""Chunks that decay by too much for Hopper's walks and grad_qk, against float64: the kernels in Gluon that do these.
+
+On a CPU their source runs (gluon_on_cpu.py), on a GPU they do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gla_kernels import Plan, Schedule, default_config
+from gla_kernels.chunk import strong_gates
+from gla_kernels.chunk.strong_gates import grad_qk_steep_kernel, grad_v_steep_kernel, output_steep_kernel, steep_of
+from gla_kernels.cost.work import work_of
+from gla_kernels.plan.apply import problem_of
+
+OUTPUTS = {
+    output_steep_kernel: ("o",),
+    grad_v_steep_kernel: ("dv",),
+    grad_qk_steep_kernel: ("dq", "dk", "dg"),
+}
+KERNELS = pytest.mark.parametrize("kernel", OUTPUTS, ids=lambda kernel: kernel.fn.__name__)
+
+
+def filled(x: Any, kernel: Any, place: Any) -> dict[str, Tensor]:
+    """What a kernel writes, NaN where it writes nothing."""
+    p, (args, into) = x.problem(), x.arguments(*OUTPUTS[kernel])
+    place.run(steep_of(p, kernel, args, p.whole, x.given["s"]))
+    return into
+
+
+def check(x: Any, kernel: Any, place: Any) -> None:
+    """That it does all that is not mild, and is right."""
+    x.check(filled(x, kernel, place), ~(x.mild_tiles if kernel is grad_qk_steep_kernel else x.mild))
+
+
+def resets(strength: float) -> Callable[[Tensor], Tensor]:
+    """Mild gates, but for single rows where every feature forgets all."""
+
+    def gates(g: Tensor) -> Tensor:
+        g = g * strength
+        g[:, [5, 64, 100, 101, 130]] = -1e4
+        return g
+
+    return gates
+
+
+GATES = {
+    "6": lambda g: 6 * g,
+    "16": lambda g: 16 * g,
+    "40": lambda g: 40 * g,
+    "closed": lambda g: torch.full_like(g, -1e4),
+    "infinite": lambda g: torch.where(g < -1.5, -torch.inf, g),
+    "weak with resets": resets(0.06),
+    "mild with resets": resets(1.0),
+    "some features": lambda g: torch.where(torch.arange(g.shape[-1]) % 7 == 3, 30 * g, g),
+}
+
+
+@KERNELS
+@pytest.mark.parametrize("gates", GATES)
+def test_every_gate_strength(kernel, gates, place, chunks):
+    check(chunks((1, 150, 2, 128, 128), GATES[gates]), kernel, place)
+
+
+@KERNELS
+@pytest.mark.parametrize(("K", "V"), [(64, 64), (64, 192), (128, 64), (64, 256), (192, 64)])
+def test_head_dimensions(kernel, K, V, place, chunks):
+    if K > 128 and kernel is not grad_qk_steep_kernel:
+        pytest.skip("walks have states of 128 features at most")
+    check(chunks((2, 100, 1, K, V), GATES["16"]), kernel, place)
+
+
+@KERNELS
+@pytest.mark.parametrize("V", [64, 192, 256])
+def test_a_program_goes_from_chunk_to_chunk(kernel, V, monkeypatch, place, chunks):
+    def gates(g: Tensor) -> Tensor:
+        return torch.where((torch.arange(330) // 64 == 2)[:, None, None], g, 20 * g)
+
+    monkeypatch.setattr(strong_gates, "WARPS", 1)
+    x = chunks((1, 330, 1, 64, V), gates)
+    assert x.mild.flatten().tolist() == [False, False, True, False, False, False]
+    check(x, kernel, place)
+
+
+@KERNELS
+def test_mild_chunks_are_left_alone(kernel, place, chunks):
+    def gates(g: Tensor) -> Tensor:
+        g[:, 64:128, 1] *= 20
+        return g
+
+    x = chunks((1, 300, 2, 64, 64), gates)
+    assert x.mild.sum() == x.mild.numel() - 1
+    check(x, kernel, place)
+
+
+@KERNELS
+def test_the_same_twice(kernel, place, chunks):
+    x = chunks((1, 128, 1, 64, 64), GATES["16"])
+    first, second = filled(x, kernel, place), filled(x, kernel, place)
+    assert all(torch.equal(one, second[name]) for name, one in first.items())
+
+
+def test_rows_before_a_reset_do_not_show_behind_it(place, chunks):
+    """However large they are: a sequence may be packed behind another one."""
+    x = chunks((1, 150, 1, 64, 64), resets(0.1))
+    small = filled(x, output_steep_kernel, place)["o"]
+    x.given["v"][:, :5] *= 1000
+    large = filled(x, output_steep_kernel, place)["o"]
+    assert not torch.equal(large[:, :5], small[:, :5])
+    assert (large - small)[:, 5:64].norm() <= 1e-4 * small[:, 5:64].norm()
+
+
+@KERNELS
+def test_what_is_read_where_all_is_mild_is_what_is_counted(kernel, monkeypatch, place, chunks):
+    if place.device != "cpu":
+        pytest.skip("counts what the source reads")
+    language, read = place.run.__globals__["gl"], []
+
+    def load(p: Any, mask: Tensor, other: float) -> Tensor:
+        found = torch.where(mask, p.x[torch.where(mask, p.at, 0)], other)
+        read.append(int(mask.expand(found.shape).sum()))
+        return found
+
+    monkeypatch.setattr(language, "load", load)
+    x = chunks((1, 330, 2, 128, 256), lambda g: g)
+    p, (args, _) = x.problem(), x.arguments(*OUTPUTS[kernel])
+    launch = steep_of(p, kernel, args, p.whole, x.given["s"])
+    place.run(launch)
+    assert work_of(launch).requested_bytes == sum(read) * x.halves.element_size() > 0
+
+
+def test_a_share_is_smaller_where_there_are_few_chunks():
+    def share(B: int, T: int) -> Any:
+        q, v = (torch.empty(B, T, 16, D, dtype=torch.bfloat16, device="meta") for D in (128, 256))
+        schedule = Schedule(64)
+        p = problem_of(q, q, v, q, 1.0, None, Plan(schedule, default_config(128, 256, 2, schedule)))
+        state = p.state_buffer()
+        args: dict[str, Any] = dict.fromkeys(("p_q", "p_k", "p_g", "p_dq", "p_dk", "p_dg"), q)
+        args |= {"p_v": v, "p_do": v, "p_s": state, "p_ds": state}
+        return steep_of(p, grad_qk_steep_kernel, args, p.whole, state).args["share"]
+
+    assert [share(1, 1024), share(4, 2048), share(64, 16384)] == [2, 16, 32]
