@@ -15,7 +15,8 @@ from gla_kernels import Machine, Plan, Schedule, Workload, chosen
 from gla_kernels.launch import Launch
 from gla_kernels.ops import gla, simple_gla
 from gla_kernels.plan.apply import DTYPES, all_launches
-from gla_kernels.plan.table import Table, refusal
+from gla_kernels.plan.limits import why_not
+from gla_kernels.plan.table import Table
 from glabench.hardware.crosscompile import kernel_key
 
 CAPABILITIES = (80, 90)
@@ -49,7 +50,7 @@ def shipped(tables: Iterable[Table], capabilities: Sequence[int] = CAPABILITIES)
     plan that `chosen` has for such a GPU. For the backward pass once with what the forward one keeps, once without."""
     works: dict[tuple[Workload, Plan], None] = {(entry.work, entry.plan): None for t in tables for entry in t.entries}
     for capability, (work, tuned) in product(capabilities, works):
-        fits = refusal(tuned, work, capability) is None
+        fits = why_not(tuned, work, capability) is None
         plan = tuned if fits else chosen(work, Machine(capability)).plan
         for keep, state in product((True, False), (True, False)):
             how = f"{'kept' if keep else 'not kept'}, {'a state' if state else 'no state'}"

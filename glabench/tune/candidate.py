@@ -18,8 +18,8 @@ import torch
 from gla_kernels import KernelConfig, Launch, Plan, Schedule, Tile, Workload, default_config
 from gla_kernels.plan.apply import launches_of
 from gla_kernels.plan.choose import with_walks
-from gla_kernels.plan.space import BLOCK_TS, schedules
-from gla_kernels.schedule import MAX_REGISTERS, WGMMA_ROWS, steps_of
+from gla_kernels.plan.space import schedules
+from gla_kernels.schedule import BLOCK_TS, MAX_REGISTERS, WGMMA_ROWS, steps_of
 from glabench.systems.gla import schedule_name
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from gla_kernels import Launch, Plan, Workload
 from gla_kernels.cost.model import predict_ms
 from gla_kernels.plan.apply import all_launches, by_pass, launches_of
-from gla_kernels.plan.limits import feasible
+from gla_kernels.plan.limits import why_not
 from gla_kernels.plan.space import tiles
 from gla_kernels.schedule import KernelConfig, Tile, states_given
 from glabench.tune.candidate import Candidate, Variant, base_config, key, variants
@@ -138,7 +138,7 @@ def _launches(work: Workload, variant: Variant, capability: int) -> Iterator[tup
     base, steps = base_config(work, variant, capability), variant.steps(work)
 
     def runs(step: str, tile: Tile) -> bool:
-        return feasible(step, Plan(variant.schedule, _with_tiles(base, {step: tile})), work, capability) is None
+        return why_not(Plan(variant.schedule, _with_tiles(base, {step: tile})), work, capability, step) is None
 
     menus = ([tile for tile in tiles(step, work.K, work.V, capability) if runs(step, tile)] for step in steps)
     for row in zip_longest(*menus):

@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any, Literal
 
 from gla_kernels import Machine, Workload, chosen
-from gla_kernels.plan.limits import feasible
+from gla_kernels.plan.limits import why_not
 from gla_kernels.plan.space import tiles
 from gla_kernels.schedule import PASSES
 from glabench.run.driver import cores
@@ -113,7 +113,7 @@ def _next(step: str, works: list[Workload], capability: int, start: float, looke
         for candidate in members[offset:] + members[:offset]:
             if (work, candidate) not in looked_at:
                 looked_at.add((work, candidate))
-                if feasible(step, plan_of(work, [candidate], capability), work, capability) is None:
+                if why_not(plan_of(work, [candidate], capability), work, capability, step) is None:
                     return work, candidate
     return None
 

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
 CHUNKS = (16, 32, 64, 128, 256)
+BLOCK_TS = (16, 32, 64)  # rows of a row block
 MAX_HEAD_DIM = 512
 
 # Rows of a segment where states are not materialized, a multiple of every chunk. At K = V = 128 the states at their

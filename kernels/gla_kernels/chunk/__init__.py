@@ -42,7 +42,7 @@ def forward(
     B, _, H, K, V = p.dims
     o, keep = torch.empty_like(p.v), keep and whole
     kept = keep and p.schedule.materialize
-    halves, states = p.half_decays(), p.state_buffer() if kept or p.walk_without_gates is None else None
+    halves, states = p.half_decays(), p.state_buffer() if kept or p.ungated_walk is None else None
     handed = p.handed_buffer() if keep and p.in_turn else None
     carried = _carried(p, p.initial_state, None, launch) if p.in_turn else None
     starts = _starts(p, None, launch) if carried is None else carried
@@ -152,11 +152,11 @@ def _walk(
         "p_st": final_state, "p_o": o, "scale": p.scale, "n_start": p.states_a_head(starts),
     }  # fmt: skip
     flags = {"HAS_S0": starts is not None, "STORE_S": states is not None, "STORE_ST": final_state is not None}
-    if p.walk_without_gates is not None:
-        launch(p.walk_on_chip(walk_kernel, p.walk_without_gates, args, part, states, **flags))
+    if p.ungated_walk is not None:
+        launch(p.walk_on_chip(walk_kernel, p.ungated_walk, args, part, states, **flags))
         return True
     flags["STORE_S"] = kept
-    walk = p.on_hopper(walk_hopper_kernel, p.config.walk, p.walk_on_chip, args, part, states, **flags)
+    walk = p.hopper_launch(walk_hopper_kernel, p.config.walk, p.walk_on_chip, args, part, states, **flags)
     if walk is None:
         return False
     assert states is not None
@@ -255,7 +255,7 @@ def _grad_walk(
         "p_ds0": d_initial, "p_dv": dv, "scale": p.scale, "n_end": p.states_a_head(ends),
     }  # fmt: skip
     flags = {"HAS_DST": ends is not None, "STORE_DS0": d_initial is not None}
-    walk = p.on_hopper(grad_walk_hopper_kernel, p.config.grad_walk, p.walk_on_chip, args, part, grads, **flags)
+    walk = p.hopper_launch(grad_walk_hopper_kernel, p.config.grad_walk, p.walk_on_chip, args, part, grads, **flags)
     if walk is not None:
         launch(walk)
     return walk is not None
@@ -271,7 +271,7 @@ def _grad_qk(
         "p_dq": into.q, "p_dk": into.k, "p_dg": into.g,
     }  # fmt: skip
     tile = p.config.grad_qk
-    native = p.on_hopper(grad_qk_hopper_kernel, tile, p.of_chunks, args, part, states, STAGES=tile.num_stages)
+    native = p.hopper_launch(grad_qk_hopper_kernel, tile, p.of_chunks, args, part, states, STAGES=tile.num_stages)
     launch(native or p.of_chunks(grad_qk_kernel, tile, args, part, states))
     return native is not None
 

@@ -231,7 +231,9 @@ class Problem:
             max_registers=tile.max_registers,
         )
 
-    def on_hopper(self, kernel: Any, tile: Tile | None, launch_by: LaunchBy, *args: Any, **flags: Any) -> Launch | None:
+    def hopper_launch(
+        self, kernel: Any, tile: Tile | None, launch_by: LaunchBy, *args: Any, **flags: Any
+    ) -> Launch | None:
         """A launch of Hopper's own kernel, by another of these methods, where the plan asks for that and it can serve:
         gated bf16 inputs, chunks of one row block of 64, and tensors that all bear descriptors."""
         if kernel is None or tile is None or not tile.hopper or self.q.device.type == "cpu":
@@ -244,7 +246,7 @@ class Problem:
         return launch if len(launch.blocks) == len(described(kernel)) else None
 
     @property
-    def walk_without_gates(self) -> Tile | None:
+    def ungated_walk(self) -> Tile | None:
         """Of a forward pass in one walk that knows no gates, and so is no kernel of Hopper's own."""
         tile = self.config.walk
         if tile is None or tile.hopper or self.g is not None or tile.block_k < self.dims[3]:

@@ -37,8 +37,9 @@ from ..schedule import (
 )
 from . import files
 from .apply import all_launches
+from .limits import why_not
 from .space import evened, schedules, segments
-from .table import Entry, Machine, ShapeClass, Table, refusal, shape_class
+from .table import Entry, Machine, ShapeClass, Table, shape_class
 
 # How far a tuned class may be to serve another, in factors of two: of T, and of B*H, which count three times.
 FARTHEST = 8.0
@@ -91,7 +92,7 @@ def _choice(work: Workload, capability: int, groups: Iterable[Iterable[_Source]]
             return found.choice(plan, shape)
     typical = replace(work, B=1, T=shape.T, H=shape.heads)  # a length that is new is not predicted anew
     plan = _expected_best(typical, capability)
-    if refusal(plan, work, capability) is not None:
+    if why_not(plan, work, capability) is not None:
         plan = by_model(work, capability)
     return Choice(_evened(work, plan), "by the cost model" if work.schedule is None else "by size")
 
@@ -109,7 +110,7 @@ def by_model(work: Workload, capability: int) -> Plan:
         plans.append(plan)
         # without gates a state of float32 operands spills where a tuner would see it, and nobody looks here
         walked = replace(plan, config=with_walks(plan.config, work, capability))
-        if (work.gated or work.operand_bytes == 2) and refusal(walked, work, capability) is None:
+        if (work.gated or work.operand_bytes == 2) and why_not(walked, work, capability) is None:
             plans.append(walked)
     return min(plans, key=lambda plan: predicted_ms(work, plan, capability)) if len(plans) > 1 else plans[0]
 
@@ -236,7 +237,7 @@ def _expected(work: Workload, near: Iterable[_Near], capability: int) -> Iterato
         off = one.entry.ms / _predicted(replace(tuned, B=1, H=tuned.B * tuned.H), plan, capability)
         for schedule in (plan.schedule, *_other_segments(work, plan.schedule)):
             cut = replace(plan, schedule=schedule)
-            if cut == plan or refusal(cut, work, capability) is None:
+            if cut == plan or why_not(cut, work, capability) is None:
                 yield _predicted(like, cut, capability) * off * (1.0 + FARTHER * one.apart), one, cut
 
 
@@ -302,7 +303,7 @@ def _nearest(work: Workload, shape: ShapeClass, sources: Iterable[_Source], capa
                 )
                 found.append((order, _Near(apart, entry, source)))
     ranked = (one for _, one in sorted(found, key=lambda pair: pair[0]))
-    return islice((one for one in ranked if refusal(one.entry.plan, work, capability) is None), ASKED)
+    return islice((one for one in ranked if why_not(one.entry.plan, work, capability) is None), ASKED)
 
 
 @lru_cache(maxsize=4096)

@@ -1,12 +1,15 @@
-"""Why a plan cannot run, as far as that is certain before anything is compiled."""
+"""Whether a plan can run: `why_not`, the one answer for callers, tables, tuners and the choice of plans."""
 
 from __future__ import annotations
 
 from ..schedule import (
+    BLOCK_TS,
+    CHUNKS,
     DEFAULT_SHARED_BYTES,
     DESCRIPTOR_CAPABILITY,
     HOPPER,
     HOPPER_PASSES,
+    LEAST_REGISTERS,
     MAX_REGISTERS,
     MIN_TILE,
     SAFE_COLUMNS,
@@ -19,23 +22,67 @@ from ..schedule import (
     padded,
 )
 
+MAX_STAGES = 8
+MAX_WARPS = 32
 WALKED_K = 128  # of a state that stays on chip while outputs are made of it
 
 
-def feasible(step: str, plan: Plan, work: Workload, capability: int) -> str | None:
-    """Why a pass of the plan cannot run on a GPU of that compute capability, or None.
+def why_not(
+    plan: Plan, work: Workload | None = None, capability: int | None = None, step: str | None = None
+) -> str | None:
+    """Why a GPU of that compute capability cannot run the plan for the workload, or a single pass of it (``step``);
+    None where it can, as far as that is certain before anything is compiled.
 
-    Says only what is certain before compiling. The compiler has the last word on shared memory, and registers,
-    spills and occupancy rank candidates but veto none.
+    Without a workload: why Triton would compile the plan's tiles for none. The compiler has the last word on shared
+    memory; registers, spills and occupancy rank candidates but veto none. Where the workload leaves the schedule open,
+    chunks of twice its rows and more count as too long.
     """
-    tile, rows, block_t = getattr(plan.config, step), plan.schedule.rows, plan.config.block_t
+    if step is None and (reason := _unsound(plan)) is not None:
+        return reason
+    if work is None or capability is None:
+        return None
+    if step is not None:
+        return _of_pass(step, plan, work, capability)
+    if work.schedule is None and plan.schedule.chunk >= 2 * work.T and plan.schedule.chunk > CHUNKS[0]:
+        return f"chunk={plan.schedule.chunk} is too long for T={work.T}"
+    for step in plan.steps(work):
+        if (reason := _of_pass(step, plan, work, capability)) is not None:
+            return f"{step} cannot run for K={work.K}, V={work.V}: {reason}"
+    return None
+
+
+def _unsound(plan: Plan) -> str | None:
+    """Why no workload can run the plan."""
+    if not plan.config.whole:
+        return f"expected block_t and the sizes of tiles to be integers > 0, got {plan.config.numbers}"
+    for tile in plan.config.tiles().values():
+        for name, size in (("block_k", tile.block_k), ("block_v", tile.block_v), ("num_warps", tile.num_warps)):
+            if size & (size - 1):
+                return f"{name}={size} is no power of two"
+        if tile.num_warps > MAX_WARPS or tile.num_stages > MAX_STAGES:
+            return f"num_warps={tile.num_warps} or num_stages={tile.num_stages} is too large"
+        if not LEAST_REGISTERS <= tile.max_registers <= MAX_REGISTERS:
+            return f"max_registers={tile.max_registers} is not from {LEAST_REGISTERS} to {MAX_REGISTERS}"
+    if plan.config.block_t not in BLOCK_TS:
+        return f"block_t={plan.config.block_t} is none of {', '.join(map(str, BLOCK_TS))}"
+    return _undivided(plan)
+
+
+def _undivided(plan: Plan) -> str | None:
+    rows, block_t = plan.schedule.rows, plan.config.block_t
+    return f"block_t={block_t} does not divide sub_chunk={rows}" if rows % block_t else None
+
+
+def _of_pass(step: str, plan: Plan, work: Workload, capability: int) -> str | None:
+    """Why a pass of a sound plan cannot run."""
+    tile = getattr(plan.config, step)
     unfit = _unfit_to_walk(step, tile, plan, work) if step in WALKS else None
     if unfit:
         return unfit
     if tile.descriptors and capability < DESCRIPTOR_CAPABILITY:
         return f"tensor descriptors need compute capability {DESCRIPTOR_CAPABILITY}"
-    if rows % block_t:
-        return f"block_t={block_t} does not divide sub_chunk={rows}"
+    if (undivided := _undivided(plan)) is not None:
+        return undivided
     unfit = _unfit_for_hopper(step, plan, work, capability) if tile.hopper else None
     if unfit:
         return unfit
@@ -57,7 +104,7 @@ def _unfit_for_hopper(step: str, plan: Plan, work: Workload, capability: int) ->
     """Why Hopper's own kernel cannot serve. Without gates the portable one does, where there is one."""
     if capability != HOPPER:
         return f"a kernel of Hopper's own needs compute capability {HOPPER}"
-    if step not in HOPPER_PASSES or not of_hopper(step, getattr(plan.config, step)):
+    if step not in HOPPER_PASSES or not hopper_takes(step, getattr(plan.config, step)):
         return (
             f"Hopper's own kernels are of {', '.join(HOPPER_PASSES)}, with tiles of 64 by 64 (walks by 128, too), "
             "4 warps and tensor descriptors"
@@ -112,7 +159,7 @@ def shared_bytes(step: str, plan: Plan, work: Workload) -> int:
     return tile.block_k * tile.block_v * work.operand_bytes
 
 
-def of_hopper(step: str, tile: Tile) -> bool:
+def hopper_takes(step: str, tile: Tile) -> bool:
     """Whether Hopper's own kernel of a pass takes such a tile. A walk has all of K, 64 features at a time."""
     if (tile.block_k, tile.num_warps, tile.descriptors) != (64, 4, True):
         return False

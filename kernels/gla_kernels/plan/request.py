@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib import import_module
 from typing import Literal
 
@@ -11,8 +12,8 @@ import torch
 
 from ..schedule import PASSES, WALKS, KernelConfig, Plan, Schedule, Tile, Workload
 from .choose import by_model, machine_of, plan_for, refresh
-from .limits import feasible
-from .table import Machine, key_of, unsound
+from .limits import why_not
+from .table import Machine, key_of
 
 Config = KernelConfig | Plan | tuple[Plan | None, Plan | None] | Literal["tune"] | None
 
@@ -32,18 +33,19 @@ def check_config(schedule: Schedule | None, config: Config, device: torch.device
             raise ValueError(f'config: "tune" measures on a CUDA device, and the tensors are on {device.type}')
     elif isinstance(config, KernelConfig):
         if schedule is not None:
-            _check_plan(schedule, Plan(schedule, config))
+            _check_kinds(schedule, Plan(schedule, config))
     elif isinstance(config, Plan):
-        _check_plan(schedule, config)
+        _check_kinds(schedule, config)
     elif isinstance(config, tuple) and len(config) == 2 and all(isinstance(x, Plan | None) for x in config):
         for plan in config:
             if plan is not None:
-                _check_plan(schedule, plan)
+                _check_kinds(schedule, plan)
     else:
         raise ValueError(f"config: {EXPECTED}, got {type(config).__name__}")
 
 
-def _check_plan(schedule: Schedule | None, plan: Plan) -> None:
+def _check_kinds(schedule: Schedule | None, plan: Plan) -> None:
+    """Raise ValueError for what is no plan, one of another schedule, and one that no workload can run."""
     if not isinstance(plan.schedule, Schedule) or not isinstance(plan.config, KernelConfig):
         kinds = f"{type(plan.schedule).__name__} and {type(plan.config).__name__}"
         raise ValueError(f"config: expected a plan of a Schedule and a KernelConfig, got {kinds}")
@@ -53,29 +55,26 @@ def _check_plan(schedule: Schedule | None, plan: Plan) -> None:
             raise ValueError(f"config: expected a Tile for {name}, got {type(tile).__name__}")
     if schedule not in (None, plan.schedule):
         raise ValueError(f"config: its plan is for {plan.schedule}, and {schedule} is asked for")
-    if (reason := unsound(plan)) is not None:
+    if (reason := why_not(plan)) is not None:
         raise ValueError(f"config: {reason}")
-    if plan.schedule.rows % plan.config.block_t:
-        raise ValueError(f"config: block_t={plan.config.block_t} does not divide sub_chunk={plan.schedule.rows}")
 
 
 def plan_of(work: Workload, config: Config, machine: Machine) -> Plan:
     """The plan of one direction: the one given, or the one chosen for the machine."""
     if isinstance(config, KernelConfig):
         schedule = work.schedule or by_model(work, machine.capability).schedule
-        _check_plan(None, Plan(schedule, config))
+        _check_kinds(None, Plan(schedule, config))
         return Plan(schedule, config)
     given = config[work.direction == "bwd"] if isinstance(config, tuple) else config
     return given if isinstance(given, Plan) else plan_for(work, machine).plan
 
 
 def check_plan(plan: Plan, work: Workload, machine: Machine) -> None:
-    """Raise ValueError for a plan that cannot run the workload: with tiles of another head dimension, say, results
-    would be wrong."""
-    for step in plan.steps(work):
-        reason = feasible(step, plan, work, machine.capability)
-        if reason is not None:
-            raise ValueError(f"config: {step} cannot run for K={work.K}, V={work.V}: {reason}")
+    """Raise ValueError for a plan given that cannot run the workload: with tiles of another head dimension, say,
+    results would be wrong."""
+    reason = why_not(plan, replace(work, schedule=plan.schedule), machine.capability)
+    if reason is not None:
+        raise ValueError(f"config: {reason}")
 
 
 _tried: set[tuple[object, ...]] = set()

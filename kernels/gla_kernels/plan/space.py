@@ -18,9 +18,8 @@ from ..schedule import (
     cdiv,
     padded,
 )
-from .limits import of_hopper
+from .limits import hopper_takes
 
-BLOCK_TS = (16, 32, 64)  # rows of a row block
 SEGMENTS = (1024, 2048, 4096)  # rows of a segment, where walks over time are few: programs of a usual tile
 WALK = (64, 128)
 
@@ -91,7 +90,7 @@ def tiles(step: str, K: int, V: int, capability: int) -> Iterator[Tile]:
     native = space.hopper if capability == HOPPER else (False,)
     for sizes in product(ks, vs, space.num_warps, space.num_stages, space.max_registers, described, native):
         tile = Tile(*sizes)
-        if not tile.hopper or of_hopper(step, tile):
+        if not tile.hopper or hopper_takes(step, tile):
             yield tile
 
 

@@ -17,11 +17,11 @@ from typing import Any
 
 import triton
 
-from ..schedule import CHUNKS, FEW_WALKS, LEAST_REGISTERS, MAX_REGISTERS, PASSES, Plan, Workload, padded
+from ..schedule import BLOCK_TS, CHUNKS, FEW_WALKS, PASSES, Plan, Workload, padded
 from .apply import all_launches
-from .limits import feasible
+from .limits import why_not
 from .meaning import meaning_of
-from .space import BLOCK_TS, SEGMENTS, SPACE, WALK
+from .space import SEGMENTS, SPACE, WALK
 
 FORMAT = 1
 # What tables call the sources that plans were tuned with, by what the sources mean (`kernels_hash`): plans tuned under
@@ -33,8 +33,6 @@ LINEAGE = {
 MAX_BYTES = 16 * 2**20  # of a file
 MAX_ENTRIES = 50_000  # about as many fit in
 MOST_MS = 1e12  # of a median; a year is 3e10 ms
-MAX_STAGES = 8
-MAX_WARPS = 32
 
 
 class TableError(Exception):
@@ -131,14 +129,6 @@ def _hash(text: bytes) -> str:
     return hashlib.sha256(text).hexdigest()[:16]
 
 
-def refusal(plan: Plan, work: Workload, capability: int) -> str | None:
-    """Why the workload cannot run the plan, or None. A schedule that was left open has no chunk of 2 T or more."""
-    if work.schedule is None and plan.schedule.chunk >= 2 * work.T and plan.schedule.chunk > CHUNKS[0]:
-        return f"chunk={plan.schedule.chunk} is too long for T={work.T}"
-    reasons = (feasible(step, plan, work, capability) for step in plan.steps(work))
-    return next((reason for reason in reasons if reason is not None), None)
-
-
 @dataclass(frozen=True)
 class Entry:
     """A plan, the workload that it was tuned for, and its median time then, in ms."""
@@ -174,27 +164,10 @@ class Entry:
             raise ValueError(f"ms: expected a time > 0, got {ms!r}")
         if work.schedule not in (None, plan.schedule):
             raise ValueError("plan: not of the schedule that was asked for")
-        reason = unsound(plan) or refusal(plan, work, capability)
+        reason = why_not(plan, work, capability)
         if reason is not None:
             raise ValueError(f"plan: {reason}")
         return cls(work, plan, ms)
-
-
-def unsound(plan: Plan) -> str | None:
-    """Why Triton would not compile a plan's tiles, whatever the workload, or None."""
-    if not plan.config.whole:
-        return f"expected block_t and the sizes of tiles to be integers > 0, got {plan.config.numbers}"
-    for tile in plan.config.tiles().values():
-        for name, size in (("block_k", tile.block_k), ("block_v", tile.block_v), ("num_warps", tile.num_warps)):
-            if size & (size - 1):
-                return f"{name}={size} is no power of two"
-        if tile.num_warps > MAX_WARPS or tile.num_stages > MAX_STAGES:
-            return f"num_warps={tile.num_warps} or num_stages={tile.num_stages} is too large"
-        if not LEAST_REGISTERS <= tile.max_registers <= MAX_REGISTERS:
-            return f"max_registers={tile.max_registers} is not from {LEAST_REGISTERS} to {MAX_REGISTERS}"
-    if plan.config.block_t not in BLOCK_TS:
-        return f"block_t={plan.config.block_t} is none of {', '.join(map(str, BLOCK_TS))}"
-    return None
 
 
 @dataclass(frozen=True)

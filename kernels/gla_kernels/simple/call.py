@@ -116,7 +116,7 @@ class Call:
         parts.
 
         In 16 bits it has 64 at least, padded where a head has fewer: ptxas 12.8 gets Hopper's own product instruction
-        wrong for 64 rows and fewer columns (see `feasible`). Eight warps share the scores of more than 64 rows.
+        wrong for 64 rows and fewer columns (see `plan.limits`). Eight warps share the scores of more than 64 rows.
         """
         _, _, _, K, V = self.dims
         part, least = (2, MIN_TILE) if self.q.dtype == torch.float32 else (1, SAFE_COLUMNS)

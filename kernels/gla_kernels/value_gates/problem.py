@@ -243,7 +243,7 @@ class Problem:
     def _columns(self, dim: int, most: int = 0) -> int:
         """Columns of a tile, COLUMNS at most unless it is said: as many as the head dimension fills. But where products
         of 64 rows go to an H100's own product instruction, as sums of gates do in float32, too, fewer than 64 are
-        miscompiled (`feasible`): so they are there, and masked."""
+        miscompiled (`plan.limits`): so they are there, and masked."""
         filled = min(most or COLUMNS, padded(dim))
         return filled if self.schedule.chunk < WGMMA_ROWS else max(filled, SAFE_COLUMNS)
 

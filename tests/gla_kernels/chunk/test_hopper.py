@@ -13,7 +13,7 @@ from gla_kernels import Plan, Schedule, Workload, default_config
 from gla_kernels.launch import Launch
 from gla_kernels.plan.apply import all_launches, problem_of
 from gla_kernels.plan.choose import with_walks
-from gla_kernels.plan.limits import feasible
+from gla_kernels.plan.limits import why_not
 from gla_kernels.plan.space import tiles
 from gla_kernels.schedule import HOPPER_PASSES, PASSES
 from gla_kernels.tiles.descriptors import blocks
@@ -73,14 +73,14 @@ def test_only_hopper_has_them():
     schedule = Schedule(64)
     plan = Plan(schedule, default_config(128, 256, 2, schedule, 90))
     assert plan.config.grad_qk.hopper
-    assert feasible("grad_qk", plan, WORK, 90) is None
-    assert feasible("grad_qk", plan, WORK, 100) == "a kernel of Hopper's own needs compute capability 90"
+    assert why_not(plan, WORK, 90, "grad_qk") is None
+    assert why_not(plan, WORK, 100, "grad_qk") == "a kernel of Hopper's own needs compute capability 90"
     for capability in (80, 100):
-        assert feasible("grad_qk", plan, WORK, capability) is not None
+        assert why_not(plan, WORK, capability, "grad_qk") is not None
         assert not default_config(128, 256, 2, schedule, capability).grad_qk.hopper
         assert not any(tile.hopper for step in PASSES for tile in tiles(step, 128, 256, capability))
     wide = replace(plan, config=replace(plan.config, grad_qk=replace(plan.config.grad_qk, block_v=128)))
-    assert "tiles of 64 by 64" in (feasible("grad_qk", wide, WORK, 90) or "")
+    assert "tiles of 64 by 64" in (why_not(wide, WORK, 90, "grad_qk") or "")
     offered = {step for step in PASSES if any(tile.hopper for tile in tiles(step, 128, 256, 90))}
     assert offered == set(HOPPER_PASSES)
 
@@ -163,9 +163,9 @@ def test_why_a_walk_cannot_run(changes, reason):
     schedule = Schedule(64)
     plan = Plan(schedule, with_walks(default_config(128, 256, 2, schedule, 90), FORWARD))
     work = replace(FORWARD, **changes)
-    assert feasible("walk", plan, FORWARD, 90) is None
-    assert reason in (feasible("walk", plan, work, 90) or "")
+    assert why_not(plan, FORWARD, 90, "walk") is None
+    assert reason in (why_not(plan, work, 90, "walk") or "")
     assert "grad_walk: the plan has no such walk" in (
-        feasible("grad_walk", Plan(schedule, default_config(128, 256, 2, schedule)), work, 90) or ""
+        why_not(Plan(schedule, default_config(128, 256, 2, schedule)), work, 90, "grad_walk") or ""
     )
-    assert feasible("walk", plan, FORWARD, 100) == "a kernel of Hopper's own needs compute capability 90"
+    assert why_not(plan, FORWARD, 100, "walk") == "a kernel of Hopper's own needs compute capability 90"

@@ -12,7 +12,7 @@ from gla_kernels.launch import Launch, execute
 from gla_kernels.ops.gla import DTYPE_NAMES
 from gla_kernels.plan.apply import all_launches, problem_of
 from gla_kernels.plan.choose import by_model, with_walks
-from gla_kernels.plan.limits import feasible
+from gla_kernels.plan.limits import why_not
 
 WORK = Workload("fwd", 1, 300, 2, 64, 64, gated=False)
 
@@ -90,7 +90,7 @@ def test_where_none_can_serve(changes, schedule):
     plan = Plan(
         schedule, with_walks(replace(default_config(work.K, 64, 2, schedule), block_t=schedule.rows // 2), work)
     )
-    assert feasible("walk", plan, work, 90) is not None
+    assert why_not(plan, work, 90, "walk") is not None
     launched = {launch.step for launch in all_launches(work, plan)}
     assert "walk" not in launched
 

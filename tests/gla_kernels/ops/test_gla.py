@@ -14,7 +14,7 @@ import gla_kernels.chunk
 from gla_kernels import Plan, Schedule, Tile, Workload, default_config, gla, machine_of
 from gla_kernels.launch import execute, record
 from gla_kernels.plan.choose import with_walks
-from gla_kernels.plan.limits import feasible
+from gla_kernels.plan.limits import why_not
 from gla_kernels.schedule import CHUNKS
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -237,9 +237,9 @@ def test_walks_at_every_gate_strength(judge, inputs, schedule, K, V, gates):
     """Walks that do two passes' work, which a default plan need not have at shapes as small as these."""
     work, capability = Workload("fwd", 1, 3001, 2, K, V, gated=gates is not None), machine_of().capability
     plan = Plan(schedule, with_walks(default_config(K, V, 2, schedule, capability), work, capability))
-    why_not = feasible("walk", plan, work, capability)
-    if why_not is not None:
-        pytest.skip(why_not)
+    reason = why_not(plan, work, capability, "walk")
+    if reason is not None:
+        pytest.skip(reason)
     judge(
         lambda q, k, v, g, s: gla(q, k, v, g, None, s, True, config=plan),
         inputs((1, 3001, 2, K, V), torch.bfloat16, gates),
@@ -298,7 +298,7 @@ def test_tiles_of_32_columns_of_keys(judge, inputs, K, V, block_v, stages, descr
     schedule, tile = Schedule(64, 64), Tile(32, block_v, 4, stages, descriptors=descriptors)
     config = replace(default_config(K, V, 2, schedule), output=tile, grad_v=tile)
     plan = Plan(schedule, config)
-    if feasible("output", plan, Workload("fwd", 1, 400, 2, K, V), 90) is not None:
+    if why_not(plan, Workload("fwd", 1, 400, 2, K, V), 90, "output") is not None:
         pytest.skip("more shared memory than there is")
     judge(
         lambda q, k, v, g, s: gla(q, k, v, g, None, s, True, config=plan),

@@ -14,8 +14,9 @@ from gla_kernels import Machine, Plan, Schedule, chosen, default_config, keep, r
 from gla_kernels.plan import choose, files
 from gla_kernels.plan.apply import all_launches
 from gla_kernels.plan.choose import by_model, predicted_ms, with_walks
+from gla_kernels.plan.limits import why_not
 from gla_kernels.plan.space import schedules
-from gla_kernels.plan.table import header_of, refusal
+from gla_kernels.plan.table import header_of
 from gla_kernels.schedule import SEGMENT_ROWS, Workload, cdiv
 
 WORK = Workload("fwd", 4, 2048, 16, 128, 128)
@@ -49,7 +50,7 @@ def test_the_cost_model_chooses_the_schedule_where_it_is_open(tables, machine):
     assert choice.origin == "by the cost model"
     plans = [Plan(one, default_config(128, 128, 2, one, 90)) for one in schedules(WORK)]
     plans += [replace(plan, config=with_walks(plan.config, WORK)) for plan in plans if plan.schedule.rows == 64]
-    plans = [plan for plan in plans if refusal(plan, WORK, 90) is None]
+    plans = [plan for plan in plans if why_not(plan, WORK, 90) is None]
     assert choice.plan in plans
     assert predicted_ms(WORK, choice.plan, 90) == min(predicted_ms(WORK, plan, 90) for plan in plans)
 
@@ -93,7 +94,7 @@ def test_a_plan_by_size_can_always_run(capability, dtype):
         for schedule in (*left_open, *schedules(long)):
             fwd = replace(long, schedule=schedule)
             for work in (fwd, replace(fwd, direction="bwd")):
-                assert refusal(by_model(work, capability), work, capability) is None, work
+                assert why_not(by_model(work, capability), work, capability) is None, work
 
 
 @pytest.mark.parametrize("capability", [80, 90])

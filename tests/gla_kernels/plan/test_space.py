@@ -7,7 +7,7 @@ import json
 import pytest
 
 from gla_kernels import KernelConfig, Plan, Schedule, Tile, Workload, default_config
-from gla_kernels.plan.limits import feasible
+from gla_kernels.plan.limits import why_not
 from gla_kernels.plan.space import SEGMENTS, segments
 from gla_kernels.schedule import CHUNKS, cdiv
 
@@ -58,7 +58,7 @@ def test_tiles_by_size_are_none_that_the_compiler_gets_wrong(K, V, dtype):
         for sub_chunk in (s for s in CHUNKS if s <= chunk):
             work, schedule = Workload("bwd", 1, 1000, 2, K, V, dtype), Schedule(chunk, sub_chunk)
             plan = Plan(schedule, default_config(K, V, work.operand_bytes, schedule))
-            assert {feasible(step, plan, work, 90) for step in plan.config.tiles()} == {None}
+            assert {why_not(plan, work, 90, step) for step in plan.config.tiles()} == {None}
 
 
 @pytest.mark.parametrize(
@@ -78,8 +78,8 @@ def test_tiles_by_size_are_none_that_the_compiler_gets_wrong(K, V, dtype):
 def test_narrow_tiles_that_the_compiler_gets_wrong_are_refused(step, tile, chunk, dtype, right):
     work = Workload("bwd", 1, 1000, 2, 128, 256, dtype)
     config = KernelConfig(64, *5 * (Tile(*tile),))
-    assert (feasible(step, Plan(Schedule(chunk, 64), config), work, 90) is None) is right
-    assert feasible(step, Plan(Schedule(chunk, 64), config), work, 80) is None
+    assert (why_not(Plan(Schedule(chunk, 64), config), work, 90, step) is None) is right
+    assert why_not(Plan(Schedule(chunk, 64), config), work, 80, step) is None
 
 
 @pytest.mark.parametrize("T", [1025, 2049, 3400, 4096, 5532, 11393])

@@ -9,7 +9,7 @@ import pytest
 
 from gla_kernels import Plan, Schedule, Tile, Workload, default_config
 from gla_kernels.plan.choose import predicted_ms
-from gla_kernels.plan.limits import feasible
+from gla_kernels.plan.limits import why_not
 from gla_kernels.plan.space import tiles
 from gla_kernels.schedule import SHARED_BYTES, Direction, KernelConfig, steps_of
 from glabench.tune.candidate import Candidate, Variant, candidates_of, key, launch_of, plan_of
@@ -37,7 +37,7 @@ def test_a_menu_has_every_tile_that_can_run_and_no_other(space: Space) -> None:
             ] = {}  # by what is launched: without a GPU, Hopper's kernels are the portable ones
             for tile in tiles(step, work.K, work.V, 90):
                 one = Candidate(variant, step, tile)
-                if feasible(step, plan_of(work, [one], 90), work, 90) is None:
+                if why_not(plan_of(work, [one], 90), work, 90, step) is None:
                     can_run.setdefault(key(launch_of(work, one, 90)), one)
             assert offered == list(can_run.values())
 
@@ -114,10 +114,10 @@ def test_tensor_descriptors_are_for_gpus_that_have_them() -> None:
 def test_a_variant_one_of_whose_passes_cannot_run_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = space_of(FWD, 90)
 
-    def refuse(step: str, plan: Plan, work: Workload, capability: int) -> str | None:
-        return "made up" if step == "output" and plan.config.block_t == 64 else feasible(step, plan, work, capability)
+    def refuse(plan: Plan, work: Workload, capability: int, step: str) -> str | None:
+        return "made up" if step == "output" and plan.config.block_t == 64 else why_not(plan, work, capability, step)
 
-    monkeypatch.setattr("glabench.tune.space.feasible", refuse)
+    monkeypatch.setattr("glabench.tune.space.why_not", refuse)
     space = space_of(FWD, 90)
     assert set(space.menus) == {one for one in whole.menus if one.block_t != 64 or one.walks}
     assert {one.variant.block_t for one in space.candidates.values() if not one.variant.walks} == {16, 32}

@@ -12,7 +12,7 @@ import torch
 from gla_kernels import Launch, Plan, Schedule, Tile, Workload, default_config, machine_of
 from gla_kernels.chunk.problem import LaunchBy, Problem
 from gla_kernels.launch import execute, interpreting
-from gla_kernels.plan.limits import feasible
+from gla_kernels.plan.limits import why_not
 from glabench.systems.inputs import make_inputs
 from glabench.tune import stage
 from glabench.tune.candidate import Candidate, Variant, base_config, candidates_of, plan_of, variants
@@ -83,7 +83,7 @@ def short_segments(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("gla_kernels.chunk.problem.SEGMENT_ROWS", 128)
     monkeypatch.setattr("gla_kernels.chunk.problem.segments_at_once", lambda *nbytes: 1)
-    monkeypatch.setattr(Problem, "on_hopper", walk)
+    monkeypatch.setattr(Problem, "hopper_launch", walk)
 
 
 @pytest.mark.skipif(not interpreting(), reason="runs on the CPU")
@@ -176,5 +176,5 @@ def test_hoppers_kernels_are_judged_over_groups_of_heads_in_turn(direction: Lite
     here = Stage(work, capability)
     for variant in (one for one in variants(work) if one.block_t == 64):
         for one in candidates_of(work, Plan(variant.schedule, base_config(work, variant, capability)), capability):
-            if feasible(one.step, plan_of(work, [one], capability), work, capability) is None:
+            if why_not(plan_of(work, [one], capability), work, capability, one.step) is None:
                 here.trial(one)  # else raises WrongResult
