@@ -1,6 +1,6 @@
 """Data goes one way, and so do imports: a room knows those it stands on, and none above it.
 
-``gla_kernels`` stands below all rooms. It names one of them, as a string: the tuner that ``config="tune"`` asks for.
+``gla_kernels`` stands below all rooms and names none: the tuner that ``config="tune"`` asks for is an entry point.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from importlib import import_module
+from importlib.metadata import entry_points
 from typing import Literal
 
 import torch
@@ -77,7 +77,20 @@ def check_plan(plan: Plan, work: Workload, machine: Machine) -> None:
         raise ValueError(f"config: {reason}")
 
 
+TUNERS = "gla_kernels.tuner"  # group of entry points: a function that tunes workloads on the current CUDA device
+
 _tried: set[tuple[object, ...]] = set()
+
+
+def installed_tuner() -> Callable[[Sequence[Workload]], object]:
+    """The tuner that an installed package offers. Raises LookupError where none does, and what importing it raises."""
+    found = sorted(entry_points(group=TUNERS), key=lambda one: one.name)
+    if not found:
+        raise LookupError(
+            f'no installed package offers a tuner (entry point "{TUNERS}"); glabench does, once it is installed anew'
+        )
+    tuner: Callable[[Sequence[Workload]], object] = found[0].load()
+    return tuner
 
 
 def tune(works: Sequence[Workload], device: torch.device) -> None:
@@ -91,9 +104,9 @@ def tune(works: Sequence[Workload], device: torch.device) -> None:
     tried = {(*key_of(work), machine) for work in new}
     _tried.update(tried)
     try:
-        tuner = import_module("glabench.tune.on_demand")  # the harness, which this package does without otherwise
+        tuner = installed_tuner()
         with torch.cuda.device(device):
-            tuner.tune(new)
+            tuner(new)
     except Exception as error:
         reason = (str(error) or "no reason given").splitlines()[0]
         origins = " and ".join(dict.fromkeys(choices[work].origin for work in new))

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import sys
+import tomllib
 import warnings
 from contextlib import nullcontext
 from dataclasses import replace
+from importlib.metadata import EntryPoint
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -17,6 +20,7 @@ from gla_kernels.ops import gla as api
 from gla_kernels.plan import choose, files
 from gla_kernels.plan import request as plans
 from gla_kernels.plan.table import header_of
+from glabench.tune import on_demand
 
 DEVICE = torch.device("cuda", 0)
 WORK = Workload("fwd", 4, 2048, 16, 128, 128)
@@ -180,7 +184,7 @@ def test_a_plan_for_another_head_dimension_is_refused():
 @pytest.fixture
 def tuner(tables, machine, monkeypatch):
     """A tuner in the place of glabench's; what it is asked for is in ``asked``, what it does in ``does``."""
-    module = ModuleType("glabench.tune.on_demand")
+    module = ModuleType("a_tuner")
     module.asked, module.does = [], lambda works: None  # type: ignore[attr-defined]
 
     def tune(works: list[Workload]) -> None:
@@ -188,7 +192,8 @@ def tuner(tables, machine, monkeypatch):
         module.does(works)
 
     module.tune = tune  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "glabench.tune.on_demand", module)
+    monkeypatch.setitem(sys.modules, "a_tuner", module)
+    monkeypatch.setattr(plans, "entry_points", lambda group: [EntryPoint("ours", "a_tuner:tune", group)])
     monkeypatch.setattr(plans, "machine_of", lambda device: machine)
     monkeypatch.setattr(plans, "_tried", set())
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
@@ -255,10 +260,28 @@ def test_a_tuning_that_was_interrupted_is_not_taken_for_tried(tuner):
     assert tuner.asked == [[WORK], [WORK]]
 
 
-def test_without_the_harness_nothing_is_tuned(tuner, monkeypatch):
-    monkeypatch.setitem(sys.modules, "glabench.tune.on_demand", None)
-    with pytest.warns(UserWarning, match=r"on_demand.*going on with plans by the cost model"):
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [
+        (
+            [],
+            r'no installed package offers a tuner \(entry point "gla_kernels.tuner"\).*going on with plans by the cost',
+        ),
+        ([EntryPoint("lost", "no_such_module:tune", plans.TUNERS)], r"no_such_module.*going on with plans by the cost"),
+    ],
+)
+def test_without_a_tuner_nothing_is_tuned(tuner, monkeypatch, found, message):
+    monkeypatch.setattr(plans, "entry_points", lambda group: found)
+    with pytest.warns(UserWarning, match=message):
         plans.tune([WORK], DEVICE)
+    assert tuner.asked == []
+
+
+def test_the_harness_offers_its_tuner():
+    """As pyproject.toml declares it, whatever is installed here."""
+    declared = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]["entry-points"]
+    (tuner,) = (EntryPoint(name, value, plans.TUNERS) for name, value in declared[plans.TUNERS].items())
+    assert tuner.load() is on_demand.tune
 
 
 @pytest.mark.parametrize(("grad", "expected"), [(True, ["fwd", "bwd"]), (False, ["fwd"])])
