@@ -79,7 +79,7 @@ class Row:
     wall_s: float = 0.0
     # how each process died that this case was tried in: "the process was killed by SIGSEGV"; see run/attempts.py
     deaths: list[str] | None = None
-    # [{"part": "compile|gate|all", "began": f, "seconds": {phase: f}}]: one for each process; see spent.py
+    # [{"part": "compile|gate|all", "began": f, "seconds": {phase: f}}]: one for each process; see phases.py
     spent: list[dict[str, Any]] | None = None
     schema: int = SCHEMA
 

@@ -19,7 +19,7 @@ FLOORS = (
     ("errors", "failures", "__init__"),
     ("lines", "nested", "spec"),
     ("store", "tuning_store"),
-    ("results", "spent"),
+    ("phases", "results"),
     ("hardware",),
     ("systems",),
     ("run",),

@@ -21,7 +21,7 @@ from glabench.tuning_store import Finalist, Trial, Tuning
 
 # In the order in which they run; grad_q and grad_k are of records from before one pass did both.
 PASSES = ("states", "output", "walk", "grad_states", "grad_walk", "grad_q", "grad_k", "grad_qk", "grad_v")
-WALKS = ("walk", "grad_walk")  # that do two passes' work
+WALKS = ("walk", "grad_walk")  # fused scans
 FEWEST = 5  # candidates of a pass that a rank correlation needs
 SIZES = ("B", "T", "H", "K", "V")
 
@@ -37,7 +37,7 @@ class Variant:
     materialize: bool
     block_t: int
     states_every: int = 0  # chunks a segment; 0: a walk over the whole sequence
-    walks: bool = False  # whether a walk does two passes' work
+    walks: bool = False  # whether there is a fused scan
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Variant:

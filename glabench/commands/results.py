@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from glabench.analysis.spent import Account
+    from glabench.analysis.overhead import Account
 
 results = typer.Typer(
     help="Check, merge and export files of rows, say where their time went, and how well two runs agree.",
@@ -83,7 +83,7 @@ def spent(files: Files) -> None:
     to the last end. What runs side by side counts as often as it runs in the table, and once in the overhead.
     """
     from glabench.analysis.load import located, only_rows
-    from glabench.analysis.spent import account
+    from glabench.analysis.overhead import account
 
     found = account([row for _, row in located(only_rows(files))])
     if found.without:
@@ -150,7 +150,7 @@ def _print_account(found: Account) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from glabench.spent import PHASES
+    from glabench.phases import PHASES
 
     phases = [phase for phase in PHASES if any(line.seconds.get(phase) for line in found.lines)]
     table = Table(box=None, pad_edge=False)

@@ -25,7 +25,7 @@ from gla_kernels.schedule import SHARED_BYTES
 from glabench import failures
 from glabench.hardware.environment import cuobjdump
 from glabench.hardware.occupancy import occupancy
-from glabench.spent import Phases
+from glabench.phases import Phases
 
 if TYPE_CHECKING:
     from gla_kernels.launch import Launch

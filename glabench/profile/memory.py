@@ -26,7 +26,7 @@ from glabench.systems.inputs import DTYPES, Inputs, input_bytes
 
 if TYPE_CHECKING:
     from gla_kernels.launch.record import Program
-    from gla_kernels.ops.form import Given
+    from gla_kernels.ops.form import Inputs as CallInputs
 
 KINDS = ("inputs", "outputs", "gradients", "states", "saved", "workspace")
 # Arguments of our kernels that are states, their gradients, and what segments add to them; copies (p_x to p_y) are of
@@ -185,9 +185,9 @@ def _programs(system: System, case: Case, arch: str) -> list[Program]:
     return [forward, call._backward_program(case.initial_state, tuple(x is not None for x in given))]
 
 
-def _given(case: Case) -> Given:
+def _given(case: Case) -> CallInputs:
     """The tensors of the case's call, on the meta device."""
-    from gla_kernels.ops.form import Given
+    from gla_kernels.ops.form import Inputs as CallInputs
 
     lead = (case.B, case.H) if case.mode == "step" else (case.B, case.T, case.H)
     q, k, v, g = (
@@ -196,7 +196,7 @@ def _given(case: Case) -> Given:
     state = None
     if case.initial_state or case.mode == "step":
         state = torch.empty(case.B, case.H, case.K, case.V, device="meta")
-    return Given(q, k, v, None if case.gate_strength is None else g, None, state)
+    return CallInputs(q, k, v, None if case.gate_strength is None else g, None, state)
 
 
 def model(case: Case, directions: Sequence[Allocated]) -> dict[str, int] | None:

@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
+from glabench.phases import Phases
 from glabench.run import oracle
 from glabench.run.errors import distance
 from glabench.spec.case import Case
 from glabench.spec.settings import Settings
-from glabench.spent import Phases
 from glabench.systems.base import System
 from glabench.systems.inputs import DTYPES, Inputs
 

@@ -14,13 +14,13 @@ import torch
 
 from glabench import failures
 from glabench.hardware.environment import environment
+from glabench.phases import Phases
 from glabench.run import eager, forward_parts, gate, measure, memory
 from glabench.run.parts import merge, parts
 from glabench.run.rotation import rotated_inputs
 from glabench.spec.case import Case
 from glabench.spec.settings import Settings
 from glabench.spec.work import work
-from glabench.spent import Phases
 from glabench.store import Row
 from glabench.systems.base import System, load
 

@@ -12,10 +12,10 @@ from typing import Any
 
 from glabench import store
 from glabench.errors import UserError
+from glabench.phases import Spent, spent_of
 from glabench.run.child import Child, ChildDied, ChildTimeout
 from glabench.spec.case import Case
 from glabench.spec.settings import Settings
-from glabench.spent import Spent, spent_of
 from glabench.store import Row
 
 PIPELINE = "glabench.run.pipeline"

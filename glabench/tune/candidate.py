@@ -25,7 +25,7 @@ from glabench.systems.gla import schedule_name
 
 @dataclass(frozen=True)
 class Variant:
-    """What the passes of a plan have in common. walks: whether a walk does two passes' work."""
+    """What the passes of a plan have in common. walks: whether there is a fused scan."""
 
     schedule: Schedule
     block_t: int

@@ -172,7 +172,7 @@ def run_plan(
 ) -> None:
     """What gla() does in one direction, with the plan given and what the forward pass has left for a backward one.
     ``share``: what is worked on at once, if not what the plan would choose."""
-    problem = replace(_problem(inputs, work, plan), given=share)
+    problem = replace(_problem(inputs, work, plan), settled=share)
     if work.direction == "bwd":
         chunk.backward(problem, inputs.do, None, launch, kept)
     else:

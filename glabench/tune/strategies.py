@@ -96,7 +96,7 @@ def model(history: History) -> Iterator[list[Request]]:
 
 def promising(space: Space) -> list[Variant]:
     """The variants that the cost model puts first, and the two best for each size of row block: how well the registers
-    take larger tiles is what it knows least about. And the two best with a walk that does two passes' work."""
+    take larger tiles is what it knows least about. And the two best with a fused scan."""
     order = sorted(space.menus, key=space.predicted_total)
     found = order[:FIRST_VARIANTS]
     for block_t in sorted({variant.block_t for variant in order}):

@@ -126,7 +126,7 @@ class Tile:
 class KernelConfig:
     """Tiles of every pass, named like its kernel. ``block_t`` rows make a row block; it divides the sub-chunk.
 
-    walk, grad_walk: of a walk over time that does two passes' work (`WALKS`); None for those two.
+    walk, grad_walk: of a fused scan (`WALKS`); None for those two.
     """
 
     block_t: int
@@ -176,7 +176,7 @@ class Plan:
     config: KernelConfig
 
     def walks(self, direction: Direction) -> bool:
-        """Whether a walk does two passes' work in that direction."""
+        """whether there is a fused scan in that direction."""
         return getattr(self.config, WALK_OF[direction]) is not None
 
     def steps(self, work: Workload) -> tuple[str, ...]:
@@ -273,8 +273,8 @@ def in_turn(schedule: Schedule, heads: int, V: int) -> bool:
 
 
 def steps_of(work: Workload, schedule: Schedule, walks: bool) -> tuple[str, ...]:
-    """The passes that the workload's direction runs, in order; those that tiles are chosen for. ``walks``: in a walk
-    that does two passes' work. The backward one's states pass runs only where the forward one has not left its states
+    """The passes that the workload's direction runs, in order; those that tiles are chosen for. ``walks``: in a
+    fused scan. The backward one's states pass runs only where the forward one has not left its states
     (`chunk.problem.Kept`)."""
     if not walks:
         return ("states", "grad_states", "grad_qk", "grad_v") if work.direction == "bwd" else ("states", "output")

@@ -225,7 +225,7 @@ def main() -> None:
     from gla_kernels import Schedule
     from gla_kernels.launch import run
     from gla_kernels.ops import gla
-    from gla_kernels.ops.form import Given
+    from gla_kernels.ops.form import Inputs
     from gla_kernels.ops.prepared import Prepared
 
     triton, fake = TritonDriver(), FakeCuda()
@@ -234,7 +234,7 @@ def main() -> None:
     kinds = set()
     for T, D, dtype, schedule in ((256, 128, torch.bfloat16, None), (70, 40, torch.float32, Schedule(16, 16, False))):
         q, k, v, g = (torch.empty(1, T, 2, D, dtype=dtype, device="meta") for _ in range(4))
-        given = Given(q, k, v, g, None, None)
+        given = Inputs(q, k, v, g, None, None)
         form = gla._form(given, torch.device("meta"), 0.125, schedule, True, False)
         prepared = Prepared(form, given, True, torch.device("meta"))
         programs = [prepared._forward.program, prepared._backward_program(True, (True,) * 4 + (False,) * 2)]

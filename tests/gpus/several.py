@@ -28,10 +28,10 @@ import yaml
 
 from glabench import store
 from glabench.analysis.frame import timing
-from glabench.analysis.spent import wall
+from glabench.analysis.overhead import wall
 from glabench.errors import UserError
+from glabench.phases import Spent, spent_of
 from glabench.spec.sweep import find
-from glabench.spent import Spent, spent_of
 from glabench.store import Row
 
 SWEEP = "several_gpus"

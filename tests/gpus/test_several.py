@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from glabench.phases import Spent
 from glabench.spec.case import Case
 from glabench.spec.expand import check, expand
 from glabench.spec.sweep import find, load
-from glabench.spent import Spent
 from glabench.store import Appender, Row
 
 SCRIPT = str(Path(__file__).with_name("several.py"))

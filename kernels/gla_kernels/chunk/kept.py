@@ -1,4 +1,4 @@
-"""What one pass hands to another or to the caller, and parts of it: heads that are worked on at once."""
+"""What one pass hands to another or to the caller, and groups of heads that are worked on at once."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-Part = tuple[slice, slice] | None  # of all sequences, and of their heads; None for all
+HeadGroup = tuple[slice, slice] | None  # of all sequences, and of their heads; None for all
 
 
-def parts_of(B: int, H: int, batches: int, heads: int) -> Iterator[Part]:
-    """Parts of so many sequences, or of so many heads of one."""
+def head_groups_of(B: int, H: int, batches: int, heads: int) -> Iterator[HeadGroup]:
+    """Groups of so many sequences, or of so many heads of one."""
     for b in range(0, B, batches):
         for h in range(0, H, heads):
             yield slice(b, b + batches), slice(h, h + heads)
 
 
-def rows_of(x: Tensor, at: Part) -> Tensor:
-    """A part's rows of a tensor [B, T, H, D]."""
+def rows_of(x: Tensor, at: HeadGroup) -> Tensor:
+    """A head group's rows of a tensor [B, T, H, D]."""
     return x if at is None else x[at[0], :, at[1]]
 
 
-def states_of(x: Tensor | None, at: Part) -> Tensor | None:
-    """A part of states, or their gradients, [B, H, K, V]."""
+def states_of(x: Tensor | None, at: HeadGroup) -> Tensor | None:
+    """A head group's states, or their gradients, [B, H, K, V]."""
     return x if x is None or at is None else x[at]
 
 
@@ -33,14 +33,14 @@ class Kept:
     """What a forward pass leaves for the backward one, which else computes it again.
 
     chunk, block_t: rows a chunk and a row block. states [B*H, chunks, K, V]: before each chunk; or where slices took
-    turns, handed [slices, B, H, K, V]: before each of them. halves, float32 [B*H, n_blocks, K]: log2 of half of each
+    turns, boundary [slices, B, H, K, V]: before each of them. halves, float32 [B*H, n_blocks, K]: log2 of half of each
     row block's decay, None without gates.
     """
 
     chunk: int
     block_t: int
     states: Tensor | None
-    handed: Tensor | None
+    boundary: Tensor | None
     halves: Tensor | None
 
 
@@ -54,7 +54,7 @@ class Gradients(NamedTuple):
     g: Tensor | None
     initial_state: Tensor | None
 
-    def part(self, at: Part) -> Gradients:
-        """Views of a part's."""
+    def head_group(self, at: HeadGroup) -> Gradients:
+        """Views of a head group's."""
         q, k, v = (rows_of(x, at) for x in (self.q, self.k, self.v))
         return Gradients(q, k, v, None if self.g is None else rows_of(self.g, at), states_of(self.initial_state, at))

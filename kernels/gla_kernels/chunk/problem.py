@@ -18,7 +18,7 @@ from ..schedule import SEGMENT_ROWS, WGMMA_ROWS, KernelConfig, Schedule, Tile, c
 from ..tiles.descriptors import blocks
 from ..tiles.operands import operand_type
 from ..tiles.slices import Head, Share, Slice, room_for, segments_at_once, share_of, slices_of
-from .kept import Kept, Part, parts_of, rows_of, states_of
+from .kept import HeadGroup, Kept, head_groups_of, rows_of, states_of
 from .states import combine_kernel
 
 COMBINED = Tile(16, 64)  # of a state, in a program that adds segments up: few bytes a step, many programs
@@ -30,7 +30,7 @@ LaunchBy = Callable[..., Launch]
 class Problem:
     """The inputs of one call. q, k, g [B, T, H, K]; v [B, T, H, V]; initial_state [B, H, K, V] float32.
 
-    given: what is worked on at once, if that is settled: the problem is part of another.
+    settled: what is worked on at once, where the problem is a head group of another.
     """
 
     q: Tensor
@@ -41,7 +41,7 @@ class Problem:
     initial_state: Tensor | None
     schedule: Schedule
     config: KernelConfig
-    given: Share | None = None
+    settled: Share | None = None
 
     @cached_property
     def dims(self) -> tuple[int, int, int, int, int]:
@@ -51,7 +51,7 @@ class Problem:
 
     @cached_property
     def heads_a_row(self) -> int:
-        """Heads from one row of a tensor to the next: those of the problem that this may be a part of, too."""
+        """Heads from one row of a tensor to the next: those of the problem that this may be a head group of, too."""
         _, T, H, K, _ = self.dims
         return self.q.stride(1) // K if T > 1 else H
 
@@ -69,7 +69,7 @@ class Problem:
     def in_turn(self) -> bool:
         """Whether a slice is one segment, which starts from the state that the slice before it left."""
         B, _, H, _, V = self.dims
-        return in_turn(self.schedule, B * H, V) if self.given is None else self.given.in_turn
+        return in_turn(self.schedule, B * H, V) if self.settled is None else self.settled.in_turn
 
     @cached_property
     def seg_chunks(self) -> int:
@@ -103,8 +103,8 @@ class Problem:
     @cached_property
     def share(self) -> Share:
         """What the backward pass works on at once, where states are not materialized."""
-        if self.given is not None:
-            return self.given
+        if self.settled is not None:
+            return self.settled
         B, _, H, K, V = self.dims
         if B * H == 0:
             return self._widest
@@ -137,25 +137,25 @@ class Problem:
         return sum(x.nbytes for x in (self.q, self.k, self.v, self.g) if x is not None)
 
     @cached_property
-    def parts(self) -> list[Part]:
+    def head_groups(self) -> list[HeadGroup]:
         """What the backward pass works on, one after another."""
         B, _, H, _, _ = self.dims
         if self.schedule.materialize or (self.share.batches, self.share.heads) == (B, H):
             return [None]
-        return list(parts_of(B, H, self.share.batches, self.share.heads))
+        return list(head_groups_of(B, H, self.share.batches, self.share.heads))
 
-    def part(self, at: Part) -> Problem:
-        """A part of the problem, on views of its tensors."""
+    def head_group(self, at: HeadGroup) -> Problem:
+        """A head group of the problem, on views of its tensors."""
         if at is None:
             return self
         q, k, v = (rows_of(x, at) for x in (self.q, self.k, self.v))
         g = None if self.g is None else rows_of(self.g, at)
-        return replace(self, q=q, k=k, v=v, g=g, initial_state=states_of(self.initial_state, at), given=self.share)
+        return replace(self, q=q, k=k, v=v, g=g, initial_state=states_of(self.initial_state, at), settled=self.share)
 
     def forward(self, keep: bool) -> Problem:
         """The problem as the forward pass works on it: all heads at once. ``keep``: in slices that a backward pass will
         take, where it can make use of what lies between them."""
-        return self if keep and len(self.parts) == 1 else replace(self, given=self._widest)
+        return self if keep and len(self.head_groups) == 1 else replace(self, settled=self._widest)
 
     @property
     def state_dtype(self) -> torch.dtype:
@@ -167,12 +167,12 @@ class Problem:
         B, _, H, K, V = self.dims
         return self.q.new_empty(B * H, self.slices[0].chunks, K, V, dtype=self.state_dtype)
 
-    def boundary_buffer(self, segments: int) -> Tensor:
+    def segment_buffer(self, segments: int) -> Tensor:
         """One state a segment, float32 [B*H, segments, K, V]."""
         B, _, H, K, V = self.dims
         return self.q.new_empty(B * H, segments, K, V, dtype=torch.float32)
 
-    def handed_buffer(self) -> Tensor:
+    def boundary_buffer(self) -> Tensor:
         """Room for the state before each slice, [slices, B, H, K, V], as chunks' states are kept."""
         B, _, H, K, V = self.dims
         return self.q.new_empty(len(self.slices), B, H, K, V, dtype=self.state_dtype)
@@ -200,20 +200,20 @@ class Problem:
             "GATED": self.g is not None, "DOT": dot, "PRECISION": precision,
         }  # fmt: skip
 
-    def kept(self, states: Tensor | None, handed: Tensor | None, halves: Tensor | None) -> Kept | None:
+    def kept(self, states: Tensor | None, boundary: Tensor | None, halves: Tensor | None) -> Kept | None:
         """These buffers for the backward pass, if they hold for good the states of all chunks or before all slices."""
         if not self.schedule.materialize:
             states = None
-        if states is None and handed is None:
+        if states is None and boundary is None:
             return None
-        return Kept(self.schedule.chunk, self.config.block_t, states, handed, halves)
+        return Kept(self.schedule.chunk, self.config.block_t, states, boundary, halves)
 
     def served_by(self, kept: Kept | None) -> bool:
         """Whether what was kept is what this backward pass needs."""
         if kept is None or (kept.chunk, kept.block_t) != (self.schedule.chunk, self.config.block_t):
             return False
         if self.in_turn:
-            return kept.handed is not None and len(self.parts) == 1 and len(kept.handed) == len(self.slices)
+            return kept.boundary is not None and len(self.head_groups) == 1 and len(kept.boundary) == len(self.slices)
         return kept.states is not None and self.schedule.materialize
 
     def launch_of(self, kernel: Any, tile: Tile, programs: int, args: dict[str, Any], **constexprs: Any) -> Launch:
@@ -254,40 +254,39 @@ class Problem:
         return tile if self.schedule.chunk == self.config.block_t else None
 
     def walk_on_chip(
-        self, kernel: Any, tile: Tile, args: dict[str, Any], part: Slice, stored: Tensor | None, **flags: Any
+        self, kernel: Any, tile: Tile, args: dict[str, Any], piece: Slice, stored: Tensor | None, **flags: Any
     ) -> Launch:
-        """A launch of a walk that does two passes' work and stores a state a chunk: a program a segment and a tile of
-        V."""
-        programs = cdiv(self.dims[-1], tile.block_v) * part.segments
-        return self.launch_of(kernel, tile, programs, args | self.walked(part, stored, 1), **flags)
+        """A launch of a fused scan, which stores a state a chunk: a program a segment and tile of V."""
+        programs = cdiv(self.dims[-1], tile.block_v) * piece.segments
+        return self.launch_of(kernel, tile, programs, args | self.walked(piece, stored, 1), **flags)
 
     def of_chunks(
-        self, kernel: Any, tile: Tile, args: dict[str, Any], part: Slice, stored: Tensor, **flags: Any
+        self, kernel: Any, tile: Tile, args: dict[str, Any], piece: Slice, stored: Tensor, **flags: Any
     ) -> Launch:
         """A launch of a pass over all chunks of a slice at once: a program a chunk and tile of K."""
-        args = args | self.chunks_of(part, stored)
+        args = args | self.chunks_of(piece, stored)
         programs = cdiv(self.dims[3], tile.block_k) * args["n_here"]
         return self.launch_of(kernel, tile, programs, args, CHUNK=self.schedule.chunk, **flags)
 
-    def chunks_of(self, part: Slice, stored: Tensor) -> dict[str, Any]:
+    def chunks_of(self, piece: Slice, stored: Tensor) -> dict[str, Any]:
         """What a pass over the chunks of a slice goes by. ``stored``: states of all of them."""
         return {
-            "scale": self.scale, "n_blocks": self.n_blocks, "first_chunk": part.first_chunk,
-            "n_here": min(part.chunks, cdiv(self.q.shape[1], self.schedule.chunk)), "n_stored": stored.shape[1],
+            "scale": self.scale, "n_blocks": self.n_blocks, "first_chunk": piece.first_chunk,
+            "n_here": min(piece.chunks, cdiv(self.q.shape[1], self.schedule.chunk)), "n_stored": stored.shape[1],
         }  # fmt: skip
 
-    def walked(self, part: Slice, stored: Tensor | None, every: int) -> dict[str, Any]:
+    def walked(self, piece: Slice, stored: Tensor | None, every: int) -> dict[str, Any]:
         """What a walk over the segments of a slice goes by, which stores a state every so many chunks."""
         chunk = self.schedule.chunk
         return {
-            "n_seg": part.segments, "first_seg": part.first_segment,
+            "n_seg": piece.segments, "first_seg": piece.first_segment,
             "n_stored": 0 if stored is None else stored.shape[1],
-            "seg_rows": (part.chunks if part == self.whole else self.seg_chunks) * chunk,
+            "seg_rows": (piece.chunks if piece == self.whole else self.seg_chunks) * chunk,
             "every_rows": every * chunk,
         }  # fmt: skip
 
     def walk_of(
-        self, kernel: Any, tile: Tile, args: dict[str, Any], part: Slice, stored: Tensor, every: int, last: bool,
+        self, kernel: Any, tile: Tile, args: dict[str, Any], piece: Slice, stored: Tensor, every: int, last: bool,
         **constexprs: Any,
     ) -> Launch:  # fmt: skip
         """A launch of a pass over time, which stores a state every so many chunks: a program a segment and tile.
@@ -295,8 +294,8 @@ class Problem:
         _, _, _, K, V = self.dims
         columns = cdiv(K, tile.block_k) * cdiv(V, tile.block_v)
         each = every * self.schedule.chunk == self.config.block_t and not last
-        args = args | self.walked(part, stored, every)
-        return self.launch_of(kernel, tile, columns * part.segments, args, EACH=each, LAST=last, **constexprs)
+        args = args | self.walked(piece, stored, every)
+        return self.launch_of(kernel, tile, columns * piece.segments, args, EACH=each, LAST=last, **constexprs)
 
     def combination_of(
         self, added: Tensor, gamma: Tensor | None, first: Tensor | None, into: Tensor, reverse: bool
@@ -315,12 +314,12 @@ class Problem:
         )  # fmt: skip
 
     def blocks_of(
-        self, kernel: Any, tile: Tile, columns: int, args: dict[str, Any], part: Slice, states: Tensor, **flags: Any
+        self, kernel: Any, tile: Tile, columns: int, args: dict[str, Any], piece: Slice, states: Tensor, **flags: Any
     ) -> Launch:
         """A launch of a pass that works on all row blocks of a slice at once: a program a row block and tile."""
         chunk, block_t = self.schedule.chunk, self.config.block_t
-        first = part.first_chunk * (chunk // block_t)
-        here = min(self.n_blocks - first, part.chunks * (chunk // block_t))
+        first = piece.first_chunk * (chunk // block_t)
+        here = min(self.n_blocks - first, piece.chunks * (chunk // block_t))
         args = args | {
             "scale": self.scale, "n_blocks": self.n_blocks, "first_block": first, "n_here": here,
             "n_stored": states.shape[1], "chunk": chunk,

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 KERNELS: tuple[Any, Any, Any]
 try:
-    from .hopper.strong_gates import grad_v_steep_hopper_kernel, output_steep_hopper_kernel
-    from .hopper.strong_grad_qk import grad_qk_steep_hopper_kernel
+    from .hopper.strong_gates import grad_v_strong_hopper_kernel, output_strong_hopper_kernel
+    from .hopper.strong_grad_qk import grad_qk_strong_hopper_kernel
 
-    KERNELS = output_steep_hopper_kernel, grad_v_steep_hopper_kernel, grad_qk_steep_hopper_kernel
+    KERNELS = output_strong_hopper_kernel, grad_v_strong_hopper_kernel, grad_qk_strong_hopper_kernel
 except (ImportError, AttributeError):  # without Gluon there are none that leave anything undone
 
     @triton.jit
@@ -34,21 +34,21 @@ except (ImportError, AttributeError):  # without Gluon there are none that leave
 
     KERNELS = never_launched, never_launched, never_launched
 
-output_steep_kernel, grad_v_steep_kernel, grad_qk_steep_kernel = KERNELS
+output_strong_kernel, grad_v_strong_kernel, grad_qk_strong_kernel = KERNELS
 
 MOST = 32  # chunks a share
 WIDEST = 128  # tile of V
 WARPS = 1024  # about as many as fit a GPU: most programs find nothing to do
 
 
-def steep_of(p: Problem, kernel: Any, args: dict[str, Any], part: Slice, stored: Tensor) -> Launch:
+def strong_gates_of(p: Problem, kernel: Any, args: dict[str, Any], piece: Slice, stored: Tensor) -> Launch:
     """A launch of what Hopper's kernels leave undone of a slice: a program a share of its chunks and a tile, of 64
     features for the gradients of q and k, of columns of V for o and dv."""
     B, _, H, K, V = p.dims
-    args, share = args | p.chunks_of(part, stored), MOST
+    args, share = args | p.chunks_of(piece, stored), MOST
     tile = Tile(WGMMA_ROWS, WGMMA_ROWS, num_warps=4, num_stages=2, descriptors=True, hopper=True)
     columns = K // tile.block_k
-    if kernel is not grad_qk_steep_kernel:
+    if kernel is not grad_qk_strong_kernel:
         tile = replace(tile, block_v=WIDEST if V % WIDEST == 0 else WGMMA_ROWS)
         columns = V // tile.block_v
     while share > 1 and cdiv(args["n_here"], share) * columns * B * H * tile.num_warps < WARPS:

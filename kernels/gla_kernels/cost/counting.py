@@ -13,9 +13,9 @@ from ..tiles.descriptors import ROWS_OF_K, ROWS_OF_V
 HALVES, GAMMA = "h", "gamma"  # [B*H, n_blocks, K] and [B*H, segments, K]; all other tensors hold states, [.., K, V]
 
 # a program goes through all tiles of K
-STEEP = frozenset(("output_steep", "grad_v_steep", "grad_qk_steep"))
-LOOPS_OVER_K = frozenset(("output", "grad_v", "walk", "grad_walk", "output_steep", "grad_v_steep"))
-LOOPS_OVER_V = frozenset(("grad_qk", "grad_qk_steep"))  # and of these, of V
+STRONG = frozenset(("output_strong", "grad_v_strong", "grad_qk_strong"))
+LOOPS_OVER_K = frozenset(("output", "grad_v", "walk", "grad_walk", "output_strong", "grad_v_strong"))
+LOOPS_OVER_V = frozenset(("grad_qk", "grad_qk_strong"))  # and of these, of V
 
 
 class Sizes:

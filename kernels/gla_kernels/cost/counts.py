@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..tiles.gates import MIN_COLUMNS
-from .counting import GAMMA, HALVES, STEEP, Count
+from .counting import GAMMA, HALVES, STRONG, Count
 
 ONES = MIN_COLUMNS.value  # columns of what gates are multiplied by for the sum of all rows
 
@@ -300,8 +300,8 @@ def _grad_qk(c: Count) -> None:
     c.store(s.T, "dq", "dk")
 
 
-def _steep(c: Count) -> None:
-    """What a kernel of `chunk.steep` does where all is mild."""
+def _strong(c: Count) -> None:
+    """What a kernel of `chunk.strong_gates` does where all is mild."""
     c.load_halves(c.s.blocks)
 
 
@@ -390,7 +390,7 @@ KERNELS: dict[str, Callable[[Count], None]] = {
     "grad_v": _grad_v,
     "walk": _walk,
     "grad_walk": _grad_walk,
-    **dict.fromkeys(STEEP, _steep),
+    **dict.fromkeys(STRONG, _strong),
     "recurrent_output": _recurrent_output,
     "recurrent_grad_q": _recurrent_grad_q,
     "recurrent_grad_k": _recurrent_grad_k,

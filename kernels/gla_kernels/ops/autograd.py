@@ -8,23 +8,23 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .form import Given, laid_out
+from .form import Inputs, laid_out
 from .prepared import Prepared
 
 
-def call(prepared: Prepared, given: Given, differentiated: bool) -> tuple[Tensor, Tensor | None]:
-    """o, and the final state or None, differentiable once in all that is given if any of it is ``differentiated``."""
-    if not differentiated and not given.has_tangents:
-        return prepared.forward(given)[:2]
-    result: tuple[Tensor, Tensor | None] = _apply(prepared, *given)
+def call(prepared: Prepared, inputs: Inputs, differentiated: bool) -> tuple[Tensor, Tensor | None]:
+    """o, and the final state or None, differentiable once in all inputs if any of it is ``differentiated``."""
+    if not differentiated and not inputs.has_tangents:
+        return prepared.forward(inputs)[:2]
+    result: tuple[Tensor, Tensor | None] = _apply(prepared, *inputs)
     return result
 
 
 class _Call(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, prepared: Prepared, *given: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        o, final_state, left = prepared.forward(Given(*given))  # type: ignore[arg-type]
-        ctx.save_for_backward(*given, final_state if prepared.leaves_final else None, left)
+    def forward(ctx: Any, prepared: Prepared, *inputs: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        o, final_state, left = prepared.forward(Inputs(*inputs))  # type: ignore[arg-type]
+        ctx.save_for_backward(*inputs, final_state if prepared.leaves_final else None, left)
         ctx.set_materialize_grads(False)
         ctx.prepared = prepared
         return o, final_state
@@ -46,11 +46,11 @@ _apply = super(torch.autograd.Function, _Call).apply
 def _gradients(ctx: Any, do: Tensor | None, d_final: Tensor | None) -> tuple[Any, ...]:
     q, k, v, g, gv, initial_state, final_state, left = ctx.saved_tensors  # read once: a checkpoint hands them out once
     # as they were given, wherever a hook on saved tensors has had them
-    given = ctx.prepared.as_given(Given(q, k, v, g, gv, initial_state))
+    inputs = ctx.prepared.as_given(Inputs(q, k, v, g, gv, initial_state))
     final_state, left = (None if x is None else laid_out(x) for x in (final_state, left))
     do = torch.zeros_like(v) if do is None else laid_out(do)
     d_final = None if d_final is None else laid_out(d_final)
-    return None, *ctx.prepared.backward(given, final_state, left, do, d_final, ctx.needs_input_grad[1:])
+    return None, *ctx.prepared.backward(inputs, final_state, left, do, d_final, ctx.needs_input_grad[1:])
 
 
 _once = once_differentiable(_gradients)

@@ -14,7 +14,7 @@ from ..launch import Launcher
 Left = tuple[Tensor | None, ...]  # what a forward pass leaves for the backward one
 
 
-class Given(NamedTuple):
+class Inputs(NamedTuple):
     """The tensors of a call, or the gradients of them; None of what there is not."""
 
     q: Tensor
@@ -24,11 +24,11 @@ class Given(NamedTuple):
     gv: Tensor | None
     initial_state: Tensor | None
 
-    def contiguous(self) -> Given:
+    def contiguous(self) -> Inputs:
         """Every tensor `laid_out`."""
         for x in self:
             if x is not None and not lies_well(x):
-                return Given(*(None if x is None else laid_out(x) for x in self))  # type: ignore[arg-type]
+                return Inputs(*(None if x is None else laid_out(x) for x in self))  # type: ignore[arg-type]
         return self
 
     @property
@@ -74,11 +74,11 @@ class Form(Protocol):
     @property
     def settings(self) -> dict[str, Any]: ...
 
-    def forward(self, x: Given, final: bool, launch: Launcher) -> tuple[Tensor, Tensor | None, Left]:
+    def forward(self, x: Inputs, final: bool, launch: Launcher) -> tuple[Tensor, Tensor | None, Left]:
         """o, the state after the last token if ``final``, and what `backward` makes use of."""
 
     def backward(
-        self, x: Given, left: Left, do: Tensor, d_final: Tensor | None, needed: Sequence[bool], launch: Launcher
+        self, x: Inputs, left: Left, do: Tensor, d_final: Tensor | None, needed: Sequence[bool], launch: Launcher
     ) -> Sequence[Tensor | None]:
         """The gradients of all of ``x``, in its order; None of what there is not, or, if a form likes, is not needed.
         do [B, T, H, V]; d_final [B, H, K, V] or None."""

@@ -22,7 +22,7 @@ from ..plan.table import Machine
 from ..schedule import Plan, Schedule, Workload
 from . import library
 from .autograd import call
-from .form import ALIGNED, Form, Given, Left
+from .form import ALIGNED, Form, Inputs, Left
 from .prepared import Prepared, PreparedStep
 from .signature import is_plain, prepared, signature_of
 from .validate import check_flag, check_inputs, check_scale, check_sizes, check_step, refuse_gradients
@@ -79,36 +79,36 @@ def gla(
 
     Raises ValueError, naming the argument, for a wrong shape, dtype, device, schedule or config.
     """
-    given = Given(q, k, v, g, gv, initial_state)
+    inputs = Inputs(q, k, v, g, gv, initial_state)
     if torch.compiler.is_compiling():
         if config is None:
-            return library.call("gla", given, scale, output_final_state, schedule, recompute)
+            return library.call("gla", inputs, scale, output_final_state, schedule, recompute)
         outside = torch.compiler.disable(gla)  # a plan, or tuning, is nothing that a graph can hold
         more = {"gv": gv, "schedule": schedule, "config": config, "recompute": recompute}
         return outside(q, k, v, g, scale, initial_state, output_final_state, **more)
-    if not is_plain(given):
-        _check(given, output_final_state)
-        return library.call("gla", given, scale, output_final_state, schedule, recompute)
-    wanted = given.requires_grad
+    if not is_plain(inputs):
+        _check(inputs, output_final_state)
+        return library.call("gla", inputs, scale, output_final_state, schedule, recompute)
+    wanted = inputs.requires_grad
     flags = (output_final_state, recompute, scale)
-    signature = signature_of("gla", given, (*flags, *map(type, flags), schedule, config, wanted))
+    signature = signature_of("gla", inputs, (*flags, *map(type, flags), schedule, config, wanted))
 
     def prepare() -> Prepared:
-        _check(given, output_final_state)
-        form = _form(given, q.device, check_scale(scale, q.shape[-1]), schedule, wanted, recompute, config)
-        return Prepared(form, given.contiguous(), output_final_state, q.device)
+        _check(inputs, output_final_state)
+        form = _form(inputs, q.device, check_scale(scale, q.shape[-1]), schedule, wanted, recompute, config)
+        return Prepared(form, inputs.contiguous(), output_final_state, q.device)
 
-    return call(prepared(signature, prepare), given.contiguous(), wanted)
+    return call(prepared(signature, prepare), inputs.contiguous(), wanted)
 
 
-def _check(given: Given, output_final_state: bool) -> None:
-    q, k, v, g, gv, initial_state = given
+def _check(inputs: Inputs, output_final_state: bool) -> None:
+    q, k, v, g, gv, initial_state = inputs
     check_inputs(q, k, v, g, initial_state, gv=gv)
     check_flag("output_final_state", output_final_state)
 
 
 def _form(
-    x: Given,
+    x: Inputs,
     device: torch.device,
     scale: float,
     schedule: Schedule | None,
@@ -116,7 +116,7 @@ def _form(
     recompute: bool,
     config: Config = None,
 ) -> Form:
-    """The form that `gla` takes of what is given: see `library.Maker`."""
+    """The form of a call of `gla`: see `library.Maker`."""
     check_flag("recompute", recompute)
     if x.gv is not None:
         return ValueGated(scale, check_schedule(schedule, config), differentiated and not recompute)
@@ -151,22 +151,22 @@ def gla_recurrent(
 
     Work that a GPU cannot spread over time; for short sequences and as a baseline.
     """
-    given = Given(q, k, v, g, gv, initial_state)
+    inputs = Inputs(q, k, v, g, gv, initial_state)
     if torch.compiler.is_compiling():
-        return library.call("gla_recurrent", given, scale, output_final_state)
-    if not is_plain(given):
-        _check(given, output_final_state)
-        return library.call("gla_recurrent", given, scale, output_final_state)
-    wanted = given.requires_grad
+        return library.call("gla_recurrent", inputs, scale, output_final_state)
+    if not is_plain(inputs):
+        _check(inputs, output_final_state)
+        return library.call("gla_recurrent", inputs, scale, output_final_state)
+    wanted = inputs.requires_grad
     flags = (output_final_state, scale)
-    signature = signature_of("gla_recurrent", given, (*flags, *map(type, flags)))
+    signature = signature_of("gla_recurrent", inputs, (*flags, *map(type, flags)))
 
     def prepare() -> Prepared:
-        _check(given, output_final_state)
+        _check(inputs, output_final_state)
         form = _Recurrent(check_scale(scale, q.shape[-1]))
-        return Prepared(form, given.contiguous(), output_final_state, q.device)
+        return Prepared(form, inputs.contiguous(), output_final_state, q.device)
 
-    return call(prepared(signature, prepare), given.contiguous(), wanted)
+    return call(prepared(signature, prepare), inputs.contiguous(), wanted)
 
 
 def gla_step(
@@ -185,23 +185,23 @@ def gla_step(
     a view of. Returns o [B, H, V] in the dtype of q. Not differentiable: a backward pass that still needs what was in
     the state raises RuntimeError. Raises ValueError, naming the argument, for a wrong shape, dtype or device.
     """
-    given = Given(q, k, v, g, gv, state)
+    inputs = Inputs(q, k, v, g, gv, state)
     if torch.compiler.is_compiling():
-        return library.call_step(given, scale)
-    wanted = given.requires_grad or given.has_tangents
-    if not is_plain(given) or wanted:
+        return library.call_step(inputs, scale)
+    wanted = inputs.requires_grad or inputs.has_tangents
+    if not is_plain(inputs) or wanted:
         check_step(q, k, v, g, gv, state)
         refuse_gradients(wanted)
-        return library.call_step(given, scale)
+        return library.call_step(inputs, scale)
 
     def prepare() -> PreparedStep:
         check_step(q, k, v, g, gv, state)
-        return PreparedStep(given.contiguous(), check_scale(scale, q.shape[-1]), q.device)
+        return PreparedStep(inputs.contiguous(), check_scale(scale, q.shape[-1]), q.device)
 
     lies = (state.is_contiguous(), state.is_neg()) if isinstance(state, Tensor) and not state.is_sparse else None
-    run = prepared(signature_of("gla_step", given, (scale, type(scale), lies)), prepare)
+    run = prepared(signature_of("gla_step", inputs, (scale, type(scale), lies)), prepare)
     updated = state if state.data_ptr() % ALIGNED == 0 else state.clone()
-    o = run(given._replace(initial_state=None).contiguous()._replace(initial_state=updated))
+    o = run(inputs._replace(initial_state=None).contiguous()._replace(initial_state=updated))
     if updated is not state:
         state.copy_(updated)
     torch.autograd.graph.increment_version(state)  # a backward pass that still needs what was in it says so
@@ -286,21 +286,21 @@ class _Chunkwise:
         forward, backward = map(Plan.from_dict, settings["plans"])
         return cls(scale, forward, backward, settings["keep"])
 
-    def forward(self, x: Given, final: bool, launch: Launcher) -> tuple[Tensor, Tensor | None, Left]:
+    def forward(self, x: Inputs, final: bool, launch: Launcher) -> tuple[Tensor, Tensor | None, Left]:
         o, final_state, kept = chunk.forward(self._problem(x, self.plan), final, launch, self.keep)
         if kept is None or not self._problem(x, self.backward_plan).served_by(kept):
             return o, final_state, ()
-        return o, final_state, (kept.states, kept.handed, kept.halves)
+        return o, final_state, (kept.states, kept.boundary, kept.halves)
 
     def backward(
-        self, x: Given, left: Left, do: Tensor, d_final: Tensor | None, needed: Sequence[bool], launch: Launcher
+        self, x: Inputs, left: Left, do: Tensor, d_final: Tensor | None, needed: Sequence[bool], launch: Launcher
     ) -> Sequence[Tensor | None]:
         problem = self._problem(x, self.backward_plan)
         kept = problem.kept(*left) if left else None
         dq, dk, dv, dg, d_initial = chunk.backward(problem, do, d_final, launch, kept)
         return dq, dk, dv, dg, None, d_initial
 
-    def _problem(self, x: Given, plan: Plan) -> Problem:
+    def _problem(self, x: Inputs, plan: Plan) -> Problem:
         return problem_of(x.q, x.k, x.v, x.g, self.scale, x.initial_state, plan)
 
 
@@ -312,24 +312,24 @@ class _Recurrent:
     name: ClassVar[str] = "recurrent"
     settings: ClassVar[dict[str, Any]] = {}
 
-    def forward(self, x: Given, final: bool, launch: Launcher) -> tuple[Tensor, Tensor | None, Left]:
+    def forward(self, x: Inputs, final: bool, launch: Launcher) -> tuple[Tensor, Tensor | None, Left]:
         o, state = recurrent.forward(x.q, x.k, x.v, x.g, self.scale, x.initial_state, final, launch, x.gv)
         return o, state, (state if x.g is not None or x.gv is not None else None,)  # without gates none asks for it
 
     def backward(
-        self, x: Given, left: Left, do: Tensor, d_final: Tensor | None, needed: Sequence[bool], launch: Launcher
+        self, x: Inputs, left: Left, do: Tensor, d_final: Tensor | None, needed: Sequence[bool], launch: Launcher
     ) -> Sequence[Tensor | None]:
         state = left[0] if d_final is not None else None
         return recurrent.backward(x.q, x.k, x.v, x.g, self.scale, x.initial_state, do, state, d_final, launch, x.gv)
 
 
-def _in_graph(x: Given, *how: Any) -> Form:
+def _in_graph(x: Inputs, *how: Any) -> Form:
     """As `gla` itself: checks, then the form."""
     check_inputs(x.q, x.k, x.v, x.g, x.initial_state, gv=x.gv)
     return _form(x, *how)
 
 
-def _recurrent_in_graph(x: Given, device: torch.device, scale: float, *_: object) -> Form:
+def _recurrent_in_graph(x: Inputs, device: torch.device, scale: float, *_: object) -> Form:
     check_inputs(x.q, x.k, x.v, x.g, x.initial_state, gv=x.gv)
     return _Recurrent(scale)
 

@@ -25,14 +25,14 @@ from .. import recurrent
 from ..launch import execute
 from ..launch.record import ALIGNMENT
 from ..schedule import Schedule
-from .form import Form, Given, laid_out
+from .form import Form, Inputs, laid_out
 from .prepared import Prepared
 from .signature import prepared, signature_of
 from .validate import check_device, check_flag, check_scale, check_step, no_number, no_tensor, refuse_gradients
 
-# (what is given, on what device, scale, schedule, whether there will be a backward pass, whether that computes states
+# (inputs, on what device, scale, schedule, whether there will be a backward pass, whether that computes states
 # again) -> the form that a call takes
-Maker = Callable[[Given, torch.device, float, Schedule | None, bool, bool], Form]
+Maker = Callable[[Inputs, torch.device, float, Schedule | None, bool, bool], Form]
 MAKERS: dict[str, Maker] = {}  # by the function's name
 
 STEP_AXES = 3  # of q in `api.gla_step`
@@ -41,7 +41,12 @@ Sort = tuple[tuple[int, ...], torch.dtype, torch.device] | str  # of a tensor, o
 
 
 def call(
-    function: str, x: Given, scale: float | None, final: bool, schedule: Schedule | None = None, recompute: bool = False
+    function: str,
+    x: Inputs,
+    scale: float | None,
+    final: bool,
+    schedule: Schedule | None = None,
+    recompute: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """The function of that name in a graph that is being made: o, and the final state or None."""
     asked: Any = schedule
@@ -67,7 +72,7 @@ def _distinct(given: list[Tensor | None]) -> list[Tensor | None]:
     return found
 
 
-def room_of(function: str, x: Given, asked: tuple[Any, ...] | None) -> int:
+def room_of(function: str, x: Inputs, asked: tuple[Any, ...] | None) -> int:
     """Bytes that what a forward pass leaves may take; of numbers that a graph need not know. asked: the fields of the
     schedule that is asked for."""
     if function == "gla_recurrent":
@@ -85,7 +90,7 @@ def room_of(function: str, x: Given, asked: tuple[Any, ...] | None) -> int:
     return states + heads * 2 * chunks * (chunk // 64 + 1) * K * 4 + 2 * ALIGNMENT if kept else 0
 
 
-def call_step(x: Given, scale: float | None) -> Tensor:
+def call_step(x: Inputs, scale: float | None) -> Tensor:
     """`api.gla_step` in a graph that is being made; the state is ``x.initial_state``. Shapes are the operator's to look
     at: one graph serves batches of any size."""
     wrong = tuple(None if t is None and name in ("g", "gv") else no_tensor(t) for name, t in _named(x))
@@ -93,16 +98,16 @@ def call_step(x: Given, scale: float | None) -> Tensor:
     return step(*x, _factor(x, scale))
 
 
-def _named(x: Given) -> Iterator[tuple[str, Any]]:
-    return zip(Given._fields, x, strict=True)
+def _named(x: Inputs) -> Iterator[tuple[str, Any]]:
+    return zip(Inputs._fields, x, strict=True)
 
 
-def _sorts(x: Given) -> tuple[Sort | None, ...]:
+def _sorts(x: Inputs) -> tuple[Sort | None, ...]:
     """Of each tensor. B and T are stood in for where all tensors agree on them, so that a graph need not know them."""
     needed = [(name, t) for name, t in _named(x) if t is not None or name in ("q", "k", "v")]
     alike = all(no_tensor(t) is None and _leads(name, t) == _leads(name, x.q) for name, t in needed)
     sorts = {name: _sort(name, t, alike) for name, t in needed}
-    return tuple(sorts.get(name) for name in Given._fields)
+    return tuple(sorts.get(name) for name in Inputs._fields)
 
 
 def _leads(name: str, t: Tensor) -> Any:
@@ -123,7 +128,7 @@ def _wrong(scale: float | None) -> str | None:
     return None if scale is None else no_number(scale)
 
 
-def _factor(x: Given, scale: float | None) -> float:
+def _factor(x: Inputs, scale: float | None) -> float:
     return float(x.q.shape[-1] ** -0.5) if scale is None else scale
 
 
@@ -147,7 +152,7 @@ def settled(
 def step_settled(wrong: Sequence[str | None], axes: int | None, differentiated: bool, wrong_scale: str | None) -> str:
     """Nothing, for a step that may be taken. wrong: of each argument, `no_tensor`; axes: of q. Raises ValueError as the
     call itself would."""
-    for name, text in zip((*Given._fields[:-1], "state"), wrong, strict=True):
+    for name, text in zip((*Inputs._fields[:-1], "state"), wrong, strict=True):
         _refuse(name, text)
     if axes != STEP_AXES:
         raise ValueError(f"q: expected {STEP_AXES} axes [B, H, K], got {axes}")
@@ -171,9 +176,9 @@ def _check(
     wrong_scale: str | None,
 ) -> None:
     """Raises ValueError as the call itself would."""
-    for name, sort in zip(Given._fields, sorts, strict=True):
+    for name, sort in zip(Inputs._fields, sorts, strict=True):
         _refuse(name, sort if isinstance(sort, str) else None)
-    x = Given(*(None if s is None else torch.empty(s[0], dtype=s[1], device="meta") for s in sorts))  # type: ignore[arg-type]
+    x = Inputs(*(None if s is None else torch.empty(s[0], dtype=s[1], device="meta") for s in sorts))  # type: ignore[arg-type]
     check_flag("output_final_state", final)
     MAKERS[function](x, _device(sorts), 1.0, _schedule(asked), differentiated, recompute)
     _refuse("scale", wrong_scale)
@@ -190,7 +195,7 @@ def _refuse(name: str, wrong: str | None) -> None:
 
 def _device(sorts: Sequence[Sort | None]) -> torch.device:
     """The one that all tensors are on. Raises ValueError."""
-    devices = {name: sort[2] for name, sort in zip(Given._fields, sorts, strict=True) if isinstance(sort, tuple)}
+    devices = {name: sort[2] for name, sort in zip(Inputs._fields, sorts, strict=True) if isinstance(sort, tuple)}
     for name, device in devices.items():
         if device != devices["q"]:
             raise ValueError(f"{name}: expected device {devices['q']} as of q, got {device}")
@@ -201,7 +206,7 @@ def _device(sorts: Sequence[Sort | None]) -> torch.device:
 # --- The operators ----------------------------------------------------------------------------------------------------
 
 
-def _prepared(x: Given, scale: float, final: bool, room: int, text: str) -> Prepared:
+def _prepared(x: Inputs, scale: float, final: bool, room: int, text: str) -> Prepared:
     """A call of tensors that are laid out, as the text asks for it, which leaves what there is room for."""
 
     def prepare() -> Prepared:
@@ -272,7 +277,7 @@ _library.define(f"backward({TENSORS}, Tensor[] left, Tensor do, Tensor? d_final,
 def _forward(*inputs: Any) -> list[Tensor]:
     """o, the final state if it is asked for, and a block of bytes for the backward pass if there is room for one."""
     *tensors, scale, final, room, text = inputs
-    x = Given(*tensors).contiguous()
+    x = Inputs(*tensors).contiguous()
     o, final_state, left = _prepared(x, scale, final, room, text).forward(x, room)
     found = [o, final_state, left]
     return [t for t in found if t is not None]
@@ -280,7 +285,7 @@ def _forward(*inputs: Any) -> list[Tensor]:
 
 def _forward_shapes(*inputs: Any) -> list[Tensor]:
     *tensors, _scale, final, room, _text = inputs
-    x = Given(*tensors)
+    x = Inputs(*tensors)
     B, _, H, K = x.q.shape
     found = [x.v.new_empty(x.v.shape)]
     if final:
@@ -293,7 +298,7 @@ def _forward_shapes(*inputs: Any) -> list[Tensor]:
 def _backward(*inputs: Any) -> list[Tensor]:
     """The gradients that are needed, in the order of the inputs. left: what `_forward` returned after o."""
     *tensors, left, do, d_final, needed, scale, final, room, text = inputs
-    x = Given(*tensors).contiguous()
+    x = Inputs(*tensors).contiguous()
     final_state, block = laid_out(left[0]) if final else None, laid_out(left[-1]) if room else None
     d_final = None if d_final is None else laid_out(d_final)
     runs = _prepared(x, scale, final, room, text)
@@ -357,7 +362,7 @@ for name, kernel, shapes, many in (
 @torch.library.custom_op("gla_kernels::step", mutates_args=("state",))
 def step(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gv: Tensor | None, state: Tensor, scale: float) -> Tensor:
     """One token of decoding, as `api.gla_step`."""
-    x = Given(q, k, v, g, gv, None).contiguous()
+    x = Inputs(q, k, v, g, gv, None).contiguous()
     return recurrent.step(x.q, x.k, x.v, x.g, state, check_scale(scale, q.shape[-1]), execute, x.gv)
 
 

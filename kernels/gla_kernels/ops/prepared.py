@@ -19,34 +19,34 @@ from ..launch import Launcher, interpreting
 from ..launch.image import Image, Unfit, stream_of
 from ..launch.record import Program, Sort, record
 from ..launch.run import listened_to
-from .form import Form, Given
+from .form import Form, Inputs
 
 # The addresses of a backward program: the call's tensors have the first ones, then come these.
-FINAL, LEFT, DO, D_FINAL = (len(Given._fields) + i for i in range(4))
+FINAL, LEFT, DO, D_FINAL = (len(Inputs._fields) + i for i in range(4))
 
 Needed = tuple[bool, ...]  # of which of the call's tensors the gradient is wanted
 
 
 class Prepared:
-    """All calls by one form on one device, of tensors like those of ``given``. ``final``: whether they ask for the
+    """All calls by one form on one device, of tensors like those of ``inputs``. ``final``: whether they ask for the
     final state.
 
     Raises what compiling raises, at the first call.
     """
 
-    def __init__(self, form: Form, given: Given, final: bool, device: torch.device) -> None:
+    def __init__(self, form: Form, inputs: Inputs, final: bool, device: torch.device) -> None:
         self.form, self.final, self.device = form, final, device
-        self._sorts = [None if x is None else Sort.of(x) for x in given]
+        self._sorts = [None if x is None else Sort.of(x) for x in inputs]
         self._backward: dict[tuple[bool, Needed], _Ready] = {}
 
-    def forward(self, given: Given, room: int = 0) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    def forward(self, inputs: Inputs, room: int = 0) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """o, the final state if it is asked for, and a block of bytes that `backward` makes use of, None for none.
         room: bytes of that block, where they are to be more than it needs."""
-        (o, final_state), left = self._forward(given, room)
+        (o, final_state), left = self._forward(inputs, room)
         return o, final_state, left
 
     def backward(
-        self, given: Given, final_state: Tensor | None, left: Tensor | None, do: Tensor, d_final: Tensor | None,
+        self, inputs: Inputs, final_state: Tensor | None, left: Tensor | None, do: Tensor, d_final: Tensor | None,
         needed: Needed,
     ) -> Sequence[Tensor | None]:  # fmt: skip
         """The gradients of the call's tensors, in their order; None of what there is not. final_state, left: as
@@ -55,14 +55,14 @@ class Prepared:
         ready = self._backward.get(key)
         if ready is None:
             ready = self._backward[key] = _Ready(self._backward_program(*key), self._sorts, self.device)
-        return ready((*given, final_state, left, do, d_final))[0]
+        return ready((*inputs, final_state, left, do, d_final))[0]
 
-    def as_given(self, given: Given) -> Given:
+    def as_given(self, inputs: Inputs) -> Inputs:
         """Tensors of a call as its programs were recorded for them: those that came to lie otherwise are copied."""
-        for x, sort in zip(given, self._sorts, strict=True):
+        for x, sort in zip(inputs, self._sorts, strict=True):
             if x is not None and sort is not None and not sort.describes(x):
-                return Given(*(None if s is None else s.laid(t) for t, s in zip(given, self._sorts, strict=True)))  # type: ignore[arg-type]
-        return given
+                return Inputs(*(None if s is None else s.laid(t) for t, s in zip(inputs, self._sorts, strict=True)))  # type: ignore[arg-type]
+        return inputs
 
     @property
     def left_bytes(self) -> int:
@@ -77,21 +77,21 @@ class Prepared:
 
     @cached_property
     def _forward(self) -> _Ready:
-        given = self._on_meta()
+        inputs = self._on_meta()
 
         def host(launch: Launcher) -> tuple[Sequence[Tensor | None], Sequence[Tensor | None]]:
-            o, final_state, left = self.form.forward(given, self.final, launch)
+            o, final_state, left = self.form.forward(inputs, self.final, launch)
             return (o, final_state), left
 
-        return _Ready(record(host, given), self._sorts, self.device)
+        return _Ready(record(host, inputs), self._sorts, self.device)
 
     def _backward_program(self, d_final: bool, needed: Needed) -> Program:
         """The backward pass, recorded, of what the forward program leaves."""
         forward = self._forward.program
-        given, (o, state) = self._on_meta(), forward.results
+        inputs, (o, state) = self._on_meta(), forward.results
         assert o is not None
         final_state = None if state is None else state.on_meta()
-        known: dict[int, Tensor | None] = {**dict(enumerate(given)), forward.at_results + 1: final_state}
+        known: dict[int, Tensor | None] = {**dict(enumerate(inputs)), forward.at_results + 1: final_state}
         left = [None if x is None else known.get(x.base, x.sort.on_meta()) for x in forward.left]
         do, d_state = o.on_meta(), state.on_meta() if d_final and state is not None else None
         blocks = [
@@ -101,21 +101,21 @@ class Prepared:
         ]
 
         def host(launch: Launcher) -> tuple[Sequence[Tensor | None], Sequence[Tensor | None]]:
-            return self.form.backward(given, tuple(left), do, d_state, needed, launch), ()
+            return self.form.backward(inputs, tuple(left), do, d_state, needed, launch), ()
 
-        return record(host, [*given, final_state, None, do, d_state], blocks)
+        return record(host, [*inputs, final_state, None, do, d_state], blocks)
 
-    def _on_meta(self) -> Given:
-        return Given(*(None if x is None else x.on_meta() for x in self._sorts))  # type: ignore[arg-type]
+    def _on_meta(self) -> Inputs:
+        return Inputs(*(None if x is None else x.on_meta() for x in self._sorts))  # type: ignore[arg-type]
 
 
 class PreparedStep:
-    """All one-token calls on one device, of tensors like those of ``given``; the state, which is updated in place, is
+    """All one-token calls on one device, of tensors like those of ``inputs``; the state, which is updated in place, is
     its ``initial_state``."""
 
-    def __init__(self, given: Given, scale: float, device: torch.device) -> None:
-        sorts = [None if x is None else Sort.of(x) for x in given]
-        x = Given(*(None if sort is None else sort.on_meta() for sort in sorts))  # type: ignore[arg-type]
+    def __init__(self, inputs: Inputs, scale: float, device: torch.device) -> None:
+        sorts = [None if x is None else Sort.of(x) for x in inputs]
+        x = Inputs(*(None if sort is None else sort.on_meta() for sort in sorts))  # type: ignore[arg-type]
 
         def host(launch: Launcher) -> tuple[Sequence[Tensor | None], Sequence[Tensor | None]]:
             assert x.initial_state is not None
@@ -123,9 +123,9 @@ class PreparedStep:
 
         self._run = _Ready(record(host, x), sorts, device)
 
-    def __call__(self, given: Given) -> Tensor:
+    def __call__(self, inputs: Inputs) -> Tensor:
         """o [B, H, V]."""
-        o: Tensor = self._run(given)[0][0]
+        o: Tensor = self._run(inputs)[0][0]
         return o
 
 

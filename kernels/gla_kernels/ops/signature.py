@@ -30,20 +30,20 @@ def forget() -> None:
     _known.clear()
 
 
-def is_plain(given: Sequence[Any]) -> bool:
+def is_plain(inputs: Sequence[Any]) -> bool:
     """Whether PyTorch computes on these tensors at once, and itself. What is no tensor counts as one: it is refused."""
     if torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active():
         return False
-    return all(x is None or type(x) in PLAIN or not isinstance(x, Tensor) for x in given)
+    return all(x is None or type(x) in PLAIN or not isinstance(x, Tensor) for x in inputs)
 
 
-def signature_of(function: str, given: Sequence[Any], how: tuple[Any, ...]) -> Signature | None:
+def signature_of(function: str, inputs: Sequence[Any], how: tuple[Any, ...]) -> Signature | None:
     """The signature of a call, of plain tensors; None for what is none, and for what tells nothing of how it lies in
     memory. ``how``: flags, the scale and all else that is asked for."""
     found: list[Any] = [function, how, choose.generation()]
     add = found.append
     try:
-        for x in given:
+        for x in inputs:
             if x is None:
                 add(None)
             elif not isinstance(x, Tensor):

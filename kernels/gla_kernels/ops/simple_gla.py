@@ -19,7 +19,7 @@ from ..simple.call import MAX_CHUNK, MAX_DIM, Call
 from ..simple.passes import Kept, backward, forward
 from . import library
 from .autograd import call
-from .form import ALIGNED, Given, Left
+from .form import ALIGNED, Inputs, Left
 from .prepared import Prepared
 from .signature import is_plain, prepared, signature_of
 from .validate import check_flag, check_inputs, check_scale, check_sizes, check_tensor
@@ -58,45 +58,45 @@ def simple_gla(
 
     Raises ValueError, naming the argument, for a wrong shape, dtype, device or schedule.
     """
-    given = Given(q, k, v, g, None, initial_state)
+    inputs = Inputs(q, k, v, g, None, initial_state)
     if torch.compiler.is_compiling():
-        return library.call("simple_gla", given, scale, output_final_state, schedule)
-    if not is_plain(given):
+        return library.call("simple_gla", inputs, scale, output_final_state, schedule)
+    if not is_plain(inputs):
         check_call(q, k, v, g, initial_state)
         check_flag("output_final_state", output_final_state)
-        return library.call("simple_gla", given, scale, output_final_state, schedule)
-    wanted = given.requires_grad
+        return library.call("simple_gla", inputs, scale, output_final_state, schedule)
+    wanted = inputs.requires_grad
     flags = (output_final_state, scale)
     strides: tuple[Any, ...] | None = None
     if isinstance(g, Tensor) and g.layout is torch.strided:  # as g lies, or that a copy of it is read
         strides = g.stride(), g.is_neg() or g.data_ptr() % ALIGNED != 0
-    signature = signature_of("simple_gla", given, (*flags, *map(type, flags), schedule, strides, wanted))
+    signature = signature_of("simple_gla", inputs, (*flags, *map(type, flags), schedule, strides, wanted))
 
     def prepare() -> Prepared:
         check_call(q, k, v, g, initial_state)
         check_flag("output_final_state", output_final_state)
-        form = _form(given, q.device, check_scale(scale, q.shape[-1]), schedule, wanted)
-        return Prepared(form, _laid_out(given), output_final_state, q.device)
+        form = _form(inputs, q.device, check_scale(scale, q.shape[-1]), schedule, wanted)
+        return Prepared(form, _laid_out(inputs), output_final_state, q.device)
 
-    return call(prepared(signature, prepare), _laid_out(given), wanted)
+    return call(prepared(signature, prepare), _laid_out(inputs), wanted)
 
 
-def _laid_out(given: Given) -> Given:
+def _laid_out(inputs: Inputs) -> Inputs:
     """As kernels read them: gates as they are, expanded perhaps, for kernels go by their strides."""
-    g = given.g
+    g = inputs.g
     assert g is not None
     g = g.resolve_neg()
-    return given._replace(g=None).contiguous()._replace(g=g if g.data_ptr() % ALIGNED == 0 else g.clone())
+    return inputs._replace(g=None).contiguous()._replace(g=g if g.data_ptr() % ALIGNED == 0 else g.clone())
 
 
 def _form(
-    x: Given, device: torch.device, scale: float, schedule: Schedule | None, differentiated: bool, *_: object
+    x: Inputs, device: torch.device, scale: float, schedule: Schedule | None, differentiated: bool, *_: object
 ) -> _Simple:
-    """The form that `simple_gla` takes of what is given: see `library.Maker`."""
+    """The form of a call of `simple_gla`: see `library.Maker`."""
     return _Simple(scale, check_schedule(schedule), machine_of(device).capability, differentiated)
 
 
-def _in_graph(x: Given, *how: Any) -> _Simple:
+def _in_graph(x: Inputs, *how: Any) -> _Simple:
     """As `simple_gla` itself: checks, then the form."""
     check_call(x.q, x.k, x.v, x.g, x.initial_state)
     return _form(x, *how)
@@ -208,19 +208,19 @@ class _Simple:
     def of(cls, scale: float, settings: dict[str, Any]) -> _Simple:
         return cls(scale, Schedule(**settings["schedule"]), settings["capability"], settings["keep"])
 
-    def forward(self, x: Given, final: bool, launch: Launcher) -> tuple[Tensor, Tensor | None, Left]:
+    def forward(self, x: Inputs, final: bool, launch: Launcher) -> tuple[Tensor, Tensor | None, Left]:
         o, final_state, kept = forward(self._call(x), final, self.keep, launch)
         return o, final_state, (kept.sums, kept.states)
 
     def backward(
-        self, x: Given, left: Left, do: Tensor, d_final: Tensor | None, needed: Sequence[bool], launch: Launcher
+        self, x: Inputs, left: Left, do: Tensor, d_final: Tensor | None, needed: Sequence[bool], launch: Launcher
     ) -> Sequence[Tensor | None]:
         sums, states = left
         assert sums is not None
         dq, dk, dv, dg, d_initial = backward(self._call(x), Kept(sums, states), do, d_final, needed[3], launch)
         return dq, dk, dv, dg, None, d_initial
 
-    def _call(self, x: Given) -> Call:
+    def _call(self, x: Inputs) -> Call:
         assert x.g is not None
         chunk, materialize = self.schedule.chunk, self.schedule.materialize
         return Call(x.q, x.k, x.v, x.g, self.scale, x.initial_state, chunk, materialize, self.capability)

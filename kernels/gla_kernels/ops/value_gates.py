@@ -12,7 +12,7 @@ from ..launch import Launcher
 from ..schedule import Schedule
 from ..value_gates import backward, forward
 from ..value_gates.problem import MAX_CHUNK, Problem
-from .form import Given, Left
+from .form import Inputs, Left
 
 # Sub-chunks as small as tensor cores take: gates are seldom so strong that one of them is not mild (halving.py).
 DEFAULT = Schedule(chunk=64, sub_chunk=16)
@@ -50,16 +50,16 @@ class ValueGated:
     def of(cls, scale: float, settings: dict[str, Any]) -> ValueGated:
         return cls(scale, Schedule(**settings["schedule"]), settings["keep"])
 
-    def forward(self, x: Given, final: bool, launch: Launcher) -> tuple[Tensor, Tensor | None, Left]:
-        o, final_state, (states, handed) = forward(self._problem(x), launch)
-        return o, final_state if final else None, (states, *handed) if self.keep else ()
+    def forward(self, x: Inputs, final: bool, launch: Launcher) -> tuple[Tensor, Tensor | None, Left]:
+        o, final_state, (states, boundary) = forward(self._problem(x), launch)
+        return o, final_state if final else None, (states, *boundary) if self.keep else ()
 
     def backward(
-        self, x: Given, left: Left, do: Tensor, d_final: Tensor | None, needed: Sequence[bool], launch: Launcher
+        self, x: Inputs, left: Left, do: Tensor, d_final: Tensor | None, needed: Sequence[bool], launch: Launcher
     ) -> Sequence[Tensor | None]:
         kept = (left[0], [state for state in left[1:] if state is not None]) if left else None
         *gradients, d_initial = backward(self._problem(x), do, d_final, launch, kept)
         return *gradients, None if x.initial_state is None else d_initial
 
-    def _problem(self, x: Given) -> Problem:
+    def _problem(self, x: Inputs) -> Problem:
         return Problem(x.q, x.k, x.v, x.g, x.gv, self.scale, x.initial_state, self.schedule)

@@ -164,7 +164,7 @@ def _gpu(index: int) -> Machine:
 
 
 def with_walks(config: KernelConfig, work: Workload, capability: int = HOPPER) -> KernelConfig:
-    """The config with walks that do two passes' work, on a GPU of that compute capability."""
+    """The config with fused scans, on a GPU of that compute capability."""
     if work.gated:
         walk = Tile(WGMMA_ROWS, 128 if work.V % 128 == 0 else WGMMA_ROWS, 4, 2, descriptors=True, hopper=True)
         return replace(config, walk=walk, grad_walk=walk)

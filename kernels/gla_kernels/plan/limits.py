@@ -117,15 +117,15 @@ def _unfit_for_hopper(step: str, plan: Plan, work: Workload, capability: int) ->
 
 
 def _unfit_to_walk(step: str, tile: Tile | None, plan: Plan, work: Workload) -> str | None:
-    """Why no walk can do two passes' work."""
+    """Why no fused scan can serve."""
     if tile is None:
         return f"{step}: the plan has no such walk"
     if work.gated != tile.hopper or (step == "grad_walk" and not work.gated):
-        return "a walk that does two passes' work is Hopper's own with gates, and portable and forward without"
+        return "a fused scan is Hopper's own with gates, and portable and forward without"
     if plan.schedule.chunk != plan.config.block_t:
-        return "a walk that does two passes' work is of chunks of one row block"
+        return "a fused scan is of chunks of one row block"
     if work.K > WALKED_K or (tile.hopper and work.V % tile.block_v) or (not tile.hopper and tile.block_k < work.K):
-        return f"a walk that does two passes' work has K of up to {WALKED_K} on chip, and Hopper's whole tiles of V"
+        return f"a fused scan has K of up to {WALKED_K} on chip, and Hopper's whole tiles of V"
     return None
 
 

@@ -119,9 +119,9 @@ class Call:
         wrong for 64 rows and fewer columns (see `plan.limits`). Eight warps share the scores of more than 64 rows.
         """
         _, _, _, K, V = self.dims
-        part, least = (2, MIN_TILE) if self.q.dtype == torch.float32 else (1, SAFE_COLUMNS)
-        block_k = max(least, padded(K) if block_k is None else min(padded(K), block_k // part))
-        block_v = max(least, min(padded(V), block_v // part))
+        piece, least = (2, MIN_TILE) if self.q.dtype == torch.float32 else (1, SAFE_COLUMNS)
+        block_k = max(least, padded(K) if block_k is None else min(padded(K), block_k // piece))
+        block_v = max(least, min(padded(V), block_v // piece))
         warps = 8 if self.chunk > WGMMA_ROWS else 4
         return Tile(block_k, block_v, warps, num_stages=2, descriptors=self.capability == HOPPER)
 
@@ -141,10 +141,10 @@ class Call:
     # --- Launches ----------------------------------------------------------------------------------------------------
 
     def over_slice(
-        self, kernel: Any, tile: Tile, columns: int, args: dict[str, Any], part: Slice, **flags: Any
+        self, kernel: Any, tile: Tile, columns: int, args: dict[str, Any], piece: Slice, **flags: Any
     ) -> Launch:
         """A launch of a pass over all chunks of a slice at once: a program a chunk, and a tile of so many."""
-        return self.launch_of(kernel, tile, columns * part.chunks, args | chunks_of(part, args), **flags)
+        return self.launch_of(kernel, tile, columns * piece.chunks, args | chunks_of(piece, args), **flags)
 
     def launch_of(self, kernel: Any, tile: Tile, programs: int, args: dict[str, Any], **flags: Any) -> Launch:
         """A launch of so many programs a head."""
@@ -163,11 +163,11 @@ class Call:
         )
 
 
-def chunks_of(part: Slice, args: dict[str, Any]) -> dict[str, int]:
+def chunks_of(piece: Slice, args: dict[str, Any]) -> dict[str, int]:
     """What a kernel goes by in a slice, and in the buffer of its chunks' states, if it is given one."""
     stored = next((args[name] for name in ("p_s", "p_ds") if args.get(name) is not None), None)
     return {
-        "first_chunk": part.first_chunk,
-        "n_here": part.chunks,
+        "first_chunk": piece.first_chunk,
+        "n_here": piece.chunks,
         "n_stored": 0 if stored is None else stored.shape[1],
     }

@@ -37,15 +37,15 @@ def forward(call: Call, final: bool, keep: bool, launch: Launcher) -> tuple[Tens
     whether there will be one."""
     o, sums, keep = torch.empty_like(call.v), decay_sums(call, launch), keep and call.materialize
     states = call.chunk_states() if keep or not call.walks else None
-    parts, at = [call.whole] if call.walks else call.slices, call.initial_state
-    for part in parts:
-        ends = part == parts[-1]
+    pieces, at = [call.whole] if call.walks else call.slices, call.initial_state
+    for piece in pieces:
+        ends = piece == pieces[-1]
         after = call.one_state() if final or not ends else None
         if call.walks:
-            _walk(call, sums, part, at, states, after, o, launch)
+            _walk(call, sums, piece, at, states, after, o, launch)
         else:
-            _states(call, sums, part, at, states, after, launch)
-            _output(call, sums, part, states, o, launch)
+            _states(call, sums, piece, at, states, after, launch)
+            _output(call, sums, piece, states, o, launch)
         at = after
     return o, at, Kept(sums, states if keep else None)
 
@@ -64,24 +64,24 @@ def backward(
     parts = call.q.new_empty(cdiv(K, by_k.block_k), B, T, H, dtype=torch.float32) if gates else None
     d_initial = None if call.initial_state is None else call.one_state()
     starts = [call.initial_state]
-    for part in call.slices[:-1]:
+    for piece in call.slices[:-1]:
         starts.append(call.one_state())
-        _states(call, kept.sums, part, starts[-2], None, starts[-1], launch)
+        _states(call, kept.sums, piece, starts[-2], None, starts[-1], launch)
     states = call.chunk_states() if kept.states is None else kept.states
     d_states, d_at = call.chunk_states(), d_final
-    for part, start in zip(reversed(call.slices), reversed(starts), strict=True):
+    for piece, start in zip(reversed(call.slices), reversed(starts), strict=True):
         if kept.states is None:
-            _states(call, kept.sums, part, start, states, None, launch)
-        d_before = call.one_state() if part.first_chunk else d_initial
+            _states(call, kept.sums, piece, start, states, None, launch)
+        d_before = call.one_state() if piece.first_chunk else d_initial
         if call.walks_back:
-            _grad_walk(call, kept.sums, part, do, d_at, d_states, d_before, dv, launch)
+            _grad_walk(call, kept.sums, piece, do, d_at, d_states, d_before, dv, launch)
         else:
-            _grad_states(call, kept.sums, part, do, d_at, d_states, d_before, launch)
+            _grad_states(call, kept.sums, piece, do, d_at, d_states, d_before, launch)
         args: dict[str, Any] = {"p_q": call.q, "p_k": call.k, "p_v": call.v, "p_c": kept.sums, "p_do": do}
         args |= {"p_s": states, "p_ds": d_states, "p_dq": dq, "p_dk": dk, "p_dv": dv, "p_dg": parts}
-        launch(call.over_slice(simple_grad_qk_kernel, by_k, cdiv(K, by_k.block_k), args, part, GRAD_G=gates))
+        launch(call.over_slice(simple_grad_qk_kernel, by_k, cdiv(K, by_k.block_k), args, piece, GRAD_G=gates))
         if not call.walks_back:
-            launch(call.over_slice(simple_grad_v_kernel, by_v, cdiv(V, by_v.block_v), args, part))
+            launch(call.over_slice(simple_grad_v_kernel, by_v, cdiv(V, by_v.block_v), args, piece))
         d_at = d_before
     dg = None if parts is None else call.q.new_empty(B, T, H, dtype=call.g.dtype)
     if parts is not None and dg is not None:
@@ -102,29 +102,29 @@ def decay_sums(call: Call, launch: Launcher) -> Tensor:
 
 
 def _states(
-    call: Call, sums: Tensor, part: Slice, at: Tensor | None, stored: Tensor | None, after: Tensor | None,
+    call: Call, sums: Tensor, piece: Slice, at: Tensor | None, stored: Tensor | None, after: Tensor | None,
     launch: Launcher,
 ) -> None:  # fmt: skip
     """The states of a slice's chunks, into ``stored``; it starts from ``at`` and ends with ``after``."""
     args = {"p_k": call.k, "p_v": call.v, "p_s0": at, "p_s": stored, "p_st": after}
-    _over_time(call, sums, part, args, False, launch)
+    _over_time(call, sums, piece, args, False, launch)
 
 
 def _grad_states(
-    call: Call, sums: Tensor, part: Slice, do: Tensor, at: Tensor | None, stored: Tensor, after: Tensor | None,
+    call: Call, sums: Tensor, piece: Slice, do: Tensor, at: Tensor | None, stored: Tensor, after: Tensor | None,
     launch: Launcher,
 ) -> None:  # fmt: skip
     """Their gradients, from the slice's end to its start."""
     args = {"p_k": call.q, "p_v": do, "p_s0": at, "p_s": stored, "p_st": after}
-    _over_time(call, sums, part, args, True, launch)
+    _over_time(call, sums, piece, args, True, launch)
 
 
 def _over_time(
-    call: Call, sums: Tensor, part: Slice, args: dict[str, Any], reverse: bool, launch: Launcher
+    call: Call, sums: Tensor, piece: Slice, args: dict[str, Any], reverse: bool, launch: Launcher
 ) -> None:  # fmt: skip
     _, _, _, K, V = call.dims
     tile = call.over_time()
-    args = args | {"p_c": sums} | chunks_of(part, args)
+    args = args | {"p_c": sums} | chunks_of(piece, args)
     programs = cdiv(K, tile.block_k) * cdiv(V, tile.block_v)
     launch(call.launch_of(simple_states_kernel, tile, programs, args, REVERSE=reverse, **_given(args)))
 
@@ -134,35 +134,35 @@ def _given(args: dict[str, Any]) -> dict[str, bool]:
     return {flag: args[x] is not None for flag, x in (("HAS_S0", "p_s0"), ("STORE_S", "p_s"), ("STORE_ST", "p_st"))}
 
 
-def _output(call: Call, sums: Tensor, part: Slice, states: Tensor | None, o: Tensor, launch: Launcher) -> None:
+def _output(call: Call, sums: Tensor, piece: Slice, states: Tensor | None, o: Tensor, launch: Launcher) -> None:
     tile = call.tile(64, 128)
     args = {"p_q": call.q, "p_k": call.k, "p_v": call.v, "p_c": sums, "p_s": states, "p_o": o}
-    launch(call.over_slice(simple_output_kernel, tile, cdiv(call.dims[-1], tile.block_v), args, part))
+    launch(call.over_slice(simple_output_kernel, tile, cdiv(call.dims[-1], tile.block_v), args, piece))
 
 
 def _walk(
-    call: Call, sums: Tensor, part: Slice, at: Tensor | None, stored: Tensor | None, after: Tensor | None, o: Tensor,
+    call: Call, sums: Tensor, piece: Slice, at: Tensor | None, stored: Tensor | None, after: Tensor | None, o: Tensor,
     launch: Launcher,
 ) -> None:  # fmt: skip
     """`_states`, and the outputs."""
     args = {"p_q": call.q, "p_k": call.k, "p_v": call.v, "p_s0": at, "p_s": stored, "p_st": after, "p_o": o}
-    _walk_over(call, sums, part, args, False, launch)
+    _walk_over(call, sums, piece, args, False, launch)
 
 
 def _grad_walk(
-    call: Call, sums: Tensor, part: Slice, do: Tensor, at: Tensor | None, stored: Tensor, after: Tensor | None,
+    call: Call, sums: Tensor, piece: Slice, do: Tensor, at: Tensor | None, stored: Tensor, after: Tensor | None,
     dv: Tensor, launch: Launcher,
 ) -> None:  # fmt: skip
     """`_grad_states`, and dv."""
     args = {"p_q": call.k, "p_k": call.q, "p_v": do, "p_s0": at, "p_s": stored, "p_st": after, "p_o": dv}
-    _walk_over(call, sums, part, args, True, launch)
+    _walk_over(call, sums, piece, args, True, launch)
 
 
 def _walk_over(
-    call: Call, sums: Tensor, part: Slice, args: dict[str, Any], reverse: bool, launch: Launcher
+    call: Call, sums: Tensor, piece: Slice, args: dict[str, Any], reverse: bool, launch: Launcher
 ) -> None:  # fmt: skip
     tile = call.walk_tile()
-    args = args | {"p_c": sums} | chunks_of(part, args)
+    args = args | {"p_c": sums} | chunks_of(piece, args)
     programs = cdiv(call.dims[-1], tile.block_v)
-    whole = part == call.whole
+    whole = piece == call.whole
     launch(call.launch_of(simple_walk_kernel, tile, programs, args, REVERSE=reverse, WHOLE=whole, **_given(args)))

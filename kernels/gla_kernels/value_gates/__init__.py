@@ -34,16 +34,16 @@ def forward(p: Problem, launch: Launcher) -> tuple[Tensor, Tensor, Kept]:
     use of."""
     o = torch.empty_like(p.v)
     keys, values = p.sides(None)
-    state, handed = p.first(p.initial_state, launch), []
+    state, boundary = p.first(p.initial_state, launch), []
     states, scores = p.state_buffer(), p.scores_buffer()
-    for part in p.slices:
-        handed.append(state)
+    for piece in p.slices:
+        boundary.append(state)
         state = p.boundary()
-        launch(p.walk(part, (keys, values), handed[-1], states, state))
-        launch(p.mild(part, values, keys, (states, None), (o, None, None)))
-        launch(p.scores(part, keys, values, scores))
-        launch(p.apply(part, values, keys, scores, (states, None), (o, None, None)))
-    return o, state, (states if p.schedule.materialize else None, handed)
+        launch(p.walk(piece, (keys, values), boundary[-1], states, state))
+        launch(p.mild(piece, values, keys, (states, None), (o, None, None)))
+        launch(p.scores(piece, keys, values, scores))
+        launch(p.apply(piece, values, keys, scores, (states, None), (o, None, None)))
+    return o, state, (states if p.schedule.materialize else None, boundary)
 
 
 def backward(
@@ -56,30 +56,30 @@ def backward(
     dq, dk, dv = torch.empty_like(p.q), torch.empty_like(p.k), torch.empty_like(p.v)
     dg, dgv = (None if gates is None else torch.empty_like(gates) for gates in (p.g, p.gv))
     keys, values = p.sides(do)
-    stored, handed = kept if kept is not None else (None, _handed(p, (keys, values), launch))
+    stored, boundary = kept if kept is not None else (None, _boundary_states(p, (keys, values), launch))
     states = p.state_buffer() if stored is None else stored
     grads, scores = p.state_buffer(), p.scores_buffer()
     around = (states, grads)
     d_state = p.first(d_final, launch)
-    for part, state in zip(reversed(p.slices), reversed(handed), strict=True):
+    for piece, state in zip(reversed(p.slices), reversed(boundary), strict=True):
         if stored is None:
-            launch(p.walk(part, (keys, values), state, states, None))
+            launch(p.walk(piece, (keys, values), state, states, None))
         d_after, d_state = d_state, p.boundary()
-        launch(p.walk(part, (keys, values), d_after, grads, d_state, reverse=True))
+        launch(p.walk(piece, (keys, values), d_after, grads, d_state, reverse=True))
         for side, other, out in ((values, keys, (None, dv, dgv)), (keys, values, (dq, dk, dg))):
-            launch(p.mild(part, side, other, around, out))
-            launch(p.scores(part, other, side, scores))
-            launch(p.apply(part, side, other, scores, around, out))
+            launch(p.mild(piece, side, other, around, out))
+            launch(p.scores(piece, other, side, scores))
+            launch(p.apply(piece, side, other, scores, around, out))
     return dq, dk, dv, dg, dgv, d_state
 
 
-def _handed(p: Problem, sides: tuple[Side, Side], launch: Launcher) -> list[Tensor]:
+def _boundary_states(p: Problem, sides: tuple[Side, Side], launch: Launcher) -> list[Tensor]:
     """The state before each slice, as the forward pass leaves them."""
-    handed = [p.first(p.initial_state, launch)]
-    for part in p.slices[:-1]:
-        handed.append(p.boundary())
-        launch(p.walk(part, sides, handed[-2], None, handed[-1]))
-    return handed
+    boundary = [p.first(p.initial_state, launch)]
+    for piece in p.slices[:-1]:
+        boundary.append(p.boundary())
+        launch(p.walk(piece, sides, boundary[-2], None, boundary[-1]))
+    return boundary
 
 
 __all__ = ["MAX_CHUNK", "Kept", "Problem", "backward", "forward"]

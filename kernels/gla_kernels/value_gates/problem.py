@@ -89,9 +89,9 @@ class Problem:
             at_once = segments_at_once(B * H * (K * V * self.state_dtype.itemsize + chunk * chunk * 4), inputs)
         return list(slices_of(n_chunks, n_chunks, 1, at_once))
 
-    def chunks_of(self, part: Slice) -> int:
+    def chunks_of(self, piece: Slice) -> int:
         """Chunks of a slice that have rows: none in an empty sequence."""
-        return min(part.chunks, cdiv(self.dims[1], self.schedule.chunk))
+        return min(piece.chunks, cdiv(self.dims[1], self.schedule.chunk))
 
     @property
     def state_dtype(self) -> torch.dtype:
@@ -126,16 +126,16 @@ class Problem:
         B, _, H, K, V = self.dims
         return self.q.new_empty(B, H, K, V, dtype=torch.float32)
 
-    def first(self, given: Tensor | None, launch: Launcher) -> Tensor:
+    def first(self, start: Tensor | None, launch: Launcher) -> Tensor:
         """The state, or gradient, that a walk over all slices starts from: zero where none is given."""
-        if given is not None:
-            return given
+        if start is not None:
+            return start
         state = self.boundary()
         launch(copied(None, state))
         return state
 
     def walk(
-        self, part: Slice, sides: tuple[Side, Side], start: Tensor, stored: Tensor | None, end: Tensor | None,
+        self, piece: Slice, sides: tuple[Side, Side], start: Tensor, stored: Tensor | None, end: Tensor | None,
         reverse: bool = False,
     ) -> Launch:  # fmt: skip
         """A walk over a slice from ``start`` to ``end`` [B, H, K, V]: forward with rows (k, v), else with (q, do). With
@@ -155,10 +155,10 @@ class Problem:
         }  # fmt: skip
         programs, chunk = cdiv(K, block_k) * cdiv(V, block_v), self.schedule.chunk
         bytes_a_chunk = chunk * (self._bytes(x, self.g) * block_k + self._bytes(y, self.gv) * block_v)
-        return self._launch(gv_walk_kernel, part, programs, args, constexprs, self._stages(WALK_STAGES, bytes_a_chunk))
+        return self._launch(gv_walk_kernel, piece, programs, args, constexprs, self._stages(WALK_STAGES, bytes_a_chunk))
 
     def mild(
-        self, part: Slice, side: Side, other: Side, states: tuple[Tensor, Tensor | None],
+        self, piece: Slice, side: Side, other: Side, states: tuple[Tensor, Tensor | None],
         out: tuple[Tensor | None, Tensor | None, Tensor | None],
     ) -> Launch:  # fmt: skip
         """X, Y and the gates' gradient of a side, ``out``, of the chunks that are mild, from the other side and the
@@ -169,14 +169,14 @@ class Problem:
         columns, rows = constexprs["BD"], self._bytes(other.keys, other.keys, other.gates) * self.schedule.chunk
         bytes_a_tile = (rows + self._bytes(*states) * columns) * constexprs["BE"]
         launch = self._launch(
-            gv_mild_kernel, part, cdiv(side.dim, columns) * self.chunks_of(part), args, constexprs,
+            gv_mild_kernel, piece, cdiv(side.dim, columns) * self.chunks_of(piece), args, constexprs,
             self._stages(MILD_STAGES, bytes_a_tile),
         )  # fmt: skip
         return replace(launch, max_registers=REGISTERS)
 
-    def scores(self, part: Slice, side: Side, other: Side, into: Tensor) -> Launch:
+    def scores(self, piece: Slice, side: Side, other: Side, into: Tensor) -> Launch:
         """Scores of a side's queries and keys, of the chunks that are not mild."""
-        share = self._share(part)
+        share = self._share(piece)
         args = {
             "p_x": side.queries, "p_y": side.keys, "p_g": side.gates, "p_h": side.halves, "p_hu": other.halves,
             "p_a": into, "scale": self.scale,
@@ -185,18 +185,18 @@ class Problem:
             "D": side.dim, "E": other.dim, "BD": self._columns(side.dim), "SUB": self.schedule.rows, "SHARE": share,
             "GATED": side.gates is not None,
         }  # fmt: skip
-        return self._launch(gv_scores_kernel, part, cdiv(self.chunks_of(part), share), args, constexprs)
+        return self._launch(gv_scores_kernel, piece, cdiv(self.chunks_of(piece), share), args, constexprs)
 
     def apply(
-        self, part: Slice, side: Side, other: Side, scores: Tensor, states: tuple[Tensor, Tensor | None],
+        self, piece: Slice, side: Side, other: Side, scores: Tensor, states: tuple[Tensor, Tensor | None],
         out: tuple[Tensor | None, Tensor | None, Tensor | None],
     ) -> Launch:  # fmt: skip
         """What `mild` is, of the chunks that are not mild, from the other side's scores."""
-        share = self._share(part)
+        share = self._share(piece)
         args, constexprs = self._sums(side, other, states, out)
         args, constexprs = args | {"p_a": scores}, constexprs | {"SUB": self.schedule.rows, "SHARE": share}
-        programs = cdiv(side.dim, constexprs["BD"]) * cdiv(self.chunks_of(part), share)
-        return self._launch(gv_apply_kernel, part, programs, args, constexprs)
+        programs = cdiv(side.dim, constexprs["BD"]) * cdiv(self.chunks_of(piece), share)
+        return self._launch(gv_apply_kernel, piece, programs, args, constexprs)
 
     def _sums(
         self, side: Side, other: Side, states: tuple[Tensor, Tensor | None],
@@ -216,11 +216,11 @@ class Problem:
         }  # fmt: skip
         return args, constexprs
 
-    def _share(self, part: Slice) -> int:
+    def _share(self, piece: Slice) -> int:
         """Chunks that a program looks at for what is not mild."""
         B, _, H, _, _ = self.dims
         share = SHARE
-        while share > 1 and cdiv(self.chunks_of(part), share) * B * H < STRONG_PROGRAMS:
+        while share > 1 and cdiv(self.chunks_of(piece), share) * B * H < STRONG_PROGRAMS:
             share //= 2
         return share
 
@@ -248,11 +248,17 @@ class Problem:
         return filled if self.schedule.chunk < WGMMA_ROWS else max(filled, SAFE_COLUMNS)
 
     def _launch(
-        self, kernel: Any, part: Slice, programs: int, args: dict[str, Any], constexprs: dict[str, Any], stages: int = 1
+        self,
+        kernel: Any,
+        piece: Slice,
+        programs: int,
+        args: dict[str, Any],
+        constexprs: dict[str, Any],
+        stages: int = 1,
     ) -> Launch:
         """A launch of so many programs a head."""
         B, T, H, K, V = self.dims
         dot, precision = operand_type(self.q.dtype, max(K, V))
-        args = args | {"T": T, "H": H, "n_here": self.chunks_of(part), "first_chunk": part.first_chunk}
+        args = args | {"T": T, "H": H, "n_here": self.chunks_of(piece), "first_chunk": piece.first_chunk}
         constexprs = constexprs | {"C": self.schedule.chunk, "DOT": dot, "PRECISION": precision}
         return Launch(kernel, (programs * B * H,), args, constexprs, num_stages=stages)

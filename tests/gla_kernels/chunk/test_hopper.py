@@ -30,7 +30,7 @@ def backward(work: Workload, schedule: Schedule, **changes: bool) -> list[str]:
 
 def test_bf16_in_chunks_of_64_is_done_by_hoppers_kernel():
     found = backward(WORK, Schedule(64))
-    assert found[-3:] == ["grad_qk_hopper_kernel", "grad_v_kernel", "grad_qk_steep_hopper_kernel"]
+    assert found[-3:] == ["grad_qk_hopper_kernel", "grad_v_kernel", "grad_qk_strong_hopper_kernel"]
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_bf16_in_chunks_of_64_is_done_by_hoppers_kernel():
 def test_all_else_by_the_portable_one(work, schedule, changes):
     found = backward(work, schedule, **changes)
     assert "grad_qk_kernel" in found
-    assert not {"grad_qk_hopper_kernel", "grad_qk_steep_hopper_kernel"} & set(found)
+    assert not {"grad_qk_hopper_kernel", "grad_qk_strong_hopper_kernel"} & set(found)
 
 
 def test_gates_in_float32_go_to_the_portable_one():
@@ -85,7 +85,7 @@ def test_only_hopper_has_them():
     assert offered == set(HOPPER_PASSES)
 
 
-# --- Walks that do two passes' work ----------------------------------------------------------------------------------
+# --- Fused scans ------------------------------------------------------------------------------------------------------
 
 
 def walked(work: Workload, schedule: Schedule) -> list[str]:
@@ -106,9 +106,9 @@ FORWARD = Workload("fwd", 1, 3000, 2, 128, 256)
     ],
 )
 def test_a_walk_does_two_passes_work(schedule, before):
-    assert walked(FORWARD, schedule) == [*before, "walk", "output_steep"]
+    assert walked(FORWARD, schedule) == [*before, "walk", "output_strong"]
     found = walked(replace(FORWARD, direction="bwd"), schedule)
-    assert found[-4:] == ["grad_walk", "grad_qk", "grad_v_steep", "grad_qk_steep"]
+    assert found[-4:] == ["grad_walk", "grad_qk", "grad_v_strong", "grad_qk_strong"]
     assert "grad_v" not in found
     assert ("grad_states" in found) == bool(before)
 
@@ -118,7 +118,7 @@ def test_a_walk_does_two_passes_work(schedule, before):
 def test_the_passes_of_a_plan_with_walks_are_those_that_are_launched(direction, schedule):
     work = replace(FORWARD, direction=direction)
     config = with_walks(default_config(128, 256, 2, schedule), work)
-    launched = {step for step in walked(work, schedule) if step != "combine" and not step.endswith("_steep")}
+    launched = {step for step in walked(work, schedule) if step != "combine" and not step.endswith("_strong")}
     assert launched == set(Plan(schedule, config).steps(work))
 
 
@@ -136,7 +136,7 @@ def test_the_passes_of_a_plan_with_walks_are_those_that_are_launched(direction, 
 def test_where_a_walk_cannot_serve_the_passes_do(changes, schedule):
     for direction in ("fwd", "bwd"):
         work = replace(FORWARD, **{"direction": direction, **changes})
-        assert not {"grad_walk", "output_steep"} & set(walked(work, schedule))
+        assert not {"grad_walk", "output_strong"} & set(walked(work, schedule))
 
 
 def test_a_negative_scale_goes_to_the_passes():

@@ -35,13 +35,13 @@ def problem(B: int, T: int, H: int, K: int, V: int) -> Problem:
 
 def scratch_bytes(p: Problem) -> int:
     """What the backward pass of the first part allocates beside gradients."""
-    part, decays = p.part(p.parts[0]), p.half_decays()
+    part, decays = p.head_group(p.head_groups[0]), p.half_decays()
     assert decays is not None
     found = 2 * part.state_buffer().nbytes + decays.nbytes // (p.q.numel() // part.q.numel())
     if part.in_turn:
         B, _, H, K, V = part.dims
-        return found + part.handed_buffer().nbytes + 4 * B * H * K * V  # a gradient that is carried on
-    return found + (2 * part.boundary_buffer(part.n_seg).nbytes if part.n_seg > 1 else 0)
+        return found + part.boundary_buffer().nbytes + 4 * B * H * K * V  # a gradient that is carried on
+    return found + (2 * part.segment_buffer(part.n_seg).nbytes if part.n_seg > 1 else 0)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "-".join(map(str, shape)))
@@ -54,28 +54,28 @@ def test_the_backward_pass_needs_no_more_than_flash_attention_2(shape):
 
 def test_what_fits_is_worked_on_at_once():
     p = problem(1, 8192, 96, 128, 128)
-    assert p.parts == [None]
-    assert p.part(None) is p
+    assert p.head_groups == [None]
+    assert p.head_group(None) is p
     assert p.forward(keep=True) is p
 
 
 def test_parts_cover_all_heads_once():
     p = problem(5, 2048, 32, 256, 256)
     seen = torch.zeros(5, 32)
-    assert len(p.parts) > 1
-    for at in p.parts:
+    assert len(p.head_groups) > 1
+    for at in p.head_groups:
         assert at is not None
         seen[at] += 1
-        assert p.part(at).q.shape == p.q[at[0], :, at[1]].shape
-        assert p.part(at).heads_a_row == 32
+        assert p.head_group(at).q.shape == p.q[at[0], :, at[1]].shape
+        assert p.head_group(at).heads_a_row == 32
     assert torch.equal(seen, torch.ones(5, 32))
-    assert p.forward(keep=True).parts == [None]  # the forward pass has room for all
+    assert p.forward(keep=True).head_groups == [None]  # the forward pass has room for all
 
 
 def test_a_forward_pass_alone_is_not_cut_for_a_backward_pass():
     p = problem(8, 1024, 8, 64, 64)
     alone = p.forward(keep=False)
-    assert (len(alone.slices), alone.parts) == (1, [None])
+    assert (len(alone.slices), alone.head_groups) == (1, [None])
     assert len(p.forward(keep=True).slices) == len(p.slices) > 1
 
 
@@ -118,4 +118,4 @@ def test_room_is_never_less_than_a_quarter_of_the_inputs():
 
 @pytest.mark.parametrize(("B", "H"), [(0, 2), (2, 0)])
 def test_no_heads_need_nothing(B, H):
-    assert problem(B, 4096, H, 64, 64).parts == [None]
+    assert problem(B, 4096, H, 64, 64).head_groups == [None]

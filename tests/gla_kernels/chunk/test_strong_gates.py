@@ -14,14 +14,19 @@ from torch import Tensor
 
 from gla_kernels import Plan, Schedule, default_config
 from gla_kernels.chunk import strong_gates
-from gla_kernels.chunk.strong_gates import grad_qk_steep_kernel, grad_v_steep_kernel, output_steep_kernel, steep_of
+from gla_kernels.chunk.strong_gates import (
+    grad_qk_strong_kernel,
+    grad_v_strong_kernel,
+    output_strong_kernel,
+    strong_gates_of,
+)
 from gla_kernels.cost.work import work_of
 from gla_kernels.plan.apply import problem_of
 
 OUTPUTS = {
-    output_steep_kernel: ("o",),
-    grad_v_steep_kernel: ("dv",),
-    grad_qk_steep_kernel: ("dq", "dk", "dg"),
+    output_strong_kernel: ("o",),
+    grad_v_strong_kernel: ("dv",),
+    grad_qk_strong_kernel: ("dq", "dk", "dg"),
 }
 KERNELS = pytest.mark.parametrize("kernel", OUTPUTS, ids=lambda kernel: kernel.fn.__name__)
 
@@ -29,13 +34,13 @@ KERNELS = pytest.mark.parametrize("kernel", OUTPUTS, ids=lambda kernel: kernel.f
 def filled(x: Any, kernel: Any, place: Any) -> dict[str, Tensor]:
     """What a kernel writes, NaN where it writes nothing."""
     p, (args, into) = x.problem(), x.arguments(*OUTPUTS[kernel])
-    place.run(steep_of(p, kernel, args, p.whole, x.given["s"]))
+    place.run(strong_gates_of(p, kernel, args, p.whole, x.given["s"]))
     return into
 
 
 def check(x: Any, kernel: Any, place: Any) -> None:
     """That it does all that is not mild, and is right."""
-    x.check(filled(x, kernel, place), ~(x.mild_tiles if kernel is grad_qk_steep_kernel else x.mild))
+    x.check(filled(x, kernel, place), ~(x.mild_tiles if kernel is grad_qk_strong_kernel else x.mild))
 
 
 def resets(strength: float) -> Callable[[Tensor], Tensor]:
@@ -70,7 +75,7 @@ def test_every_gate_strength(kernel, gates, place, chunks):
 @KERNELS
 @pytest.mark.parametrize(("K", "V"), [(64, 64), (64, 192), (128, 64), (64, 256), (192, 64)])
 def test_head_dimensions(kernel, K, V, place, chunks):
-    if K > 128 and kernel is not grad_qk_steep_kernel:
+    if K > 128 and kernel is not grad_qk_strong_kernel:
         pytest.skip("walks have states of 128 features at most")
     check(chunks((2, 100, 1, K, V), GATES["16"]), kernel, place)
 
@@ -108,9 +113,9 @@ def test_the_same_twice(kernel, place, chunks):
 def test_rows_before_a_reset_do_not_show_behind_it(place, chunks):
     """However large they are: a sequence may be packed behind another one."""
     x = chunks((1, 150, 1, 64, 64), resets(0.1))
-    small = filled(x, output_steep_kernel, place)["o"]
+    small = filled(x, output_strong_kernel, place)["o"]
     x.given["v"][:, :5] *= 1000
-    large = filled(x, output_steep_kernel, place)["o"]
+    large = filled(x, output_strong_kernel, place)["o"]
     assert not torch.equal(large[:, :5], small[:, :5])
     assert (large - small)[:, 5:64].norm() <= 1e-4 * small[:, 5:64].norm()
 
@@ -129,7 +134,7 @@ def test_what_is_read_where_all_is_mild_is_what_is_counted(kernel, monkeypatch, 
     monkeypatch.setattr(language, "load", load)
     x = chunks((1, 330, 2, 128, 256), lambda g: g)
     p, (args, _) = x.problem(), x.arguments(*OUTPUTS[kernel])
-    launch = steep_of(p, kernel, args, p.whole, x.given["s"])
+    launch = strong_gates_of(p, kernel, args, p.whole, x.given["s"])
     place.run(launch)
     assert work_of(launch).requested_bytes == sum(read) * x.halves.element_size() > 0
 
@@ -142,6 +147,6 @@ def test_a_share_is_smaller_where_there_are_few_chunks():
         state = p.state_buffer()
         args: dict[str, Any] = dict.fromkeys(("p_q", "p_k", "p_g", "p_dq", "p_dk", "p_dg"), q)
         args |= {"p_v": v, "p_do": v, "p_s": state, "p_ds": state}
-        return steep_of(p, grad_qk_steep_kernel, args, p.whole, state).args["share"]
+        return strong_gates_of(p, grad_qk_strong_kernel, args, p.whole, state).args["share"]
 
     assert [share(1, 1024), share(4, 2048), share(64, 16384)] == [2, 16, 32]

@@ -15,7 +15,7 @@ from gla_kernels import Schedule, chunk
 from gla_kernels.launch import Launch, execute, interpreting
 from gla_kernels.launch.record import ALIGNMENT, Program, record
 from gla_kernels.ops import simple_gla as simple_api
-from gla_kernels.ops.form import Form, Given
+from gla_kernels.ops.form import Form, Inputs
 from gla_kernels.ops.gla import _form, _Recurrent
 from gla_kernels.ops.prepared import FINAL, LEFT, Prepared
 from gla_kernels.tiles.slices import Share
@@ -177,11 +177,11 @@ def test_part_of_a_buffer_cannot_be_left() -> None:
 # --- What the launches compute ----------------------------------------------------------------------------------------
 
 
-def chunkwise(schedule: Schedule | None, recompute: bool = False) -> Callable[[Given], Form]:
+def chunkwise(schedule: Schedule | None, recompute: bool = False) -> Callable[[Inputs], Form]:
     return lambda x: _form(x, torch.device("cpu"), 0.25, schedule, True, recompute)
 
 
-FORMS: dict[str, tuple[Callable[[Given], Form], str]] = {
+FORMS: dict[str, tuple[Callable[[Inputs], Form], str]] = {
     "materialized": (chunkwise(Schedule(16, 16)), "g"),
     "by default": (chunkwise(None), "g"),
     "not materialized": (chunkwise(Schedule(16, 16, False)), "g"),
@@ -200,12 +200,12 @@ FORMS: dict[str, tuple[Callable[[Given], Form], str]] = {
 }  # fmt: skip
 
 
-def drawn(gates: str) -> tuple[Given, torch.Tensor, torch.Tensor]:
+def drawn(gates: str) -> tuple[Inputs, torch.Tensor, torch.Tensor]:
     """What a call is given, and the gradients of what it returns."""
     q, k, v, g, gv, do = (torch.randn(2, 40, 3, 16) for _ in range(6))
     g, gv, state = -g.abs(), -gv.abs(), torch.randn(2, 3, 16, 16)
     key = g[..., 0].contiguous() if gates == "simple" else g if gates else None
-    return Given(q, k, v, key, gv if gates == "gv" else None, state), do, torch.randn_like(state)
+    return Inputs(q, k, v, key, gv if gates == "gv" else None, state), do, torch.randn_like(state)
 
 
 @pytest.fixture
@@ -265,7 +265,7 @@ def state_of(forward: Program) -> torch.Tensor:
     """The final state, without data. It comes after what is given."""
     state = forward.results[1]
     assert state is not None
-    assert len(Given._fields) == FINAL
+    assert len(Inputs._fields) == FINAL
     return state.on_meta()
 
 

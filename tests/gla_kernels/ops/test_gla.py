@@ -234,7 +234,7 @@ def test_gate_strengths_at_full_size(judge, inputs, schedule, dtype, gates):
     ids=name,
 )
 def test_walks_at_every_gate_strength(judge, inputs, schedule, K, V, gates):
-    """Walks that do two passes' work, which a default plan need not have at shapes as small as these."""
+    """Fused scans, which a default plan need not have at shapes as small as these."""
     work, capability = Workload("fwd", 1, 3001, 2, K, V, gated=gates is not None), machine_of().capability
     plan = Plan(schedule, with_walks(default_config(K, V, 2, schedule, capability), work, capability))
     reason = why_not(plan, work, capability, "walk")

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from gla_kernels import Plan, Schedule, Workload, chosen, gla, gla_recurrent, gla_step, simple_gla
 from gla_kernels.ops import library as compiled
-from gla_kernels.ops.form import Given
+from gla_kernels.ops.form import Inputs
 
 Call = Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
 
@@ -171,7 +171,7 @@ def test_operators_keep_what_pytorch_is_promised(function, value_gates):
     q, k, v, g, state = drawn(T=40)
     if function == "simple_gla":
         g = g[..., 0].detach().requires_grad_()
-    x = Given(q, k, v, g, g if value_gates and function != "simple_gla" else None, state)
+    x = Inputs(q, k, v, g, g if value_gates and function != "simple_gla" else None, state)
     sorts = [None if t is None else (tuple(t.shape), t.dtype, t.device) for t in x]
     how = 0.25, True, compiled.room_of(function, x, None), compiled.settled(function, sorts, True, None, True, False)
     torch.library.opcheck(torch.ops.gla_kernels.forward.default, (*x, *how))

@@ -15,7 +15,7 @@ import pytest
 
 import gla_kernels
 from gla_kernels import Plan, Schedule, Workload, default_config, gla, simple_gla
-from gla_kernels.chunk.strong_gates import steep_of
+from gla_kernels.chunk.strong_gates import strong_gates_of
 from gla_kernels.launch import Launch
 from gla_kernels.plan import table
 from gla_kernels.plan.apply import all_launches
@@ -136,7 +136,7 @@ def copied(tmp_path: Path) -> Path:
         (gates, "# a comment\n", True),
         (gates, "def another():\n    return 1\n", True),
         (gates, "LOG2E = tl.constexpr(1.5)\n", False),
-        (steep_of, "MOST = 64\n", False),
+        (strong_gates_of, "MOST = 64\n", False),
         (Schedule, "SEGMENT_ROWS = 2048\n", False),
         (TileSpace, "SEGMENTS = (1024,)\n", True),  # of the search space, which has a hash of its own
         (descriptors, "ROWS_OF_V = frozenset()\n", False),

@@ -12,8 +12,8 @@ import pytest
 
 from glabench import store
 from glabench.cli import main
+from glabench.phases import Spent
 from glabench.spec.case import Case
-from glabench.spent import Spent
 from glabench.store import Appender, Row
 
 

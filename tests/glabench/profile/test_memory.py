@@ -137,7 +137,7 @@ def test_of_heads_that_take_turns_the_first_ones_count() -> None:
     kinds = modelled(replace(CASE, mode="fwdbwd", materialize=False, **sizes))  # type: ignore[arg-type]
     heads, chunk = 32, 2 * 128 * 128  # of 64 heads
     assert kinds is not None
-    assert kinds["states"] == heads * (2 * 8 * chunk + 2 * chunk + 4 * chunk)  # 8 at once, one carried, four between
+    assert kinds["states"] == heads * (2 * 8 * chunk + 2 * chunk + 4 * chunk)  # 8 at once, one running, four between
     assert kinds["gradients"] == 2 * 4 * 2048 * 16 * 4 * 128
 
 

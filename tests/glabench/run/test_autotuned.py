@@ -12,6 +12,7 @@ import torch
 from triton import Config
 from triton.runtime.autotuner import Autotuner
 
+from glabench.phases import spent_of
 from glabench.run import autotuned
 from glabench.run.autotuned import CLEARLY_SLOWER, LONG, LOOK_MS, Look, at_its_shape, compile_ahead, compiling
 from glabench.run.parts import merge, parts
@@ -19,7 +20,6 @@ from glabench.run.pipeline import run_case
 from glabench.spec.case import Case, Mode
 from glabench.spec.catalog import CATALOG
 from glabench.spec.settings import Settings
-from glabench.spent import spent_of
 from glabench.systems.base import System
 from glabench.systems.inputs import Inputs
 

@@ -15,6 +15,7 @@ import pytest
 from glabench import store
 from glabench.errors import UserError
 from glabench.lines import Lines
+from glabench.phases import spent_of
 from glabench.run import driver as driver_module
 from glabench.run import untimed
 from glabench.run.attempts import Attempts
@@ -22,7 +23,6 @@ from glabench.run.driver import Driver, finished
 from glabench.run.worker import Worker
 from glabench.spec.case import Case
 from glabench.spec.settings import Device, Part, Settings
-from glabench.spent import spent_of
 from glabench.store import Appender, Row
 
 

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from glabench import store
+from glabench.phases import spent_of
 from glabench.run.parts import merge, parts
 from glabench.run.pipeline import run_case
 from glabench.spec.case import Case
 from glabench.spec.catalog import CATALOG
 from glabench.spec.settings import Device, Part, Settings
-from glabench.spent import spent_of
 from glabench.systems.base import System, Unavailable, load
 from glabench.systems.inputs import Inputs
 

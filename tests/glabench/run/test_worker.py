@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from glabench.phases import spent_of
 from glabench.run.worker import Worker
 from glabench.spec.case import Case
 from glabench.spec.settings import Settings
-from glabench.spent import spent_of
 from glabench.store import Row
 
 SETTINGS = Settings.for_device("cpu")

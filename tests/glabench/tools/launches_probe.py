@@ -14,7 +14,7 @@ from glabench.tools.listing import shipped
 
 
 def table() -> Table:
-    """Two plans for Hopper: one with walks that do two passes' work, one without."""
+    """Two plans for Hopper: one with fused scans, one without."""
     schedule = Schedule(64)
     config = default_config(64, 64, 2, schedule)
     entries = [

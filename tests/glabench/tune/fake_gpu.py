@@ -31,7 +31,7 @@ FAULTS = {
     "dies in a plan": ("crashed", r"^in the finals: the process was killed by SIGABRT$"),
 }
 STATES = {"fwd": ("states",), "bwd": ("states", "grad_states")}
-WALKED = {"fwd": ("walk",), "bwd": ("states", "grad_walk", "grad_qk")}  # where a walk does two passes' work
+WALKED = {"fwd": ("walk",), "bwd": ("states", "grad_walk", "grad_qk")}  # where there is a fused scan
 OTHERS = {"fwd": ("output",), "bwd": ("grad_qk", "grad_v")}
 TOO_GOOD = ("too good", "dies in a plan")  # nothing shows until whole plans run, and they look fast
 

@@ -32,7 +32,7 @@ def space() -> Space:
 
 
 def without_walks(work: Workload) -> Space:
-    """The space without walks that do two passes' work: of those there are few candidates."""
+    """The space without fused scans: of those there are few candidates."""
     whole = space_of(work, 90)
     return replace(whole, menus={variant: menu for variant, menu in whole.menus.items() if not variant.walks})
 

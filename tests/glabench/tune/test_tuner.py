@@ -33,7 +33,7 @@ HOSTILE = {
 
 @pytest.fixture(autouse=True)
 def apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No walks that do two passes' work: of those there are few candidates, and here are faults to be planted."""
+    """No fused scans: of those there are few candidates, and here are faults to be planted."""
     monkeypatch.setattr("glabench.tune.space.variants", lambda work: (one for one in variants(work) if not one.walks))
 
 

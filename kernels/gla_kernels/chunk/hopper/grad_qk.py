@@ -12,7 +12,7 @@ decay of a block is a factor of a row. Triton waits for each load outside of a l
 registers; here all loads are on their way to shared memory before anything waits, and products run while the next ones
 are prepared.
 
-Tiles that are not mild are computed like the others and not stored: `steep.grad_qk_steep_kernel` runs after this one.
+Tiles that are not mild are computed like the others and not stored: `grad_qk_strong_kernel` runs after this one.
 """
 
 # mypy: disallow-untyped-defs=False

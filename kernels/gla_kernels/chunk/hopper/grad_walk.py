@@ -16,7 +16,7 @@ each a block behind or ahead of the other:
 
 A row block that is not mild has M = 1 for i >= j, else 0: then Q = scale q e^(sum of gates up to the row), right at any
 gate strength, and dS <- e^2h dS + bf16(Q)^T dO. Its dv is sent beyond the last row, where nothing is written:
-`steep.grad_v_steep_kernel` runs after this one.
+`grad_v_strong_kernel` runs after this one.
 
 Barriers: one for each pair of tiles of q, k, g and dO that may be on its way; `full`: scores -> walk, A^T's parts and
 the operands lie there; `empty`: walk -> scores, it is done with them. Each of the latter counts one arrival a block.

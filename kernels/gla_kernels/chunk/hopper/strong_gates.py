@@ -351,7 +351,7 @@ def _rows_part(
 
 
 @gluon.jit(do_not_specialize=["n_blocks", "n_here", "first_chunk", "n_stored", "share"])
-def output_steep_hopper_kernel(
+def output_strong_hopper_kernel(
     d_q, d_k, d_v, d_g, d_s, p_h, d_o, scale, H, n_blocks, n_here, first_chunk, n_stored, share,
     K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr, MOST: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
@@ -366,7 +366,7 @@ def output_steep_hopper_kernel(
 
 
 @gluon.jit(do_not_specialize=["n_blocks", "n_here", "first_chunk", "n_stored", "share"])
-def grad_v_steep_hopper_kernel(
+def grad_v_strong_hopper_kernel(
     d_q, d_k, d_g, d_do, d_ds, p_h, d_dv, scale, H, n_blocks, n_here, first_chunk, n_stored, share,
     K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr, MOST: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip

@@ -171,14 +171,14 @@ def _by_level(half, b_dq, b_dk, b_diff, t_pairs, s_q, s_k, s_g, s_high, s_low, n
 
 
 @gluon.jit(do_not_specialize=["n_blocks", "n_here", "first_chunk", "n_stored", "share"])
-def grad_qk_steep_hopper_kernel(
+def grad_qk_strong_hopper_kernel(
     d_q, d_k, d_v, d_g, d_do, d_s, d_ds, p_h, d_dq, d_dk, d_dg,
     scale, H, n_blocks, n_here, first_chunk, n_stored, share,
     K: gl.constexpr, V: gl.constexpr, STAGES: gl.constexpr, MOST: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
     """dq, dk and dg [B, T, H, K] of n_here chunks from first_chunk on: of those tiles of 64 features that are not mild.
     For the tensors see `grad_qk.grad_qk_kernel`, for V and STAGES `grad_qk_hopper_kernel`; for EARLY
-    `steep_hopper.grad_v_steep_hopper_kernel`."""
+    `strong_gates.grad_v_strong_hopper_kernel`."""
     NK: gl.constexpr = K // ROWS
     NV: gl.constexpr = V // ROWS
     SENT: gl.constexpr = STAGES if STAGES < NV else NV

@@ -11,7 +11,7 @@ the block's output (output.py's), and of a block's work only the first product o
                O = scale [(q e^C e^h as bf16) S + A V]
 
 L[j, i] = 1 for j > i, and for i = 63, where there is nothing after, for every j: that row's sum is the block's.
-Blocks that are not mild: their rows of o are not stored (`steep.output_steep_kernel` runs after this one); the states
+Blocks that are not mild: their rows of o are not stored (`output_strong_kernel` runs after this one); the states
 and h are right for any gates.
 
 Shared memory (K = BV = 128): 2 stages of q, k, g, v 128 KiB (k's and q's places come to hold k e^-C's parts), the state

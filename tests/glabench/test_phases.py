@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from glabench import store
+from glabench.phases import NEEDED, PHASES, Phases, Spent, spent_of
 from glabench.spec.case import Case
-from glabench.spent import NEEDED, PHASES, Phases, Spent, spent_of
 from glabench.store import Row
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from glabench.errors import UserError
-from glabench.spent import PHASES, Spent, spent_of
+from glabench.phases import PHASES, Spent, spent_of
 from glabench.store import Row, to_json
 
 PAUSE_S = 10.0  # a sweep that runs waits milliseconds between two cases: it was stopped, and started again later

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from glabench.analysis.spent import PAUSE_S, Line, Wall, account, wall
+from glabench.analysis.overhead import PAUSE_S, Line, Wall, account, wall
 from glabench.errors import UserError
-from glabench.spent import Spent
+from glabench.phases import Spent
 from glabench.store import Row
 
 
