@@ -1,20 +1,15 @@
 """Inter-chunk against intra-chunk time of the forward (Yang et al. 2023, Figure 2, right).
 
 Our output kernel does both: it multiplies queries with the state at the chunk's start, and rows of a chunk with each
-other. It is timed as it is, and without the two lines of source that load that state and multiply with it, which no
-compile-time argument leaves out. What is left is the intra-chunk part. The inter-chunk part is what these lines cost,
-and the pass that computes the states.
+other. It is timed as it is, and without states, which it then neither loads nor multiplies with. What is left is the
+intra-chunk part. The inter-chunk part is what the states cost, and the pass that computes them.
 """
 
 from __future__ import annotations
 
-import importlib.util
-import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache, partial
-from pathlib import Path
-from types import ModuleType
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from glabench.failures import NotMeasured
@@ -27,10 +22,6 @@ if TYPE_CHECKING:
     from glabench.systems.inputs import Inputs
 
 SAMPLES = 30
-STATE_LINES = (
-    "b_s = load_state_tile(d_s, p_s, i_s, i_k * BK, i_v, K, V, BK, BV).to(DOT)",
-    "b_o = tl.dot(b_qd.to(DOT), b_s, b_o, input_precision=PRECISION)",
-)
 
 
 def asked(case: Case) -> bool:
@@ -86,30 +77,5 @@ def forward_launches(system: System, case: Case, inputs: Inputs) -> tuple[Launch
 
 def without_states(output: Launch) -> Launch:
     """The output pass of a materialized schedule, computing what rows of the same chunk give each other."""
-    return replace(output, kernel=_intra().output_kernel)
-
-
-@cache
-def _intra() -> ModuleType:
-    """The module of the output kernel without the lines that load the state and multiply with it. Raises NotMeasured
-    when the kernel has no such lines any more."""
-    from gla_kernels.chunk import output
-
-    lines = Path(str(output.__file__)).read_text().splitlines(keepends=True)
-    kept = [line for line in lines if line.strip() not in STATE_LINES]
-    if len(lines) - len(kept) != len(STATE_LINES):
-        dropped = len(lines) - len(kept)
-        raise NotMeasured(f"the output kernel has {dropped} lines that load the state or multiply with it, not 2")
-    # The folder stays as long as the process: Triton reads a kernel's source when it likes.
-    _folders.append(folder := tempfile.TemporaryDirectory())
-    file = Path(folder.name) / "output_intra.py"
-    file.write_text("".join(kept))
-    spec = importlib.util.spec_from_file_location(f"{output.__package__}.output_intra", file)
-    assert spec is not None  # it is a Python file
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-_folders: list[tempfile.TemporaryDirectory[str]] = []
+    blocks = {name: block for name, block in output.blocks.items() if name != "s"}
+    return replace(output, args=output.args | {"p_s": None}, blocks=blocks)

@@ -33,8 +33,8 @@ def output_kernel(
 ):  # fmt: skip
     """o [B, T, H, V] for n_here row blocks from first_block on, which starts a chunk.
 
-    p_s [B*H, n_stored, K, V]: the states before these chunks. p_h [B*H, n_blocks, K]: log2 of half of every row block's
-    decay, see states_kernel.
+    p_s [B*H, n_stored, K, V]: the states before these chunks; None for o of each chunk by itself. p_h [B*H, n_blocks,
+    K]: log2 of half of every row block's decay, see states_kernel.
     """
     NV: tl.constexpr = (V + BV - 1) // BV
     i_p = tl.program_id(0)
@@ -59,7 +59,8 @@ def output_kernel(
             )  # fmt: skip
         else:
             o_v = i_v * BV + tl.arange(0, BV)
-            p_s += i_s * K * V
+            if p_s is not None:
+                p_s += i_s * K * V
             any_gate_output(
                 p_q, p_k, p_v, p_g, p_s, p_o, scale, T, H, i_chunk, i_a, o_v, K, V, BT, BK, BV, DOT, PRECISION
             )
@@ -92,7 +93,8 @@ def _row_block(
         o_k = i_k * BK + tl.arange(0, BK)
         b_q = load_rows(d_q, p_q, i_batch, i_h, i_row, T, H, i_k * BK, K, BT, BK)
         b_k = load_rows(d_k, p_k, i_batch, i_h, i_row, T, H, i_k * BK, K, BT, BK)
-        b_s = load_state_tile(d_s, p_s, i_s, i_k * BK, i_v, K, V, BK, BV).to(DOT)
+        if p_s is not None:
+            b_s = load_state_tile(d_s, p_s, i_s, i_k * BK, i_v, K, V, BK, BV).to(DOT)
         b_qd = b_q
         if GATED:
             b_c = centred_rows(load_rows(d_g, p_g, i_batch, i_h, i_row, T, H, i_k * BK, K, BT, BK), BT, DOT)
@@ -103,7 +105,8 @@ def _row_block(
                 b_before += between(p_h, 0, i_a, o_k, K, BK)
             b_qd = b_q * tl.exp2(b_before)[None, :]
         b_a = tl.dot(b_q.to(OWN), tl.trans(b_k.to(OWN)), b_a, input_precision=PRECISION)
-        b_o = tl.dot(b_qd.to(DOT), b_s, b_o, input_precision=PRECISION)
+        if p_s is not None:
+            b_o = tl.dot(b_qd.to(DOT), b_s, b_o, input_precision=PRECISION)
     # above the diagonal the product grows instead of decaying; it may overflow and is thrown away here
     b_a = tl.where(o_r[:, None] >= o_r[None, :], b_a, 0.0)
     b_v = load_rows(d_v, p_v, i_batch, i_h, i_row, T, H, i_v, V, BT, BV)
@@ -164,6 +167,7 @@ def any_gate_output(
                 b_vb = load_tile(p_v, i_col, T, H * V, o_v, V, ROWS)
                 b_o = dot_half(b_a, b_vb, b_o, DOT, PRECISION)
                 b_between += b_step
-            b_s = load_operand(p_s, o_k, o_v, K, V)
-            b_o += dot(decay(b_qd, b_between, True), b_s, DOT, PRECISION)
+            if p_s is not None:
+                b_s = load_operand(p_s, o_k, o_v, K, V)
+                b_o += dot(decay(b_qd, b_between, True), b_s, DOT, PRECISION)
         store_tile(p_o, b_o * scale, i_row, T, H * V, o_v, V, ROWS)
