@@ -15,6 +15,7 @@ from gla_kernels.cost.model import predict_ms
 from gla_kernels.plan.apply import all_launches
 from gla_kernels.plan.choose import by_model
 from gla_kernels.plan.space import SEGMENTS, schedules
+from gla_kernels.tiles import operands
 from gla_kernels.tiles.slices import Share
 
 GATES = [None, 0.06, 4.0, 40.0, "resets", "closed"]
@@ -141,9 +142,7 @@ def test_the_cost_model_cuts_long_sequences_of_few_heads(direction):
 
 
 def test_combining_takes_little_of_the_time(monkeypatch):
-    monkeypatch.setattr(
-        chunk.problem, "interpreting", lambda: False
-    )  # as on a GPU: the interpreter's products are others
+    monkeypatch.setattr(operands, "interpreting", lambda: False)  # as on a GPU: the interpreter's products are others
     schedule = Schedule(64, 64, True, 16)
     launches = all_launches(LONG, Plan(schedule, default_config(128, 128, 2, schedule)))
     total = sum(predict_ms(launch, 90) for launch in launches)

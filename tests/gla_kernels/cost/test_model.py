@@ -14,6 +14,7 @@ from gla_kernels.cost.work import work_of
 from gla_kernels.plan.apply import all_launches, launches_of
 from gla_kernels.plan.choose import with_walks
 from gla_kernels.plan.space import schedules
+from gla_kernels.tiles import operands
 
 B, T, H, K, V = 2, 1024, 3, 128, 256
 FWD = Workload("fwd", B, T, H, K, V)
@@ -23,7 +24,7 @@ BWD = replace(FWD, direction="bwd")
 @pytest.fixture(autouse=True)
 def compiled(monkeypatch):
     """Launches as on a GPU: the interpreter's products are all in float32."""
-    monkeypatch.setattr(chunk.problem, "interpreting", lambda: False)
+    monkeypatch.setattr(operands, "interpreting", lambda: False)
 
 
 def plan(schedule: Schedule, block_t: int = 64, states: Tile = Tile(64, 64)) -> Plan:  # noqa: B008 (frozen)

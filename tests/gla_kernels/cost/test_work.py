@@ -8,15 +8,16 @@ from typing import Any
 import pytest
 import triton
 
-from gla_kernels import KernelConfig, Launch, Plan, Schedule, Tile, Workload, chunk
+from gla_kernels import KernelConfig, Launch, Plan, Schedule, Tile, Workload
 from gla_kernels.cost.work import hbm_bytes, profile_of, work_of
 from gla_kernels.plan.apply import launches_of
 from gla_kernels.schedule import padded
+from gla_kernels.tiles import operands
 
 
 def meta(work: Workload, schedule: Schedule, block_t: int, monkeypatch: pytest.MonkeyPatch) -> dict[str, Launch]:
     """Launches of whole heads as on a GPU: the interpreter's products are all in float32."""
-    monkeypatch.setattr(chunk.problem, "interpreting", lambda: False)
+    monkeypatch.setattr(operands, "interpreting", lambda: False)
     whole = Tile(padded(work.K), padded(work.V))
     return launches_of(work, Plan(schedule, KernelConfig(block_t, *5 * (whole,))))
 
@@ -69,7 +70,7 @@ def read_at_hbm(launch: Launch, l2_bytes: int) -> int:
 
 
 def test_programs_that_read_the_same_rows_share_them_at_hbm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunk.problem, "interpreting", lambda: False)
+    monkeypatch.setattr(operands, "interpreting", lambda: False)
     tile = Tile(32, 32)
     config = KernelConfig(64, *5 * (tile,))
     for direction in ("fwd", "bwd"):

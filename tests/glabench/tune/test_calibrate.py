@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gla_kernels import Workload, chunk
+from gla_kernels import Workload
 from gla_kernels.cost import model
 from gla_kernels.plan.table import kernels_hash, space_hash
+from gla_kernels.tiles import operands
 from glabench import tuning_store
 from glabench.analysis.load import load_tunings
 from glabench.tune import calibrate
@@ -38,7 +39,7 @@ def in_slices(candidate: dict[str, Any]) -> dict[str, Any]:
 @pytest.fixture(autouse=True)
 def compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Launches as on a GPU: the interpreter's products are all in float32."""
-    monkeypatch.setattr(chunk.problem, "interpreting", lambda: False)
+    monkeypatch.setattr(operands, "interpreting", lambda: False)
 
 
 @pytest.fixture

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gla_kernels import Machine, Schedule, Tile, Workload, chosen, chunk
+from gla_kernels import Machine, Schedule, Tile, Workload, chosen
+from gla_kernels.tiles import operands
 from glabench.tune.candidate import Candidate, Variant
 from glabench.tune.compiler import Closed, CompilePool
 from glabench.tune.space import space_of
@@ -109,7 +110,7 @@ def test_candidates_compile_or_say_why_not() -> None:
 
 
 def test_a_space_is_the_same_by_several_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunk.problem, "interpreting", lambda: False)  # as in processes that compile
+    monkeypatch.setattr(operands, "interpreting", lambda: False)  # as in processes that compile
     work = replace(WORK, schedule=Schedule(64, 64, True))
     with CompilePool("sm_80", jobs=2) as pool:
         found = pool.space_of(work)

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gla_kernels import Workload, chunk
+from gla_kernels import Workload
 from gla_kernels.plan.table import space_hash
+from gla_kernels.tiles import operands
 from glabench.analysis.load import load_tunings
 from glabench.tune.candidate import Candidate, key, launch_of
 from glabench.tune.history import History
@@ -36,7 +37,7 @@ def name(tuning: Tuning) -> str:
 
 @pytest.mark.parametrize("tuning", exhaustive(), ids=name)
 def test_the_model_finds_the_best_plan_among_few(tuning: Tuning, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunk.problem, "interpreting", lambda: False)  # launches as on a GPU
+    monkeypatch.setattr(operands, "interpreting", lambda: False)  # launches as on a GPU
     work = Workload.from_dict(tuning.workload)
     space = space_of(work, 90)
     known = {key(launch_of(work, Candidate.from_dict(one.candidate), 90)): one for one in tuning.trials}
