@@ -39,7 +39,7 @@ def forward(
     """o [B, T, H, V] in the inputs' dtype, the final state [B, H, K, V] in float32 if asked for, and what the backward
     pass can make use of. ``keep``: whether there will be one that does."""
     p, whole = p.forward(keep), len(p.head_groups) == 1
-    B, _, H, K, V = p.dims
+    V = p.dims[-1]
     o, keep = torch.empty_like(p.v), keep and whole
     kept = keep and p.schedule.materialize
     halves, states = p.half_decays(), p.state_buffer() if kept or p.ungated_walk is None else None
@@ -48,7 +48,7 @@ def forward(
     starts = _starts(p, None, launch) if running is None else running
     final_state = running
     if running is None and output_final_state:
-        final_state = p.q.new_empty(B, H, K, V, dtype=torch.float32)
+        final_state = p.one_state()
     tile, pieces = p.config.output, p.slices
     for i, piece in enumerate(pieces):
         if boundary is not None and running is not None:
@@ -65,8 +65,7 @@ def forward(
 def _running_state(p: Problem, first_state: Tensor | None, into: Tensor | None, launch: Launcher) -> Tensor:
     """A state, or its gradient, that slices take over from one another, float32 [B, H, K, V]: from
     ``first_state``, or zero. ``into``: where it shall lie."""
-    B, _, H, K, V = p.dims
-    running = p.q.new_empty(B, H, K, V, dtype=torch.float32) if into is None else into
+    running = p.one_state() if into is None else into
     launch(copied(first_state, running))
     return running
 

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from ..launch import Launch, described
 from ..schedule import SEGMENT_ROWS, WGMMA_ROWS, KernelConfig, Schedule, Tile, cdiv, in_turn, padded
-from ..tiles.descriptors import blocks
-from ..tiles.operands import operand_type
+from ..tiles.context import CallContext
 from ..tiles.slices import Head, Share, Slice, room_for, segments_at_once, share_of, slices_of
 from .kept import HeadGroup, Kept, head_groups_of, rows_of, states_of
 from .states import combine_kernel
@@ -27,7 +26,7 @@ LaunchBy = Callable[..., Launch]
 
 
 @dataclass(frozen=True)
-class Problem:
+class Problem(CallContext):
     """The inputs of one call. q, k, g [B, T, H, K]; v [B, T, H, V]; initial_state [B, H, K, V] float32.
 
     settled: what is worked on at once, where the problem is a head group of another.
@@ -42,12 +41,6 @@ class Problem:
     schedule: Schedule
     config: KernelConfig
     settled: Share | None = None
-
-    @cached_property
-    def dims(self) -> tuple[int, int, int, int, int]:
-        """B, T, H, K, V."""
-        B, T, H, K = self.q.shape
-        return B, T, H, K, self.v.shape[-1]
 
     @cached_property
     def heads_a_row(self) -> int:
@@ -157,16 +150,6 @@ class Problem:
         take, where it can make use of what lies between them."""
         return self if keep and len(self.head_groups) == 1 else replace(self, settled=self._widest)
 
-    @property
-    def state_dtype(self) -> torch.dtype:
-        """The chunks' states: as they enter a bf16 product, or float32. float16 lacks the range."""
-        return torch.bfloat16 if self.q.dtype == torch.bfloat16 else torch.float32
-
-    def state_buffer(self) -> Tensor:
-        """Room for the states of one slice's chunks, [B*H, chunks, K, V]: every slice in turn has it."""
-        B, _, H, K, V = self.dims
-        return self.q.new_empty(B * H, self.slices[0].chunks, K, V, dtype=self.state_dtype)
-
     def segment_buffer(self, segments: int) -> Tensor:
         """One state a segment, float32 [B*H, segments, K, V]."""
         B, _, H, K, V = self.dims
@@ -194,11 +177,8 @@ class Problem:
     def constexprs(self, tile: Tile) -> dict[str, Any]:
         """Compile-time arguments that every kernel takes."""
         _, _, _, K, V = self.dims
-        dot, precision = operand_type(self.q.dtype, K)
-        return {
-            "K": K, "V": V, "BT": self.config.block_t, "BK": tile.block_k, "BV": tile.block_v,
-            "GATED": self.g is not None, "DOT": dot, "PRECISION": precision,
-        }  # fmt: skip
+        sizes = {"K": K, "V": V, "BT": self.config.block_t, "BK": tile.block_k, "BV": tile.block_v}
+        return sizes | {"GATED": self.g is not None} | self.operands(K)
 
     def kept(self, states: Tensor | None, boundary: Tensor | None, halves: Tensor | None) -> Kept | None:
         """These buffers for the backward pass, if they hold for good the states of all chunks or before all slices."""
@@ -218,17 +198,9 @@ class Problem:
 
     def launch_of(self, kernel: Any, tile: Tile, programs: int, args: dict[str, Any], **constexprs: Any) -> Launch:
         """A launch of so many programs a head."""
-        B, T, H, _, _ = self.dims
-        names = described(kernel) if tile.descriptors else ()
-        return Launch(
-            kernel,
-            (programs * B * H,),
-            args | {"T": T, "H": self.heads_a_row},
-            self.constexprs(tile) | constexprs,
-            num_warps=tile.num_warps,
-            num_stages=tile.num_stages,
-            blocks=blocks(args, names, self.config.block_t, tile.block_k, tile.block_v),
-            max_registers=tile.max_registers,
+        how = self.tiled(kernel, tile, self.config.block_t, args)
+        return self.launched(
+            kernel, programs, args | {"H": self.heads_a_row}, self.constexprs(tile) | constexprs, **how
         )
 
     def hopper_launch(

@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..launch import Launch, described
+from ..launch import Launch
 from ..schedule import FEW_WALKS, HOPPER, MIN_TILE, SAFE_COLUMNS, WGMMA_ROWS, Tile, cdiv, padded
-from ..tiles.descriptors import blocks
-from ..tiles.operands import operand_type
+from ..tiles.context import CallContext
 from ..tiles.slices import Slice, segments_at_once, slices_of
 
 MAX_CHUNK = 128  # rows whose scores one program holds
@@ -26,7 +25,7 @@ MANY_WALKS = FEW_WALKS // 2  # a program an SM
 
 
 @dataclass(frozen=True)
-class Call:
+class Call(CallContext):
     """The inputs of one call. q, k [B, T, H, K]; v [B, T, H, V]; g [B, T, H], of any strides; initial_state
     [B, H, K, V] float32 or None. chunk: rows a chunk; capability: compute capability of the GPU."""
 
@@ -41,20 +40,9 @@ class Call:
     capability: int
 
     @cached_property
-    def dims(self) -> tuple[int, int, int, int, int]:
-        """B, T, H, K, V."""
-        B, T, H, K = self.q.shape
-        return B, T, H, K, self.v.shape[-1]
-
-    @cached_property
     def n_chunks(self) -> int:
         """Chunks a sequence."""
         return cdiv(self.q.shape[1], self.chunk)
-
-    @property
-    def wide(self) -> bool:
-        """Whether an operand of a product takes four bytes: all but bfloat16 do (`operand_type`)."""
-        return self.q.dtype != torch.bfloat16
 
     @property
     def walks(self) -> bool:
@@ -69,7 +57,7 @@ class Call:
 
     @property
     def _walk_fits(self) -> bool:
-        row = padded(self.dims[3]) * (4 if self.wide else 2)
+        row = padded(self.dims[3]) * (2 if self.in_bfloat16 else 4)
         return row <= WALKED_BYTES and self.chunk <= WALKED_ROWS
 
     @property
@@ -77,7 +65,7 @@ class Call:
         """Whether walks fill a GPU, as passes over all chunks at once do for any number of heads. Wide operands spill
         in them, on an A100 a kilobyte."""
         B, _, H, _, V = self.dims
-        return not self.wide and B * H * cdiv(V, self.walk_tile().block_v) >= MANY_WALKS
+        return self.in_bfloat16 and B * H * cdiv(V, self.walk_tile().block_v) >= MANY_WALKS
 
     @property
     def whole(self) -> Slice:
@@ -93,21 +81,6 @@ class Call:
         inputs = sum(x.nbytes for x in (self.q, self.k, self.v))
         at_once = segments_at_once(B * H * K * V * self.state_dtype.itemsize, inputs)
         return list(slices_of(self.n_chunks, self.n_chunks, 1, at_once))
-
-    @property
-    def state_dtype(self) -> torch.dtype:
-        """Of the states of chunks: as they enter a bf16 product, or float32, because float16 lacks the range."""
-        return torch.float32 if self.wide else torch.bfloat16
-
-    def chunk_states(self) -> Tensor:
-        """Room for the states of one slice's chunks, [B*H, chunks, K, V]: every slice in turn has it."""
-        B, _, H, K, V = self.dims
-        return self.q.new_empty(B * H, self.slices[0].chunks, K, V, dtype=self.state_dtype)
-
-    def one_state(self) -> Tensor:
-        """Room for one state of every head, float32 [B, H, K, V]."""
-        B, _, H, K, V = self.dims
-        return self.q.new_empty(B, H, K, V, dtype=torch.float32)
 
     # --- Tiles, by size: nothing here is tuned -----------------------------------------------------------------------
 
@@ -128,7 +101,7 @@ class Call:
     def walk_tile(self) -> Tile:
         """Of a walk that makes outputs too: all of K in each program, so that a row's output is whole. A third stage
         where two programs fit an H100's SM with it."""
-        deep = self.capability == HOPPER and not self.wide and padded(self.dims[3]) <= SAFE_COLUMNS
+        deep = self.capability == HOPPER and self.in_bfloat16 and padded(self.dims[3]) <= SAFE_COLUMNS
         return replace(self.tile(None, 64), num_stages=3 if deep else 2)
 
     def over_time(self) -> Tile:
@@ -148,19 +121,11 @@ class Call:
 
     def launch_of(self, kernel: Any, tile: Tile, programs: int, args: dict[str, Any], **flags: Any) -> Launch:
         """A launch of so many programs a head."""
-        B, T, H, K, V = self.dims
-        names = described(kernel) if tile.descriptors else ()
-        dot, precision = operand_type(self.q.dtype, K)
+        B, _, _, K, V = self.dims
         sizes = {"K": K, "V": V, "BT": self.chunk, "BK": tile.block_k, "BV": tile.block_v}
-        return Launch(
-            kernel,
-            (programs * B * H,),
-            {"scale": self.scale, "B": B, "T": T, "H": H, "n_chunks": self.n_chunks} | args,
-            sizes | {"DOT": dot, "PRECISION": precision} | flags,
-            num_warps=tile.num_warps,
-            num_stages=tile.num_stages,
-            blocks=blocks(args, names, self.chunk, tile.block_k, tile.block_v),
-        )
+        how = self.tiled(kernel, tile, self.chunk, args)
+        args = {"scale": self.scale, "B": B, "n_chunks": self.n_chunks} | args
+        return self.launched(kernel, programs, args, sizes | self.operands(K) | flags, **how)
 
 
 def chunks_of(piece: Slice, args: dict[str, Any]) -> dict[str, int]:

@@ -36,7 +36,7 @@ def forward(call: Call, final: bool, keep: bool, launch: Launcher) -> tuple[Tens
     """o [B, T, H, V], the final state [B, H, K, V] in float32 if asked for, and what the backward pass needs. ``keep``:
     whether there will be one."""
     o, sums, keep = torch.empty_like(call.v), decay_sums(call, launch), keep and call.materialize
-    states = call.chunk_states() if keep or not call.walks else None
+    states = call.state_buffer() if keep or not call.walks else None
     pieces, at = [call.whole] if call.walks else call.slices, call.initial_state
     for piece in pieces:
         ends = piece == pieces[-1]
@@ -67,8 +67,8 @@ def backward(
     for piece in call.slices[:-1]:
         starts.append(call.one_state())
         _states(call, kept.sums, piece, starts[-2], None, starts[-1], launch)
-    states = call.chunk_states() if kept.states is None else kept.states
-    d_states, d_at = call.chunk_states(), d_final
+    states = call.state_buffer() if kept.states is None else kept.states
+    d_states, d_at = call.state_buffer(), d_final
     for piece, start in zip(reversed(call.slices), reversed(starts), strict=True):
         if kept.states is None:
             _states(call, kept.sums, piece, start, states, None, launch)

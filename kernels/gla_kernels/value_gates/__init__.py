@@ -38,7 +38,7 @@ def forward(p: Problem, launch: Launcher) -> tuple[Tensor, Tensor, Kept]:
     states, scores = p.state_buffer(), p.scores_buffer()
     for piece in p.slices:
         boundary.append(state)
-        state = p.boundary()
+        state = p.one_state()
         launch(p.walk(piece, (keys, values), boundary[-1], states, state))
         launch(p.mild(piece, values, keys, (states, None), (o, None, None)))
         launch(p.scores(piece, keys, values, scores))
@@ -64,7 +64,7 @@ def backward(
     for piece, state in zip(reversed(p.slices), reversed(boundary), strict=True):
         if stored is None:
             launch(p.walk(piece, (keys, values), state, states, None))
-        d_after, d_state = d_state, p.boundary()
+        d_after, d_state = d_state, p.one_state()
         launch(p.walk(piece, (keys, values), d_after, grads, d_state, reverse=True))
         for side, other, out in ((values, keys, (None, dv, dgv)), (keys, values, (dq, dk, dg))):
             launch(p.mild(piece, side, other, around, out))
@@ -77,7 +77,7 @@ def _boundary_states(p: Problem, sides: tuple[Side, Side], launch: Launcher) -> 
     """The state before each slice, as the forward pass leaves them."""
     boundary = [p.first(p.initial_state, launch)]
     for piece in p.slices[:-1]:
-        boundary.append(p.boundary())
+        boundary.append(p.one_state())
         launch(p.walk(piece, sides, boundary[-2], None, boundary[-1]))
     return boundary
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from ..copies import copied
 from ..launch import Launch, Launcher
 from ..schedule import DEFAULT_SHARED_BYTES, MAX_REGISTERS, SAFE_COLUMNS, WGMMA_ROWS, Schedule, cdiv, padded
-from ..tiles.operands import operand_type
+from ..tiles.context import CallContext
 from ..tiles.slices import Slice, segments_at_once, slices_of
 from .apply import gv_apply_kernel
 from .mild import gv_mild_kernel
@@ -59,7 +59,7 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Problem:
+class Problem(CallContext):
     """The inputs of one call: q, k, g [B, T, H, K]; v, gv [B, T, H, V]; initial_state [B, H, K, V] float32."""
 
     q: Tensor
@@ -70,12 +70,6 @@ class Problem:
     scale: float
     initial_state: Tensor | None
     schedule: Schedule
-
-    @cached_property
-    def dims(self) -> tuple[int, int, int, int, int]:
-        """B, T, H, K, V."""
-        B, T, H, K = self.q.shape
-        return B, T, H, K, self.v.shape[-1]
 
     @cached_property
     def slices(self) -> list[Slice]:
@@ -92,16 +86,6 @@ class Problem:
     def chunks_of(self, piece: Slice) -> int:
         """Chunks of a slice that have rows: none in an empty sequence."""
         return min(piece.chunks, cdiv(self.dims[1], self.schedule.chunk))
-
-    @property
-    def state_dtype(self) -> torch.dtype:
-        """The chunks' states, as `chunk` keeps them: as they enter a bf16 product, or float32."""
-        return torch.bfloat16 if self.in_bfloat16 else torch.float32
-
-    def state_buffer(self) -> Tensor:
-        """Room for one state a chunk of a slice, [B*H, chunks, K, V]: every slice in turn has it."""
-        B, _, H, K, V = self.dims
-        return self.q.new_empty(B * H, self.slices[0].chunks, K, V, dtype=self.state_dtype)
 
     def halves_buffer(self, gates: Tensor | None) -> Tensor | None:
         """Room for a side's half decays of the chunks of a slice, see `Side`; None without gates."""
@@ -121,16 +105,11 @@ class Problem:
         chunk = self.schedule.chunk
         return self.q.new_empty(B * H, self.slices[0].chunks, chunk, chunk, dtype=torch.float32)
 
-    def boundary(self) -> Tensor:
-        """Room for one state between slices, or the gradient of one, float32 [B, H, K, V]."""
-        B, _, H, K, V = self.dims
-        return self.q.new_empty(B, H, K, V, dtype=torch.float32)
-
     def first(self, start: Tensor | None, launch: Launcher) -> Tensor:
         """The state, or gradient, that a walk over all slices starts from: zero where none is given."""
         if start is not None:
             return start
-        state = self.boundary()
+        state = self.one_state()
         launch(copied(None, state))
         return state
 
@@ -224,11 +203,6 @@ class Problem:
             share //= 2
         return share
 
-    @property
-    def in_bfloat16(self) -> bool:
-        """Whether products have operands of 16 bits."""
-        return self.q.dtype == torch.bfloat16
-
     @staticmethod
     def _bytes(*tensors: Tensor | None) -> int:
         """Of an element of each of them."""
@@ -257,8 +231,7 @@ class Problem:
         stages: int = 1,
     ) -> Launch:
         """A launch of so many programs a head."""
-        B, T, H, K, V = self.dims
-        dot, precision = operand_type(self.q.dtype, max(K, V))
-        args = args | {"T": T, "H": H, "n_here": self.chunks_of(piece), "first_chunk": piece.first_chunk}
-        constexprs = constexprs | {"C": self.schedule.chunk, "DOT": dot, "PRECISION": precision}
-        return Launch(kernel, (programs * B * H,), args, constexprs, num_stages=stages)
+        _, _, _, K, V = self.dims
+        args = args | {"n_here": self.chunks_of(piece), "first_chunk": piece.first_chunk}
+        constexprs = constexprs | {"C": self.schedule.chunk} | self.operands(max(K, V))
+        return self.launched(kernel, programs, args, constexprs, num_stages=stages)
