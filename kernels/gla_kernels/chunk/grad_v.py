@@ -7,14 +7,23 @@ row blocks of the chunk, and its end, are a decay per feature away: (K e^{h + be
 """
 
 # mypy: disallow-untyped-defs=False
+from typing import TYPE_CHECKING
+
 import triton
 import triton.language as tl
+from torch import Tensor
 
+from ..launch import Launcher
+from ..schedule import cdiv
 from ..tiles.descriptors import load_rows, load_state_tile, store_rows
 from ..tiles.gates import centred_decay, centred_rows
 from ..tiles.operands import dot_half, load_tile
 from ..tiles.products import are_mild, load_half, product
+from ..tiles.slices import Slice
 from .any_gate import any_gate_grad_v
+
+if TYPE_CHECKING:
+    from .problem import Problem
 
 
 @triton.jit(do_not_specialize=["T", "n_blocks", "first_block", "n_here", "n_stored", "chunk"])
@@ -95,3 +104,13 @@ def grad_v_kernel(
             p_q, p_k, p_g, p_do, p_ds + i_s * K * V, p_dv,
             scale, i_row, tl.minimum(i_row + BT, i_end), i_end, T, H, o_v, K, V, BK, BV, DOT, PRECISION,
         )  # fmt: skip
+
+
+def make_grad_v(
+    p: "Problem", piece: Slice, do: Tensor, grads: Tensor, halves: Tensor | None, dv: Tensor, launch: Launcher
+) -> None:
+    """Fill the slice's rows of dv."""
+    _, _, _, _, V = p.dims
+    tile = p.config.grad_v
+    args = {"p_q": p.q, "p_k": p.k, "p_g": p.g, "p_do": do, "p_ds": grads, "p_h": halves, "p_dv": dv}
+    launch(p.blocks_of(grad_v_kernel, tile, cdiv(V, tile.block_v), args, piece, grads))

@@ -12,13 +12,22 @@ of 16 rows, each with the blocks of 16 rows before it in the chunk, and with exa
 """
 
 # mypy: disallow-untyped-defs=False
+from typing import TYPE_CHECKING
+
 import triton
 import triton.language as tl
+from torch import Tensor
 
+from ..launch import Launcher
+from ..schedule import cdiv
 from ..tiles.descriptors import load_rows, load_state_tile, store_rows
 from ..tiles.gates import after_rows, between, block_decay, centred_decay, centred_rows, decay, decayed_keys, mild_block
 from ..tiles.operands import dot, dot_half, load_operand, load_tile, store_tile
 from ..tiles.scores import diagonal_scores
+from ..tiles.slices import Slice
+
+if TYPE_CHECKING:
+    from .problem import Problem
 
 EXACT_ROWS: tl.constexpr = tl.constexpr(16)  # rows of a block where the row block is not mild
 
@@ -171,3 +180,10 @@ def any_gate_output(
                 b_s = load_operand(p_s, o_k, o_v, K, V)
                 b_o += dot(decay(b_qd, b_between, True), b_s, DOT, PRECISION)
         store_tile(p_o, b_o * scale, i_row, T, H * V, o_v, V, ROWS)
+
+
+def make_output(p: "Problem", piece: Slice, states: Tensor, halves: Tensor | None, o: Tensor, launch: Launcher) -> None:
+    """Fill the slice's rows of o [B, T, H, V], from the states before its chunks."""
+    tile = p.config.output
+    args = {"p_q": p.q, "p_k": p.k, "p_v": p.v, "p_g": p.g, "p_s": states, "p_h": halves, "p_o": o}
+    launch(p.blocks_of(output_kernel, tile, cdiv(p.dims[-1], tile.block_v), args, piece, states))

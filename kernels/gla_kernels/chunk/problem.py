@@ -5,6 +5,7 @@ Nothing here touches a GPU. The order of the passes is in `chunk`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,13 +15,10 @@ import torch
 from torch import Tensor
 
 from ..launch import Launch, described
-from ..schedule import SEGMENT_ROWS, WGMMA_ROWS, KernelConfig, Schedule, Tile, cdiv, in_turn, padded
+from ..schedule import SEGMENT_ROWS, WGMMA_ROWS, KernelConfig, Schedule, Tile, cdiv, in_turn
 from ..tiles.context import CallContext
 from ..tiles.slices import Head, Share, Slice, room_for, segments_at_once, share_of, slices_of
 from .kept import HeadGroup, Kept, head_groups_of, rows_of, states_of
-from .states import combine_kernel
-
-COMBINED = Tile(16, 64)  # of a state, in a program that adds segments up: few bytes a step, many programs
 
 LaunchBy = Callable[..., Launch]
 
@@ -122,8 +120,7 @@ class Problem(CallContext):
     @property
     def _chunk_bytes(self) -> int:
         """Of a chunk's state."""
-        _, _, _, K, V = self.dims
-        return K * V * self.state_dtype.itemsize
+        return math.prod(self.dims[3:]) * self.state_dtype.itemsize
 
     @property
     def _input_bytes(self) -> int:
@@ -268,22 +265,6 @@ class Problem(CallContext):
         each = every * self.schedule.chunk == self.config.block_t and not last
         args = args | self.walked(piece, stored, every)
         return self.launch_of(kernel, tile, columns * piece.segments, args, EACH=each, LAST=last, **constexprs)
-
-    def combination_of(
-        self, added: Tensor, gamma: Tensor | None, first: Tensor | None, into: Tensor, reverse: bool
-    ) -> Launch:
-        """A launch that adds up what segments add: a program a tile of the state."""
-        B, _, H, K, V = self.dims
-        block_k, block_v = min(COMBINED.block_k, padded(K)), min(COMBINED.block_v, padded(V))
-        return Launch(
-            combine_kernel,
-            (cdiv(K, block_k) * cdiv(V, block_v) * B * H,),
-            {"p_add": added, "p_gamma": gamma, "p_first": first, "p_s": into, "n_seg": self.n_seg,
-             "n_added": added.shape[1]},
-            {"K": K, "V": V, "BK": block_k, "BV": block_v, "REVERSE": reverse, "HAS_FIRST": first is not None,
-             "GATED": gamma is not None},
-            num_warps=COMBINED.num_warps,
-        )  # fmt: skip
 
     def blocks_of(
         self, kernel: Any, tile: Tile, columns: int, args: dict[str, Any], piece: Slice, states: Tensor, **flags: Any

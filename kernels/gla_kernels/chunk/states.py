@@ -11,13 +11,21 @@ from the state that it starts from. With gamma_i a segment's whole decay and L_i
 """
 
 # mypy: disallow-untyped-defs=False
+from typing import TYPE_CHECKING
+
 import triton
 import triton.language as tl
+from torch import Tensor
 
+from ..launch import Launcher
 from ..tiles.descriptors import load_rows, store_state_tile
 from ..tiles.gates import after_rows, up_to_rows, whole_decay
 from ..tiles.operands import dot, load_state, store_state
 from ..tiles.products import product
+from ..tiles.slices import Slice
+
+if TYPE_CHECKING:
+    from .problem import Problem
 
 PREFETCH: tl.constexpr = tl.constexpr(4)  # segments whose loads are in flight at once, in combine_kernel
 
@@ -184,3 +192,56 @@ def combine_kernel(
         b_s += load_state(p_add + i_add * K * V, o_k, o_v, K, V)
     i_last = 0 if REVERSE else n_seg - 1
     store_state(p_s + tl.cast(i_last, tl.int64) * K * V, b_s, o_k, o_v, K, V)
+
+
+def make_states(
+    p: "Problem", piece: Slice, starts: Tensor | None, states: Tensor, halves: Tensor | None,
+    final_state: Tensor | None, launch: Launcher, every: int = 1, last: bool = False, gamma: Tensor | None = None,
+) -> None:  # fmt: skip
+    """Fill ``states`` [B*H, .., K, V] with the states before every n-th chunk of the slice, and the slice's rows of
+    ``halves``. ``starts``: the states before each segment of the sequence, none for zero. ``last``: the state after
+    each segment instead, and log2 of its decay in ``gamma`` [B*H, segments, K]."""
+    args = {
+        "p_k": p.k, "p_v": p.v, "p_g": p.g, "p_s0": starts, "p_s": states, "p_h": halves, "p_gamma": gamma,
+        "p_st": final_state, "n_start": p.states_a_head(starts), "n_blocks": p.n_blocks,
+    }  # fmt: skip
+    launch(
+        p.walk_of(
+            states_kernel,
+            p.config.states,
+            args,
+            piece,
+            states,
+            every,
+            last,
+            HAS_S0=starts is not None,
+            STORE_H=halves is not None,
+            STORE_ST=final_state is not None,
+        )
+    )
+
+
+def make_grad_states(
+    p: "Problem", piece: Slice, do: Tensor, ends: Tensor | None, grads: Tensor,
+    d_initial: Tensor | None, launch: Launcher, every: int = 1, last: bool = False, gamma: Tensor | None = None,
+) -> None:  # fmt: skip
+    """Fill ``grads`` [B*H, .., K, V] with the gradients of the states after every n-th chunk of the slice. ``ends``: of
+    the states after each segment of the sequence, or after all of it, [B, H, K, V]; none for zero. ``last``: of the
+    state before each segment instead, and log2 of its decay in ``gamma`` [B*H, segments, K]."""
+    args = {
+        "p_q": p.q, "p_g": p.g, "p_do": do, "p_dst": ends, "p_ds": grads, "p_gamma": gamma,
+        "p_ds0": d_initial, "scale": p.scale, "n_end": p.states_a_head(ends),
+    }  # fmt: skip
+    launch(
+        p.walk_of(
+            grad_states_kernel,
+            p.config.grad_states,
+            args,
+            piece,
+            grads,
+            every,
+            last,
+            HAS_DST=ends is not None,
+            STORE_DS0=d_initial is not None,
+        )
+    )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import triton
 
 from ..schedule import WGMMA_ROWS, Tile, cdiv
+from .hopper import grad_qk_strong_hopper_kernel, grad_v_strong_hopper_kernel, output_strong_hopper_kernel
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,21 +21,15 @@ if TYPE_CHECKING:
     from ..tiles.slices import Slice
     from .problem import Problem
 
-KERNELS: tuple[Any, Any, Any]
-try:
-    from .hopper.strong_gates import grad_v_strong_hopper_kernel, output_strong_hopper_kernel
-    from .hopper.strong_grad_qk import grad_qk_strong_hopper_kernel
 
-    KERNELS = output_strong_hopper_kernel, grad_v_strong_hopper_kernel, grad_qk_strong_hopper_kernel
-except (ImportError, AttributeError):  # without Gluon there are none that leave anything undone
+@triton.jit
+def never_launched() -> None:
+    """Stands for all three where there are none: without Gluon there is none that leaves anything undone."""
 
-    @triton.jit
-    def never_launched() -> None:
-        """Stands for all three."""
 
-    KERNELS = never_launched, never_launched, never_launched
-
-output_strong_kernel, grad_v_strong_kernel, grad_qk_strong_kernel = KERNELS
+output_strong_kernel = output_strong_hopper_kernel or never_launched
+grad_v_strong_kernel = grad_v_strong_hopper_kernel or never_launched
+grad_qk_strong_kernel = grad_qk_strong_hopper_kernel or never_launched
 
 MOST = 32  # chunks a share
 WIDEST = 128  # tile of V

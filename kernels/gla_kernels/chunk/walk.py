@@ -8,12 +8,22 @@ operands in parts and exponentials leave no room beside it: see hopper/walk.py.
 """
 
 # mypy: disallow-untyped-defs=False
+from typing import TYPE_CHECKING
+
 import triton
 import triton.language as tl
+from torch import Tensor
 
+from ..launch import Launcher
 from ..tiles.descriptors import load_rows, store_rows, store_state_tile
 from ..tiles.operands import dot_half, load_state, store_state
 from ..tiles.products import product
+from ..tiles.slices import Slice
+from .hopper import walk_hopper_kernel
+from .strong_gates import output_strong_kernel, strong_gates_of
+
+if TYPE_CHECKING:
+    from .problem import Problem
 
 
 @triton.jit(do_not_specialize=["T", "n_seg", "first_seg", "n_start", "n_stored", "seg_rows"])
@@ -56,3 +66,27 @@ def walk_kernel(
     if STORE_ST:
         if i_seg == n_seg - 1:
             store_state(p_st + i_bh * K * V, b_s, o_k, o_v, K, V)
+
+
+def fused_scan(
+    p: "Problem", piece: Slice, starts: Tensor | None, states: Tensor | None, halves: Tensor | None,
+    final_state: Tensor | None, o: Tensor, launch: Launcher, kept: bool,
+) -> bool:  # fmt: skip
+    """What `make_states` and `make_output` do, in a fused scan; False where the plan has none or it cannot serve.
+    Without gates it does without ``states``, too. kept: whether anybody asks for states but of strong gates."""
+    args = {
+        "p_q": p.q, "p_k": p.k, "p_v": p.v, "p_g": p.g, "p_s0": starts, "p_s": states, "p_h": halves,
+        "p_st": final_state, "p_o": o, "scale": p.scale, "n_start": p.states_a_head(starts),
+    }  # fmt: skip
+    flags = {"HAS_S0": starts is not None, "STORE_S": states is not None, "STORE_ST": final_state is not None}
+    if p.ungated_walk is not None:
+        launch(p.walk_on_chip(walk_kernel, p.ungated_walk, args, piece, states, **flags))
+        return True
+    flags["STORE_S"] = kept
+    walk = p.hopper_launch(walk_hopper_kernel, p.config.walk, p.walk_on_chip, args, piece, states, **flags)
+    if walk is None:
+        return False
+    assert states is not None
+    launch(walk)
+    launch(strong_gates_of(p, output_strong_kernel, args, piece, states))
+    return True

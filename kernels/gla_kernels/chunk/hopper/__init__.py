@@ -1,1 +1,24 @@
-"""The chunkwise form's kernels for Hopper alone, in Gluon. Each takes the place of a portable one in `chunk`."""
+"""The chunkwise form's kernels for Hopper alone, in Gluon. Each takes the place of a portable one in `chunk`, or ends
+what another one here leaves undone.
+
+Gluon is experimental in Triton, and may look different in the next version: all are None where it does.
+"""
+
+try:
+    from .grad_qk import grad_qk_hopper_kernel
+    from .grad_walk import grad_walk_hopper_kernel
+    from .strong_gates import grad_v_strong_hopper_kernel, output_strong_hopper_kernel
+    from .strong_grad_qk import grad_qk_strong_hopper_kernel
+    from .walk import walk_hopper_kernel
+except (ImportError, AttributeError):
+    walk_hopper_kernel = grad_walk_hopper_kernel = grad_qk_hopper_kernel = None
+    output_strong_hopper_kernel = grad_v_strong_hopper_kernel = grad_qk_strong_hopper_kernel = None
+
+__all__ = [
+    "grad_qk_hopper_kernel",
+    "grad_qk_strong_hopper_kernel",
+    "grad_v_strong_hopper_kernel",
+    "grad_walk_hopper_kernel",
+    "output_strong_hopper_kernel",
+    "walk_hopper_kernel",
+]

@@ -1,0 +1,81 @@
+"""The states that slices and segments start from, and the gradients that they end with."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ..copies import copied
+from ..launch import Launch, Launcher
+from ..schedule import Tile, cdiv, padded
+from .problem import Problem
+from .states import combine_kernel, make_grad_states, make_states
+
+COMBINED = Tile(16, 64)  # of a state, in a program that adds segments up: few bytes a step, many programs
+
+
+def running_state(p: Problem, first_state: Tensor | None, into: Tensor | None, launch: Launcher) -> Tensor:
+    """A state, or its gradient, that slices take over from one another, float32 [B, H, K, V]: from
+    ``first_state``, or zero. ``into``: where it shall lie."""
+    running = p.one_state() if into is None else into
+    launch(copied(first_state, running))
+    return running
+
+
+def boundary_states(p: Problem, running: Tensor, launch: Launcher) -> Tensor:
+    """The state before each slice, as the forward pass leaves them: `Problem.boundary_buffer`. ``running``: the one
+    before the first, and after that the one before the last."""
+    boundary, gamma = p.boundary_buffer(), p.decay_buffer(1)
+    after = running.view(-1, 1, *running.shape[2:])
+    for i, piece in enumerate(p.slices):
+        launch(copied(running, boundary[i]))
+        if piece != p.slices[-1]:
+            make_states(p, piece, running, after, None, None, launch, p.seg_chunks, last=True, gamma=gamma)
+    return boundary
+
+
+def segment_starts(p: Problem, halves: Tensor | None, launch: Launcher) -> Tensor | None:
+    """States that segments start from, [.., n_seg, K, V] in float32: the initial state, if any, where there is but one
+    segment. Fills in ``halves``, too, where there are more."""
+    if p.n_seg == 1:
+        return p.initial_state
+    starts, every = p.segment_buffer(p.n_seg), p.seg_chunks
+    if p.schedule.states_every is None:
+        make_states(p, p.whole, p.initial_state, starts, halves, None, launch, every)
+    else:
+        walked = p.segments(0, p.n_seg - (halves is None))  # none asks what the last one adds
+        added, gamma = p.segment_buffer(walked.segments), p.decay_buffer(walked.segments)
+        make_states(p, walked, None, added, halves, None, launch, every, last=True, gamma=gamma)
+        launch(combination_of(p, added, gamma, p.initial_state, starts, reverse=False))
+    return starts
+
+
+def segment_ends(p: Problem, do: Tensor, d_final: Tensor | None, launch: Launcher) -> Tensor | None:
+    """Gradients of the states after each segment, as `segment_starts` has the states before them."""
+    if p.n_seg == 1:
+        return d_final
+    ends, every = p.segment_buffer(p.n_seg), p.seg_chunks
+    if p.schedule.states_every is None:
+        make_grad_states(p, p.whole, do, d_final, ends, None, launch, every)
+    else:
+        walked = p.segments(1, p.n_seg - 1)
+        added, gamma = p.segment_buffer(walked.segments), p.decay_buffer(walked.segments)
+        make_grad_states(p, walked, do, None, added, None, launch, every, last=True, gamma=gamma)
+        launch(combination_of(p, added, gamma, d_final, ends, reverse=True))
+    return ends
+
+
+def combination_of(
+    p: Problem, added: Tensor, gamma: Tensor | None, first: Tensor | None, into: Tensor, reverse: bool
+) -> Launch:
+    """A launch that adds up what segments add: a program a tile of the state."""
+    B, _, H, K, V = p.dims
+    block_k, block_v = min(COMBINED.block_k, padded(K)), min(COMBINED.block_v, padded(V))
+    return Launch(
+        combine_kernel,
+        (cdiv(K, block_k) * cdiv(V, block_v) * B * H,),
+        {"p_add": added, "p_gamma": gamma, "p_first": first, "p_s": into, "n_seg": p.n_seg,
+         "n_added": added.shape[1]},
+        {"K": K, "V": V, "BK": block_k, "BV": block_v, "REVERSE": reverse, "HAS_FIRST": first is not None,
+         "GATED": gamma is not None},
+        num_warps=COMBINED.num_warps,
+    )  # fmt: skip

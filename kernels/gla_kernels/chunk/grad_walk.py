@@ -1,0 +1,30 @@
+"""The states' gradients and dv in one walk back over time, as grad_states and grad_v make them in two passes.
+
+There is a kernel for Hopper alone: hopper/grad_walk.py.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ..launch import Launcher
+from ..tiles.slices import Slice
+from .hopper import grad_walk_hopper_kernel
+from .problem import Problem
+
+
+def fused_grad_scan(
+    p: Problem, piece: Slice, do: Tensor, ends: Tensor | None, grads: Tensor, d_initial: Tensor | None,
+    halves: Tensor | None, dv: Tensor, launch: Launcher,
+) -> bool:  # fmt: skip
+    """What `make_grad_states` and `make_grad_v` do, but for what is not mild, in a fused scan; False where the plan has
+    none or it cannot serve."""
+    args = {
+        "p_q": p.q, "p_k": p.k, "p_g": p.g, "p_do": do, "p_h": halves, "p_dst": ends, "p_ds": grads,
+        "p_ds0": d_initial, "p_dv": dv, "scale": p.scale, "n_end": p.states_a_head(ends),
+    }  # fmt: skip
+    flags = {"HAS_DST": ends is not None, "STORE_DS0": d_initial is not None}
+    walk = p.hopper_launch(grad_walk_hopper_kernel, p.config.grad_walk, p.walk_on_chip, args, piece, grads, **flags)
+    if walk is not None:
+        launch(walk)
+    return walk is not None
