@@ -125,12 +125,12 @@ class Gla(System):
         return found["fwd"].plan, found["bwd"].plan if "bwd" in found else None
 
     def form_of(self, case: Case, arch: str) -> Form | None:
-        from gla_kernels.ops.gla import _Chunkwise
+        from gla_kernels.ops.forms import Chunkwise
 
         if case.value_gate:
             return None
         forward, backward = self.plans(case, arch)
-        return _Chunkwise(case.K**-0.5, forward, backward or forward, backward is not None)
+        return Chunkwise(case.K**-0.5, forward, backward or forward, backward is not None)
 
 
 class PlannedGla(Gla):

@@ -53,6 +53,6 @@ class GlaRecurrent(System):
         return kernel_launches("gla_step" if case.mode == "step" else "gla_recurrent", case, arch)
 
     def form_of(self, case: Case, arch: str) -> Form:
-        from gla_kernels.ops.gla import _Recurrent
+        from gla_kernels.ops.forms import Recurrent
 
-        return _Recurrent(case.K**-0.5)
+        return Recurrent(case.K**-0.5)

@@ -5,24 +5,23 @@ Layout everywhere: q, k, g [B, T, H, K]; v, o [B, T, H, V]; states [B, H, K, V] 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from .. import chunk, recurrent, value_gates
-from ..chunk.problem import Problem
-from ..launch import Launch, Launcher
-from ..plan.apply import DTYPES, all_launches, problem_of
+from .. import recurrent, value_gates
+from ..launch import Launch
+from ..plan.apply import DTYPES, all_launches
 from ..plan.choose import machine_of
 from ..plan.request import Config, check_config, check_plan, plan_of, tune
 from ..plan.table import Machine
-from ..schedule import Plan, Schedule, Workload
+from ..schedule import Schedule, Workload
 from . import library
 from .autograd import call
-from .form import ALIGNED, Form, Inputs, Left
+from .form import ALIGNED, Form, Inputs
+from .forms import Chunkwise, Recurrent
 from .prepared import Prepared, PreparedStep
 from .signature import is_plain, prepared, signature_of
 from .validate import check_flag, check_inputs, check_scale, check_sizes, check_step, refuse_gradients
@@ -123,7 +122,7 @@ def _form(
     check_config(schedule, config, device)
     B, T, H, K = x.q.shape
     if B * H == 0:  # no state to plan for: kernels on empty grids, which never run
-        return _Recurrent(scale)
+        return Recurrent(scale)
     fwd = Workload("fwd", B, T, H, K, x.v.shape[-1], DTYPE_NAMES[x.q.dtype], x.g is not None, schedule)
     works = [fwd, replace(fwd, direction="bwd")] if differentiated else [fwd]
     if config == "tune":
@@ -133,7 +132,7 @@ def _form(
     if config not in (None, "tune"):
         for work, plan in zip(works, plans, strict=True):
             check_plan(plan, work, machine)
-    return _Chunkwise(scale, plans[0], plans[-1], differentiated and not recompute)
+    return Chunkwise(scale, plans[0], plans[-1], differentiated and not recompute)
 
 
 def gla_recurrent(
@@ -163,7 +162,7 @@ def gla_recurrent(
 
     def prepare() -> Prepared:
         _check(inputs, output_final_state)
-        form = _Recurrent(check_scale(scale, q.shape[-1]))
+        form = Recurrent(check_scale(scale, q.shape[-1]))
         return Prepared(form, inputs.contiguous(), output_final_state, q.device)
 
     return call(prepared(signature, prepare), inputs.contiguous(), wanted)
@@ -267,62 +266,6 @@ def launches(
     return {"fwd": fwd, "bwd": bwd, "fwdbwd": fwd + bwd, "step": fwd}[mode]
 
 
-@dataclass(frozen=True)
-class _Chunkwise:
-    """The chunkwise form by a plan for each direction. ``keep``: whether states are kept for the backward pass."""
-
-    scale: float
-    plan: Plan
-    backward_plan: Plan
-    keep: bool
-    name: ClassVar[str] = "chunkwise"
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        return {"plans": [self.plan.to_dict(), self.backward_plan.to_dict()], "keep": self.keep}
-
-    @classmethod
-    def of(cls, scale: float, settings: dict[str, Any]) -> _Chunkwise:
-        forward, backward = map(Plan.from_dict, settings["plans"])
-        return cls(scale, forward, backward, settings["keep"])
-
-    def forward(self, x: Inputs, final: bool, launch: Launcher) -> tuple[Tensor, Tensor | None, Left]:
-        o, final_state, kept = chunk.forward(self._problem(x, self.plan), final, launch, self.keep)
-        if kept is None or not self._problem(x, self.backward_plan).served_by(kept):
-            return o, final_state, ()
-        return o, final_state, (kept.states, kept.boundary, kept.halves)
-
-    def backward(
-        self, x: Inputs, left: Left, do: Tensor, d_final: Tensor | None, needed: Sequence[bool], launch: Launcher
-    ) -> Sequence[Tensor | None]:
-        problem = self._problem(x, self.backward_plan)
-        kept = problem.kept(*left) if left else None
-        dq, dk, dv, dg, d_initial = chunk.backward(problem, do, d_final, launch, kept)
-        return dq, dk, dv, dg, None, d_initial
-
-    def _problem(self, x: Inputs, plan: Plan) -> Problem:
-        return problem_of(x.q, x.k, x.v, x.g, self.scale, x.initial_state, plan)
-
-
-@dataclass(frozen=True)
-class _Recurrent:
-    """The fused recurrent form."""
-
-    scale: float
-    name: ClassVar[str] = "recurrent"
-    settings: ClassVar[dict[str, Any]] = {}
-
-    def forward(self, x: Inputs, final: bool, launch: Launcher) -> tuple[Tensor, Tensor | None, Left]:
-        o, state = recurrent.forward(x.q, x.k, x.v, x.g, self.scale, x.initial_state, final, launch, x.gv)
-        return o, state, (state if x.g is not None or x.gv is not None else None,)  # without gates none asks for it
-
-    def backward(
-        self, x: Inputs, left: Left, do: Tensor, d_final: Tensor | None, needed: Sequence[bool], launch: Launcher
-    ) -> Sequence[Tensor | None]:
-        state = left[0] if d_final is not None else None
-        return recurrent.backward(x.q, x.k, x.v, x.g, self.scale, x.initial_state, do, state, d_final, launch, x.gv)
-
-
 def _in_graph(x: Inputs, *how: Any) -> Form:
     """As `gla` itself: checks, then the form."""
     check_inputs(x.q, x.k, x.v, x.g, x.initial_state, gv=x.gv)
@@ -331,7 +274,7 @@ def _in_graph(x: Inputs, *how: Any) -> Form:
 
 def _recurrent_in_graph(x: Inputs, device: torch.device, scale: float, *_: object) -> Form:
     check_inputs(x.q, x.k, x.v, x.g, x.initial_state, gv=x.gv)
-    return _Recurrent(scale)
+    return Recurrent(scale)
 
 
 library.MAKERS |= {"gla": _in_graph, "gla_recurrent": _recurrent_in_graph}

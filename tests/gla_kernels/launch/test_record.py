@@ -16,7 +16,8 @@ from gla_kernels.launch import Launch, execute, interpreting
 from gla_kernels.launch.record import ALIGNMENT, Program, record
 from gla_kernels.ops import simple_gla as simple_api
 from gla_kernels.ops.form import Form, Inputs
-from gla_kernels.ops.gla import _form, _Recurrent
+from gla_kernels.ops.forms import Recurrent
+from gla_kernels.ops.gla import _form
 from gla_kernels.ops.prepared import FINAL, LEFT, Prepared
 from gla_kernels.tiles.slices import Share
 
@@ -191,8 +192,8 @@ FORMS: dict[str, tuple[Callable[[Inputs], Form], str]] = {
     "without gates": (chunkwise(Schedule(16, 16)), ""),
     "value gates": (chunkwise(Schedule(16, 16)), "gv"),
     "value gates, not materialized": (chunkwise(Schedule(16, 16, False)), "gv"),
-    "recurrent": (lambda _: _Recurrent(0.25), "g"),
-    "recurrent without gates": (lambda _: _Recurrent(0.25), ""),
+    "recurrent": (lambda _: Recurrent(0.25), "g"),
+    "recurrent without gates": (lambda _: Recurrent(0.25), ""),
     "simple": (lambda x: simple_api._form(x, torch.device("cpu"), 0.25, Schedule(16), True), "simple"),
     "simple, not materialized": (
         lambda x: simple_api._form(x, torch.device("cpu"), 0.25, Schedule(16, materialize=False), True), "simple"

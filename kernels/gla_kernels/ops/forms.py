@@ -1,0 +1,72 @@
+"""The forms that a call of `gla` or `gla_recurrent` takes without gates on the value side: see `form.Form`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from .. import chunk, recurrent
+from ..chunk.problem import Problem
+from ..launch import Launcher
+from ..plan.apply import problem_of
+from ..schedule import Plan
+from .form import Inputs, Left
+
+
+@dataclass(frozen=True)
+class Chunkwise:
+    """The chunkwise form by a plan for each direction. ``keep``: whether states are kept for the backward pass."""
+
+    scale: float
+    plan: Plan
+    backward_plan: Plan
+    keep: bool
+    name: ClassVar[str] = "chunkwise"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"plans": [self.plan.to_dict(), self.backward_plan.to_dict()], "keep": self.keep}
+
+    @classmethod
+    def of(cls, scale: float, settings: dict[str, Any]) -> Chunkwise:
+        forward, backward = map(Plan.from_dict, settings["plans"])
+        return cls(scale, forward, backward, settings["keep"])
+
+    def forward(self, x: Inputs, final: bool, launch: Launcher) -> tuple[Tensor, Tensor | None, Left]:
+        o, final_state, kept = chunk.forward(self._problem(x, self.plan), final, launch, self.keep)
+        if kept is None or not self._problem(x, self.backward_plan).served_by(kept):
+            return o, final_state, ()
+        return o, final_state, (kept.states, kept.boundary, kept.halves)
+
+    def backward(
+        self, x: Inputs, left: Left, do: Tensor, d_final: Tensor | None, needed: Sequence[bool], launch: Launcher
+    ) -> Sequence[Tensor | None]:
+        problem = self._problem(x, self.backward_plan)
+        kept = problem.kept(*left) if left else None
+        dq, dk, dv, dg, d_initial = chunk.backward(problem, do, d_final, launch, kept)
+        return dq, dk, dv, dg, None, d_initial
+
+    def _problem(self, x: Inputs, plan: Plan) -> Problem:
+        return problem_of(x.q, x.k, x.v, x.g, self.scale, x.initial_state, plan)
+
+
+@dataclass(frozen=True)
+class Recurrent:
+    """The fused recurrent form."""
+
+    scale: float
+    name: ClassVar[str] = "recurrent"
+    settings: ClassVar[dict[str, Any]] = {}
+
+    def forward(self, x: Inputs, final: bool, launch: Launcher) -> tuple[Tensor, Tensor | None, Left]:
+        o, state = recurrent.forward(x.q, x.k, x.v, x.g, self.scale, x.initial_state, final, launch, x.gv)
+        return o, state, (state if x.g is not None or x.gv is not None else None,)  # without gates none asks for it
+
+    def backward(
+        self, x: Inputs, left: Left, do: Tensor, d_final: Tensor | None, needed: Sequence[bool], launch: Launcher
+    ) -> Sequence[Tensor | None]:
+        state = left[0] if d_final is not None else None
+        return recurrent.backward(x.q, x.k, x.v, x.g, self.scale, x.initial_state, do, state, d_final, launch, x.gv)
