@@ -105,7 +105,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Tile:
-    """What one program of one kernel works on: columns of K and of V, and how it is compiled."""
+    """The tile that one program of one kernel works on: columns of K and of V, and how it is compiled."""
 
     block_k: int
     block_v: int
@@ -139,7 +139,7 @@ class KernelConfig:
     grad_walk: Tile | None = None
 
     def tiles(self) -> dict[str, Tile]:
-        """By pass, those that there are."""
+        """The tiles that there are, by pass."""
         found = {name: getattr(self, name) for name in PASSES}
         return {name: tile for name, tile in found.items() if tile is not None}
 
@@ -169,8 +169,8 @@ WALK_OF: dict[Direction, str] = {"fwd": "walk", "bwd": "grad_walk"}
 
 @dataclass(frozen=True)
 class Plan:
-    """How one direction of a call runs. The forward and the backward pass may follow different plans: what a forward
-    pass leaves for the backward one (`chunk.Kept`) is used only where it fits."""
+    """The schedule and tiles of one direction of a call. The forward and the backward pass may follow different plans:
+    what a forward pass leaves for the backward one (`chunk.Kept`) is used only where it fits."""
 
     schedule: Schedule
     config: KernelConfig
@@ -206,7 +206,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Workload:
-    """What is asked of the operator in one direction: all that a plan is chosen by.
+    """The work asked of the operator in one direction: all that a plan is chosen by.
 
     B sequences of T tokens, H heads of K (queries, keys, gates) and V (values). dtype: "bf16", "fp16" or "fp32".
     schedule: what the user asks for; None leaves it open. Raises ValueError for another direction, dtype or size.

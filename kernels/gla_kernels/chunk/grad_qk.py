@@ -127,7 +127,8 @@ def make_grad_qk(
     p: "Problem", piece: Slice, do: Tensor, states: Tensor, grads: Tensor, halves: Tensor | None,
     into: "Gradients", launch: Launcher,
 ) -> bool:  # fmt: skip
-    """Fill the slice's rows of the gradients of q, k, g. Whether Hopper's own kernel did, but for what is not mild."""
+    """Fill the slice's rows of the gradients of q, k, g. Returns whether Hopper's own kernel did, but for what is
+    not mild."""
     args = {
         "p_q": p.q, "p_k": p.k, "p_v": p.v, "p_g": p.g, "p_do": do, "p_s": states, "p_ds": grads, "p_h": halves,
         "p_dq": into.q, "p_dk": into.k, "p_dg": into.g,

@@ -17,8 +17,8 @@ def fused_grad_scan(
     p: Problem, piece: Slice, do: Tensor, ends: Tensor | None, grads: Tensor, d_initial: Tensor | None,
     halves: Tensor | None, dv: Tensor, launch: Launcher,
 ) -> bool:  # fmt: skip
-    """What `make_grad_states` and `make_grad_v` do, but for what is not mild, in a fused scan; False where the plan has
-    none or it cannot serve."""
+    """Fill what `make_grad_states` and `make_grad_v` do, but for what is not mild, in a fused scan. Returns False where
+    the plan has none or it cannot serve."""
     args = {
         "p_q": p.q, "p_k": p.k, "p_g": p.g, "p_do": do, "p_h": halves, "p_dst": ends, "p_ds": grads,
         "p_ds0": d_initial, "p_dv": dv, "scale": p.scale, "n_end": p.states_a_head(ends),

@@ -1,4 +1,4 @@
-"""What one pass hands to another or to the caller, and groups of heads that are worked on at once."""
+"""Buffers that one pass leaves for another or the caller, and groups of heads that are worked on at once."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def states_of(x: Tensor | None, at: HeadGroup) -> Tensor | None:
 
 @dataclass(frozen=True)
 class Kept:
-    """What a forward pass leaves for the backward one, which else computes it again.
+    """Buffers that a forward pass leaves for the backward one, which else computes them again.
 
     chunk, block_t: rows a chunk and a row block. states [B*H, chunks, K, V]: before each chunk; or where slices took
     turns, boundary [slices, B, H, K, V]: before each of them. halves, float32 [B*H, n_blocks, K]: log2 of half of each
@@ -45,8 +45,8 @@ class Kept:
 
 
 class Gradients(NamedTuple):
-    """Of q, k, v and g, of their shapes and dtypes, and of the initial state, [B, H, K, V] float32; None of what there
-    is not."""
+    """Gradients of q, k, v and g, of their shapes and dtypes, and of the initial state, [B, H, K, V] float32; None of
+    what there is not."""
 
     q: Tensor
     k: Tensor

@@ -81,19 +81,19 @@ class Problem(CallContext):
         return Slice(0, 1, 0, self.n_chunks)
 
     def segments(self, first: int, count: int) -> Slice:
-        """So many segments from one on."""
+        """The run of so many segments from one on."""
         first_chunk = first * self.seg_chunks
         return Slice(first, count, first_chunk, min(self.n_chunks - first_chunk, count * self.seg_chunks))
 
     @cached_property
     def slices(self) -> list[Slice]:
-        """What is worked on at once, in order."""
+        """The runs of chunks that are worked on at once, in order."""
         at_once = self.n_seg if self.schedule.materialize else 1 if self.in_turn else self.share.at_once
         return list(slices_of(self.n_seg, self.n_chunks, self.seg_chunks, at_once))
 
     @cached_property
     def share(self) -> Share:
-        """What the backward pass works on at once, where states are not materialized."""
+        """The share that the backward pass works on at once, where states are not materialized."""
         if self.settled is not None:
             return self.settled
         B, _, H, K, V = self.dims
@@ -119,7 +119,7 @@ class Problem(CallContext):
 
     @property
     def _chunk_bytes(self) -> int:
-        """Of a chunk's state."""
+        """Bytes of a chunk's state."""
         return math.prod(self.dims[3:]) * self.state_dtype.itemsize
 
     @property
@@ -128,7 +128,7 @@ class Problem(CallContext):
 
     @cached_property
     def head_groups(self) -> list[HeadGroup]:
-        """What the backward pass works on, one after another."""
+        """The groups of heads that the backward pass works on, one after another."""
         B, _, H, _, _ = self.dims
         if self.schedule.materialize or (self.share.batches, self.share.heads) == (B, H):
             return [None]
@@ -158,7 +158,7 @@ class Problem(CallContext):
         return self.q.new_empty(len(self.slices), B, H, K, V, dtype=self.state_dtype)
 
     def states_a_head(self, states: Tensor | None) -> int:
-        """How many there are."""
+        """States a head that a tensor holds; 1 for None."""
         B, _, H, K, V = self.dims
         return 1 if states is None else states.numel() // (B * H * K * V)
 
@@ -216,7 +216,8 @@ class Problem(CallContext):
 
     @property
     def ungated_walk(self) -> Tile | None:
-        """Of a forward pass in one walk that knows no gates, and so is no kernel of Hopper's own."""
+        """The tile of a forward pass in one walk that knows no gates, and so is no kernel of Hopper's own; None for
+        none."""
         tile = self.config.walk
         if tile is None or tile.hopper or self.g is not None or tile.block_k < self.dims[3]:
             return None
@@ -238,14 +239,14 @@ class Problem(CallContext):
         return self.launch_of(kernel, tile, programs, args, CHUNK=self.schedule.chunk, **flags)
 
     def chunks_of(self, piece: Slice, stored: Tensor) -> dict[str, Any]:
-        """What a pass over the chunks of a slice goes by. ``stored``: states of all of them."""
+        """Arguments of a pass over the chunks of a slice. ``stored``: states of all of them."""
         return {
             "scale": self.scale, "n_blocks": self.n_blocks, "first_chunk": piece.first_chunk,
             "n_here": min(piece.chunks, cdiv(self.q.shape[1], self.schedule.chunk)), "n_stored": stored.shape[1],
         }  # fmt: skip
 
     def walked(self, piece: Slice, stored: Tensor | None, every: int) -> dict[str, Any]:
-        """What a walk over the segments of a slice goes by, which stores a state every so many chunks."""
+        """Arguments of a walk over the segments of a slice, which stores a state every so many chunks."""
         chunk = self.schedule.chunk
         return {
             "n_seg": piece.segments, "first_seg": piece.first_segment,

@@ -72,8 +72,8 @@ def fused_scan(
     p: "Problem", piece: Slice, starts: Tensor | None, states: Tensor | None, halves: Tensor | None,
     final_state: Tensor | None, o: Tensor, launch: Launcher, kept: bool,
 ) -> bool:  # fmt: skip
-    """What `make_states` and `make_output` do, in a fused scan; False where the plan has none or it cannot serve.
-    Without gates it does without ``states``, too. kept: whether anybody asks for states but of strong gates."""
+    """Fill what `make_states` and `make_output` do, in a fused scan. Returns False where the plan has none or it cannot
+    serve. Without gates it does without ``states``, too. kept: whether anybody asks for states but of strong gates."""
     args = {
         "p_q": p.q, "p_k": p.k, "p_v": p.v, "p_g": p.g, "p_s0": starts, "p_s": states, "p_h": halves,
         "p_st": final_state, "p_o": o, "scale": p.scale, "n_start": p.states_a_head(starts),

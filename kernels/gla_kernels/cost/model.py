@@ -55,7 +55,7 @@ def predict_ms(launch: Launch, capability: int) -> float:
 
 
 def _unmeasured_ms(launch: Launch, capability: int) -> float:
-    """Of a kernel that no tuning has measured, most of them without a tile to choose: a launch, and its bytes at an
+    """ms of a kernel that no tuning has measured, most of them without a tile to choose: a launch, and its bytes at an
     H200's rate for each SM."""
     return 0.004 + 0.032 * work_of(launch).requested_bytes / SMS.get(capability, DEFAULT_SMS) / 1e6
 

@@ -125,7 +125,7 @@ def work_of(launch: Launch) -> Work:
 
 
 def _copy_work(launch: Launch) -> Work:
-    """Of a launch of `copies`."""
+    """The work of a launch of `copies`."""
     size = launch.args["n"] * launch.constexprs.get("PARTS", 1)
     given, into = launch.args["p_x"], launch.args["p_y"]
     read, written = 0 if given is None else size * given.element_size(), launch.args["n"] * into.element_size()
@@ -156,7 +156,7 @@ def profile_of(launch: Launch, l2_bytes: int, sms: int) -> dict[str, Any]:
 
 
 def residents(work: Work, num_warps: int) -> int:
-    """How many programs are about to fit on an SM at once, by the registers that they are about to need."""
+    """Programs that are about to fit on an SM at once, by the registers that they are about to need."""
     registers = min(MOST_REGISTERS, OTHER_REGISTERS + 1.3 * work.live / (32 * num_warps))
     return max(1, min(MOST_RESIDENT, int(REGISTERS / (32 * num_warps * registers))))
 
@@ -197,7 +197,7 @@ def _once(s: Sizes, c: Count, name: str) -> int:
 
 
 def _sharing(s: Sizes, name: str) -> int:
-    """How many programs read the same rows of a tensor."""
+    """Programs that read the same rows of a tensor."""
     if name in ROWS_OF_K or name in (HALVES, GAMMA):
         return s.over_v
     return s.over_k if name in ROWS_OF_V else 1

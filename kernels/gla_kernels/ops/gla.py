@@ -267,7 +267,7 @@ def launches(
 
 
 def _in_graph(x: Inputs, *how: Any) -> Form:
-    """As `gla` itself: checks, then the form."""
+    """The form, after checks as `gla` itself makes them."""
     check_inputs(x.q, x.k, x.v, x.g, x.initial_state, gv=x.gv)
     return _form(x, *how)
 

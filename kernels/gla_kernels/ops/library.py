@@ -103,7 +103,8 @@ def _named(x: Inputs) -> Iterator[tuple[str, Any]]:
 
 
 def _sorts(x: Inputs) -> tuple[Sort | None, ...]:
-    """Of each tensor. B and T are stood in for where all tensors agree on them, so that a graph need not know them."""
+    """The sort of each tensor. B and T are stood in for where all tensors agree on them, so that a graph need not know
+    them."""
     needed = [(name, t) for name, t in _named(x) if t is not None or name in ("q", "k", "v")]
     alike = all(no_tensor(t) is None and _leads(name, t) == _leads(name, x.q) for name, t in needed)
     sorts = {name: _sort(name, t, alike) for name, t in needed}
@@ -141,8 +142,8 @@ def settled(
     recompute: bool,
     wrong_scale: str | None = None,
 ) -> str:
-    """What a call asks for, as JSON. asked: the fields of the schedule that is asked for. Raises ValueError as the call
-    itself would."""
+    """The demands of a call, as JSON. asked: the fields of the schedule that is asked for. Raises ValueError as the
+    call itself would."""
     with ThreadPoolExecutor(1) as aside:  # what torch.export does to tensors, it does to those of its own thread
         aside.submit(_check, function, sorts, final, asked, differentiated, recompute, wrong_scale).result()
     told = {"function": function, "schedule": asked, "differentiated": differentiated, "recompute": recompute}

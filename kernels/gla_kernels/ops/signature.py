@@ -59,7 +59,7 @@ def signature_of(function: str, inputs: Sequence[Any], how: tuple[Any, ...]) -> 
 
 
 def prepared(signature: Signature | None, prepare: Callable[[], T]) -> T:
-    """What is known by the signature, or what ``prepare`` makes, which is kept if there is one."""
+    """The prepared call that is known by the signature, or what ``prepare`` makes, which is kept if there is one."""
     try:
         known = _known.get(signature) if signature is not None else None
     except TypeError:  # something that cannot be told from others: the checks will say what

@@ -82,7 +82,7 @@ def simple_gla(
 
 
 def _laid_out(inputs: Inputs) -> Inputs:
-    """As kernels read them: gates as they are, expanded perhaps, for kernels go by their strides."""
+    """The inputs as kernels read them: gates as they are, expanded perhaps, for kernels go by their strides."""
     g = inputs.g
     assert g is not None
     g = g.resolve_neg()
@@ -97,7 +97,7 @@ def _form(
 
 
 def _in_graph(x: Inputs, *how: Any) -> _Simple:
-    """As `simple_gla` itself: checks, then the form."""
+    """The form, after checks as `simple_gla` itself makes them."""
     check_call(x.q, x.k, x.v, x.g, x.initial_state)
     return _form(x, *how)
 

@@ -30,7 +30,7 @@ def launches_of(work: Workload, plan: Plan, initial_state: bool = False) -> dict
 
 
 def by_pass(launches: Iterable[Launch]) -> dict[str, Launch]:
-    """Of launches in order, one of each pass: see `launches_of`."""
+    """One launch of each pass, of launches in order: see `launches_of`."""
     found: dict[str, Launch] = {}
     for launch in launches:
         known = found.get(launch.step)

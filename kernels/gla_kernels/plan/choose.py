@@ -76,7 +76,7 @@ def plan_for(work: Workload, machine: Machine) -> Choice:
 
 
 def choice_of(work: Workload, table: Table) -> Choice:
-    """What `chosen` would answer if this table were all that was ever tuned."""
+    """The choice that `chosen` would make if this table were all that was ever tuned."""
     return _choice(work, table.header.capability, ((_Source("tuned", table),),))
 
 
@@ -116,7 +116,7 @@ def by_model(work: Workload, capability: int) -> Plan:
 
 
 def predicted_ms(work: Workload, plan: Plan, capability: int) -> float:
-    """What the cost model expects of a plan, in ms: of a backward one after a forward one like it."""
+    """ms that the cost model expects of a plan: of a backward one after a forward one like it."""
     return sum(predict_ms(launch, capability) for launch in all_launches(work, plan, forward=plan))
 
 
@@ -140,7 +140,7 @@ _generation = 0
 
 
 def generation() -> int:
-    """How often `refresh` was called: plans chosen before the last time may be others now."""
+    """The number of times that `refresh` was called: plans chosen before the last time may be others now."""
     return _generation
 
 
@@ -217,7 +217,7 @@ class _Near:
         return own or (tuned.B * tuned.H, tuned.T) == (work.B * work.H, work.T)
 
     def choice(self, plan: Plan, shape: ShapeClass) -> Choice:
-        """Of its plan, or of that with other segments."""
+        """The choice of its plan, or of that with other segments."""
         same, stale = self.entry.shape == shape, self.source.table.header.stale
         notes = [
             "" if same else ", nearby",
@@ -229,7 +229,7 @@ class _Near:
 
 
 def _expected(work: Workload, near: Iterable[_Near], capability: int) -> Iterator[tuple[float, _Near, Plan]]:
-    """What each plan, and each with other segments, is expected to take, in ms: what the cost model says, times what it
+    """ms that each plan, and each with other segments, is expected to take: what the cost model says, times what it
     was off by where the plan was tuned. Nearer ones come first, with their own segments."""
     like = _like(work)
     for one in near:
@@ -258,8 +258,8 @@ def _evened(work: Workload, plan: Plan) -> Plan:
 
 
 def _like(work: Workload) -> Workload:
-    """What stands for the workload where plans are predicted: as many heads, and a length rounded up to a 32nd of a
-    power of two, so that new lengths are mostly not predicted anew. Coarser steps would hide how segments end."""
+    """The workload that stands for this one where plans are predicted: as many heads, and a length rounded up to a 32nd
+    of a power of two, so that new lengths are mostly not predicted anew. Coarser steps would hide how segments end."""
     heads, step = max(1, work.B * work.H), 1 << max(0, work.T.bit_length() - 6)
     return replace(work, B=1, H=heads, T=max(1, -(-work.T // step) * step))
 
@@ -313,7 +313,7 @@ def _expected_best(work: Workload, capability: int) -> Plan:
 
 
 def _octaves(a: int, b: int) -> float:
-    """How many factors of two a and b are apart; an empty tensor counts as one."""
+    """The number of factors of two that a and b are apart; an empty tensor counts as one."""
     return abs(math.log2(max(a, 1) / max(b, 1)))
 
 

@@ -29,7 +29,7 @@ def slug(device: str) -> str:
 
 
 def user_path(header: Header) -> Path:
-    """Where the table with this header is: under $GLABENCH_CACHE, $XDG_CACHE_HOME/glabench/tuned or
+    """The file of the table with this header: under $GLABENCH_CACHE, $XDG_CACHE_HOME/glabench/tuned or
     ~/.cache/glabench/tuned. Raises TableError when there is no home."""
     key = hashlib.sha256(json.dumps(asdict(header), sort_keys=True).encode()).hexdigest()[:8]
     folder = os.environ.get("GLABENCH_CACHE")

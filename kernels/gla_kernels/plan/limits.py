@@ -130,9 +130,9 @@ def _unfit_to_walk(step: str, tile: Tile | None, plan: Plan, work: Workload) -> 
 
 
 def _miscompiled(step: str, plan: Plan, work: Workload, capability: int) -> str | None:
-    """What the compiler is known to get wrong on an H100 or H200: programs with several products of 64 rows and 32
-    columns read and write outside their shared memory (ptxas 12.8, which comes with Triton 3.6 and 3.7; issue 11366 of
-    triton-lang/triton, and measured here in grad_qk).
+    """Why the compiler gets a pass wrong, as it is known to on an H100 or H200: programs with several products of 64
+    rows and 32 columns read and write outside their shared memory (ptxas 12.8, which comes with Triton 3.6 and 3.7;
+    issue 11366 of triton-lang/triton, and measured here in grad_qk).
 
     Right where measured: the passes over time; float32; and chunks of one row block, in float16, and in the passes
     whose programs keep a tile of V while they go through tiles of K.

@@ -64,7 +64,7 @@ def shape_class(work: Workload) -> ShapeClass:
 
 
 def key_of(work: Workload) -> tuple[object, ...]:
-    """What workloads have in common of which one is tuned, where tuning is asked for in a call."""
+    """A key of all workloads of which one is tuned, where tuning is asked for in a call."""
     return work.direction, work.dtype, work.gated, work.schedule, shape_class(work)
 
 
@@ -87,7 +87,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Header:
-    """What a table's entries were found with."""
+    """The GPU, versions and hashes that a table's entries were found with."""
 
     device: str
     memory_bytes: int

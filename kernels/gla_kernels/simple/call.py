@@ -99,13 +99,13 @@ class Call(CallContext):
         return Tile(block_k, block_v, warps, num_stages=2, descriptors=self.capability == HOPPER)
 
     def walk_tile(self) -> Tile:
-        """Of a walk that makes outputs too: all of K in each program, so that a row's output is whole. A third stage
-        where two programs fit an H100's SM with it."""
+        """The tile of a walk that makes outputs too: all of K in each program, so that a row's output is whole. A third
+        stage where two programs fit an H100's SM with it."""
         deep = self.capability == HOPPER and self.in_bfloat16 and padded(self.dims[3]) <= SAFE_COLUMNS
         return replace(self.tile(None, 64), num_stages=3 if deep else 2)
 
     def over_time(self) -> Tile:
-        """Of the passes over time: wide, if that leaves programs enough to fill a GPU."""
+        """The tile of the passes over time: wide, if that leaves programs enough to fill a GPU."""
         B, _, H, K, V = self.dims
         wide = self.tile(64, 128)
         few = B * H * cdiv(K, wide.block_k) * cdiv(V, wide.block_v) < FEW_WALKS
@@ -129,7 +129,7 @@ class Call(CallContext):
 
 
 def chunks_of(piece: Slice, args: dict[str, Any]) -> dict[str, int]:
-    """What a kernel goes by in a slice, and in the buffer of its chunks' states, if it is given one."""
+    """Arguments that lead a kernel in a slice, and in the buffer of its chunks' states, if it is given one."""
     stored = next((args[name] for name in ("p_s", "p_ds") if args.get(name) is not None), None)
     return {
         "first_chunk": piece.first_chunk,

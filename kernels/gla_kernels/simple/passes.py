@@ -25,8 +25,8 @@ MOST_HEADS = 16  # whose gates lie in one sector of 32 bytes, in bfloat16
 
 @dataclass(frozen=True)
 class Kept:
-    """What a forward pass leaves for the backward one. sums: of `decay_sums`; states: of the chunks, where they are
-    materialized."""
+    """Buffers that a forward pass leaves for the backward one. sums: of `decay_sums`; states: of the chunks, where they
+    are materialized."""
 
     sums: Tensor
     states: Tensor | None

@@ -28,7 +28,7 @@ MOST_ROWS = 2**31 - 1  # coordinates are 32-bit integers
 def blocks(
     args: dict[str, Any], names: Iterable[str], block_t: int, block_k: int, block_v: int
 ) -> dict[str, tuple[int, ...]]:
-    """Of the tensors p_x of ``args``, x in ``names``, those that bear a descriptor, with its block (see
+    """Blocks of the tensors p_x of ``args``, x in ``names``, that bear a descriptor (see
     `launch.descriptor`): tiles must not reach across a head's columns, where the next head's would be read."""
     found: dict[str, tuple[int, ...]] = {}
     for name in names:

@@ -61,7 +61,7 @@ def room_for(v_bytes: int, others_bytes: int) -> int:
 
 @dataclass(frozen=True)
 class Head:
-    """What the states of one head of a sequence take, in bytes.
+    """Bytes that the states of one head of a sequence take.
 
     chunks, chunk: how many there are, and each one's state as it enters products. state: one in float32. decays: of all
     row blocks. segment: chunks a segment; in_turn: a slice is one, of any length.
@@ -88,8 +88,8 @@ class Head:
 
 @dataclass(frozen=True)
 class Share:
-    """What is worked on at once: so many sequences and heads of them, fewer at the end, and of each so many segments,
-    or where slices take turns so many chunks."""
+    """The share of a call that is worked on at once: so many sequences and heads of them, fewer at the end, and of each
+    so many segments, or where slices take turns so many chunks."""
 
     batches: int
     heads: int

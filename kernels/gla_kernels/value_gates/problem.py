@@ -95,7 +95,7 @@ class Problem(CallContext):
         return self.q.new_empty(B * H, self.slices[0].chunks, gates.shape[-1], dtype=torch.float32)
 
     def sides(self, do: Tensor | None) -> tuple[Side, Side]:
-        """That of the keys and that of the values, with room for their half decays."""
+        """The side of the keys and that of the values, with room for their half decays."""
         keys = Side(self.q, self.k, self.g, self.halves_buffer(self.g), True)
         return keys, Side(do, self.v, self.gv, self.halves_buffer(self.gv), False)
 
@@ -170,7 +170,7 @@ class Problem(CallContext):
         self, piece: Slice, side: Side, other: Side, scores: Tensor, states: tuple[Tensor, Tensor | None],
         out: tuple[Tensor | None, Tensor | None, Tensor | None],
     ) -> Launch:  # fmt: skip
-        """What `mild` is, of the chunks that are not mild, from the other side's scores."""
+        """As `mild`, a launch of the chunks that are not mild, from the other side's scores."""
         share = self._share(piece)
         args, constexprs = self._sums(side, other, states, out)
         args, constexprs = args | {"p_a": scores}, constexprs | {"SUB": self.schedule.rows, "SHARE": share}
@@ -205,7 +205,7 @@ class Problem(CallContext):
 
     @staticmethod
     def _bytes(*tensors: Tensor | None) -> int:
-        """Of an element of each of them."""
+        """Bytes of an element of each of them, added."""
         return sum(x.element_size() for x in tensors if x is not None)
 
     def _stages(self, most: int, iteration_bytes: int) -> int:
