@@ -24,7 +24,6 @@ MAX_REGISTERS = 255  # of a thread, whatever one asks for
 LEAST_REGISTERS = 32  # that a limit may leave
 DESCRIPTOR_CAPABILITY = 90  # the first compute capability with tensor descriptors (TMA)
 HOPPER = 90  # compute capability of an H100 and H200, whose own product instructions no other GPU has
-HOPPER_PASSES = ("grad_qk", "walk", "grad_walk")  # with a kernel for it, of gated bf16 and chunks of one block of 64
 
 # Tensor-core products need at least 16 rows and columns.
 MIN_TILE = 16
@@ -113,7 +112,7 @@ class Tile:
     num_stages: int = 1  # iterations of a loop whose loads are in flight at once
     max_registers: int = MAX_REGISTERS  # of a thread; fewer let more programs share an SM
     descriptors: bool = False  # whether tiles come and go by tensor descriptors, as an H100 and later GPUs have them
-    hopper: bool = False  # whether a kernel of Hopper's own serves where it can: see `HOPPER_PASSES`
+    hopper: bool = False  # whether a kernel of Hopper's own serves where it can: see `plan.limits`
 
     @property
     def values(self) -> tuple[int, int, int, int, int, bool, bool]:

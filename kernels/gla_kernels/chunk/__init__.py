@@ -9,22 +9,17 @@ import torch
 from torch import Tensor
 
 from ..copies import copied
-from ..launch import Launcher, settle_keys
+from ..launch import Launcher
 from .boundaries import boundary_states, running_state, segment_ends, segment_starts
-from .grad_qk import grad_qk_kernel, make_grad_qk
-from .grad_v import grad_v_kernel, make_grad_v
+from .grad_qk import make_grad_qk
+from .grad_v import make_grad_v
 from .grad_walk import fused_grad_scan
-from .hopper import grad_qk_hopper_kernel, grad_walk_hopper_kernel, walk_hopper_kernel
 from .kept import Gradients, Kept, rows_of, states_of
-from .output import make_output, output_kernel
+from .output import make_output
 from .problem import Problem
-from .states import combine_kernel, grad_states_kernel, make_grad_states, make_states, states_kernel
-from .strong_gates import grad_qk_strong_kernel, grad_v_strong_kernel, output_strong_kernel, strong_gates_of
-from .walk import fused_scan, walk_kernel
-
-settle_keys(states_kernel, combine_kernel, output_kernel, walk_kernel, output_strong_kernel)
-settle_keys(grad_states_kernel, grad_qk_kernel, grad_v_kernel, grad_v_strong_kernel, grad_qk_strong_kernel)
-settle_keys(*filter(None, (walk_hopper_kernel, grad_qk_hopper_kernel, grad_walk_hopper_kernel)))
+from .states import make_grad_states, make_states
+from .strong_gates import grad_qk_strong_kernel, grad_v_strong_kernel, strong_gates_of
+from .walk import fused_scan
 
 
 def forward(

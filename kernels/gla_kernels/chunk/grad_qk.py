@@ -27,7 +27,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..launch import Launcher
+from ..launch import Launcher, settle_keys
 from ..tiles.gates import centred_rows, row_block_limit
 from ..tiles.operands import load_tile
 from ..tiles.products import (
@@ -121,6 +121,9 @@ def grad_qk_kernel(
                 p_q, p_k, p_v, p_g, p_do, p_s, p_ds, p_dq, p_dk, p_dg, scale, i_chunk, T, H, o_k,
                 K, V, CHUNK, BK, BV, DOT, PRECISION,
             )  # fmt: skip
+
+
+settle_keys(grad_qk_kernel)
 
 
 def make_grad_qk(

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..launch import Launcher
+from ..launch import Launcher, settle_keys
 from ..schedule import cdiv
 from ..tiles.descriptors import load_rows, load_state_tile, store_rows
 from ..tiles.gates import centred_decay, centred_rows
@@ -104,6 +104,9 @@ def grad_v_kernel(
             p_q, p_k, p_g, p_do, p_ds + i_s * K * V, p_dv,
             scale, i_row, tl.minimum(i_row + BT, i_end), i_end, T, H, o_v, K, V, BK, BV, DOT, PRECISION,
         )  # fmt: skip
+
+
+settle_keys(grad_v_kernel)
 
 
 def make_grad_v(

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..launch import Launcher
+from ..launch import Launcher, settle_keys
 from ..schedule import cdiv
 from ..tiles.descriptors import load_rows, load_state_tile, store_rows
 from ..tiles.gates import after_rows, between, block_decay, centred_decay, centred_rows, decay, decayed_keys, mild_block
@@ -180,6 +180,9 @@ def any_gate_output(
                 b_s = load_operand(p_s, o_k, o_v, K, V)
                 b_o += dot(decay(b_qd, b_between, True), b_s, DOT, PRECISION)
         store_tile(p_o, b_o * scale, i_row, T, H * V, o_v, V, ROWS)
+
+
+settle_keys(output_kernel)
 
 
 def make_output(p: "Problem", piece: Slice, states: Tensor, halves: Tensor | None, o: Tensor, launch: Launcher) -> None:

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..launch import Launcher
+from ..launch import Launcher, settle_keys
 from ..tiles.descriptors import load_rows, store_state_tile
 from ..tiles.gates import after_rows, up_to_rows, whole_decay
 from ..tiles.operands import dot, load_state, store_state
@@ -192,6 +192,9 @@ def combine_kernel(
         b_s += load_state(p_add + i_add * K * V, o_k, o_v, K, V)
     i_last = 0 if REVERSE else n_seg - 1
     store_state(p_s + tl.cast(i_last, tl.int64) * K * V, b_s, o_k, o_v, K, V)
+
+
+settle_keys(states_kernel, grad_states_kernel, combine_kernel)
 
 
 def make_states(

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..launch import Launcher
+from ..launch import Launcher, settle_keys
 from ..tiles.descriptors import load_rows, store_rows, store_state_tile
 from ..tiles.operands import dot_half, load_state, store_state
 from ..tiles.products import product
@@ -66,6 +66,9 @@ def walk_kernel(
     if STORE_ST:
         if i_seg == n_seg - 1:
             store_state(p_st + i_bh * K * V, b_s, o_k, o_v, K, V)
+
+
+settle_keys(walk_kernel)
 
 
 def fused_scan(

@@ -8,7 +8,6 @@ from ..schedule import (
     DEFAULT_SHARED_BYTES,
     DESCRIPTOR_CAPABILITY,
     HOPPER,
-    HOPPER_PASSES,
     LEAST_REGISTERS,
     MAX_REGISTERS,
     MIN_TILE,
@@ -22,6 +21,7 @@ from ..schedule import (
     padded,
 )
 
+HOPPER_PASSES = ("grad_qk", "walk", "grad_walk")  # with a kernel for it, of gated bf16 and chunks of one block of 64
 MAX_STAGES = 8
 MAX_WARPS = 32
 WALKED_K = 128  # of a state that stays on chip while outputs are made of it

@@ -13,9 +13,9 @@ from gla_kernels import Plan, Schedule, Workload, default_config
 from gla_kernels.launch import Launch
 from gla_kernels.plan.apply import all_launches, problem_of
 from gla_kernels.plan.choose import with_walks
-from gla_kernels.plan.limits import why_not
+from gla_kernels.plan.limits import HOPPER_PASSES, why_not
 from gla_kernels.plan.space import tiles
-from gla_kernels.schedule import HOPPER_PASSES, PASSES
+from gla_kernels.schedule import PASSES
 from gla_kernels.tiles.descriptors import blocks
 
 WORK = Workload("bwd", 1, 300, 2, 128, 256)
