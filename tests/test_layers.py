@@ -32,6 +32,20 @@ FLOORS = (
 )
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 
+# The kernels' rooms, likewise. `reference` stands by itself.
+KERNEL_FLOORS = (
+    ("schedule", "reference"),
+    ("launch",),
+    ("tiles", "copies"),
+    ("chunk", "recurrent", "simple", "value_gates"),
+    ("cost",),
+    ("plan",),
+    ("ops",),
+    ("__init__",),
+)
+KERNEL_FLOOR = {room: floor for floor, rooms in enumerate(KERNEL_FLOORS) for room in rooms}
+KERNELS = ROOT / "kernels" / "gla_kernels"
+
 
 def room_of(path: Path) -> str:
     inside = path.relative_to(ROOT / "glabench")
@@ -72,5 +86,25 @@ def test_a_room_knows_none_above_or_beside_it(room: str) -> None:
 
 
 def test_the_kernels_import_nothing_of_the_harness() -> None:
-    kernels = (ROOT / "kernels" / "gla_kernels").rglob("*.py")
-    assert not [f"{path}:{line}" for path in kernels for line, _ in imported(path)]
+    assert not [f"{path}:{line}" for path in KERNELS.rglob("*.py") for line, _ in imported(path)]
+
+
+def kernel_rooms(path: Path) -> Iterator[tuple[int, str]]:
+    """Every room that a file of the kernels imports from, with the line: they import each other by relative names."""
+    package = path.relative_to(KERNELS).parts[:-1]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            above = package[: len(package) - (node.level - 1)]
+            found = [*above, *(node.module.split(".") if node.module else [])]
+            yield from ((node.lineno, room) for room in (found[:1] or [alias.name for alias in node.names]))
+
+
+def test_a_room_of_the_kernels_knows_none_above_or_beside_it() -> None:
+    rooms = {path: path.relative_to(KERNELS).with_suffix("").parts[0] for path in KERNELS.rglob("*.py")}
+    assert set(rooms.values()) == set(KERNEL_FLOOR)
+    assert not [
+        f"{path.relative_to(ROOT)}:{line} imports from {target}"
+        for path, room in rooms.items()
+        for line, target in kernel_rooms(path)
+        if target != room and KERNEL_FLOOR[target] >= KERNEL_FLOOR[room]
+    ]
