@@ -55,7 +55,9 @@ def samples_of(tunings: Iterable[Tuning], passes: Collection[str] = PASSES) -> d
             if candidate.step not in passes:
                 continue
             whole = candidate.variant.schedule.materialize
-            if trial.status == "ok" and trial.samples_ms and (whole or same_slices):
+            # a fused scan stored all states when these were measured; where nobody keeps them it does no more
+            comparable = whole or (same_slices and candidate.step != "walk")
+            if trial.status == "ok" and trial.samples_ms and comparable:
                 base, effects = model.features(launch_of(work, candidate, capability), capability)
                 found[candidate.step].append(Sample(base, effects, median(trial.samples_ms)))
     if not found:
