@@ -13,10 +13,10 @@ from torch import Tensor
 from .launch import Launch, settle_keys
 from .schedule import cdiv
 
-BLOCK = 4096  # elements of a program
+BLOCK = 4096  # elements of a program; where 16 divides how many there are, masks keep no load from being wide
 
 
-@triton.jit(do_not_specialize=["n"])
+@triton.jit
 def copy_kernel(p_x, p_y, n, BLOCK: tl.constexpr):
     """y [n] = x [n] in the type of y, or zeros where x is None."""
     o_y = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -26,7 +26,7 @@ def copy_kernel(p_x, p_y, n, BLOCK: tl.constexpr):
     tl.store(p_y + o_y, b_y.to(p_y.dtype.element_ty), mask=o_y < n)
 
 
-@triton.jit(do_not_specialize=["n"])
+@triton.jit
 def sum_kernel(p_x, p_y, n, PARTS: tl.constexpr, BLOCK: tl.constexpr):
     """y [n] = the sum of x [PARTS, n], float32, in the type of y."""
     o_y = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)

@@ -45,6 +45,7 @@ class FakeCuda:
     sizes: dict[int, list[int]] = field(default_factory=dict)
     encode: Any = encoded
     fails: int = 0
+    entered: int | None = 1  # the context that is current in the thread
     launched: list[Launched] = field(default_factory=list)
     graphs: list[tuple[int, int]] = field(default_factory=list)  # launched: graph, stream
     captured: list[int] = field(default_factory=list)  # streams
@@ -70,8 +71,22 @@ class FakeCuda:
         ctypes.memmove(at.value, text, 128)
         return 0
 
+    def cuDeviceGet(self, device: Any, index: Any) -> int:
+        device._obj.value = index.value
+        return 0
+
+    def cuDevicePrimaryCtxRetain(self, context: Any, device: Any) -> int:
+        context._obj.value = FIRST_HANDLE - 1 - device.value
+        return 0
+
+    def cuCtxSetCurrent(self, context: Any) -> int:
+        self.entered = context.value
+        return 0
+
     def cuLaunchKernelEx(self, at: Any, function: Any, parameters: Any, extra: Any) -> int:
         assert extra is None
+        if self.entered is None:
+            return cuda.INVALID_CONTEXT
         config = cuda.LaunchConfig.from_buffer_copy(string_at(at.value, ctypes.sizeof(cuda.LaunchConfig)))
         attributes = []
         for i in range(config.attribute_count):

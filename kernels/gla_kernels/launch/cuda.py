@@ -21,6 +21,7 @@ RELAXED = 2  # of a capture
 TENSOR_MAP_BYTES = 128
 TENSOR_MAP_ALIGNMENT = 64
 INVALID_VALUE = 1
+INVALID_CONTEXT = 201
 L2_PROMOTION_128B = 2  # as Triton encodes its descriptors
 TENSOR_MAP_TYPES = {torch.float16: 6, torch.float32: 7, torch.bfloat16: 9}  # CUtensorMapDataType
 
@@ -59,6 +60,25 @@ def check(code: int) -> None:
         raise RuntimeError(f"CUDA driver: {reason}")
 
 
+def call(function: Any, *arguments: Any) -> None:
+    """Call a function of the driver, in a context: a thread that has done nothing with CUDA yet has none, and is given
+    that of the current device. Raises RuntimeError as the driver says."""
+    code = function(*arguments)
+    if code == INVALID_CONTEXT:
+        _enter(torch._C._cuda_getDevice())
+        code = function(*arguments)
+    if code:
+        check(code)
+
+
+def _enter(index: int) -> None:
+    """Make the device's context, that of CUDA's runtime and of PyTorch, the thread's current one."""
+    device, context = c_int(), c_void_p()
+    check(driver().cuDeviceGet(byref(device), c_int(index)))
+    check(driver().cuDevicePrimaryCtxRetain(byref(context), device))
+    check(driver().cuCtxSetCurrent(context))
+
+
 class Graph:
     """Launches as the driver keeps them (a CUDA graph), to be made at once and in order.
 
@@ -67,7 +87,7 @@ class Graph:
 
     def __init__(self, launch: Callable[[int], None]) -> None:
         cuda, stream, graph, made = driver(), c_void_p(), c_void_p(), c_void_p()
-        check(cuda.cuStreamCreate(byref(stream), c_uint(NON_BLOCKING)))
+        call(cuda.cuStreamCreate, byref(stream), c_uint(NON_BLOCKING))
         try:
             # relaxed: nothing that other threads do meanwhile is a part of it, or forbidden
             check(cuda.cuStreamBeginCapture_v2(stream, c_int(RELAXED)))

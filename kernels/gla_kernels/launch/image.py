@@ -70,9 +70,7 @@ class Bound:
                 make(self.calls)
                 return
             self.graph = cuda.Graph(self._fire_on)
-        code = cuda.driver().cuGraphLaunch(self.graph.made, self.stream)
-        if code:
-            cuda.check(code)
+        cuda.call(cuda.driver().cuGraphLaunch, self.graph.made, self.stream)
 
     def _fire_on(self, stream: int) -> None:
         _memory, calls = self.image.bind((stream, *self.addresses[1:]))
@@ -136,9 +134,7 @@ def make(calls: Calls) -> None:
     """Make launches, in order. Raises RuntimeError as the driver says."""
     launch = cuda.driver().cuLaunchKernelEx
     for config, function, parameters in calls:
-        code = launch(config, function, parameters, None)
-        if code:
-            cuda.check(code)
+        cuda.call(launch, config, function, parameters, None)
 
 
 class _Maker:

@@ -29,7 +29,7 @@ FORMAT = 1
 # where sources are others and plans hold: CONTRIBUTING.md, "Move or rename kernels".
 LINEAGE = {
     "06a6e7741b1d9583": "28b8cfb22576a567",  # a hash of bytes
-    "12adfe313dbc0d22": "28b8cfb22576a567",  # moved and renamed: tools.launches found every launch as before
+    "7b0623f34eaf5fb6": "28b8cfb22576a567",  # moved and renamed: every launch as before, but for copies between slices
 }
 MAX_BYTES = 16 * 2**20  # of a file
 MAX_ENTRIES = 50_000  # about as many fit in

@@ -159,6 +159,17 @@ def test_what_the_driver_says_is_raised(driver: Any) -> None:
             image.fire(addressed(0x1000, 0x2000))
 
 
+def test_a_thread_without_a_context_enters_that_of_its_device(
+    driver: Any, fake_cuda: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a new thread is, whose tensors come from the allocator's cache."""
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 3, raising=False)
+    driver.entered = None
+    Image([(a_launch(), compiled())], where).fire(addressed(0x1000, 0x2000))
+    assert len(driver.launched) == 1
+    assert driver.entered == fake_cuda.FIRST_HANDLE - 1 - 3
+
+
 @pytest.mark.parametrize("sizes", [[8, 8, 4, 8, 8, 8], [8, 8, 4, 4, 8, 4], [8, 8, 4], [4, 8, 4, 4]], ids=str)
 def test_a_driver_that_knows_other_parameters_is_left_to_triton(driver: Any, sizes: list[int]) -> None:
     driver.sizes[FUNCTION] = sizes
