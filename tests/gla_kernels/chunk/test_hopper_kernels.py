@@ -97,8 +97,16 @@ def near(got: Tensor, right: Tensor) -> bool:
 
 
 @WALKS
-@pytest.mark.parametrize("kept", [True, False])
-def test_states_and_output(K, V, gates, schedule, kept, place):
+def test_states_and_output(K, V, gates, schedule, place):
+    states_and_output(K, V, gates, schedule, True, place)
+
+
+@pytest.mark.parametrize(("gates", "schedule"), [("mild", "one walk"), (list(GATES)[-1], "segments of two chunks")])
+def test_where_no_states_are_kept_those_that_strong_gates_ask_for_are_stored(gates, schedule, place):
+    states_and_output(128, 128, gates, schedule, False, place)
+
+
+def states_and_output(K, V, gates, schedule, kept, place):
     x = Sequences((1, 340, 2, K, V), GATES[gates], place)
     p = x.problem(SCHEDULES[schedule])
     assert len(p.slices) == 1
