@@ -90,9 +90,13 @@ def test_a_change_says_which_kernel_and_by_how_much():
 
 KEYS = """
 import sys
-from gla_kernels import chunk
-names = ["states", "combine", "output", "grad_states", "grad_qk", "grad_v"]
-keys = {name: getattr(chunk, name + "_kernel").cache_key for name in (names if sys.argv[1] == "there" else names[::-1])}
+from gla_kernels.chunk import grad_qk, grad_v, output, states
+modules = {"states": states, "combine": states, "output": output, "grad_states": states} | {
+    "grad_qk": grad_qk, "grad_v": grad_v
+}
+names = list(modules)
+order = names if sys.argv[1] == "there" else names[::-1]
+keys = {name: getattr(modules[name], name + "_kernel").cache_key for name in order}
 print([keys[name] for name in names])
 """
 
