@@ -55,10 +55,11 @@ def tile(kernel: Kernel) -> str:
     values = kernel.fact("constexprs")
     if not values:
         return UNKNOWN
-    sizes = "×".join(str(values[name]) for name in ("BT", "BK", "BV") if name in values)
+    # a copy or a sum between passes has a block of elements instead
+    sizes = "×".join(str(values[name]) for name in ("BT", "BK", "BV", "BLOCK") if name in values)
     size = f"{sizes} {kernel.fact('num_warps')}w {kernel.fact('num_stages')}s"
     dtype = [] if kernel.workload["dtype"] == "bf16" else [kernel.workload["dtype"]]
-    return ", ".join([size, *dtype, *([] if values["GATED"] else ["no gate"])])
+    return ", ".join([size, *dtype, *([] if values.get("GATED", True) else ["no gate"])])
 
 
 def _shown(value: int | None) -> str:

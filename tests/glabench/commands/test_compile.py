@@ -168,6 +168,10 @@ def test_a_kernel_of_states_alone_has_a_tile_without_rows() -> None:
     assert tile(kernel(constexprs={"BK": 16, "BV": 64, "GATED": True})) == "16×64 4w 1s"
 
 
+def test_a_copy_between_passes_has_a_block_of_elements() -> None:
+    assert tile(kernel(constexprs={"BLOCK": 4096})) == "4096 4w 1s"
+
+
 def test_the_summary_counts_and_only_what_gla_runs_is_a_failure() -> None:
     kernels = [
         kernel(spill_bytes=8),
