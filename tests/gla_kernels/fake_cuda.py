@@ -246,6 +246,7 @@ def main() -> None:
     triton, fake = TritonDriver(), FakeCuda()
     driver.set_active(triton)
     cuda.driver = lambda: fake  # type: ignore[assignment]
+    torch.cuda.is_current_stream_capturing = lambda: False  # which PyTorch without CUDA cannot tell
     kinds = set()
     for T, D, dtype, schedule in ((256, 128, torch.bfloat16, None), (70, 40, torch.float32, Schedule(16, 16, False))):
         q, k, v, g = (torch.empty(1, T, 2, D, dtype=dtype, device="meta") for _ in range(4))

@@ -64,9 +64,12 @@ class Bound:
 
     def fire(self) -> None:
         """Make the launches, in order. Raises RuntimeError as the driver says."""
+        if torch.cuda.is_current_stream_capturing():  # into a graph of the caller's
+            make(self.calls)
+            return
         if self.graph is None:
             self.fired += 1
-            if not self.image.may_build(self.fired) or torch.cuda.is_current_stream_capturing():
+            if not self.image.may_build(self.fired):
                 make(self.calls)
                 return
             self.graph = cuda.Graph(self._fire_on)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
 from ..launch import Launcher
+from ..launch.run import ALIGNED
 
 Left = tuple[Tensor | None, ...]  # what a forward pass leaves for the backward one
 
@@ -48,9 +49,6 @@ class Inputs(NamedTuple):
         return any(x is not None and forward_ad.unpack_dual(x).tangent is not None for x in self)
 
 
-ALIGNED = 16  # bytes: of an address that is a multiple of it the compiler makes use
-
-
 def lies_well(x: Tensor) -> bool:
     """Whether kernels can read the tensor as it is: contiguous, with no sign that PyTorch turns as it is read, and at
     an address that 16 bytes divide."""
@@ -66,13 +64,7 @@ def laid_out(x: Tensor) -> Tensor:
 
 class Form(Protocol):
     """One way to compute a call: the host code of both directions, which allocates tensors and hands launches to
-    ``launch``. All but the scale is in ``settings``, which JSON can say."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def settings(self) -> dict[str, Any]: ...
+    ``launch``."""
 
     def forward(self, x: Inputs, final: bool, launch: Launcher) -> tuple[Tensor, Tensor | None, Left]:
         """o, the state after the last token if ``final``, and what `backward` makes use of."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -24,16 +23,6 @@ class Chunkwise:
     plan: Plan
     backward_plan: Plan
     keep: bool
-    name: ClassVar[str] = "chunkwise"
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        return {"plans": [self.plan.to_dict(), self.backward_plan.to_dict()], "keep": self.keep}
-
-    @classmethod
-    def of(cls, scale: float, settings: dict[str, Any]) -> Chunkwise:
-        forward, backward = map(Plan.from_dict, settings["plans"])
-        return cls(scale, forward, backward, settings["keep"])
 
     def forward(self, x: Inputs, final: bool, launch: Launcher) -> tuple[Tensor, Tensor | None, Left]:
         o, final_state, kept = chunk.forward(self._problem(x, self.plan), final, launch, self.keep)
@@ -58,8 +47,6 @@ class Recurrent:
     """The fused recurrent form."""
 
     scale: float
-    name: ClassVar[str] = "recurrent"
-    settings: ClassVar[dict[str, Any]] = {}
 
     def forward(self, x: Inputs, final: bool, launch: Launcher) -> tuple[Tensor, Tensor | None, Left]:
         o, state = recurrent.forward(x.q, x.k, x.v, x.g, self.scale, x.initial_state, final, launch, x.gv)

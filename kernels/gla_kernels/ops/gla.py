@@ -13,6 +13,7 @@ from torch import Tensor
 
 from .. import recurrent, value_gates
 from ..launch import Launch
+from ..launch.run import ALIGNED
 from ..plan.apply import DTYPES, all_launches
 from ..plan.choose import machine_of
 from ..plan.request import Config, check_config, check_plan, plan_of, tune
@@ -20,7 +21,7 @@ from ..plan.table import Machine
 from ..schedule import Schedule, Workload
 from . import library
 from .autograd import call
-from .form import ALIGNED, Form, Inputs
+from .form import Form, Inputs
 from .forms import Chunkwise, Recurrent
 from .prepared import Prepared, PreparedStep
 from .signature import is_plain, prepared, signature_of
@@ -67,10 +68,11 @@ def gla(
             minutes once, and needs glabench, the harness. Tunes the backward pass only where gradients are required.
         A Plan, or a pair of them for forward and backward of which either may be None: those plans.
         A KernelConfig: these tiles, for both directions, with the schedule given or the one that the cost model picks.
-    recompute: where states are materialized, whether the backward pass computes them again: some 10 % slower, and
-        between the passes B*H*ceil(T/chunk)*K*V elements less are kept (twice the size of q with K = V = 128 and chunks
-        of 64). Nothing but the inputs is kept then, nor where the two directions' plans have other chunks. Where they
-        are not materialized one state a slice is kept, if there are heads enough, and none with ``recompute``.
+    recompute: where states are materialized, whether the backward pass computes them again: 10 to 20 % slower as a
+        rule, and between the passes B*H*ceil(T/chunk)*K*V elements less are kept (twice the size of q with K = V = 128
+        and chunks of 64). Nothing but the inputs is kept then, nor where the two directions' plans have other chunks.
+        Where they are not materialized one state a slice is kept, if there are heads enough, and none with
+        ``recompute``.
 
     Returns o [B, T, H, V] in the dtype of q, and the final state [B, H, K, V] in float32 or None. Differentiable once
     in q, k, v, g, gv and initial_state, also through the final state. Deterministic: the same inputs give the same

@@ -35,7 +35,7 @@ from .validate import check_device, check_flag, check_scale, check_step, no_numb
 Maker = Callable[[Inputs, torch.device, float, Schedule | None, bool, bool], Form]
 MAKERS: dict[str, Maker] = {}  # by the function's name
 
-STEP_AXES = 3  # of q in `api.gla_step`
+STEP_AXES = 3  # of q in `gla.gla_step`
 STAND_IN = (2, 3)  # for B and T, which a graph need not know
 Sort = tuple[tuple[int, ...], torch.dtype, torch.device] | str  # of a tensor, or what is wrong with it
 
@@ -91,7 +91,7 @@ def room_of(function: str, x: Inputs, asked: tuple[Any, ...] | None) -> int:
 
 
 def call_step(x: Inputs, scale: float | None) -> Tensor:
-    """`api.gla_step` in a graph that is being made; the state is ``x.initial_state``. Shapes are the operator's to look
+    """`gla.gla_step` in a graph that is being made; the state is ``x.initial_state``. Shapes are the operator's to look
     at: one graph serves batches of any size."""
     wrong = tuple(None if t is None and name in ("g", "gv") else no_tensor(t) for name, t in _named(x))
     step_settled(wrong, None if wrong[0] else x.q.dim(), x.requires_grad, _wrong(scale))
@@ -362,7 +362,7 @@ for name, kernel, shapes, many in (
 
 @torch.library.custom_op("gla_kernels::step", mutates_args=("state",))
 def step(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gv: Tensor | None, state: Tensor, scale: float) -> Tensor:
-    """One token of decoding, as `api.gla_step`."""
+    """One token of decoding, as `gla.gla_step`."""
     x = Inputs(q, k, v, g, gv, None).contiguous()
     return recurrent.step(x.q, x.k, x.v, x.g, state, check_scale(scale, q.shape[-1]), execute, x.gv)
 

@@ -21,8 +21,9 @@ from ..launch.record import Program, Sort, record
 from ..launch.run import listened_to
 from .form import Form, Inputs
 
-# The addresses of a backward program: the call's tensors have the first ones, then come these.
-FINAL, LEFT, DO, D_FINAL = (len(Inputs._fields) + i for i in range(4))
+# Of a backward program's addresses, that of what the forward pass left: the call's tensors and the final state have the
+# first ones, and the gradients of the results come after it.
+LEFT = len(Inputs._fields) + 1
 
 Needed = tuple[bool, ...]  # of which of the call's tensors the gradient is wanted
 

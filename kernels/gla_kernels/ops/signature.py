@@ -2,7 +2,7 @@
 
 A call whose signature is known was checked, has its form and is prepared (`prepared.Prepared`). Only plain tensors have
 one: what computes on tensors of another kind (FakeTensor, DTensor, those of torch.func), or watches PyTorch's
-operators, has to be asked what a call means, by an operator of PyTorch's own kind (`compiled`).
+operators, has to be asked what a call means, by an operator of PyTorch's own kind (`library`).
 """
 
 from __future__ import annotations

@@ -6,20 +6,21 @@ Layout: q, k [B, T, H, K]; v, o [B, T, H, V]; g [B, T, H]; states [B, H, K, V] i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..launch import Launch, Launcher
+from ..launch.run import ALIGNED
 from ..plan.choose import machine_of
 from ..schedule import CHUNKS, Schedule
 from ..simple.call import MAX_CHUNK, MAX_DIM, Call
 from ..simple.passes import Kept, backward, forward
 from . import library
 from .autograd import call
-from .form import ALIGNED, Inputs, Left
+from .form import Inputs, Left
 from .prepared import Prepared
 from .signature import is_plain, prepared, signature_of
 from .validate import check_flag, check_inputs, check_scale, check_sizes, check_tensor
@@ -198,15 +199,6 @@ class _Simple:
     schedule: Schedule
     capability: int
     keep: bool
-    name: ClassVar[str] = "simple"
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        return {"schedule": asdict(self.schedule), "capability": self.capability, "keep": self.keep}
-
-    @classmethod
-    def of(cls, scale: float, settings: dict[str, Any]) -> _Simple:
-        return cls(scale, Schedule(**settings["schedule"]), settings["capability"], settings["keep"])
 
     def forward(self, x: Inputs, final: bool, launch: Launcher) -> tuple[Tensor, Tensor | None, Left]:
         o, final_state, kept = forward(self._call(x), final, self.keep, launch)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -40,15 +39,6 @@ class ValueGated:
     scale: float
     schedule: Schedule
     keep: bool
-    name: ClassVar[str] = "value_gated"
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        return {"schedule": asdict(self.schedule), "keep": self.keep}
-
-    @classmethod
-    def of(cls, scale: float, settings: dict[str, Any]) -> ValueGated:
-        return cls(scale, Schedule(**settings["schedule"]), settings["keep"])
 
     def forward(self, x: Inputs, final: bool, launch: Launcher) -> tuple[Tensor, Tensor | None, Left]:
         o, final_state, (states, boundary) = forward(self._problem(x), launch)

@@ -136,6 +136,19 @@ def test_a_stream_that_is_being_captured_gets_the_launches(driver: Any, monkeypa
     assert driver.graphs == driver.captured == []
 
 
+def test_a_graph_of_ours_is_no_part_of_one_that_is_being_captured(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    image = Image([(a_launch(), compiled())], where)
+    for _ in range(OFTEN):
+        image.fire(addressed(0x1000, 0x2000))
+    assert driver.graphs
+    driver.launched.clear()
+    driver.graphs.clear()
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    image.fire(addressed(0x1000, 0x2000))
+    assert len(driver.launched) == 1
+    assert driver.graphs == []
+
+
 def test_addresses_that_come_and_go_make_no_graphs(driver: Any) -> None:
     image = Image([(a_launch(), compiled())], where)
     for i in range(4 * OFTEN):

@@ -18,7 +18,7 @@ from gla_kernels.ops import simple_gla as simple_api
 from gla_kernels.ops.form import Form, Inputs
 from gla_kernels.ops.forms import Recurrent
 from gla_kernels.ops.gla import _form
-from gla_kernels.ops.prepared import FINAL, LEFT, Prepared
+from gla_kernels.ops.prepared import LEFT, Prepared
 from gla_kernels.tiles.slices import Share
 
 Tensors = Sequence[torch.Tensor | None]
@@ -266,7 +266,7 @@ def state_of(forward: Program) -> torch.Tensor:
     """The final state, without data. It comes after what is given."""
     state = forward.results[1]
     assert state is not None
-    assert len(Inputs._fields) == FINAL
+    assert len(Inputs._fields) + 1 == LEFT
     return state.on_meta()
 
 
