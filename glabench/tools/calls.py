@@ -8,7 +8,6 @@ same of each system in a process of its own; here a slow moment of the machine's
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -20,16 +19,15 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from glabench.tools.rows import Row, append, rows_of, wide_enough
+
 if TYPE_CHECKING:
     from glabench.run.cold import Call
     from glabench.spec.case import Case
 
-WIDTH = 120  # of the table in a file or pipe, columns
 REPLAYS, SAMPLES = 10, 7  # of a graph in a sample, and samples
 WARM_CALLS = 30  # compile, and meet addresses that come back
 DEFAULT, RECOMPUTED, WITHOUT, RIVAL = "gla", "gla, states recomputed", "gla, states not materialized", "fa2"
-
-Row = dict[str, Any]
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -39,20 +37,20 @@ def calls(
     rounds: Annotated[int, typer.Option(help="Times that each system has its turn.", min=1)] = 3,
     shapes: Annotated[int, typer.Option(help="How many of the shapes, in the sweep's order.", min=1)] = 12,
     out: Annotated[Path | None, typer.Option(help="File that rows are appended to.")] = None,
+    read: Annotated[Path | None, typer.Option(help="File of rows to show; nothing is measured.", exists=True)] = None,
 ) -> None:
     """Measure eager calls in turns. Exit code: 0 done; 2 bad input, or no GPU."""
     from glabench.hardware.environment import detect_device
 
+    if read is not None:
+        show(rows_of(read, "eager calls"), wide_enough())
+        return
     if detect_device() != "cuda":
         typer.echo("error: there is no usable NVIDIA GPU here, whose calls are measured", err=True)
         raise typer.Exit(2)
     rows = [row for cases in by_shape()[:shapes] for row in measure(cases, rounds)]
-    if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with out.open("a", encoding="utf-8") as file:
-            file.writelines(json.dumps(row) + "\n" for row in rows)
-    console = Console()
-    show(rows, console if console.is_terminal else Console(width=WIDTH))
+    append(rows, out)
+    show(rows, wide_enough())
 
 
 def by_shape() -> list[dict[str, Case]]:

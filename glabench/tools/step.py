@@ -7,13 +7,12 @@ needs, and whether the model trains. A CPU is for trying the program: its times 
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -21,13 +20,11 @@ from rich.table import Table
 
 from glabench.errors import did_you_mean
 from glabench.spec.settings import Device
+from glabench.tools.rows import Row, append, rows_of, wide_enough
 
 RIVAL = "fa2"
 MODES = {"none": (False,), "blocks": (True,), "both": (False, True)}
 GIB = 2**30
-WIDTH = 120  # of the table in a file or pipe, columns
-
-Row = dict[str, Any]
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -62,8 +59,12 @@ def step(
     warmup: Annotated[int, typer.Option(help="Steps before the first sample.", min=2)] = 5,
     profile: Annotated[bool, typer.Option("--profile", help="Also the GPU time of a step by kind of kernel.")] = False,
     out: Annotated[Path | None, typer.Option(help="File that rows are appended to.")] = None,
+    read: Annotated[Path | None, typer.Option(help="File of rows to show; nothing is measured.", exists=True)] = None,
 ) -> None:
     """Measure steps of training. Exit code: 0 done; 1 a model did not train; 2 bad input."""
+    if read is not None:
+        show(rows_of(read, "training step"), wide_enough())
+        return
     import torch
 
     from glabench.systems.models.model import CONFIGS, SYSTEMS
@@ -76,12 +77,8 @@ def step(
     if profile and device == "cpu":
         raise typer.BadParameter("there is no GPU here to profile", param_hint="--profile")
     rows = measure(Question(names, MODES[compile_], model, batch, length, steps, rounds, warmup, profile), device)
-    if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with out.open("a", encoding="utf-8") as file:
-            file.writelines(json.dumps(row) + "\n" for row in rows)
-    console = Console()
-    show(rows, console if console.is_terminal else Console(width=WIDTH))
+    append(rows, out)
+    show(rows, wide_enough())
     raise typer.Exit(0 if all(row["trains"] for row in rows) else 1)
 
 

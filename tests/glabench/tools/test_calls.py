@@ -11,11 +11,12 @@ from typer.testing import CliRunner
 
 from glabench.tools import calls
 from glabench.tools.calls import DEFAULT, RECOMPUTED, RIVAL, WITHOUT, by_shape, show, summary
+from glabench.tools.rows import Row
 
 HOST_MS = {DEFAULT: 0.2, RECOMPUTED: 0.3, WITHOUT: 0.25, RIVAL: 0.4}
 
 
-def rows(factor: float = 1.0) -> list[calls.Row]:
+def rows(factor: float = 1.0) -> list[Row]:
     """Of one shape, in the order in which they are measured; each has a slow round."""
     case = dict(zip("BTHKV", (1, 64, 2, 16, 16), strict=True))
     return [

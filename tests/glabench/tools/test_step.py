@@ -15,7 +15,8 @@ from glabench.hardware.environment import detect_device
 from glabench.profile.launches import Event
 from glabench.profile.training import grouped, kernels_of
 from glabench.run.train import Measured
-from glabench.tools.step import Row, app, show
+from glabench.tools.rows import Row
+from glabench.tools.step import app, show
 
 ARGUMENTS = ["--model", "tiny", "--B", "1", "--T", "16", "--steps", "2", "--rounds", "2", "--warmup", "2"]
 

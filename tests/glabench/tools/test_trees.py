@@ -1,0 +1,48 @@
+"""Kernels of two trees: what is said of rows, which kernels a tree's process imports, and the errors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from glabench.tools import trees
+
+ROOT = Path(__file__).parents[3]
+
+
+def row(what: str, old: float, new: float) -> dict[str, object]:
+    return {"what": what, "old_ms": [old, old], "new_ms": [new, new]}
+
+
+def test_what_takes_longer_is_named() -> None:
+    lines = trees.report([row("a", 1.0, 1.009), row("b", 1.0, 1.02), row("c", 2.0, 1.0)])
+    assert lines[-1] == "more than 1.01 times as long: b"
+    assert lines[1].split() == ["a", "1.0000", "1.0090", "1.009"]
+    assert trees.report([row("a", 1.0, 1.0)])[-1].endswith("none")
+
+
+def test_a_tree_is_measured_with_its_own_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "kernels" / "gla_kernels"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("raise SystemExit('these kernels')")
+    program = tmp_path / "program.py"  # in the place of a process that needs a GPU
+    program.write_text("import gla_kernels")
+    monkeypatch.setattr(trees, "__file__", str(program))
+    with pytest.raises(Exception, match="returned non-zero exit status 1"):
+        trees.in_tree(tmp_path, [])
+
+
+def test_a_folder_without_kernels_is_one_line(tmp_path: Path) -> None:
+    result = CliRunner().invoke(trees.app, [str(tmp_path), str(ROOT)])
+    assert result.exit_code == 2
+    assert "expected kernels/gla_kernels" in result.output
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_there_is_one_line() -> None:
+    result = CliRunner().invoke(trees.app, [str(ROOT), str(ROOT)])
+    assert result.exit_code == 2
+    assert result.output.startswith("error: there is no usable NVIDIA GPU here")
