@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 KINDS = ("inputs", "outputs", "gradients", "states", "saved", "workspace")
 # Arguments of our kernels that are states, their gradients, and what segments add to them; copies (p_x to p_y) are of
 # states alone in the forms whose programs are looked at here.
-STATES = frozenset({"p_s", "p_s0", "p_st", "p_ds", "p_ds0", "p_dst", "p_add", "p_first", "p_x", "p_y"})
+STATES = frozenset({"p_s", "p_s0", "p_st", "p_ds", "p_ds0", "p_dst", "p_add", "p_first", "p_few", "p_x", "p_y"})
 
 
 @dataclass(frozen=True)

@@ -123,7 +123,7 @@ def _times(work: Workload, variant: Variant, capability: int) -> dict[str, float
     spent = dict.fromkeys((*others, last), 0.0)
     if states_given(work, variant.schedule):
         spent["states"] = sum(predict_ms(launch, capability) for launch in launches if launch.step == "states")
-    for launch in all_launches(work, plan, forward=plan):
+    for launch in all_launches(work, plan, other=plan):
         spent[launch.step if launch.step in spent else last] += predict_ms(launch, capability)
     measured = by_pass(launches)
     return {step: ms / predict_ms(measured[step], capability) for step, ms in spent.items()}

@@ -36,7 +36,18 @@ def sum_kernel(p_x, p_y, n, PARTS: tl.constexpr, BLOCK: tl.constexpr):
     tl.store(p_y + o_y, b_y.to(p_y.dtype.element_ty), mask=o_y < n)
 
 
-settle_keys(copy_kernel, sum_kernel)
+@triton.jit
+def thin_kernel(p_x, p_y, every, n_x, n_y, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    """y [heads, n_y, SIZE] = every so-many-th of x [heads, n_x, SIZE]."""
+    NB: tl.constexpr = (SIZE + BLOCK - 1) // BLOCK
+    i_p = tl.program_id(0)
+    i_b, i_y = i_p % NB, (i_p // NB).to(tl.int64)
+    o_x = i_b * BLOCK + tl.arange(0, BLOCK)
+    i_x = i_y // n_y * n_x + i_y % n_y * every
+    tl.store(p_y + i_y * SIZE + o_x, tl.load(p_x + i_x * SIZE + o_x, mask=o_x < SIZE, other=0.0), mask=o_x < SIZE)
+
+
+settle_keys(copy_kernel, sum_kernel, thin_kernel)
 
 
 def copied(x: Tensor | None, into: Tensor) -> Launch:
@@ -44,6 +55,14 @@ def copied(x: Tensor | None, into: Tensor) -> Launch:
     return Launch(
         copy_kernel, (cdiv(into.numel(), BLOCK),), {"p_x": x, "p_y": into, "n": into.numel()}, {"BLOCK": BLOCK}
     )
+
+
+def thinned(x: Tensor, into: Tensor, every: int) -> Launch:
+    """A launch that copies every so-many-th state of x [heads, .., K, V] into a tensor of fewer, in the same type."""
+    heads, n_y, K, V = into.shape
+    sizes = {"p_x": x, "p_y": into, "every": every, "n_x": x.shape[1], "n_y": n_y, "n": into.numel()}
+    grid = (cdiv(K * V, BLOCK) * heads * n_y,)
+    return Launch(thin_kernel, grid, sizes, {"SIZE": K * V, "BLOCK": BLOCK})
 
 
 def summed(x: Tensor, into: Tensor) -> Launch:

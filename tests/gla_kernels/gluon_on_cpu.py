@@ -370,7 +370,8 @@ def _given(launch: Launch) -> dict[str, Any]:
     given: dict[str, Any] = dict(launch.constants)
     for name in launch.kernel.arg_names:
         if name.startswith("d_"):
-            given[name] = Described(launch.args[f"p_{name[2:]}"], launch.blocks[name[2:]])
+            x = launch.args[f"p_{name[2:]}"]
+            given[name] = None if x is None else Described(x, launch.blocks[name[2:]])
         elif name in launch.args:
             value = launch.args[name]
             given[name] = Pointer(value) if isinstance(value, Tensor) else value

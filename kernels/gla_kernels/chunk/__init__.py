@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..copies import copied
+from ..copies import copied, thinned
 from ..launch import Launcher
 from .boundaries import boundary_states, running_state, segment_ends, segment_starts
 from .grad_qk import make_grad_qk
@@ -23,14 +23,16 @@ from .walk import fused_scan
 
 
 def forward(
-    p: Problem, output_final_state: bool, launch: Launcher, keep: bool = True
+    p: Problem, output_final_state: bool, launch: Launcher, keep: bool = True, every: int = 1
 ) -> tuple[Tensor, Tensor | None, Kept | None]:
     """o [B, T, H, V] in the inputs' dtype, the final state [B, H, K, V] in float32 if asked for, and what the backward
-    pass can make use of. ``keep``: whether there will be one that does."""
+    pass can make use of. ``keep``: whether there will be one that does, and asks for the states before every so many
+    chunks."""
     p, whole = p.forward(keep), len(p.head_groups) == 1
     o, keep = torch.empty_like(p.v), keep and whole
     kept = keep and p.schedule.materialize
     halves, states = p.half_decays(), p.state_buffer() if kept or p.ungated_walk is None else None
+    few = p.few_states(p.whole, every) if kept and every > 1 else None
     boundary = p.boundary_buffer() if keep and p.in_turn else None
     running = running_state(p, p.initial_state, None, launch) if p.in_turn else None
     starts = segment_starts(p, None, launch) if running is None else running
@@ -41,11 +43,14 @@ def forward(
         if boundary is not None and running is not None:
             launch(copied(running, boundary[i]))
         final = final_state if piece == p.slices[-1] else running
-        if not fused_scan(p, piece, starts, states, halves, final, o, launch, kept):
+        if not fused_scan(p, piece, starts, states, halves, final, o, few, every if kept else 0, launch):
             assert states is not None  # which only a walk can do without
             make_states(p, piece, starts, states, halves, final, launch)
             make_output(p, piece, states, halves, o, launch)
-    return o, final_state if output_final_state else None, p.kept(states, boundary, halves) if keep else None
+            if few is not None:
+                launch(thinned(states, few, every))
+    found = p.kept(states if few is None else few, boundary, halves, every) if keep else None
+    return o, final_state if output_final_state else None, found
 
 
 def backward(p: Problem, do: Tensor, d_final: Tensor | None, launch: Launcher, kept: Kept | None = None) -> Gradients:
@@ -67,15 +72,18 @@ def _backward(
 ) -> None:
     """Fill the gradients of what is worked on at once."""
     halves = p.half_decays() if kept is None else kept.halves
-    states = p.state_buffer() if kept is None or kept.states is None else kept.states
-    again = kept is None or kept.states is None  # whether the chunks' states are made again
+    found = None if kept is None else kept.states
+    every = p.states_made_apart if kept is None or found is None else kept.every
+    # all of them; or where the others are led along, those of strong gates, and few of all beside them
+    states = p.state_buffer() if found is None or every > 1 else found
+    few = found if found is not None else states if every == 1 else p.few_states(p.slices[0], every)
     boundary = running = starts = ends = None
     if p.in_turn:
         running = running_state(p, p.initial_state, into.initial_state, launch)
         boundary = boundary_states(p, running, launch) if kept is None else kept.boundary
         ends = running_state(p, d_final, running, launch)
     else:
-        starts = segment_starts(p, halves, launch) if again else None
+        starts = segment_starts(p, halves, launch) if found is None else None
         ends = segment_ends(p, do, d_final, launch)
     made = halves if kept is None and (p.in_turn or p.n_seg == 1) else None  # by the pass below, else they are there
     grads = p.state_buffer()
@@ -83,12 +91,12 @@ def _backward(
     for i in reversed(order) if p.in_turn else order:
         piece = p.slices[i]
         first = into.initial_state if i == 0 and running is None else running
-        if again:
-            make_states(p, piece, starts if boundary is None else boundary[i], states, made, None, launch)
+        if found is None:  # they are made again
+            make_states(p, piece, starts if boundary is None else boundary[i], few, made, None, launch, every)
         walked = fused_grad_scan(p, piece, do, ends, grads, first, halves, into.v, launch)
         if not walked:
             make_grad_states(p, piece, do, ends, grads, first, launch)
-        native = make_grad_qk(p, piece, do, states, grads, halves, into, launch)
+        native = make_grad_qk(p, piece, do, few, every, states, grads, halves, into, launch)
         if not walked:
             make_grad_v(p, piece, do, grads, halves, into.v, launch)
         args = {

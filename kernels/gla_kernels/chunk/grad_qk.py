@@ -28,6 +28,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..launch import Launcher, settle_keys
+from ..schedule import WGMMA_ROWS
 from ..tiles.gates import centred_rows, row_block_limit
 from ..tiles.operands import load_tile
 from ..tiles.products import (
@@ -37,7 +38,8 @@ from ..tiles.products import (
 from ..tiles.slices import Slice
 from .any_gate import any_gate_grad_qk
 from .grad_qk_blocks import inside, phi_at_end, row_block, through_states
-from .hopper import grad_qk_hopper_kernel
+from .hopper import grad_qk_hopper_kernel, grad_qk_runs_hopper_kernel
+from .problem import NARROW
 
 if TYPE_CHECKING:
     from .kept import Gradients
@@ -125,18 +127,38 @@ def grad_qk_kernel(
 
 settle_keys(grad_qk_kernel)
 
+TILES = 28  # of 64 by 64 numbers of 16 bits in an H100's shared memory, as one program has it
+
+
+def stages_of(V: int) -> int:
+    """Tiles of V on their way in Hopper's own kernel of runs: one where two programs then share a multiprocessor, else
+    as many as there is room for."""
+    tiles = V // WGMMA_ROWS
+    if V <= NARROW:
+        return 1
+    taken = 2 * tiles + (7 if tiles <= 4 else 6)  # the state, cut in two; q, k, g, A in two, U, and L of its own
+    return min(4, (TILES - taken) // 3)
+
 
 def make_grad_qk(
-    p: "Problem", piece: Slice, do: Tensor, states: Tensor, grads: Tensor, halves: Tensor | None,
-    into: "Gradients", launch: Launcher,
+    p: "Problem", piece: Slice, do: Tensor, few: Tensor, every: int, states: Tensor, grads: Tensor,
+    halves: Tensor | None, into: "Gradients", launch: Launcher,
 ) -> bool:  # fmt: skip
-    """Fill the slice's rows of the gradients of q, k, g. Returns whether Hopper's own kernel did, but for what is
-    not mild."""
+    """Fill the slice's rows of the gradients of q, k, g. few [B*H, .., K, V]: the states before every so many chunks.
+    Returns whether Hopper's own kernel did, but for what is not mild; it fills in ``states`` of that. Any other wants
+    ``states`` of all chunks."""
     args = {
         "p_q": p.q, "p_k": p.k, "p_v": p.v, "p_g": p.g, "p_do": do, "p_s": states, "p_ds": grads, "p_h": halves,
         "p_dq": into.q, "p_dk": into.k, "p_dg": into.g,
     }  # fmt: skip
     tile = p.config.grad_qk
-    native = p.hopper_launch(grad_qk_hopper_kernel, tile, p.of_chunks, args, piece, states, STAGES=tile.num_stages)
+    if every == 1:
+        native = p.hopper_launch(grad_qk_hopper_kernel, tile, p.of_chunks, args, piece, states, STAGES=tile.num_stages)
+    else:
+        run, stages = args | {"p_few": few, "n_few": few.shape[1]}, stages_of(p.dims[-1])
+        native = p.hopper_launch(
+            grad_qk_runs_hopper_kernel, tile, p.of_chunks, run, piece, states, every, STAGES=stages
+        )
+        assert native is not None  # `Problem.states_apart` has seen to it
     launch(native or p.of_chunks(grad_qk_kernel, tile, args, piece, states))
     return native is not None

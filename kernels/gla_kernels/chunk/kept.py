@@ -32,13 +32,14 @@ def states_of(x: Tensor | None, at: HeadGroup) -> Tensor | None:
 class Kept:
     """Buffers that a forward pass leaves for the backward one, which else computes them again.
 
-    chunk, block_t: rows a chunk and a row block. states [B*H, chunks, K, V]: before each chunk; or where slices took
-    turns, boundary [slices, B, H, K, V]: before each of them. halves, float32 [B*H, n_blocks, K]: log2 of half of each
-    row block's decay, None without gates.
+    chunk, block_t: rows a chunk and a row block. states [B*H, .., K, V]: before each ``every``-th chunk; or where
+    slices took turns, boundary [slices, B, H, K, V]: before each of them. halves, float32 [B*H, n_blocks, K]: log2 of
+    half of each row block's decay, None without gates.
     """
 
     chunk: int
     block_t: int
+    every: int
     states: Tensor | None
     boundary: Tensor | None
     halves: Tensor | None

@@ -17,17 +17,33 @@ from torch import Tensor
 from ..launch import Launch, described
 from ..schedule import SEGMENT_ROWS, WGMMA_ROWS, KernelConfig, Schedule, Tile, cdiv, in_turn
 from ..tiles.context import CallContext
+from ..tiles.descriptors import MOST_ROWS
 from ..tiles.slices import Head, Share, Slice, room_for, segments_at_once, share_of, slices_of
 from .kept import HeadGroup, Kept, head_groups_of, rows_of, states_of
 
 LaunchBy = Callable[..., Launch]
+
+# What a forward pass leaves for the backward one may take, by default, a row of a head: what flash-linear-attention
+# leaves, scores of chunks of 64 rows in float32.
+KEPT_ROW_BYTES = 256
+
+# Of Hopper's own grad_qk: chunks that a state is led along over, at most, and columns of V up to which two programs
+# share one of an H100's multiprocessors.
+LONGEST_RUN, NARROW, SMS = 32, 128, 132
+
+
+def least_run(K: int, V: int) -> int:
+    """Chunks from one kept state to the next, of a kernel of Hopper's own: as many as keep states, in bfloat16, and
+    decays of row blocks within `KEPT_ROW_BYTES`."""
+    return cdiv(2 * K * V, WGMMA_ROWS * KEPT_ROW_BYTES - 4 * K)
 
 
 @dataclass(frozen=True)
 class Problem(CallContext):
     """The inputs of one call. q, k, g [B, T, H, K]; v [B, T, H, V]; initial_state [B, H, K, V] float32.
 
-    settled: what is worked on at once, where the problem is a head group of another.
+    settled: what is worked on at once, where the problem is a head group of another. run: chunks from one state that is
+    asked for to the next, if not `states_apart`.
     """
 
     q: Tensor
@@ -39,6 +55,7 @@ class Problem(CallContext):
     schedule: Schedule
     config: KernelConfig
     settled: Share | None = None
+    run: int | None = None
 
     @cached_property
     def heads_a_row(self) -> int:
@@ -177,13 +194,52 @@ class Problem(CallContext):
         sizes = {"K": K, "V": V, "BT": self.config.block_t, "BK": tile.block_k, "BV": tile.block_v}
         return sizes | {"GATED": self.g is not None} | self.operands(K)
 
-    def kept(self, states: Tensor | None, boundary: Tensor | None, halves: Tensor | None) -> Kept | None:
-        """These buffers for the backward pass, if they hold for good the states of all chunks or before all slices."""
+    @cached_property
+    def states_apart(self) -> int:
+        """Chunks from one state that the backward pass asks for to the next: 1, but for a grad_qk of Hopper's own,
+        which leads a state along over a run of chunks. Then so many that what is kept is within `KEPT_ROW_BYTES`, and
+        of those what lets an H100's programs end soonest (kernels/NOTES.md, "Few states")."""
+        B, T, H, K, V = self.dims
+        if self.run is not None:
+            return self.run
+        if not self.on_hopper(self.config.grad_qk) or K % WGMMA_ROWS or V % WGMMA_ROWS:
+            return 1
+        if T == 0 or B * H * self.n_chunks * K > MOST_ROWS:  # no descriptors
+            return 1
+        least, at_once = min(least_run(K, V), self.n_chunks), SMS * (2 if V <= NARROW else 1)
+
+        def turns(run: int) -> int:
+            programs = B * H * (K // WGMMA_ROWS) * cdiv(self.n_chunks, run)
+            return cdiv(programs, at_once) * (run + 1)  # a program's start takes as long as a chunk
+
+        return min(range(least, max(least, min(self.n_chunks, LONGEST_RUN)) + 1), key=turns)
+
+    @cached_property
+    def states_made_apart(self) -> int:
+        """`states_apart` where they are made again: a segment has whole runs, if it is not alone. Slices are short, and
+        their states mostly stay in the L2 cache: all are asked for."""
+        if not self.schedule.materialize:
+            return 1
+        if self.n_seg == 1:
+            return self.states_apart
+        options = range(min(self.states_apart, self.seg_chunks), self.seg_chunks + 1)
+        return next(n for n in options if self.seg_chunks % n == 0)
+
+    def few_states(self, piece: Slice, every: int) -> Tensor:
+        """Room for the states before every so many chunks of a slice, [B*H, .., K, V]."""
+        B, _, H, K, V = self.dims
+        return self.q.new_empty(B * H, cdiv(piece.chunks, every), K, V, dtype=self.state_dtype)
+
+    def kept(
+        self, states: Tensor | None, boundary: Tensor | None, halves: Tensor | None, every: int = 1
+    ) -> Kept | None:
+        """These buffers for the backward pass, if they hold for good the states of every so many chunks or before all
+        slices."""
         if not self.schedule.materialize:
             states = None
         if states is None and boundary is None:
             return None
-        return Kept(self.schedule.chunk, self.config.block_t, states, boundary, halves)
+        return Kept(self.schedule.chunk, self.config.block_t, every, states, boundary, halves)
 
     def served_by(self, kept: Kept | None) -> bool:
         """Whether what was kept is what this backward pass needs."""
@@ -191,7 +247,7 @@ class Problem(CallContext):
             return False
         if self.in_turn:
             return kept.boundary is not None and len(self.head_groups) == 1 and len(kept.boundary) == len(self.slices)
-        return kept.states is not None and self.schedule.materialize
+        return kept.states is not None and self.schedule.materialize and kept.every in (1, self.states_apart)
 
     def launch_of(self, kernel: Any, tile: Tile, programs: int, args: dict[str, Any], **constexprs: Any) -> Launch:
         """A launch of so many programs a head."""
@@ -205,14 +261,19 @@ class Problem(CallContext):
     ) -> Launch | None:
         """A launch of Hopper's own kernel, by another of these methods, where the plan asks for that and it can serve:
         gated bf16 inputs, chunks of one row block of 64, and tensors that all bear descriptors."""
-        if kernel is None or tile is None or not tile.hopper or self.q.device.type == "cpu":
-            return None  # on the CPU the interpreter runs, which knows no Gluon
-        if self.g is None or not self.q.dtype == self.g.dtype == torch.bfloat16 or not self.scale > 0:
-            return None
-        if not self.schedule.chunk == self.config.block_t == WGMMA_ROWS:
+        if kernel is None or tile is None or not self.on_hopper(tile):
             return None
         launch = launch_by(kernel, tile, *args, **flags)
-        return launch if len(launch.blocks) == len(described(kernel)) else None
+        given = [name for name in described(kernel) if launch.args[f"p_{name}"] is not None]
+        return launch if all(name in launch.blocks for name in given) else None
+
+    def on_hopper(self, tile: Tile) -> bool:
+        """Whether a tile asks for a kernel of Hopper's own, and that can serve such inputs."""
+        if not tile.hopper or self.q.device.type == "cpu":
+            return False  # on the CPU the interpreter runs, which knows no Gluon
+        if self.g is None or not self.q.dtype == self.g.dtype == torch.bfloat16 or not self.scale > 0:
+            return False
+        return self.schedule.chunk == self.config.block_t == WGMMA_ROWS
 
     @property
     def ungated_walk(self) -> Tile | None:
@@ -231,11 +292,11 @@ class Problem(CallContext):
         return self.launch_of(kernel, tile, programs, args | self.walked(piece, stored, 1), **flags)
 
     def of_chunks(
-        self, kernel: Any, tile: Tile, args: dict[str, Any], piece: Slice, stored: Tensor, **flags: Any
+        self, kernel: Any, tile: Tile, args: dict[str, Any], piece: Slice, stored: Tensor, every: int = 1, **flags: Any
     ) -> Launch:
-        """A launch of a pass over all chunks of a slice at once: a program a chunk and tile of K."""
-        args = args | self.chunks_of(piece, stored)
-        programs = cdiv(self.dims[3], tile.block_k) * args["n_here"]
+        """A launch of a pass over all chunks of a slice at once: a program a run of so many chunks and tile of K."""
+        args = args | self.chunks_of(piece, stored) | {"every": every}
+        programs = cdiv(self.dims[3], tile.block_k) * cdiv(args["n_here"], every)
         return self.launch_of(kernel, tile, programs, args, CHUNK=self.schedule.chunk, **flags)
 
     def chunks_of(self, piece: Slice, stored: Tensor) -> dict[str, Any]:

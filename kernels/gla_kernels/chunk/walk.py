@@ -73,19 +73,21 @@ settle_keys(walk_kernel)
 
 def fused_scan(
     p: "Problem", piece: Slice, starts: Tensor | None, states: Tensor | None, halves: Tensor | None,
-    final_state: Tensor | None, o: Tensor, launch: Launcher, kept: bool,
+    final_state: Tensor | None, o: Tensor, few: Tensor | None, every: int, launch: Launcher,
 ) -> bool:  # fmt: skip
     """Fill what `make_states` and `make_output` do, in a fused scan. Returns False where the plan has none or it cannot
-    serve. Without gates it does without ``states``, too. kept: whether anybody asks for states but of strong gates."""
+    serve. Without gates it does without ``states``, too. every: chunks from one state that is kept to the next; 0 where
+    nobody asks for states but of strong gates. few [B*H, .., K, V]: given those where they are not all."""
     args = {
         "p_q": p.q, "p_k": p.k, "p_v": p.v, "p_g": p.g, "p_s0": starts, "p_s": states, "p_h": halves,
         "p_st": final_state, "p_o": o, "scale": p.scale, "n_start": p.states_a_head(starts),
+        "p_few": few, "n_few": 0 if few is None else few.shape[1], "every": max(1, every),
     }  # fmt: skip
     flags = {"HAS_S0": starts is not None, "STORE_S": states is not None, "STORE_ST": final_state is not None}
     if p.ungated_walk is not None:
         launch(p.walk_on_chip(walk_kernel, p.ungated_walk, args, piece, states, **flags))
         return True
-    flags["STORE_S"] = kept
+    flags |= {"STORE_S": every == 1, "STORE_FEW": few is not None}
     walk = p.hopper_launch(walk_hopper_kernel, p.config.walk, p.walk_on_chip, args, piece, states, **flags)
     if walk is None:
         return False

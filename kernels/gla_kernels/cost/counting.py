@@ -33,6 +33,7 @@ class Sizes:
         self.chunk: int = c.get("CHUNK", args.get("chunk", self.BT))
         self.segments: int = args.get("n_seg", 1)
         self.every: int = args.get("every_rows", self.BT)  # rows from one stored state to the next
+        self.leads_along = launch.step == "grad_qk" and "p_few" in args  # a state over runs of chunks: Hopper's own
         first, room, slices = _slice(args, self.BT, self.chunk)
         self.T = max(0, min(args.get("T", 1) - first, room))
         self.blocks, self.chunks = -(-self.T // self.BT), -(-self.T // self.chunk)
@@ -50,7 +51,8 @@ class Sizes:
         elif "first_block" in args:
             self.turns, self.turn_pairs = min(self.blocks, 1), max(0, per_chunk - 1)
         elif "first_chunk" in args:
-            self.turns, self.turn_pairs = per_chunk, per_chunk * (per_chunk - 1)
+            run = min(self.chunks, args.get("every", 1))  # of chunks, in one program
+            self.turns, self.turn_pairs = run * per_chunk, run * per_chunk * (per_chunk - 1)
         elif "n_added" in args:
             self.turns, self.turn_pairs = self.segments - 1, 0
         else:
@@ -58,6 +60,8 @@ class Sizes:
         # and the program of a sequence's last segment, which may be cut short
         self.slices = slices
         self.last_turns = self.blocks - (slices - 1) * self.turns if "seg_rows" in args and self.T else self.turns
+        # states that are read or stored of few
+        self.few = -(-self.chunks // max(1, args.get("every", 1)))
         # programs, other than by tile, that share a chunk's rows
         self.by_block = per_chunk if "first_block" in args else 1
 
@@ -102,7 +106,8 @@ def _slice(args: dict[str, int], block_t: int, chunk: int) -> tuple[int, int, in
     if "first_block" in args:
         return args["first_block"] * block_t, args["n_here"] * block_t, args["n_here"]
     if "first_chunk" in args:
-        return args["first_chunk"] * chunk, args["n_here"] * chunk, -(-args["n_here"] // args.get("share", 1))
+        at_once = args.get("share", args.get("every", 1))
+        return args["first_chunk"] * chunk, args["n_here"] * chunk, -(-args["n_here"] // at_once)
     return 0, args.get("T", 1), 1
 
 

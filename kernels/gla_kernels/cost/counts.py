@@ -187,6 +187,7 @@ def _walk(c: Count) -> None:
     _start(c, "HAS_S0", "s0", s.segments)
     c.load(s.T, "q", "k", "v", "g")
     c.store_states(s.blocks * s.constexprs["STORE_S"], "s")
+    c.store_states(s.few * s.constexprs.get("STORE_FEW", False), "few")
     if s.gated:
         c.store(s.blocks, HALVES)
         _summed_gates(c, 2 * blocks, 0)
@@ -276,7 +277,15 @@ def _grad_qk(c: Count) -> None:
         c.load_halves(s.blocks, again=True)
         if s.gated:
             _phi_at_end(c)
-    _through_state(c, "do", "s")
+    if s.leads_along:
+        c.load_states(s.few, "few")
+        c.load(s.T, "do")
+        c.dot(2 * s.blocks * s.in_v, s.keys * s.BV)  # one of them adds to the state
+        _summed_gates(c, s.blocks, 0)  # once more, for the state
+        c.exps += s.blocks * (s.keys + s.BK)
+        c.vector += s.blocks * (2 * s.keys + 4 * s.in_v * s.state)  # the state comes in two parts and is cut again
+    else:
+        _through_state(c, "do", "s")
     _through_state(c, "v", "ds")
     c.dot(s.blocks * s.in_v, s.scores * s.BV)
     c.vector += s.blocks * (s.scores + s.keys)  # the scale

@@ -22,7 +22,7 @@ TENSOR_PRODUCTS = {"tf32": ("tf32", 1), "tf32x3": ("tf32", 3), "ieee": ("fp32", 
 REGISTERS = 65536  # of an SM
 MOST_REGISTERS = 255  # of a thread
 OTHER_REGISTERS = 40  # of a thread, for addresses and loop counters
-COPIES = frozenset(("copy", "sum"))  # passes of `copies`
+COPIES = frozenset(("copy", "sum", "thin"))  # passes of `copies`
 MOST_RESIDENT = 8  # programs of these kernels on one SM, whatever their registers
 
 

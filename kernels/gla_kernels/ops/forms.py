@@ -17,16 +17,19 @@ from .form import Inputs, Left
 
 @dataclass(frozen=True)
 class Chunkwise:
-    """The chunkwise form by a plan for each direction. ``keep``: whether states are kept for the backward pass."""
+    """The chunkwise form by a plan for each direction. ``keep``: whether states are kept for the backward pass;
+    ``few``: no more than that asks for."""
 
     scale: float
     plan: Plan
     backward_plan: Plan
     keep: bool
+    few: bool = True
 
     def forward(self, x: Inputs, final: bool, launch: Launcher) -> tuple[Tensor, Tensor | None, Left]:
-        o, final_state, kept = chunk.forward(self._problem(x, self.plan), final, launch, self.keep)
-        if kept is None or not self._problem(x, self.backward_plan).served_by(kept):
+        problem, backward = self._problem(x, self.plan), self._problem(x, self.backward_plan)
+        o, final_state, kept = chunk.forward(problem, final, launch, self.keep, self._apart(backward))
+        if kept is None or not backward.served_by(kept):
             return o, final_state, ()
         return o, final_state, (kept.states, kept.boundary, kept.halves)
 
@@ -34,9 +37,16 @@ class Chunkwise:
         self, x: Inputs, left: Left, do: Tensor, d_final: Tensor | None, needed: Sequence[bool], launch: Launcher
     ) -> Sequence[Tensor | None]:
         problem = self._problem(x, self.backward_plan)
-        kept = problem.kept(*left) if left else None
+        kept = None
+        if left:
+            states, boundary, halves = left
+            kept = problem.kept(states, boundary, halves, self._apart(problem))
         dq, dk, dv, dg, d_initial = chunk.backward(problem, do, d_final, launch, kept)
         return dq, dk, dv, dg, None, d_initial
+
+    def _apart(self, backward: Problem) -> int:
+        """Chunks from one kept state to the next."""
+        return backward.states_apart if self.few else 1
 
     def _problem(self, x: Inputs, plan: Plan) -> Problem:
         return problem_of(x.q, x.k, x.v, x.g, self.scale, x.initial_state, plan)

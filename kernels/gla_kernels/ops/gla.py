@@ -43,7 +43,7 @@ def gla(
     gv: Tensor | None = None,
     schedule: Schedule | None = None,
     config: Config = None,
-    recompute: bool = False,
+    recompute: bool | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Gated linear attention in its chunkwise form (Yang et al. 2024, arXiv 2312.06635).
 
@@ -68,11 +68,12 @@ def gla(
             minutes once, and needs glabench, the harness. Tunes the backward pass only where gradients are required.
         A Plan, or a pair of them for forward and backward of which either may be None: those plans.
         A KernelConfig: these tiles, for both directions, with the schedule given or the one that the cost model picks.
-    recompute: where states are materialized, whether the backward pass computes them again: 10 to 20 % slower as a
-        rule, and between the passes B*H*ceil(T/chunk)*K*V elements less are kept (twice the size of q with K = V = 128
-        and chunks of 64). Nothing but the inputs is kept then, nor where the two directions' plans have other chunks.
-        Where they are not materialized one state a slice is kept, if there are heads enough, and none with
-        ``recompute``.
+    recompute: where states are materialized, what is kept of them for the backward pass. True: nothing, which makes it
+        10 to 20 % slower as a rule. False: all, B*H*ceil(T/chunk)*K*V elements (twice the size of q with K = V = 128
+        and chunks of 64). None: as False, but where Hopper's own kernels lead states along, which are of bfloat16 with
+        gates in bfloat16, chunks of 64, and K and V that 64 divides: there few, of B*T*H*256 bytes at most, decays
+        of chunks included. Nothing is kept where the two directions' plans have other chunks. Where states are not
+        materialized one a slice is kept, if there are heads enough, and none with True.
 
     Returns o [B, T, H, V] in the dtype of q, and the final state [B, H, K, V] in float32 or None. Differentiable once
     in q, k, v, g, gv and initial_state, also through the final state. Deterministic: the same inputs give the same
@@ -114,11 +115,12 @@ def _form(
     scale: float,
     schedule: Schedule | None,
     differentiated: bool,
-    recompute: bool,
+    recompute: bool | None,
     config: Config = None,
 ) -> Form:
     """The form of a call of `gla`: see `library.Maker`."""
-    check_flag("recompute", recompute)
+    if recompute is not None:
+        check_flag("recompute", recompute)
     if x.gv is not None:
         return ValueGated(scale, check_schedule(schedule, config), differentiated and not recompute)
     check_config(schedule, config, device)
@@ -134,7 +136,7 @@ def _form(
     if config not in (None, "tune"):
         for work, plan in zip(works, plans, strict=True):
             check_plan(plan, work, machine)
-    return Chunkwise(scale, plans[0], plans[-1], differentiated and not recompute)
+    return Chunkwise(scale, plans[0], plans[-1], differentiated and not recompute, few=recompute is None)
 
 
 def gla_recurrent(
@@ -260,11 +262,12 @@ def launches(
     else:
         check_config(schedule, config, q.device)
         work, machine = Workload("fwd", B, T, H, K, V, DTYPE_NAMES[dtype], gated, schedule), Machine(capability)
-        forward = plan_of(work, config, machine)
-        fwd.extend(all_launches(work, forward, initial_state, keep=mode != "fwd"))
+        forward, backward = plan_of(work, config, machine), None
         if mode != "fwd":
-            work = replace(work, direction="bwd")
-            bwd.extend(all_launches(work, plan_of(work, config, machine), initial_state, forward))
+            later = replace(work, direction="bwd")
+            backward = plan_of(later, config, machine)
+            bwd.extend(all_launches(later, backward, initial_state, forward))
+        fwd.extend(all_launches(work, forward, initial_state, backward, keep=backward is not None))
     return {"fwd": fwd, "bwd": bwd, "fwdbwd": fwd + bwd, "step": fwd}[mode]
 
 

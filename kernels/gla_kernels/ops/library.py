@@ -22,17 +22,19 @@ import torch
 from torch import Tensor
 
 from .. import recurrent
+from ..chunk.problem import least_run
 from ..launch import execute
 from ..launch.record import ALIGNMENT
-from ..schedule import Schedule
+from ..plan.choose import machine_of
+from ..schedule import HOPPER, WGMMA_ROWS, Schedule
 from .form import Form, Inputs, laid_out
 from .prepared import Prepared
 from .signature import prepared, signature_of
 from .validate import check_device, check_flag, check_scale, check_step, no_number, no_tensor, refuse_gradients
 
-# (inputs, on what device, scale, schedule, whether there will be a backward pass, whether that computes states
-# again) -> the form that a call takes
-Maker = Callable[[Inputs, torch.device, float, Schedule | None, bool, bool], Form]
+# (inputs, on what device, scale, schedule, whether there will be a backward pass, `recompute` as in `gla.gla`) -> the
+# form that a call takes
+Maker = Callable[[Inputs, torch.device, float, Schedule | None, bool, bool | None], Form]
 MAKERS: dict[str, Maker] = {}  # by the function's name
 
 STEP_AXES = 3  # of q in `gla.gla_step`
@@ -46,7 +48,7 @@ def call(
     scale: float | None,
     final: bool,
     schedule: Schedule | None = None,
-    recompute: bool = False,
+    recompute: bool | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """The function of that name in a graph that is being made: o, and the final state or None."""
     asked: Any = schedule
@@ -54,7 +56,7 @@ def call(
         asked = (schedule.chunk, schedule.sub_chunk, schedule.materialize, schedule.states_every)
     wanted = x.requires_grad
     text = settled(function, _sorts(x), final, asked, wanted, recompute, _wrong(scale))
-    room = room_of(function, x, asked) if wanted and not recompute else 0
+    room = room_of(function, x, asked, recompute) if wanted and recompute is not True else 0
     given = _distinct([None if t is None else t.contiguous() for t in x])
     how = _factor(x, scale), final, room, text
     # outside of a graph a function of autograd, in any case: it refuses what the operator would ignore, torch.func.jvp
@@ -72,7 +74,7 @@ def _distinct(given: list[Tensor | None]) -> list[Tensor | None]:
     return found
 
 
-def room_of(function: str, x: Inputs, asked: tuple[Any, ...] | None) -> int:
+def room_of(function: str, x: Inputs, asked: tuple[Any, ...] | None, recompute: bool | None) -> int:
     """Bytes that what a forward pass leaves may take; of numbers that a graph need not know. asked: the fields of the
     schedule that is asked for."""
     if function == "gla_recurrent":
@@ -80,6 +82,11 @@ def room_of(function: str, x: Inputs, asked: tuple[Any, ...] | None) -> int:
     B, T, H, K = x.q.shape
     V, chunk = x.v.shape[-1], 64 if asked is None else asked[0]
     kept = asked is None or asked[2]
+    gates = None if x.g is None or x.gv is not None else x.g.dtype
+    if function == "gla" and recompute is None and leads_along(x.q.device, (x.q.dtype, gates), K, V, asked):
+        chunks = (T + WGMMA_ROWS - 1) // WGMMA_ROWS
+        runs = (chunks + least_run(K, V) - 1) // least_run(K, V)
+        return B * H * (runs * K * V * 2 + chunks * K * 4) + 2 * ALIGNMENT
     heads, chunks = B * H, (T + chunk - 1) // chunk + 1
     states = heads * chunks * K * V * (2 if x.q.dtype == torch.bfloat16 else 4) if kept else 0
     if function == "simple_gla":  # and its sums of gates, in float64
@@ -88,6 +95,15 @@ def room_of(function: str, x: Inputs, asked: tuple[Any, ...] | None) -> int:
         return states + heads * K * V * 4 + 2 * ALIGNMENT if kept else 0
     # and half of the decay of each row block, of 32 rows or more
     return states + heads * 2 * chunks * (chunk // 64 + 1) * K * 4 + 2 * ALIGNMENT if kept else 0
+
+
+def leads_along(device: torch.device, dtypes: tuple[Any, Any], K: int, V: int, asked: tuple[Any, ...] | None) -> bool:
+    """Whether a backward pass leads states along, and the forward one leaves few of them, as plans have it by default:
+    `Problem.states_apart`. dtypes: of q, and of gates on the key side alone."""
+    if device.type != "cuda" or machine_of(device).capability != HOPPER:
+        return False
+    ordinary = asked is None or (asked[0] == WGMMA_ROWS and asked[2])
+    return ordinary and dtypes == (torch.bfloat16, torch.bfloat16) and K % WGMMA_ROWS == V % WGMMA_ROWS == 0
 
 
 def call_step(x: Inputs, scale: float | None) -> Tensor:
@@ -139,7 +155,7 @@ def settled(
     final: bool,
     asked: tuple[Any, ...] | None,
     differentiated: bool,
-    recompute: bool,
+    recompute: bool | None,
     wrong_scale: str | None = None,
 ) -> str:
     """The demands of a call, as JSON. asked: the fields of the schedule that is asked for. Raises ValueError as the
@@ -165,6 +181,7 @@ def step_settled(wrong: Sequence[str | None], axes: int | None, differentiated: 
 # What torch.compiler.assume_constant_result does, but for importing torch._dynamo: two thirds of what it would take to
 # import this package, and nobody needs it who compiles nothing.
 settled._dynamo_marked_constant = step_settled._dynamo_marked_constant = True  # type: ignore[attr-defined]
+leads_along._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _check(
@@ -173,7 +190,7 @@ def _check(
     final: bool,
     asked: tuple[Any, ...] | None,
     differentiated: bool,
-    recompute: bool,
+    recompute: bool | None,
     wrong_scale: str | None,
 ) -> None:
     """Raises ValueError as the call itself would."""

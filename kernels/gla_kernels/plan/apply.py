@@ -40,22 +40,24 @@ def by_pass(launches: Iterable[Launch]) -> dict[str, Launch]:
 
 
 def all_launches(
-    work: Workload, plan: Plan, initial_state: bool = False, forward: Plan | None = None, keep: bool = True
+    work: Workload, plan: Plan, initial_state: bool = False, other: Plan | None = None, keep: bool = True
 ) -> list[Launch]:
     """Every launch of the workload's direction, in order, on meta tensors. See `launches_of`.
 
-    forward: for the backward direction, the plan of the forward pass, if that has left its states; keep: for the
-    forward direction, whether it leaves them.
+    other: the other direction's plan: for the backward direction that of the forward pass, if that has left states; for
+    the forward direction that of the backward pass, by default the same. keep: for the forward direction, whether it
+    leaves states.
     """
     found: list[Launch] = []
+    problem = _on_meta(work, plan, initial_state)
+    others = problem if other is None else _on_meta(work, other, initial_state)
     if work.direction == "bwd":
         kept = None
-        if forward is not None:
-            _, _, kept = chunk.forward(_on_meta(work, forward, initial_state), False, lambda launch: None)
-        problem = _on_meta(work, plan, initial_state)
+        if other is not None:
+            kept = chunk.forward(others, False, lambda launch: None, every=problem.states_apart)[2]
         chunk.backward(problem, problem.v, None, found.append, kept)
     else:
-        chunk.forward(_on_meta(work, plan, initial_state), False, found.append, keep)
+        chunk.forward(problem, False, found.append, keep, others.states_apart)
     return found
 
 

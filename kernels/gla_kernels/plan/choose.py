@@ -117,7 +117,7 @@ def by_model(work: Workload, capability: int) -> Plan:
 
 def predicted_ms(work: Workload, plan: Plan, capability: int) -> float:
     """ms that the cost model expects of a plan: of a backward one after a forward one like it."""
-    return sum(predict_ms(launch, capability) for launch in all_launches(work, plan, forward=plan))
+    return sum(predict_ms(launch, capability) for launch in all_launches(work, plan, other=plan))
 
 
 def keep(entries: Iterable[Entry], machine: Machine | None = None) -> Path:

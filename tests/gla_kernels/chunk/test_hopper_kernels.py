@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from gla_kernels import Plan, Schedule, Workload, default_config
 from gla_kernels.chunk.hopper.grad_qk import grad_qk_hopper_kernel
+from gla_kernels.chunk.hopper.grad_qk_runs import grad_qk_runs_hopper_kernel
 from gla_kernels.chunk.hopper.grad_walk import grad_walk_hopper_kernel
 from gla_kernels.chunk.hopper.walk import walk_hopper_kernel
 from gla_kernels.chunk.problem import Problem
@@ -23,6 +23,7 @@ from gla_kernels.tiles.gates import LOG2E, ROW_BLOCK_LIMIT_16_BIT
 
 # Of the norm. To round the result to bfloat16 costs 1.66e-3; states are summed of products of rounded operands besides.
 ERROR = 2.4e-3
+DIFFERENCE = 1e-4  # of the norm of q dq, of which dg is a difference
 SCHEDULES = {"one walk": Schedule(64), "segments of two chunks": Schedule(64, 64, True, 2)}
 GATES = {
     "mild": lambda g: g,
@@ -50,7 +51,7 @@ class Sequences:
         x = {name: one.bfloat16() for name, one in x.items()}
         first, d_last = torch.randn(B, H, K, V), torch.randn(B, H, K, V)
         q, k, g, v, do = (x[name].double() for name in ("q", "k", "g", "v", "do"))
-        v.requires_grad_()
+        rows_given = tuple(one.requires_grad_() for one in (q, k, g, v))
         state = first.double().requires_grad_()
         self.befores, rows, self.scale = [state], [], K**-0.5
         for t in range(T):
@@ -62,8 +63,8 @@ class Sequences:
         o = torch.stack(rows, 1)
         loss = (o * do).sum() + (state * d_last.double()).sum()
         self.d_states = torch.autograd.grad(loss, self.befores, retain_graph=True)
-        (self.dv,) = torch.autograd.grad(loss, v)
-        self.o = o.detach()
+        self.dq, self.dk, self.dg, self.dv = torch.autograd.grad(loss, rows_given)
+        self.o, g = o.detach(), g.detach()
         chunks = torch.nn.functional.pad(g, (0, 0, 0, 0, 0, -T % 64)).unflatten(1, (-1, 64)).sum(2)
         self.halves = (0.5 * LOG2E.value * chunks).transpose(1, 2).flatten(0, 1).float().contiguous()  # [B*H, n, K]
         self.mild = (
@@ -86,10 +87,11 @@ class Sequences:
         picked = states[:-1:every] if at == 0 else [*states[every:-1:every], states[-1]]
         return torch.stack([one.detach().flatten(0, 1) for one in picked], 1).float().contiguous()
 
-    def rows_are_right(self, got: Tensor, right: Tensor) -> None:
-        got = got.cpu().double()
+    def rows_are_right(self, got: Tensor, right: Tensor, more: Tensor | None = None) -> None:
+        """more: of whose norm the error may be, besides."""
+        got, allowed = got.cpu().double(), ERROR * right[self.mild].norm()
         assert bool(got[~self.mild].isnan().all()), "rows were written that are another kernel's"
-        assert (got - right)[self.mild].norm() <= ERROR * right[self.mild].norm()
+        assert (got - right)[self.mild].norm() <= allowed + (0.0 if more is None else more[self.mild].norm())
 
 
 def near(got: Tensor, right: Tensor) -> bool:
@@ -98,32 +100,48 @@ def near(got: Tensor, right: Tensor) -> bool:
 
 @WALKS
 def test_states_and_output(K, V, gates, schedule, place):
-    states_and_output(K, V, gates, schedule, True, place)
+    states_and_output(K, V, gates, schedule, 1, place)
 
 
-@pytest.mark.parametrize(("gates", "schedule"), [("mild", "one walk"), (list(GATES)[-1], "segments of two chunks")])
+SOME = pytest.mark.parametrize(
+    ("gates", "schedule"), [("mild", "one walk"), (list(GATES)[-1], "segments of two chunks")]
+)
+
+
+@SOME
 def test_where_no_states_are_kept_those_that_strong_gates_ask_for_are_stored(gates, schedule, place):
-    states_and_output(128, 128, gates, schedule, False, place)
+    states_and_output(128, 128, gates, schedule, 0, place)
 
 
-def states_and_output(K, V, gates, schedule, kept, place):
+@SOME
+@pytest.mark.parametrize("every", [3, 4])
+def test_where_few_states_are_kept_they_are_stored_apart(every, gates, schedule, place):
+    states_and_output(128, 128, gates, schedule, every, place)
+
+
+def states_and_output(K, V, gates, schedule, every, place):
+    """every: chunks from one state that is kept to the next; 0 for none."""
     x = Sequences((1, 340, 2, K, V), GATES[gates], place)
     p = x.problem(SCHEDULES[schedule])
     assert len(p.slices) == 1
     starts = x.boundaries(0, x.befores, p.seg_chunks).to(place.device)
     states, o = p.state_buffer().fill_(torch.nan), torch.full_like(x.given["v"], torch.nan)
     halves, final = torch.empty_like(x.halves, device=place.device), torch.empty_like(x.first)
+    few = p.few_states(p.whole, every).fill_(torch.nan) if every > 1 else None
     args = {f"p_{name}": x.given[name] for name in "qkvg"} | {
         "p_s0": starts, "p_s": states, "p_h": halves, "p_st": final, "p_o": o, "scale": x.scale,
-        "n_start": p.states_a_head(starts),
+        "n_start": p.states_a_head(starts), "p_few": few, "n_few": 0 if few is None else few.shape[1],
+        "every": max(1, every),
     }  # fmt: skip
-    flags = {"HAS_S0": True, "STORE_S": kept, "STORE_ST": True}
+    flags = {"HAS_S0": True, "STORE_S": every == 1, "STORE_FEW": few is not None, "STORE_ST": True}
     assert p.config.walk is not None
     place.run(p.walk_on_chip(walk_hopper_kernel, p.config.walk, args, p.slices[0], states, **flags))
     x.rows_are_right(o, x.o)
     assert torch.allclose(halves.cpu(), x.halves, rtol=1e-5)
     found, right = states.unflatten(0, (1, 2)).transpose(1, 2), torch.stack(x.befores[:-1], 1).detach()
-    if not kept:  # only those that strong gates ask for
+    if few is not None:
+        assert near(few.unflatten(0, (1, 2)).transpose(1, 2), right[:, ::every])
+    if every != 1:  # only those that strong gates ask for
         asked = torch.arange(found.shape[1]) % 3 == 1 if "decays" in gates else torch.zeros(found.shape[1]).bool()
         assert found[:, ~asked].isnan().all()
         found, right = found[:, asked], right[:, asked]
@@ -151,11 +169,34 @@ def test_gradients_of_states_and_dv(K, V, gates, schedule, place):
     assert near(d_first, x.d_states[0])
 
 
+@pytest.mark.parametrize("every", [1, 2, 4])
+@pytest.mark.parametrize(("K", "V", "stages"), [(64, 64, 1), (128, 128, 1), (64, 192, 4), (192, 384, 2)])
+@pytest.mark.parametrize("gates", GATES)
+def test_gradients_of_q_k_and_gates_over_runs_of_chunks(K, V, stages, gates, every, place):
+    """From the state before each run; of chunks that are left alone, their states are left for another kernel."""
+    x = Sequences((1, 340, 2, K, V), GATES[gates], place)
+    p, grads = x.problem(Schedule(64)), torch.stack([one.flatten(0, 1) for one in x.d_states[1:]], 1).bfloat16()
+    few = torch.stack([one.detach().flatten(0, 1) for one in x.befores[:-1:every]], 1).bfloat16()
+    states = p.state_buffer().fill_(torch.nan)
+    into = {name: torch.full_like(x.given["q"], torch.nan) for name in ("dq", "dk", "dg")}
+    args = {f"p_{name}": one for name, one in (x.given | into).items()} | {
+        "p_h": x.halves.to(place.device), "p_s": states, "p_ds": grads.to(place.device), "p_few": few.to(place.device),
+        "n_few": few.shape[1],
+    }  # fmt: skip
+    place.run(p.of_chunks(grad_qk_runs_hopper_kernel, p.config.grad_qk, args, p.whole, states, every, STAGES=stages))
+    x.rows_are_right(into["dq"], x.dq)
+    x.rows_are_right(into["dk"], x.dk)
+    x.rows_are_right(into["dg"], x.dg, DIFFERENCE * (x.given["q"].cpu().double() * x.dq))
+    asked = torch.arange(states.shape[1]) % 3 == 1 if "decays" in gates else torch.zeros(states.shape[1]).bool()
+    assert states[:, ~asked].isnan().all()
+    right = torch.stack([one.detach().flatten(0, 1) for one in x.befores[:-1]], 1)
+    assert near(states[:, asked], right[:, asked])
+
+
 @pytest.mark.parametrize(("K", "V", "stages"), [(64, 64, 1), (128, 128, 2), (64, 192, 2), (192, 256, 1)])
 def test_gradients_of_q_k_and_gates(K, V, stages, place, chunks):
     x = chunks((1, 150, 2, K, V), lambda g: torch.where(g < -3.5, -300.0, g))
     p, (args, into) = x.problem(), x.arguments("dq", "dk", "dg")
-    tile = replace(p.config.grad_qk, num_stages=stages)
     assert 0 < x.mild_tiles.sum() < x.mild_tiles.numel()
-    place.run(p.of_chunks(grad_qk_hopper_kernel, tile, args, p.whole, x.given["s"], STAGES=stages))
+    place.run(p.of_chunks(grad_qk_hopper_kernel, p.config.grad_qk, args, p.whole, x.given["s"], STAGES=stages))
     x.check(into, x.mild_tiles)

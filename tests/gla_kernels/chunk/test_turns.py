@@ -83,7 +83,7 @@ def test_each_slice_starts_where_the_one_before_it_ended():
         work = Workload(direction, 1, 100, 2, 64, 64)
         plan = Plan(SCHEDULE, default_config(64, 64, 2, SCHEDULE))
         step = "states" if direction == "fwd" else "grad_states"
-        walks = [launch for launch in all_launches(work, plan, forward=plan) if launch.step == step]
+        walks = [launch for launch in all_launches(work, plan, other=plan) if launch.step == step]
         assert [one.args["first_seg"] for one in walks] == ([0, 1, 2, 3] if direction == "fwd" else [3, 2, 1, 0])
         assert {repr(one.constexprs) for one in walks} == {repr(walks[0].constexprs)}
         assert len({id(one.args[name]) for one in walks for name in (start, end)}) == 1

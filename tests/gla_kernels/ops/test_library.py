@@ -173,7 +173,12 @@ def test_operators_keep_what_pytorch_is_promised(function, value_gates):
         g = g[..., 0].detach().requires_grad_()
     x = Inputs(q, k, v, g, g if value_gates and function != "simple_gla" else None, state)
     sorts = [None if t is None else (tuple(t.shape), t.dtype, t.device) for t in x]
-    how = 0.25, True, compiled.room_of(function, x, None), compiled.settled(function, sorts, True, None, True, False)
+    how = (
+        0.25,
+        True,
+        compiled.room_of(function, x, None, False),
+        compiled.settled(function, sorts, True, None, True, False),
+    )
     torch.library.opcheck(torch.ops.gla_kernels.forward.default, (*x, *how))
     with torch.no_grad():
         _, *left = torch.ops.gla_kernels.forward(*x, *how)

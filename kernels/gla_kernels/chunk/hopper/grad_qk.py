@@ -39,18 +39,13 @@ from .layouts import (
     barrier,
     by_parts,
     cut,
+    features_first,
     leading,
     matrix,
     rest,
     rounded,
     wide,
 )
-
-
-@gluon.jit
-def _features_first(s_x):
-    """A tile of rows in shared memory as float32 [features, rows]."""
-    return wide(matrix(s_x).permute((1, 0)).load(ACCUMULATOR))
 
 
 @gluon.jit
@@ -158,7 +153,7 @@ def grad_qk_hopper_kernel(
                 i + STAGES, d_do, d_v, d_s, d_ds, s_do, s_v, s_s, s_ds, bars, i_batch, i_row, i_h, i_state, V, STAGES
             )
     mbarrier.wait(bar_qk, 0)
-    b_kh, b_kl = cut(_features_first(s_k) * gl.exp2(-b_c))
+    b_kh, b_kl = cut(features_first(s_k) * gl.exp2(-b_c))
     b_a, b_x, b_y = warpgroup_mma_wait(0, (b_a, b_x, b_y))
 
     # A, into shared memory
@@ -177,7 +172,7 @@ def grad_qk_hopper_kernel(
     b_x = by_parts(b_kh, b_kl, s_m.permute((1, 0)), s_low.permute((1, 0)), b_x, False)
     b_y = b_y * b_h[:, None]
     b_phi = b_phi * (b_h * b_h) + gl.sum((wide(b_kh) + wide(b_kl)) * b_y, axis=1)
-    b_qh, b_ql = cut(_features_first(s_q) * gl.exp2(b_c))
+    b_qh, b_ql = cut(features_first(s_q) * gl.exp2(b_c))
     b_y = by_parts(b_qh, b_ql, s_m, s_low, b_y, False)
     b_x = warpgroup_mma_wait(3, (b_x,))
     matrix(s_dq).permute((1, 0)).store(rounded(b_x * gl.exp2(b_c)))

@@ -87,6 +87,12 @@ def cut(b_x):
 
 
 @gluon.jit
+def features_first(s_x):
+    """A tile of rows in shared memory, [1, rows, features], as float32 [features, rows]."""
+    return wide(matrix(s_x).permute((1, 0)).load(ACCUMULATOR))
+
+
+@gluon.jit
 def inverse_exp2(b_x):
     """2^-x."""
     return gl.inline_asm_elementwise(

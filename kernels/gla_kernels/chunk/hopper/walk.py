@@ -136,12 +136,13 @@ def _least_of(s_h, at, NK: gl.constexpr):
 
 @gluon.jit
 def _state_part(
-    d_s, p_s0, p_st, p_h, s_k, s_v, s_g, s_s, s_l, s_h, s_e, full, full_v, taken, made,
-    i_state, i_v, store_h, store_st, n_here,
+    d_s, d_few, p_s0, p_st, p_h, s_k, s_v, s_g, s_s, s_l, s_h, s_e, full, full_v, taken, made,
+    i_state, i_few, until, every, i_v, store_h, store_st, n_here,
     K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr,
-    HAS_S0: gl.constexpr, STORE_S: gl.constexpr, STORE_ST: gl.constexpr,
+    HAS_S0: gl.constexpr, STORE_S: gl.constexpr, STORE_FEW: gl.constexpr, STORE_ST: gl.constexpr,
 ):  # fmt: skip
-    """Lead the state along; lay it down before each block, for the output's part and as what is kept of it."""
+    """Lead the state along; lay it down before each block, for the output's part and as what is kept of it. until:
+    blocks before the next one of those whose state is kept by STORE_FEW."""
     STATE: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BV, 16])
     NK: gl.constexpr = K // ROWS
     o_k, o_v = gl.arange(0, ROWS, gl.SliceLayout(1, STATE)), gl.arange(0, BV, gl.SliceLayout(0, STATE))
@@ -181,6 +182,13 @@ def _state_part(
         if wanted:
             for t in gl.static_range(NK):
                 tma.async_copy_shared_to_global(d_s, [i_state + i * K + t * ROWS, i_v * BV], s_s[t].index(at))
+        if STORE_FEW:
+            if until == 0:
+                for t in gl.static_range(NK):
+                    tma.async_copy_shared_to_global(d_few, [i_few + t * ROWS, i_v * BV], s_s[t].index(at))
+                i_few += K
+                until = every
+            until -= 1
 
         mbarrier.wait(full_v.index(at), phase)
         b_v = matrix(s_v.index(at))
@@ -312,15 +320,17 @@ def _output_part(
     tma.store_wait(0)
 
 
-@gluon.jit(do_not_specialize=["T", "n_seg", "first_seg", "n_start", "n_stored", "seg_rows"])
+@gluon.jit(do_not_specialize=["T", "n_seg", "first_seg", "n_start", "n_stored", "seg_rows", "n_few", "every"])
 def walk_hopper_kernel(
-    d_q, d_k, d_v, d_g, p_s0, d_s, p_h, p_st, d_o, scale, T, H, n_seg, first_seg, n_start, n_stored, seg_rows,
+    d_q, d_k, d_v, d_g, p_s0, d_s, d_few, p_h, p_st, d_o,
+    scale, T, H, n_seg, first_seg, n_start, n_stored, seg_rows, n_few, every,
     K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr,
-    HAS_S0: gl.constexpr, STORE_S: gl.constexpr, STORE_ST: gl.constexpr,
+    HAS_S0: gl.constexpr, STORE_S: gl.constexpr, STORE_FEW: gl.constexpr, STORE_ST: gl.constexpr,
 ):  # fmt: skip
     """o [B, T, H, V] of n_seg segments from first_seg on, of row blocks that are mild; all else as `states_kernel` has
-    it, with a state before every row block, or without STORE_S before those alone that are not mild, which nobody else
-    asks for where there is no backward pass to come. bf16; K is 64 or 128, BV 64 or 128."""
+    it, with a state before every row block, or without STORE_S before those alone that are not mild: the only ones that
+    the forward pass itself asks for. With STORE_FEW, p_few [B*H, n_few, K, V] is given the states before every so many
+    row blocks of the sequence. bf16; K is 64 or 128, BV 64 or 128."""
     NK: gl.constexpr = K // ROWS
     NV: gl.constexpr = V // BV
     i_p = gl.program_id(0)
@@ -332,6 +342,8 @@ def walk_hopper_kernel(
     first = (first_seg + i_seg) * seg_blocks
     n_here = gl.minimum(n_blocks - first, seg_blocks)
     i_row0, i_state = first * ROWS, (i_bh * n_stored + i_seg * seg_blocks) * K
+    n_before = (first + every - 1) // every  # states of those that are kept
+    i_few, until = (i_bh * n_few + n_before) * K, n_before * every - first
     p_h += (i_bh.to(gl.int64) * n_blocks + first) * K
     if HAS_S0:
         p_s0 += (i_bh.to(gl.int64) * n_start + (first_seg + i_seg) % n_start) * K * V
@@ -372,8 +384,9 @@ def walk_hopper_kernel(
             (
                 _state_part,
                 (
-                    d_s, p_s0, p_st, p_h, s_k, s_v, s_g, s_s, s_l, s_h, s_e, full, full_v, taken, made,
-                    i_state, i_v, i_v == 0, i_seg == n_seg - 1, n_here, K, V, BV, HAS_S0, STORE_S, STORE_ST,
+                    d_s, d_few, p_s0, p_st, p_h, s_k, s_v, s_g, s_s, s_l, s_h, s_e, full, full_v, taken, made,
+                    i_state, i_few, until, every, i_v, i_v == 0, i_seg == n_seg - 1, n_here,
+                    K, V, BV, HAS_S0, STORE_S, STORE_FEW, STORE_ST,
                 ),
             ),
             (

@@ -1,0 +1,254 @@
+"""dQ, dK and the gate's gradient on Hopper over runs of chunks, in Gluon: hopper/grad_qk.py's, from few states.
+
+A program goes through a run of chunks and leads the state along, S <- e^{2h} S + (k e^D as bf16)^T V with D and h as in
+walk.py, so that few states are kept between the passes and read here. Between two chunks S lies in shared memory, in
+two parts of 16 bits: rounded, as products read it, and what that leaves. Else all is as there, with C = h - D.
+
+Loads are on their way to shared memory before anything waits, those of the next chunk too. Tiles that are not mild are
+computed like the others and not stored: `grad_qk_strong_kernel` runs after this one, on states that this one lays down.
+"""
+
+# mypy: disallow-untyped-defs=False
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from .layouts import (
+    ACCUMULATOR,
+    EVERYWHERE,
+    LEAST_HALF,
+    LOG2_E,
+    OPERAND,
+    ROWS,
+    SHARED,
+    SPREAD,
+    TILE_BYTES,
+    barrier,
+    barriers,
+    by_parts,
+    cut,
+    features_first,
+    leading,
+    matrix,
+    rest,
+    rounded,
+    wide,
+)
+from .strong_gates import hidden_zero
+
+
+@gluon.jit
+def _send(d_x, s_x, bar, i_batch, i_row, i_col):
+    """For a chunk's rows of a tensor."""
+    mbarrier.expect(bar, TILE_BYTES)
+    tma.async_copy_global_to_shared(d_x, [i_batch, i_row, i_col], bar, s_x)
+
+
+@gluon.jit
+def _send_values(
+    i_tile, d_do, d_v, d_ds, s_do, s_v, s_ds, bars, i_batch, i_row0, i_out, i_state,
+    K: gl.constexpr, NV: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """For a tile of V, counted from the first chunk's first one, of dO, V and the gradient of the state after the
+    chunk, into the stage whose turn it is."""
+    at, i_c, i_v = i_tile % STAGES, i_tile // NV, i_tile % NV * ROWS
+    bar, i_row = bars.index(at), i_row0 + i_c * ROWS
+    mbarrier.expect(bar, 3 * TILE_BYTES)
+    tma.async_copy_global_to_shared(d_do, [i_batch, i_row, i_out + i_v], bar, s_do.index(at))
+    tma.async_copy_global_to_shared(d_v, [i_batch, i_row, i_out + i_v], bar, s_v.index(at))
+    tma.async_copy_global_to_shared(d_ds, [i_state + i_c * K, i_v], bar, s_ds.index(at))
+
+
+@gluon.jit
+def _after_rows(s_g, s_l, b_zero):
+    """D^T of 64 features, log2."""
+    b_d = warpgroup_mma(matrix(s_g).permute((1, 0)), s_l, b_zero, use_acc=False, is_async=True)
+    return warpgroup_mma_wait(0, (b_d,)) * LOG2_E
+
+
+@gluon.jit(do_not_specialize=["n_blocks", "n_here", "first_chunk", "n_stored", "n_few", "every"])
+def grad_qk_runs_hopper_kernel(
+    d_q, d_k, d_v, d_g, d_do, d_s, d_few, d_ds, p_h, d_dq, d_dk, d_dg,
+    scale, H, n_blocks, n_here, first_chunk, n_stored, n_few, every,
+    K: gl.constexpr, V: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """dq, dk and dg [B, T, H, K] of n_here chunks from first_chunk on, of tiles that are mild: see grad_qk.py. bf16.
+
+    K and V are multiples of 64: a program has 64 features of a run of ``every`` chunks. It starts from the state before
+    the run, in p_few [B*H, n_few, K, V], and leads it along as walk.py does. p_s [B*H, n_stored, K, V] is given the
+    states before chunks that are not mild.
+
+    Shared memory: the state, cut in two; q, k, g; STAGES tiles of V of dO, V and dS; A's leading bits, then dk; A's
+    next ones, then dg; L; U. dq leaves from where q was. Where the state is large L is where A's next bits are.
+    """
+    NK: gl.constexpr = K // ROWS
+    NV: gl.constexpr = V // ROWS
+    CROWDED: gl.constexpr = NV > 4
+    i_p = gl.program_id(0)
+    n_runs = (n_here + every - 1) // every
+    i_k, i_run, i_bh = i_p % NK, (i_p // NK) % n_runs, i_p // (NK * n_runs)
+    i_batch, i_h = i_bh // H, i_bh % H
+    i_first = i_run * every
+    count = gl.minimum(n_here - i_first, every)
+    i_row0, i_col, i_out = (first_chunk + i_first) * ROWS, i_h * K + i_k * ROWS, i_h * V
+    i_state, i_few = (i_bh * n_stored + i_first) * K + i_k * ROWS, (i_bh * n_few + i_run) * K + i_k * ROWS
+    p_h += (i_bh.to(gl.int64) * n_blocks + first_chunk + i_first) * K + i_k * ROWS
+
+    t_q = gl.allocate_shared_memory(gl.bfloat16, [1, 1, ROWS, ROWS], d_q.layout)
+    t_k = gl.allocate_shared_memory(gl.bfloat16, [1, 1, ROWS, ROWS], d_k.layout)
+    t_g = gl.allocate_shared_memory(gl.bfloat16, [1, 1, ROWS, ROWS], d_g.layout)
+    s_do = gl.allocate_shared_memory(gl.bfloat16, [STAGES, 1, ROWS, ROWS], d_do.layout)
+    s_v = gl.allocate_shared_memory(gl.bfloat16, [STAGES, 1, ROWS, ROWS], d_v.layout)
+    s_ds = gl.allocate_shared_memory(gl.bfloat16, [STAGES, ROWS, ROWS], d_ds.layout)
+    s_s = gl.allocate_shared_memory(gl.bfloat16, [NV, ROWS, ROWS], d_few.layout)
+    t_high = gl.allocate_shared_memory(gl.bfloat16, [1, ROWS, ROWS], SHARED)
+    t_low = gl.allocate_shared_memory(gl.bfloat16, [1, ROWS, ROWS], SHARED)
+    s_u = gl.allocate_shared_memory(gl.bfloat16, [ROWS, ROWS], SHARED)
+    bars, bar_s = barriers(STAGES), barriers(1).index(0)
+    bar_g, bar_k, bar_q = barriers(1).index(0), barriers(1).index(0), barriers(1).index(0)
+    fence_async_shared()
+    barrier()
+
+    # everything of the first chunk is sent for, in the order in which it is needed
+    _send(d_g, t_g.index(0), bar_g, i_batch, i_row0, i_col)
+    _send(d_k, t_k.index(0), bar_k, i_batch, i_row0, i_col)
+    mbarrier.expect(bar_s, NV * TILE_BYTES)
+    for i in gl.static_range(NV):
+        tma.async_copy_global_to_shared(d_few, [i_few, i * ROWS], bar_s, s_s.index(i))
+    for i_tile in range(gl.minimum(STAGES, count * NV)):
+        _send_values(i_tile, d_do, d_v, d_ds, s_do, s_v, s_ds, bars, i_batch, i_row0, i_out, i_state, K, NV, STAGES)
+
+    o_i = gl.arange(0, ROWS, gl.SliceLayout(1, SPREAD))[:, None]
+    o_j = gl.arange(0, ROWS, gl.SliceLayout(0, SPREAD))[None, :]
+    s_u.store(gl.where(o_i >= o_j, 1.0, 0.0).to(gl.bfloat16))
+    if CROWDED:
+        s_l = t_low.index(0)
+    else:
+        s_l = gl.allocate_shared_memory(gl.bfloat16, [ROWS, ROWS], SHARED)
+        s_l.store(gl.where((o_i > o_j) | (o_j == ROWS - 1), 1.0, 0.0).to(gl.bfloat16))
+    b_zero = gl.zeros([ROWS, ROWS], gl.float32, ACCUMULATOR)
+    s_rest = gl.allocate_shared_memory(gl.bfloat16, [NV, ROWS, ROWS], d_few.layout)
+    for i in gl.static_range(NV):
+        s_rest.index(i).store(b_zero.to(gl.bfloat16))
+    mbarrier.wait(bar_s, 0)
+
+    for i_c in range(count):
+        i_row, phase, more = i_row0 + i_c * ROWS, i_c & 1, i_c + 1 < count
+        nil = hidden_zero(i_row)
+        s_q, s_k, s_g, s_high, s_low = (
+            t_q.index(nil),
+            t_k.index(nil),
+            t_g.index(nil),
+            t_high.index(nil),
+            t_low.index(nil),
+        )
+        b_half = gl.load(p_h + gl.arange(0, ROWS, gl.SliceLayout(1, ACCUMULATOR)))
+        mild = gl.min(gl.load(p_h + gl.arange(0, ROWS, gl.SliceLayout(0, EVERYWHERE))), axis=0) > LEAST_HALF
+        p_h += K
+        b_h = gl.exp2(b_half)
+        if CROWDED:
+            tma.store_wait(0)
+            barrier()  # dg has left
+            s_low.store(gl.where((o_i + nil > o_j) | (o_j == ROWS - 1), 1.0, 0.0).to(gl.bfloat16))
+        fence_async_shared()
+        barrier()
+        if not mild:  # the strong kernel asks for the state
+            for i in gl.static_range(NV):
+                tma.async_copy_shared_to_global(d_s, [i_state + i_c * K, i * ROWS], s_s.index(i))
+            tma.store_wait(0)
+            barrier()
+
+        mbarrier.wait(bar_g, phase)
+        last = (gl.arange(0, ROWS, gl.SliceLayout(0, ACCUMULATOR)) + nil == ROWS - 1)[None, :]
+        b_d = gl.where(last, 0.0, _after_rows(s_g, s_l, b_zero))
+        mbarrier.wait(bar_k, phase)
+        b_kd = gl.convert_layout(rounded(features_first(s_k) * gl.exp2(b_d)), OPERAND, True)
+        tma.store_wait(0)
+        barrier()  # the dq of the chunk before has left
+        _send(d_q, s_q, bar_q, i_batch, i_row, i_col)
+
+        # dA, and what comes through the states; the state after the chunk
+        b_a, b_x, b_y = b_zero, b_zero, b_zero
+        b_phi = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, ACCUMULATOR))
+        for i_v in range(NV):
+            i_tile = i_c * NV + i_v
+            at = i_tile % STAGES + nil
+            mbarrier.wait(bars.index(at), (i_tile // STAGES) & 1)
+            b_do, b_v, b_ds = matrix(s_do.index(at)), matrix(s_v.index(at)), s_ds.index(at)
+            b_s = s_s.index(i_v + nil)
+            b_a = warpgroup_mma(b_do, b_v.permute((1, 0)), b_a, is_async=True)
+            b_x = warpgroup_mma(b_s, b_do.permute((1, 0)), b_x, is_async=True)
+            b_y = warpgroup_mma(b_ds, b_v.permute((1, 0)), b_y, is_async=True)
+            b_sw = wide(b_s.load(ACCUMULATOR))
+            b_phi += gl.sum(b_sw * wide(b_ds.load(ACCUMULATOR)), axis=1)
+            b_next = (b_sw + wide(s_rest.index(i_v + nil).load(ACCUMULATOR))) * (b_h * b_h)[:, None]
+            b_next = warpgroup_mma(b_kd, b_v, b_next, is_async=True)
+            b_a, b_x, b_y, b_next = warpgroup_mma_wait(0, (b_a, b_x, b_y, b_next))
+            fence_async_shared()
+            barrier()  # every warp is done with the stage, and with the state
+            if i_tile + STAGES < count * NV:
+                _send_values(
+                    i_tile + STAGES, d_do, d_v, d_ds, s_do, s_v, s_ds, bars,
+                    i_batch, i_row0, i_out, i_state, K, NV, STAGES,
+                )  # fmt: skip
+            if more:
+                b_sh = rounded(b_next)
+                b_s.store(b_sh)
+                s_rest.index(i_v + nil).store(rounded(b_next - wide(b_sh)))
+
+        # the gates' sums once more: they would take the registers of the state; C = h - D
+        b_d = gl.where(last, 0.0, _after_rows(s_g, s_l, b_zero))
+        b_e = gl.exp2(b_d - b_half[:, None])
+        b_kh, b_kl = cut(features_first(s_k) * b_e)
+
+        # A, into shared memory
+        o_r = gl.arange(0, ROWS, gl.SliceLayout(1, ACCUMULATOR))
+        o_t = gl.arange(0, ROWS, gl.SliceLayout(0, ACCUMULATOR))
+        b_ah, b_al = cut(gl.where(o_r[:, None] + nil >= o_t[None, :], b_a * scale, 0.0))
+        if CROWDED:
+            barrier()  # every warp is done with L
+        s_high.store(b_ah)
+        s_low.store(b_al)
+        b_x = b_x * (scale * b_h)[:, None]
+        fence_async_shared()
+        barrier()  # every warp is done with g and k, and A lies there
+        if more:
+            _send(d_g, s_g, bar_g, i_batch, i_row + ROWS, i_col)
+            _send(d_k, s_k, bar_k, i_batch, i_row + ROWS, i_col)
+
+        # X and Y; Phi from Y as it comes through the state, of K as its parts show it
+        b_x = by_parts(b_kh, b_kl, s_high.permute((1, 0)), s_low.permute((1, 0)), b_x, False)
+        b_y = b_y * b_h[:, None]
+        b_phi = b_phi * (b_h * b_h) + gl.sum((wide(b_kh) + wide(b_kl)) * b_y, axis=1)
+        b_f = gl.exp2(b_half[:, None] - b_d)
+        mbarrier.wait(bar_q, phase)
+        b_qh, b_ql = cut(features_first(s_q) * b_f)
+        b_y = by_parts(b_qh, b_ql, s_high, s_low, b_y, False)
+        b_x = warpgroup_mma_wait(3, (b_x,))
+        matrix(s_q).permute((1, 0)).store(rounded(b_x * b_f))
+        b_diff = (wide(b_qh) + wide(b_ql)) * b_x
+        b_y = warpgroup_mma_wait(0, (b_y,))
+        b_diff -= (wide(b_kh) + wide(b_kl)) * b_y
+
+        # dg
+        b_high, b_low = leading(b_diff), rounded(rest(b_diff))
+        b_dg = warpgroup_mma(gl.convert_layout(b_low, OPERAND, True), s_u, b_zero, use_acc=False, is_async=True)
+        b_dg = warpgroup_mma(gl.convert_layout(b_high, OPERAND, True), s_u, b_dg, is_async=True)
+        b_dk = rounded(b_y * b_e)
+        barrier()  # every warp is done with A
+        s_high.permute((1, 0)).store(b_dk)
+        b_dg = warpgroup_mma_wait(0, (b_dg,))
+        s_low.permute((1, 0)).store(rounded(b_dg + b_phi[:, None]))
+        fence_async_shared()
+        barrier()
+        if mild:
+            tma.async_copy_shared_to_global(d_dq, [i_batch, i_row, i_col], s_q)
+            tma.async_copy_shared_to_global(d_dk, [i_batch, i_row, i_col], s_high.reshape([1, ROWS, ROWS]))
+            tma.async_copy_shared_to_global(d_dg, [i_batch, i_row, i_col], s_low.reshape([1, ROWS, ROWS]))
+    tma.store_wait(0)
