@@ -124,7 +124,7 @@ class Stage:
     def _launch_of(self, candidate: Candidate, reference: Pass) -> Launch:
         """The candidate's kernel on the buffers of the reference plan."""
         found: list[Launch] = []
-        run = 1 if candidate.step == "states" else None  # the reference plan has all states
+        run = None if candidate.step == "grad_qk" else 1  # others make states, of which the reference plan has all
         run_plan(self.inputs, self.work, plan_of(self.work, [candidate], self.capability), found.append, run=run)
         launch, block_t = by_pass(found)[candidate.step], candidate.variant.block_t
         tensors = {
