@@ -19,6 +19,7 @@ from ..schedule import SEGMENT_ROWS, WGMMA_ROWS, KernelConfig, Schedule, Tile, c
 from ..tiles.context import CallContext
 from ..tiles.descriptors import MOST_ROWS
 from ..tiles.slices import Head, Share, Slice, room_for, segments_at_once, share_of, slices_of
+from .hopper import grad_qk_runs_hopper_kernel
 from .kept import HeadGroup, Kept, head_groups_of, rows_of, states_of
 
 LaunchBy = Callable[..., Launch]
@@ -204,8 +205,8 @@ class Problem(CallContext):
             return self.run
         if not self.on_hopper(self.config.grad_qk) or K % WGMMA_ROWS or V % WGMMA_ROWS:
             return 1
-        if T == 0 or B * H * self.n_chunks * K > MOST_ROWS:  # no descriptors
-            return 1
+        if grad_qk_runs_hopper_kernel is None or T == 0 or B * H * self.n_chunks * K > MOST_ROWS:
+            return 1  # no Gluon, or no descriptors
         least, at_once = min(least_run(K, V), self.n_chunks), SMS * (2 if V <= NARROW else 1)
 
         def turns(run: int) -> int:

@@ -9,6 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gla_kernels import Schedule, launches
+from gla_kernels.chunk import problem
 from gla_kernels.chunk.problem import LONGEST_RUN, least_run
 from gla_kernels.ops.form import Inputs
 from gla_kernels.ops.forms import Chunkwise
@@ -83,3 +84,9 @@ def test_runs_are_no_longer_than_sequences(T):
     assert isinstance(form, Chunkwise)
     p = form._problem(x, form.backward_plan)
     assert 1 <= p.states_apart <= max(1, min(math.ceil(T / 64), LONGEST_RUN))
+
+
+def test_without_gluon_all_states_are_asked_for(monkeypatch):
+    monkeypatch.setattr(problem, "grad_qk_runs_hopper_kernel", None)
+    shape = next(iter(KEPT))
+    assert left_bytes(shape, None) == left_bytes(shape, False)
