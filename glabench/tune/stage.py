@@ -18,7 +18,7 @@ import torch
 from gla_kernels import Launch, Plan, Schedule, Workload, chunk, default_config
 from gla_kernels.chunk.kept import Kept
 from gla_kernels.chunk.problem import Problem
-from gla_kernels.copies import copy_kernel, thin_kernel
+from gla_kernels.copies import copy_kernel
 from gla_kernels.launch import Launcher, execute
 from gla_kernels.plan.apply import by_pass, problem_of
 from gla_kernels.schedule import WALK_OF, WALKS
@@ -87,7 +87,7 @@ class Stage:
     def __init__(self, work: Workload, capability: int) -> None:
         self.work, self.capability = work, capability
         self.inputs = make_inputs(case_of(work), "gla", "cuda")
-        self._forward: tuple[tuple[Plan, int], Kept | None] | None = None
+        self._forward: tuple[Plan, Kept | None] | None = None
         self._kind: tuple[Schedule, Share | None] | None = None
         self._passes: Passes = {}
 
@@ -97,15 +97,14 @@ class Stage:
 
     def call(self, plan: Plan, forward: Plan) -> Callable[[], None]:
         """The same, ready to be timed: of a backward plan with what the forward one leaves for it."""
-        kept = self._left_by(forward, plan) if self.work.direction == "bwd" else None
+        kept = self._left_by(forward) if self.work.direction == "bwd" else None
         return partial(run_plan, self.inputs, self.work, plan, execute, kept)
 
-    def _left_by(self, forward: Plan, backward: Plan) -> Kept | None:
-        key = forward, _problem(self.inputs, self.work, backward).states_apart
-        if self._forward is None or self._forward[0] != key:
+    def _left_by(self, forward: Plan) -> Kept | None:
+        if self._forward is None or self._forward[0] != forward:
             self._forward = None  # before the next one's states are made
             problem = _problem(self.inputs, self.work, forward)
-            self._forward = key, chunk.forward(problem, False, execute, every=key[1])[2]
+            self._forward = forward, chunk.forward(problem, False, execute)[2]
         return self._forward[1]
 
     def trial(self, candidate: Candidate) -> Callable[[], None]:
@@ -124,8 +123,7 @@ class Stage:
     def _launch_of(self, candidate: Candidate, reference: Pass) -> Launch:
         """The candidate's kernel on the buffers of the reference plan."""
         found: list[Launch] = []
-        run = None if candidate.step == "grad_qk" else 1  # others make states, of which the reference plan has all
-        run_plan(self.inputs, self.work, plan_of(self.work, [candidate], self.capability), found.append, run=run)
+        self.run(plan_of(self.work, [candidate], self.capability), found.append)
         launch, block_t = by_pass(found)[candidate.step], candidate.variant.block_t
         tensors = {
             name: x
@@ -137,9 +135,6 @@ class Stage:
             if "p_h" in reference.outputs:  # of the first slice alone
                 written = reference.launch.args["p_h"][:, :: block_t // REFERENCE_ROWS]
                 tensors["p_h"][written.isnan()] = math.nan
-        if "p_few" in launch.args and candidate.step == "grad_qk":  # and it writes states of strong gates itself
-            tensors["p_few"] = tensors["p_s"][:, :: launch.args["every"]].contiguous()
-            tensors["p_s"] = tensors["p_s"].clone()
         return replace(launch, args=launch.args | tensors)
 
     def _reference(self, candidate: Candidate) -> Passes:
@@ -173,26 +168,20 @@ def reference_plan(work: Workload, schedule: Schedule, capability: int) -> Plan:
 
 
 def run_plan(
-    inputs: Inputs,
-    work: Workload,
-    plan: Plan,
-    launch: Launcher,
-    kept: Kept | None = None,
-    share: Share | None = None,
-    run: int | None = None,
+    inputs: Inputs, work: Workload, plan: Plan, launch: Launcher, kept: Kept | None = None, share: Share | None = None
 ) -> None:
     """What gla() does in one direction, with the plan given and what the forward pass has left for a backward one.
-    ``share``: what is worked on at once, if not what the plan would choose; ``run``: chunks from one state to the next,
-    likewise."""
-    problem = replace(_problem(inputs, work, plan), settled=share, run=run)
+    ``share``: what is worked on at once, if not what the plan would choose."""
+    problem = replace(_problem(inputs, work, plan), settled=share)
     if work.direction == "bwd":
         chunk.backward(problem, inputs.do, None, launch, kept)
     else:
-        chunk.forward(problem, False, launch, every=problem.states_apart)
+        chunk.forward(problem, False, launch)
 
 
 def _problem(inputs: Inputs, work: Workload, plan: Plan) -> Problem:
-    return problem_of(inputs.q, inputs.k, inputs.v, inputs.g, work.K**-0.5, None, plan)
+    """The call with the states of all chunks: a kernel that leads them along has no tiles to choose."""
+    return replace(problem_of(inputs.q, inputs.k, inputs.v, inputs.g, work.K**-0.5, None, plan), run=1)
 
 
 def _passes(inputs: Inputs, work: Workload, plan: Plan, share: Share | None) -> Passes:
@@ -205,7 +194,7 @@ def _passes(inputs: Inputs, work: Workload, plan: Plan, share: Share | None) -> 
     passes: Passes = {}
 
     def keep(launch: Launch) -> None:
-        if launch.kernel in (copy_kernel, thin_kernel):
+        if launch.kernel is copy_kernel:
             return execute(launch)
         key = launch.step, launch.args.get("every_rows", plan.schedule.chunk) != plan.schedule.chunk
         if key in passes and passes[key].launch.constexprs == launch.constexprs:

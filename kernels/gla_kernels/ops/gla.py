@@ -266,8 +266,8 @@ def launches(
         if mode != "fwd":
             later = replace(work, direction="bwd")
             backward = plan_of(later, config, machine)
-            bwd.extend(all_launches(later, backward, initial_state, forward))
-        fwd.extend(all_launches(work, forward, initial_state, backward, keep=backward is not None))
+            bwd.extend(all_launches(later, backward, initial_state, forward, few=True))
+        fwd.extend(all_launches(work, forward, initial_state, backward, keep=backward is not None, few=True))
     return {"fwd": fwd, "bwd": bwd, "fwdbwd": fwd + bwd, "step": fwd}[mode]
 
 

@@ -111,7 +111,7 @@ def test_no_program_walks_over_more_than_a_segment(direction, materialize):
 def test_nobody_asks_what_the_last_segment_adds():
     schedule = Schedule(64, 64, True, 16)
     plan = Plan(schedule, default_config(128, 128, 2, schedule))
-    first, combined, walk, *_ = all_launches(LONG, plan)
+    first, combined, walk, _ = all_launches(LONG, plan)
     assert [launch.args["n_seg"] for launch in (first, combined, walk)] == [15, 16, 16]
     assert combined.args["p_add"].shape == (4, 15, 128, 128)
     assert (combined.args["p_s"].dtype, combined.args["p_s"].shape) == (torch.float32, (4, 16, 128, 128))
