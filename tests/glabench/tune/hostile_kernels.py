@@ -154,6 +154,7 @@ class Hostile:
     def __init__(self, fault: str, launch: Launch, outputs: tuple[str, ...], right: Tensors) -> None:
         self.fault, self.launch, self.outputs, self.right = fault, launch, outputs, right
         self.arg_names = tuple(launch.args)  # no descriptors among them: the launch itself makes those
+        self.pre_run_hooks = [fault]  # with any hook a kernel is called, and not kept as what the driver takes
         self.calls = 0
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
