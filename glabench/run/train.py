@@ -12,6 +12,7 @@ from torch import Tensor
 
 from glabench.systems.models.model import Config, LanguageModel
 
+SETTLING, QUEUED = 3, 5  # steps before a sample, and samples of the time to queue one
 LEARNING_RATE, WEIGHT_DECAY = 3e-4, 0.01  # the papers' highest, from the first step on; no clipping of gradients
 
 
@@ -112,14 +113,17 @@ def warmed_up(
 
 
 def measure_in_turns(runs: Sequence[tuple[Trainer, Measured]], steps: int, rounds: int) -> None:
-    """A sample of each in every round, in turns, so that a clock that drifts is the same for all.
+    """A sample of wall time of each in every round, in turns, so that a clock that drifts is the same for all, and
+    QUEUED of the time to queue a step, of which one varies by a third.
 
-    The order turns around from round to round. A step before each sample brings the caches back.
+    The order turns around from round to round. SETTLING steps first bring the caches back, and have PyTorch's allocator
+    hand out the addresses that it would without the others in this process.
     """
     for number in range(rounds):
         for trainer, measured in runs if number % 2 == 0 else reversed(runs):
-            trainer.step()
-            measured.queue_ms.append(trainer.queue_ms())
+            for _ in range(SETTLING):
+                trainer.step()
+            measured.queue_ms.extend(trainer.queue_ms() for _ in range(QUEUED))
             measured.wall_ms.append(trainer.wall_ms(steps))
             measured.loss_last = float(trainer.step())
 

@@ -27,6 +27,14 @@ def copy_kernel(p_x, p_y, n, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def rows_kernel(p_x, p_y, stride, n, W: tl.constexpr, BLOCK: tl.constexpr):
+    """y [rows, W], n numbers in all, = rows of x that lie ``stride`` numbers apart."""
+    o_y = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    o_x = o_y // W * stride + o_y % W
+    tl.store(p_y + o_y, tl.load(p_x + o_x, mask=o_y < n, other=0.0), mask=o_y < n)
+
+
+@triton.jit
 def sum_kernel(p_x, p_y, n, PARTS: tl.constexpr, BLOCK: tl.constexpr):
     """y [n] = the sum of x [PARTS, n], float32, in the type of y."""
     o_y = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -47,13 +55,21 @@ def thin_kernel(p_x, p_y, every, n_x, n_y, SIZE: tl.constexpr, BLOCK: tl.constex
     tl.store(p_y + i_y * SIZE + o_x, tl.load(p_x + i_x * SIZE + o_x, mask=o_x < SIZE, other=0.0), mask=o_x < SIZE)
 
 
-settle_keys(copy_kernel, sum_kernel, thin_kernel)
+settle_keys(copy_kernel, rows_kernel, sum_kernel, thin_kernel)
 
 
 def copied(x: Tensor | None, into: Tensor) -> Launch:
     """A launch that copies x, or zeros for None, into a tensor of as many elements; both are contiguous."""
     return Launch(
         copy_kernel, (cdiv(into.numel(), BLOCK),), {"p_x": x, "p_y": into, "n": into.numel()}, {"BLOCK": BLOCK}
+    )
+
+
+def rows_of(x: Tensor, into: Tensor) -> Launch:
+    """A launch that copies x [B, T, H, D], columns of a matrix of B*T rows, into a contiguous tensor of its dtype."""
+    sizes = {"p_x": x, "p_y": into, "stride": x.stride(1), "n": into.numel()}
+    return Launch(
+        rows_kernel, (cdiv(into.numel(), BLOCK),), sizes, {"W": into.shape[2] * into.shape[3], "BLOCK": BLOCK}
     )
 
 

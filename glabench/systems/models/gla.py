@@ -37,7 +37,7 @@ class GatedLinearAttention(nn.Module):
         q, k, v, output_gate, low_rank = self.project(x).split(self.sizes, -1)
         q, k, v, gate = (self._by_head(y) for y in (q, k, v, self.gate(low_rank)))
         o, _ = gla(q, k, v, F.logsigmoid(gate) / TEMPERATURE, recompute=self.recompute)
-        mixed: Tensor = self.out(F.silu(output_gate) * self.norm(o).flatten(2))
+        mixed: Tensor = self.out((F.silu(self._by_head(output_gate)) * self.norm(o)).flatten(2))
         return mixed
 
     def _by_head(self, x: Tensor) -> Tensor:

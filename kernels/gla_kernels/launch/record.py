@@ -79,6 +79,10 @@ class Sort:
     def is_contiguous(self) -> bool:
         return self.stride == tuple(torch.empty(self.shape, device="meta").stride())
 
+    def contiguous(self) -> Sort:
+        """Of the same shape, contiguous."""
+        return Sort.of(torch.empty(self.shape, dtype=self.dtype, device="meta"))
+
     def describes(self, x: Tensor) -> bool:
         """Whether a tensor lies so, at an address that 16 bytes divide, with no sign that is turned as it is read."""
         return x.stride() == self.stride and not x.data_ptr() % ALIGNED and not x.is_neg()

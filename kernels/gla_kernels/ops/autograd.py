@@ -23,8 +23,8 @@ def call(prepared: Prepared, inputs: Inputs, differentiated: bool) -> tuple[Tens
 class _Call(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, prepared: Prepared, *inputs: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        o, final_state, left = prepared.forward(Inputs(*inputs))  # type: ignore[arg-type]
-        ctx.save_for_backward(*inputs, final_state if prepared.leaves_final else None, left)
+        o, final_state, left, read = prepared.forward(Inputs(*inputs))  # type: ignore[arg-type]
+        ctx.save_for_backward(*read, final_state if prepared.leaves_final else None, left)
         ctx.set_materialize_grads(False)
         ctx.prepared = prepared
         return o, final_state

@@ -32,6 +32,20 @@ class Inputs(NamedTuple):
                 return Inputs(*(None if x is None else laid_out(x) for x in self))  # type: ignore[arg-type]
         return self
 
+    def readable(self, rows: Sequence[int] | None = None) -> Inputs:
+        """Every tensor `laid_out`. ``rows``, all that are by default, stay columns of a matrix where they lie well:
+        `prepared.Prepared` copies them by launches of its own."""
+        for x in self:
+            if x is not None and not lies_well(x):
+                rows = self.rows if rows is None else rows
+                return Inputs(*(None if x is None else laid_out(x, i in rows) for i, x in enumerate(self)))  # type: ignore[arg-type]
+        return self
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """Which of the tensors are `in_rows`, by position."""
+        return tuple(i for i, x in enumerate(self[:-1]) if x is not None and in_rows(x))
+
     @property
     def requires_grad(self) -> bool:
         """Whether a call has to leave something for a backward pass."""
@@ -55,11 +69,21 @@ def lies_well(x: Tensor) -> bool:
     return x.is_contiguous() and not x.data_ptr() % ALIGNED and not x.is_neg()
 
 
-def laid_out(x: Tensor) -> Tensor:
-    """The tensor as kernels read it: see `lies_well`."""
-    if x.is_neg() or not x.is_contiguous():
+def in_rows(x: Tensor) -> bool:
+    """Whether a tensor [B, T, H, D] that is not contiguous is columns of a matrix of B*T rows, as the slices of one
+    projection are."""
+    if x.dim() != 4 or x.is_contiguous():
+        return False
+    _, T, H, D = x.shape
+    of_batch, row, of_head, one = x.stride()
+    return one == 1 and of_head == D and row >= H * D and of_batch == T * row
+
+
+def laid_out(x: Tensor, rows: bool = False) -> Tensor:
+    """The tensor as kernels read it: see `lies_well`. rows: or as columns of a matrix, if it lies so (`in_rows`)."""
+    if x.is_neg() or not (x.is_contiguous() or (rows and in_rows(x))):
         x = x.resolve_neg().contiguous()
-    return x if x.data_ptr() % ALIGNED == 0 else x.clone()
+    return x if x.data_ptr() % ALIGNED == 0 else x.clone(memory_format=torch.contiguous_format)
 
 
 class Form(Protocol):

@@ -98,9 +98,9 @@ def gla(
     def prepare() -> Prepared:
         _check(inputs, output_final_state)
         form = _form(inputs, q.device, check_scale(scale, q.shape[-1]), schedule, wanted, recompute, config)
-        return Prepared(form, inputs.contiguous(), output_final_state, q.device)
+        return Prepared(form, inputs.readable(), output_final_state, q.device)
 
-    return call(prepared(signature, prepare), inputs.contiguous(), wanted)
+    return call(prepared(signature, prepare), inputs.readable(), wanted)
 
 
 def _check(inputs: Inputs, output_final_state: bool) -> None:
@@ -167,9 +167,9 @@ def gla_recurrent(
     def prepare() -> Prepared:
         _check(inputs, output_final_state)
         form = Recurrent(check_scale(scale, q.shape[-1]))
-        return Prepared(form, inputs.contiguous(), output_final_state, q.device)
+        return Prepared(form, inputs.readable(), output_final_state, q.device)
 
-    return call(prepared(signature, prepare), inputs.contiguous(), wanted)
+    return call(prepared(signature, prepare), inputs.readable(), wanted)
 
 
 def gla_step(

@@ -57,11 +57,12 @@ def call(
     wanted = x.requires_grad
     text = settled(function, _sorts(x), final, asked, wanted, recompute, _wrong(scale))
     room = room_of(function, x, asked, recompute) if wanted and recompute is not True else 0
-    given = _distinct([None if t is None else t.contiguous() for t in x])
+    rows = list(x.rows)
+    given = _distinct([t if t is None or i in rows else t.contiguous() for i, t in enumerate(x)])
     how = _factor(x, scale), final, room, text
     # outside of a graph a function of autograd, in any case: it refuses what the operator would ignore, torch.func.jvp
     by_autograd = wanted or not torch.compiler.is_compiling()
-    found = _Call.apply(*given, *how) if by_autograd else torch.ops.gla_kernels.forward(*given, *how)
+    found = _Call.apply(*given, rows, *how) if by_autograd else torch.ops.gla_kernels.forward(*given, rows, *how)
     return found[0], found[1] if final else None
 
 
@@ -224,18 +225,19 @@ def _device(sorts: Sequence[Sort | None]) -> torch.device:
 # --- The operators ----------------------------------------------------------------------------------------------------
 
 
-def _prepared(x: Inputs, scale: float, final: bool, room: int, text: str) -> Prepared:
-    """A call of tensors that are laid out, as the text asks for it, which leaves what there is room for."""
+def _prepared(x: Inputs, rows: Sequence[int], scale: float, final: bool, room: int, text: str) -> Prepared:
+    """A call of readable tensors, of which it copies ``rows``, as the text asks for it, which leaves what there is room
+    for."""
 
     def prepare() -> Prepared:
         told, device = json.loads(text), x.q.device
         how = x, device, check_scale(scale, x.q.shape[-1]), _schedule(told["schedule"]), told["differentiated"]
-        found = Prepared(MAKERS[told["function"]](*how, told["recompute"]), x, final, device)
+        found = Prepared(MAKERS[told["function"]](*how, told["recompute"]), x, final, device, rows)
         if found.left_bytes > room:
-            found = Prepared(MAKERS[told["function"]](*how, True), x, final, device)
+            found = Prepared(MAKERS[told["function"]](*how, True), x, final, device, rows)
         return found
 
-    return prepared(signature_of(text, x, (scale, final, room)), prepare)
+    return prepared(signature_of(text, x, (scale, final, room, tuple(rows))), prepare)
 
 
 class _Gradients(torch.autograd.Function):
@@ -256,8 +258,8 @@ class _Gradients(torch.autograd.Function):
 
 
 class _Call(torch.autograd.Function):
-    """o, the final state if it is asked for, and what is left for the backward pass if there is room for it, by the
-    operators."""
+    """o, the final state if it is asked for, copies of rows, and what is left for the backward pass if there is room,
+    by the operators."""
 
     generate_vmap_rule = True
 
@@ -267,8 +269,13 @@ class _Call(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        *given, ctx.scale, ctx.final, ctx.room, ctx.text = inputs
-        ctx.save_for_backward(*given, *output[1:])
+        *given, rows, ctx.scale, ctx.final, ctx.room, ctx.text = inputs
+        results = 2 if ctx.final else 1
+        copies, left = output[results : results + len(rows)], output[results + len(rows) :]
+        for i, x in zip(rows, copies, strict=True):
+            given[i] = x  # which is what the backward pass reads
+        ctx.mark_non_differentiable(*copies, *left)
+        ctx.save_for_backward(*given, *output[1:results], *left)
         ctx.set_materialize_grads(False)
 
     @staticmethod
@@ -278,54 +285,57 @@ class _Call(torch.autograd.Function):
         needed = [bool(wanted) for wanted in ctx.needs_input_grad[:6]]
         d_final = grads[0] if ctx.final else None
         do = torch.zeros_like(given[2]) if do is None else do
-        how = ctx.scale, ctx.final, ctx.room, ctx.text
+        how: tuple[Any, ...] = ([], ctx.scale, ctx.final, ctx.room, ctx.text)
         # a graph says itself that it is differentiated once
         run = torch.ops.gla_kernels.backward if torch.compiler.is_compiling() else _Gradients.apply
         found = iter(run(*given, left, do, d_final, needed, *how))
-        return *(next(found) if wanted else None for wanted in needed), None, None, None, None
+        return *(next(found) if wanted else None for wanted in needed), None, None, None, None, None
 
 
 TENSORS = "Tensor q, Tensor k, Tensor v, Tensor? g, Tensor? gv, Tensor? initial_state"
-HOW = "float scale, bool final, SymInt room, str text"
+HOW = "int[] rows, float scale, bool final, SymInt room, str text"
 _library = torch.library.Library("gla_kernels", "DEF")
 _library.define(f"forward({TENSORS}, {HOW}) -> Tensor[]")
 _library.define(f"backward({TENSORS}, Tensor[] left, Tensor do, Tensor? d_final, bool[] needed, {HOW}) -> Tensor[]")
 
 
 def _forward(*inputs: Any) -> list[Tensor]:
-    """o, the final state if it is asked for, and a block of bytes for the backward pass if there is room for one."""
-    *tensors, scale, final, room, text = inputs
-    x = Inputs(*tensors).contiguous()
-    o, final_state, left = _prepared(x, scale, final, room, text).forward(x, room)
-    found = [o, final_state, left]
+    """o, the final state if it is asked for, a copy of each input of rows, and a block of bytes for the backward pass
+    if there is room for one."""
+    *tensors, rows, scale, final, room, text = inputs
+    x = Inputs(*tensors).readable(rows)
+    o, final_state, left, read = _prepared(x, rows, scale, final, room, text).forward(x, room)
+    found = [o, final_state, *(read[i] for i in rows), left]
     return [t for t in found if t is not None]
 
 
 def _forward_shapes(*inputs: Any) -> list[Tensor]:
-    *tensors, _scale, final, room, _text = inputs
+    *tensors, rows, _scale, final, room, _text = inputs
     x = Inputs(*tensors)
     B, _, H, K = x.q.shape
     found = [x.v.new_empty(x.v.shape)]
     if final:
         found.append(x.q.new_empty(B, H, K, x.v.shape[-1], dtype=torch.float32))
+    found += [tensors[i].new_empty(tensors[i].shape) for i in rows]
     if not isinstance(room, int) or room:
         found.append(x.q.new_empty(room, dtype=torch.uint8))
     return found
 
 
 def _backward(*inputs: Any) -> list[Tensor]:
-    """The gradients that are needed, in the order of the inputs. left: what `_forward` returned after o."""
-    *tensors, left, do, d_final, needed, scale, final, room, text = inputs
+    """The gradients that are needed, in the order of the inputs, of which the copies count where there are such. left:
+    what else `_forward` returned after o."""
+    *tensors, left, do, d_final, needed, rows, scale, final, room, text = inputs
     x = Inputs(*tensors).contiguous()
     final_state, block = laid_out(left[0]) if final else None, laid_out(left[-1]) if room else None
     d_final = None if d_final is None else laid_out(d_final)
-    runs = _prepared(x, scale, final, room, text)
+    runs = _prepared(x, rows, scale, final, room, text)
     grads = runs.backward(x, final_state, block, laid_out(do), d_final, tuple(needed))
     return [grad for grad, wanted in zip(grads, needed, strict=True) if wanted and grad is not None]
 
 
 def _backward_shapes(*inputs: Any) -> list[Tensor]:
-    *given, _left, _do, _d_final, needed, _scale, _final, _room, _text = inputs
+    *given, _left, _do, _d_final, needed, _rows, _scale, _final, _room, _text = inputs
     return [x.new_empty(x.shape) for x, wanted in zip(given, needed, strict=True) if wanted and x is not None]
 
 
@@ -343,26 +353,26 @@ def _unfolded(x: Tensor, count: int) -> Tensor:
 
 def _forward_of_many(info: Any, in_dims: Any, *inputs: Any) -> tuple[list[Tensor], list[int | None]]:
     """`forward` of one more axis: of more sequences. What it leaves is of all of them, and has no such axis."""
-    *tensors, scale, final, room, text = inputs
+    *tensors, rows, scale, final, room, text = inputs
     count = info.batch_size
     given = (_folded(x, at, count) for x, at in zip(tensors, in_dims[:6], strict=True))
-    found = torch.ops.gla_kernels.forward(*given, scale, final, room * count, text)
-    results = 2 if final else 1
+    found = torch.ops.gla_kernels.forward(*given, rows, scale, final, room * count, text)
+    results = (2 if final else 1) + len(rows)
     dims: list[int | None] = [0] * results
     return [*(_unfolded(x, count) for x in found[:results]), *found[results:]], dims + [None] * (len(found) - results)
 
 
 def _backward_of_many(info: Any, in_dims: Any, *inputs: Any) -> tuple[list[Tensor], list[int]]:
-    *tensors, left, do, d_final, needed, scale, final, room, text = inputs
+    *tensors, left, do, d_final, needed, rows, scale, final, room, text = inputs
     count = info.batch_size
     given = [_folded(x, at, count) for x, at in zip(tensors, in_dims[:6], strict=True)]
     if final:
         left = [_folded(left[0], in_dims[6][0], count), *left[1:]]
     if room and left[-1].shape[0] != room * count:  # only this pass is of many: torch.func.jacrev
         # what the forward pass has left is of fewer sequences, and is made again, of all of them
-        left = [*left[:-1], torch.ops.gla_kernels.forward(*given, scale, final, room * count, text)[-1]]
+        left = [*left[:-1], torch.ops.gla_kernels.forward(*given, rows, scale, final, room * count, text)[-1]]
     do, d_final = _folded(do, in_dims[7], count), _folded(d_final, in_dims[8], count)
-    found = torch.ops.gla_kernels.backward(*given, left, do, d_final, needed, scale, final, room * count, text)
+    found = torch.ops.gla_kernels.backward(*given, left, do, d_final, needed, rows, scale, final, room * count, text)
     return [_unfolded(x, count) for x in found], [0] * len(found)
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from .. import recurrent
+from ..copies import rows_of
 from ..launch import Launcher, interpreting
 from ..launch.image import Image, Unfit, stream_of
 from ..launch.record import Program, Sort, record
@@ -30,27 +31,37 @@ Needed = tuple[bool, ...]  # of which of the call's tensors the gradient is want
 
 class Prepared:
     """All calls by one form on one device, of tensors like those of ``inputs``. ``final``: whether they ask for the
-    final state.
+    final state. rows: which of the inputs, by position, the forward pass copies in launches of its own, to have both
+    passes read the copies; by default those that lie as columns of a matrix (`form.in_rows`).
 
     Raises what compiling raises, at the first call.
     """
 
-    def __init__(self, form: Form, inputs: Inputs, final: bool, device: torch.device) -> None:
+    def __init__(
+        self, form: Form, inputs: Inputs, final: bool, device: torch.device, rows: Sequence[int] | None = None
+    ) -> None:
         self.form, self.final, self.device = form, final, device
-        self._sorts = [None if x is None else Sort.of(x) for x in inputs]
+        self.rows = inputs.rows if rows is None else rows
+        self._given = [None if x is None else Sort.of(x) for x in inputs]
+        self._sorts = [x.contiguous() if x is not None and i in self.rows else x for i, x in enumerate(self._given)]
         self._backward: dict[tuple[bool, Needed], _Ready] = {}
 
-    def forward(self, inputs: Inputs, room: int = 0) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """o, the final state if it is asked for, and a block of bytes that `backward` makes use of, None for none.
-        room: bytes of that block, where they are to be more than it needs."""
-        (o, final_state), left = self._forward(inputs, room)
-        return o, final_state, left
+    def forward(self, inputs: Inputs, room: int = 0) -> tuple[Tensor, Tensor | None, Tensor | None, Inputs]:
+        """o, the final state if it is asked for, a block of bytes that `backward` makes use of, None for none, and the
+        inputs as both passes read them. room: bytes of that block, where they are to be more than it needs."""
+        (o, final_state, *copies), left = self._forward(inputs, room)
+        if copies:
+            found = list(inputs)
+            for i, x in zip(self.rows, copies, strict=True):
+                found[i] = x
+            inputs = Inputs(*found)  # type: ignore[arg-type]
+        return o, final_state, left, inputs
 
     def backward(
         self, inputs: Inputs, final_state: Tensor | None, left: Tensor | None, do: Tensor, d_final: Tensor | None,
         needed: Needed,
     ) -> Sequence[Tensor | None]:  # fmt: skip
-        """The gradients of the call's tensors, in their order; None of what there is not. final_state, left: as
+        """The gradients of the call's tensors, in their order; None of what there is not. inputs, final_state, left: as
         `forward` returned them; final_state only where the call `leaves_final`."""
         key = d_final is not None, needed
         ready = self._backward.get(key)
@@ -59,7 +70,7 @@ class Prepared:
         return ready((*inputs, final_state, left, do, d_final))[0]
 
     def as_given(self, inputs: Inputs) -> Inputs:
-        """Tensors of a call as its programs were recorded for them: those that came to lie otherwise are copied."""
+        """Tensors of a call as the backward pass reads them: those that came to lie otherwise are copied."""
         for x, sort in zip(inputs, self._sorts, strict=True):
             if x is not None and sort is not None and not sort.describes(x):
                 return Inputs(*(None if s is None else s.laid(t) for t, s in zip(inputs, self._sorts, strict=True)))  # type: ignore[arg-type]
@@ -78,21 +89,28 @@ class Prepared:
 
     @cached_property
     def _forward(self) -> _Ready:
-        inputs = self._on_meta()
+        given = [None if x is None else x.on_meta() for x in self._given]
 
         def host(launch: Launcher) -> tuple[Sequence[Tensor | None], Sequence[Tensor | None]]:
-            o, final_state, left = self.form.forward(inputs, self.final, launch)
-            return (o, final_state), left
+            inputs = list(given)
+            for i in self.rows:
+                x = given[i]
+                assert x is not None
+                copy = inputs[i] = torch.empty(x.shape, dtype=x.dtype, device="meta")
+                launch(rows_of(x, copy))
+            o, final_state, left = self.form.forward(Inputs(*inputs), self.final, launch)  # type: ignore[arg-type]
+            return (o, final_state, *(inputs[i] for i in self.rows)), left
 
-        return _Ready(record(host, inputs), self._sorts, self.device)
+        return _Ready(record(host, given), self._given, self.device)
 
     def _backward_program(self, d_final: bool, needed: Needed) -> Program:
         """The backward pass, recorded, of what the forward program leaves."""
         forward = self._forward.program
-        inputs, (o, state) = self._on_meta(), forward.results
+        inputs, (o, state, *_) = self._on_meta(), forward.results
         assert o is not None
         final_state = None if state is None else state.on_meta()
         known: dict[int, Tensor | None] = {**dict(enumerate(inputs)), forward.at_results + 1: final_state}
+        known |= {forward.at_results + 2 + n: inputs[i] for n, i in enumerate(self.rows)}
         left = [None if x is None else known.get(x.base, x.sort.on_meta()) for x in forward.left]
         do, d_state = o.on_meta(), state.on_meta() if d_final and state is not None else None
         blocks = [

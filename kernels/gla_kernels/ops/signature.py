@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from ..launch.run import ALIGNED
 from ..plan import choose
 
 MOST = 4096  # calls that are known
@@ -53,6 +54,8 @@ def signature_of(function: str, inputs: Sequence[Any], how: tuple[Any, ...]) -> 
                 add(x.dtype)
                 add(x.device)
                 add(x.layout)
+                if not x.is_contiguous():  # it may be read as it lies
+                    add((x.stride(), x.data_ptr() % ALIGNED, x.is_neg()))
     except (AttributeError, RuntimeError):
         return None
     return tuple(found)

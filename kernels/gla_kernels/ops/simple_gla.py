@@ -87,7 +87,7 @@ def _laid_out(inputs: Inputs) -> Inputs:
     g = inputs.g
     assert g is not None
     g = g.resolve_neg()
-    return inputs._replace(g=None).contiguous()._replace(g=g if g.data_ptr() % ALIGNED == 0 else g.clone())
+    return inputs._replace(g=None).readable()._replace(g=g if g.data_ptr() % ALIGNED == 0 else g.clone())
 
 
 def _form(

@@ -231,7 +231,7 @@ def test_a_program_computes_bit_for_bit_what_its_host_code_does(name: str, d_fin
         want = [o, state, *form.backward(x, left, do, d_state if d_final else None, needed, execute)]
         prepared = Prepared(form, x, True, torch.device("cpu"))
         for _ in range(2):  # recorded, then made again
-            o, state, block = prepared.forward(x)
+            o, state, block, _ = prepared.forward(x)
             grads = prepared.backward(x, state, block, do, d_state if d_final else None, needed)
             for number, (a, b) in enumerate(zip([o, state, *grads], want, strict=True)):
                 assert (a is None) == (b is None), number
@@ -274,7 +274,7 @@ def test_a_call_with_other_gradients_wanted_is_another_program() -> None:
     x, do, _ = drawn("simple")
     prepared = Prepared(FORMS["simple"][0](x), x, False, torch.device("cpu"))
     with torch.no_grad():
-        _, state, block = prepared.forward(x)
+        _, state, block, _ = prepared.forward(x)
         every = (True, True, True, True, False, True)
         whole = prepared.backward(x, state, block, do, None, every)
         part = prepared.backward(x, state, block, do, None, (True, True, True, False, False, True))

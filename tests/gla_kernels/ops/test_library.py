@@ -156,6 +156,32 @@ def test_only_gradients_that_are_asked_for_come_out():
     assert all(torch.equal(a, b) for a, b in zip(want, got, strict=True))
 
 
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_slices_of_a_projection_are_copied_by_the_operator_alone(call):
+    """Not by the graph; no bit depends on it, a second batch and length included."""
+
+    def split(x, *more):
+        q, k, v, g = (y.unflatten(-1, (2, 16)) for y in x.split(32, -1))
+        return call(q, k, v, g, *more)
+
+    frames = CompileCounterWithBackend("aot_eager")
+    in_graph = torch.compile(split, fullgraph=True, backend=frames)
+    for B, T in ((2, 33), (3, 20), (4, 70)):
+        *tensors, state = drawn(T, B=B)
+        joined = torch.cat([x.flatten(2) for x in tensors], -1).detach().requires_grad_()
+        found = []
+        for run in (lambda x, *more: call(*(y.unflatten(-1, (2, 16)).contiguous() for y in x.split(32, -1)), *more),
+                    split, in_graph):  # fmt: skip
+            o, final = run(joined, None, state, True)
+            loss = o.square().sum() + final.square().sum()
+            found.append([o, final, *torch.autograd.grad(loss, [joined, state])])
+        assert all(torch.equal(a, b) for one in found[1:] for a, b in zip(found[0], one, strict=True))
+    assert frames.frame_count <= 2
+    if call is gla:  # all that a graph asks to be contiguous is the state
+        asked = [node for graph in frames.graphs for node in graph.graph.nodes if node.target == "contiguous"]
+        assert len(asked) == len(frames.graphs)
+
+
 @pytest.fixture
 def filled() -> Iterator[None]:
     """PyTorch fills what it allocates: what is left for a backward pass has bytes at its end that nobody writes."""
@@ -174,6 +200,7 @@ def test_operators_keep_what_pytorch_is_promised(function, value_gates):
     x = Inputs(q, k, v, g, g if value_gates and function != "simple_gla" else None, state)
     sorts = [None if t is None else (tuple(t.shape), t.dtype, t.device) for t in x]
     how = (
+        [0, 2],  # which of the tensors are copied, as if they lay in rows
         0.25,
         True,
         compiled.room_of(function, x, None, False),

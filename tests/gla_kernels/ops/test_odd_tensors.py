@@ -309,10 +309,20 @@ def unaligned(x: torch.Tensor) -> torch.Tensor:
     return torch.cat([x.new_zeros(1), x.flatten()])[1:].view(x.shape)
 
 
+def columns(x: torch.Tensor, first: int) -> torch.Tensor:
+    """Columns of a matrix of as many rows as there are tokens, from so many-th on, as slices of a projection are."""
+    flat = x.flatten(2)
+    wider = torch.cat([flat[..., :first], flat, flat[..., first:]], -1)
+    return wider[..., first : first + flat.shape[-1]].unflatten(-1, x.shape[2:])
+
+
 LAID: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "unaligned": unaligned,
     "turned": lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
     "every other": lambda x: torch.stack([x, x], -1)[..., 0],
+    "columns": lambda x: columns(x, 16),
+    "columns, unaligned": lambda x: columns(x, 1),
+    "columns, negated as they are read": lambda x: torch._neg_view(columns(-x, 16)),
     "of one tensor": lambda x: torch.cat([x, x], -1)[..., 16:],
     "negated as it is read": lambda x: torch.view_as_complex(torch.stack([x, -x], -1)).conj().imag,
     "negated and unaligned": lambda x: torch._neg_view(unaligned(-x)),
