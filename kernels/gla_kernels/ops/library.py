@@ -272,8 +272,8 @@ class _Call(torch.autograd.Function):
         *given, rows, ctx.scale, ctx.final, ctx.room, ctx.text = inputs
         results = 2 if ctx.final else 1
         copies, left = output[results : results + len(rows)], output[results + len(rows) :]
-        for i, x in zip(rows, copies, strict=True):
-            given[i] = x  # which is what the backward pass reads
+        # of rows, the backward pass reads the copies
+        given = [copies[rows.index(i)] if i in rows else x for i, x in enumerate(given)]
         ctx.mark_non_differentiable(*copies, *left)
         ctx.save_for_backward(*given, *output[1:results], *left)
         ctx.set_materialize_grads(False)
