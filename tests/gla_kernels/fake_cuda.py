@@ -53,6 +53,8 @@ class FakeCuda:
     handles: int = FIRST_HANDLE
 
     def cuFuncGetParamInfo(self, function: Any, index: Any, offset: Any, size: Any) -> int:
+        if self.entered is None:
+            return cuda.INVALID_CONTEXT
         sizes = self.sizes[function.value]
         if index.value >= len(sizes):
             return INVALID_VALUE
@@ -63,6 +65,8 @@ class FakeCuda:
         self, at: Any, dtype: Any, rank: Any, address: Any, sizes: Any, steps: Any, boxes: Any, ones: Any,
         interleave: Any, swizzle: Any, l2: Any, fill: Any,
     ) -> int:  # fmt: skip
+        if self.entered is None:
+            return cuda.INVALID_CONTEXT
         assert at.value % 64 == 0
         assert len(sizes) == len(boxes) == rank.value
         assert list(ones) == [1] * rank.value

@@ -60,13 +60,19 @@ def check(code: int) -> None:
         raise RuntimeError(f"CUDA driver: {reason}")
 
 
-def call(function: Any, *arguments: Any) -> None:
-    """Call a function of the driver, in a context: a thread that has done nothing with CUDA yet has none, and is given
-    that of the current device. Raises RuntimeError as the driver says."""
-    code = function(*arguments)
+def answer(function: Any, *arguments: Any) -> int:
+    """What a function of the driver answers, in a context: a thread that has done nothing with CUDA yet has none, and
+    is given that of the current device."""
+    code: int = function(*arguments)
     if code == INVALID_CONTEXT:
         _enter(torch._C._cuda_getDevice())
         code = function(*arguments)
+    return code
+
+
+def call(function: Any, *arguments: Any) -> None:
+    """Call a function of the driver, in a context. Raises RuntimeError as the driver says."""
+    code = answer(function, *arguments)
     if code:
         check(code)
 
@@ -114,7 +120,7 @@ def parameter_sizes(function: int) -> list[int] | None:
         return None
     found: list[int] = []
     offset, size = c_size_t(), c_size_t()
-    while (code := ask(c_void_p(function), c_size_t(len(found)), byref(offset), byref(size))) == 0:
+    while (code := answer(ask, c_void_p(function), c_size_t(len(found)), byref(offset), byref(size))) == 0:
         found.append(size.value)
     if code != INVALID_VALUE:  # which says that there are no more
         check(code)
@@ -133,7 +139,8 @@ def tensor_map(
     sizes, boxes = (c_uint64 * rank)(*reversed(shape)), (c_uint32 * rank)(*reversed(block))
     # no stride is asked for the last axis
     steps, ones = (c_uint64 * rank)(*(size * n for n in reversed(strides[:-1])), 0), (c_uint32 * rank)(*([1] * rank))
-    code = driver().cuTensorMapEncodeTiled(
+    call(
+        driver().cuTensorMapEncodeTiled,
         c_void_p(at),
         c_int(TENSOR_MAP_TYPES[dtype]),
         c_uint32(rank),
@@ -147,5 +154,4 @@ def tensor_map(
         c_int(L2_PROMOTION_128B),
         c_int(0),  # zeros outside of the tensor
     )
-    check(code)
     return ctypes.string_at(at, TENSOR_MAP_BYTES)

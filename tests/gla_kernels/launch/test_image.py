@@ -175,12 +175,19 @@ def test_what_the_driver_says_is_raised(driver: Any) -> None:
 def test_a_thread_without_a_context_enters_that_of_its_device(
     driver: Any, fake_cuda: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a new thread is, whose tensors come from the allocator's cache."""
+    """As a new thread is, whose tensors come from the allocator's cache: to make launches, and to prepare them."""
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 3, raising=False)
+    context = fake_cuda.FIRST_HANDLE - 1 - 3
     driver.entered = None
-    Image([(a_launch(), compiled())], where).fire(addressed(0x1000, 0x2000))
+    image = Image([(a_launch(), compiled())], where)
+    assert driver.entered == context
+    driver.entered = None
+    image.fire(addressed(0x1000, 0x2000))
     assert len(driver.launched) == 1
-    assert driver.entered == fake_cuda.FIRST_HANDLE - 1 - 3
+    assert driver.entered == context
+    driver.entered = None
+    assert len(cuda.tensor_map(0x1000, torch.bfloat16, [64, 64], [64, 1], [64, 64], 3)) == cuda.TENSOR_MAP_BYTES
+    assert driver.entered == context
 
 
 @pytest.mark.parametrize("sizes", [[8, 8, 4, 8, 8, 8], [8, 8, 4, 4, 8, 4], [8, 8, 4], [4, 8, 4, 4]], ids=str)
