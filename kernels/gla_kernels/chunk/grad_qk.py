@@ -38,7 +38,7 @@ from ..tiles.products import (
 from ..tiles.slices import Slice
 from .any_gate import any_gate_grad_qk
 from .grad_qk_blocks import inside, phi_at_end, row_block, through_states
-from .hopper import grad_qk_hopper_kernel, grad_qk_runs_hopper_kernel
+from .hopper import grad_qk_hopper_kernel, grad_qk_runs_hopper_kernel, grad_qk_wide_runs_hopper_kernel
 from .problem import NARROW
 
 if TYPE_CHECKING:
@@ -131,13 +131,11 @@ TILES = 28  # of 64 by 64 numbers of 16 bits in an H100's shared memory, as one 
 
 
 def stages_of(V: int) -> int:
-    """Tiles of V on their way in Hopper's own kernel of runs: one where two programs then share a multiprocessor, else
+    """Tiles of V on their way in Hopper's own kernels of runs: one where two programs then share a multiprocessor, else
     as many as there is room for."""
-    tiles = V // WGMMA_ROWS
     if V <= NARROW:
         return 1
-    taken = 2 * tiles + (7 if tiles <= 4 else 6)  # the state, cut in two; q, k, g, A in two, U, and L of its own
-    return min(4, (TILES - taken) // 3)
+    return (TILES - V // WGMMA_ROWS - 7) // 3  # the state, as products read it; q, k, g, A in two, U and L
 
 
 def make_grad_qk(
@@ -155,10 +153,9 @@ def make_grad_qk(
     if every == 1:
         native = p.hopper_launch(grad_qk_hopper_kernel, tile, p.of_chunks, args, piece, states, STAGES=tile.num_stages)
     else:
-        run, stages = args | {"p_few": few, "n_few": few.shape[1]}, stages_of(p.dims[-1])
-        native = p.hopper_launch(
-            grad_qk_runs_hopper_kernel, tile, p.of_chunks, run, piece, states, every, STAGES=stages
-        )
+        run, V = args | {"p_few": few, "n_few": few.shape[1]}, p.dims[-1]
+        kernel = grad_qk_runs_hopper_kernel if V <= NARROW else grad_qk_wide_runs_hopper_kernel
+        native = p.hopper_launch(kernel, tile, p.of_chunks, run, piece, states, every, STAGES=stages_of(V))
         assert native is not None  # `Problem.states_apart` has seen to it
     launch(native or p.of_chunks(grad_qk_kernel, tile, args, piece, states))
     return native is not None

@@ -77,7 +77,8 @@ class Launch:
     @property
     def step(self) -> str:
         """The pass that the kernel is, as `KernelConfig` names its tile."""
-        return self.name.removesuffix("_kernel").removesuffix("_hopper").removesuffix("_runs")
+        name = self.name.removesuffix("_kernel").removesuffix("_hopper")
+        return name.removesuffix("_runs").removesuffix("_wide")
 
 
 try:

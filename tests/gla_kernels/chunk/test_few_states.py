@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gla_kernels import Schedule, launches
 from gla_kernels.chunk import problem
-from gla_kernels.chunk.problem import LONGEST_RUN, least_run
+from gla_kernels.chunk.problem import LONGEST_RUN, NARROW, least_run
 from gla_kernels.ops.form import Inputs
 from gla_kernels.ops.forms import Chunkwise
 from gla_kernels.ops.gla import _form
@@ -20,6 +20,7 @@ from gla_kernels.ops.prepared import Prepared
 MIB = 2**20
 # B, T, H, K, V, and what flash-linear-attention keeps of it: scores of chunks of 64 rows, in float32
 KEPT = {(8, 2048, 4, 128, 256): 16, (4, 4096, 4, 256, 512): 16, (1, 8192, 96, 128, 128): 192, (8, 1024, 8, 64, 64): 16}
+RUNS = ("grad_qk_runs_hopper_kernel", "grad_qk_wide_runs_hopper_kernel")
 SHAPES = pytest.mark.parametrize("shape", KEPT, ids=str)
 
 
@@ -51,8 +52,9 @@ def test_all_states_are_kept_where_portable_kernels_serve():
 @SHAPES
 def test_few_states_are_stored_and_led_along(shape):
     found = launches("gla", **dict(zip("BTHKV", shape, strict=True)), dtype=torch.bfloat16)
-    runs = [one for one in found if one.name == "grad_qk_runs_hopper_kernel"]
-    assert len(runs) == 1
+    runs = [one for one in found if one.name in RUNS]
+    assert [one.name for one in runs] == [RUNS[shape[-1] > NARROW]]
+    assert runs[0].step == "grad_qk"
     every, few = runs[0].args["every"], runs[0].args["p_few"]
     assert few.shape[1] == math.ceil(math.ceil(shape[1] / 64) / every)
     forward = next(one for one in found if one.args.get("p_few") is not None or one.name == "thin_kernel")
@@ -62,7 +64,7 @@ def test_few_states_are_stored_and_led_along(shape):
 @pytest.mark.parametrize("schedule", [Schedule(32), Schedule(64, 64, materialize=False)], ids=str)
 def test_other_schedules_ask_for_all_states(schedule):
     found = launches("gla", B=8, T=2048, H=4, K=128, V=256, dtype=torch.bfloat16, schedule=schedule)
-    assert not [one for one in found if one.name == "grad_qk_runs_hopper_kernel"]
+    assert not [one for one in found if one.name in RUNS]
 
 
 @pytest.mark.parametrize("T", [640, 1000, 2048, 8200])  # plans of shorter sequences have shorter chunks

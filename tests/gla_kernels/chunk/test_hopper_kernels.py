@@ -14,9 +14,10 @@ from torch import Tensor
 from gla_kernels import Plan, Schedule, Workload, default_config
 from gla_kernels.chunk.hopper.grad_qk import grad_qk_hopper_kernel
 from gla_kernels.chunk.hopper.grad_qk_runs import grad_qk_runs_hopper_kernel
+from gla_kernels.chunk.hopper.grad_qk_wide import grad_qk_wide_runs_hopper_kernel
 from gla_kernels.chunk.hopper.grad_walk import grad_walk_hopper_kernel
 from gla_kernels.chunk.hopper.walk import walk_hopper_kernel
-from gla_kernels.chunk.problem import Problem
+from gla_kernels.chunk.problem import NARROW, Problem
 from gla_kernels.plan.apply import problem_of
 from gla_kernels.plan.choose import with_walks
 from gla_kernels.tiles.gates import LOG2E, ROW_BLOCK_LIMIT_16_BIT
@@ -170,7 +171,7 @@ def test_gradients_of_states_and_dv(K, V, gates, schedule, place):
 
 
 @pytest.mark.parametrize("every", [1, 2, 4])
-@pytest.mark.parametrize(("K", "V", "stages"), [(64, 64, 1), (128, 128, 1), (64, 192, 4), (192, 384, 2)])
+@pytest.mark.parametrize(("K", "V", "stages"), [(64, 64, 1), (128, 128, 1), (64, 192, 2), (64, 256, 5), (128, 512, 4)])
 @pytest.mark.parametrize("gates", GATES)
 def test_gradients_of_q_k_and_gates_over_runs_of_chunks(K, V, stages, gates, every, place):
     """From the state before each run; of chunks that are left alone, their states are left for another kernel."""
@@ -183,7 +184,8 @@ def test_gradients_of_q_k_and_gates_over_runs_of_chunks(K, V, stages, gates, eve
         "p_h": x.halves.to(place.device), "p_s": states, "p_ds": grads.to(place.device), "p_few": few.to(place.device),
         "n_few": few.shape[1],
     }  # fmt: skip
-    place.run(p.of_chunks(grad_qk_runs_hopper_kernel, p.config.grad_qk, args, p.whole, states, every, STAGES=stages))
+    kernel = grad_qk_runs_hopper_kernel if V <= NARROW else grad_qk_wide_runs_hopper_kernel
+    place.run(p.of_chunks(kernel, p.config.grad_qk, args, p.whole, states, every, STAGES=stages))
     x.rows_are_right(into["dq"], x.dq)
     x.rows_are_right(into["dk"], x.dk)
     x.rows_are_right(into["dg"], x.dg, DIFFERENCE * (x.given["q"].cpu().double() * x.dq))

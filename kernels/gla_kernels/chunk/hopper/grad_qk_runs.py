@@ -4,8 +4,10 @@ A program goes through a run of chunks and leads the state along, S <- e^{2h} S 
 walk.py, so that few states are kept between the passes and read here. Between two chunks S lies in shared memory, in
 two parts of 16 bits: rounded, as products read it, and what that leaves. Else all is as there, with C = h - D.
 
-Loads are on their way to shared memory before anything waits, those of the next chunk too. Tiles that are not mild are
-computed like the others and not stored: `grad_qk_strong_kernel` runs after this one, on states that this one lays down.
+Loads are on their way to shared memory before anything waits, those of the next chunk too. Two programs share a
+multiprocessor, and one runs while the other waits; where V is too wide for that grad_qk_wide.py serves. Tiles that are
+not mild are computed like the others and not stored: `grad_qk_strong_kernel` runs after this one, on states that this
+one lays down.
 """
 
 # mypy: disallow-untyped-defs=False
@@ -19,24 +21,31 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from .grad_qk_rows import (
+    after_rows,
+    decayed_keys,
+    gates_begun,
+    leave,
+    run_of_program,
+    scores_in_parts,
+    send,
+    send_values,
+    sums_begun,
+    through_scores,
+    triangles,
+)
 from .layouts import (
     ACCUMULATOR,
     EVERYWHERE,
     LEAST_HALF,
-    LOG2_E,
-    OPERAND,
     ROWS,
     SHARED,
-    SPREAD,
     TILE_BYTES,
     barrier,
     barriers,
-    by_parts,
     cut,
     features_first,
-    leading,
     matrix,
-    rest,
     rounded,
     wide,
 )
@@ -44,32 +53,16 @@ from .strong_gates import hidden_zero
 
 
 @gluon.jit
-def _send(d_x, s_x, bar, i_batch, i_row, i_col):
-    """For a chunk's rows of a tensor."""
-    mbarrier.expect(bar, TILE_BYTES)
-    tma.async_copy_global_to_shared(d_x, [i_batch, i_row, i_col], bar, s_x)
-
-
-@gluon.jit
 def _send_values(
     i_tile, d_do, d_v, d_ds, s_do, s_v, s_ds, bars, i_batch, i_row0, i_out, i_state,
     K: gl.constexpr, NV: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """For a tile of V, counted from the first chunk's first one, of dO, V and the gradient of the state after the
-    chunk, into the stage whose turn it is."""
-    at, i_c, i_v = i_tile % STAGES, i_tile // NV, i_tile % NV * ROWS
-    bar, i_row = bars.index(at), i_row0 + i_c * ROWS
-    mbarrier.expect(bar, 3 * TILE_BYTES)
-    tma.async_copy_global_to_shared(d_do, [i_batch, i_row, i_out + i_v], bar, s_do.index(at))
-    tma.async_copy_global_to_shared(d_v, [i_batch, i_row, i_out + i_v], bar, s_v.index(at))
-    tma.async_copy_global_to_shared(d_ds, [i_state + i_c * K, i_v], bar, s_ds.index(at))
-
-
-@gluon.jit
-def _after_rows(s_g, s_l, b_zero):
-    """D^T of 64 features, log2."""
-    b_d = warpgroup_mma(matrix(s_g).permute((1, 0)), s_l, b_zero, use_acc=False, is_async=True)
-    return warpgroup_mma_wait(0, (b_d,)) * LOG2_E
+    """For a tile of V, counted from the first chunk's first one, into the stage whose turn it is."""
+    i_c = i_tile // NV
+    send_values(
+        d_do, d_v, d_ds, s_do, s_v, s_ds, bars, i_tile % STAGES,
+        i_batch, i_row0 + i_c * ROWS, i_out, i_state + i_c * K, i_tile % NV * ROWS,
+    )  # fmt: skip
 
 
 @gluon.jit(do_not_specialize=["n_blocks", "n_here", "first_chunk", "n_stored", "n_few", "every"])
@@ -85,20 +78,12 @@ def grad_qk_runs_hopper_kernel(
     states before chunks that are not mild.
 
     Shared memory: the state, cut in two; q, k, g; STAGES tiles of V of dO, V and dS; A's leading bits, then dk; A's
-    next ones, then dg; L; U. dq leaves from where q was. Where the state is large L is where A's next bits are.
+    next ones, then dg; L; U. dq leaves from where q was.
     """
-    NK: gl.constexpr = K // ROWS
     NV: gl.constexpr = V // ROWS
-    CROWDED: gl.constexpr = NV > 4
-    i_p = gl.program_id(0)
-    n_runs = (n_here + every - 1) // every
-    i_k, i_run, i_bh = i_p % NK, (i_p // NK) % n_runs, i_p // (NK * n_runs)
-    i_batch, i_h = i_bh // H, i_bh % H
-    i_first = i_run * every
-    count = gl.minimum(n_here - i_first, every)
-    i_row0, i_col, i_out = (first_chunk + i_first) * ROWS, i_h * K + i_k * ROWS, i_h * V
-    i_state, i_few = (i_bh * n_stored + i_first) * K + i_k * ROWS, (i_bh * n_few + i_run) * K + i_k * ROWS
-    p_h += (i_bh.to(gl.int64) * n_blocks + first_chunk + i_first) * K + i_k * ROWS
+    count, i_batch, i_row0, i_col, i_out, i_state, i_few, p_h = run_of_program(
+        p_h, H, n_blocks, n_here, first_chunk, n_stored, n_few, every, K, V
+    )
 
     t_q = gl.allocate_shared_memory(gl.bfloat16, [1, 1, ROWS, ROWS], d_q.layout)
     t_k = gl.allocate_shared_memory(gl.bfloat16, [1, 1, ROWS, ROWS], d_k.layout)
@@ -116,22 +101,16 @@ def grad_qk_runs_hopper_kernel(
     barrier()
 
     # everything of the first chunk is sent for, in the order in which it is needed
-    _send(d_g, t_g.index(0), bar_g, i_batch, i_row0, i_col)
-    _send(d_k, t_k.index(0), bar_k, i_batch, i_row0, i_col)
+    send(d_g, t_g.index(0), bar_g, i_batch, i_row0, i_col)
+    send(d_k, t_k.index(0), bar_k, i_batch, i_row0, i_col)
     mbarrier.expect(bar_s, NV * TILE_BYTES)
     for i in gl.static_range(NV):
         tma.async_copy_global_to_shared(d_few, [i_few, i * ROWS], bar_s, s_s.index(i))
     for i_tile in range(gl.minimum(STAGES, count * NV)):
         _send_values(i_tile, d_do, d_v, d_ds, s_do, s_v, s_ds, bars, i_batch, i_row0, i_out, i_state, K, NV, STAGES)
 
-    o_i = gl.arange(0, ROWS, gl.SliceLayout(1, SPREAD))[:, None]
-    o_j = gl.arange(0, ROWS, gl.SliceLayout(0, SPREAD))[None, :]
-    s_u.store(gl.where(o_i >= o_j, 1.0, 0.0).to(gl.bfloat16))
-    if CROWDED:
-        s_l = t_low.index(0)
-    else:
-        s_l = gl.allocate_shared_memory(gl.bfloat16, [ROWS, ROWS], SHARED)
-        s_l.store(gl.where((o_i > o_j) | (o_j == ROWS - 1), 1.0, 0.0).to(gl.bfloat16))
+    s_l = gl.allocate_shared_memory(gl.bfloat16, [ROWS, ROWS], SHARED)
+    triangles(s_u, s_l)
     b_zero = gl.zeros([ROWS, ROWS], gl.float32, ACCUMULATOR)
     s_rest = gl.allocate_shared_memory(gl.bfloat16, [NV, ROWS, ROWS], d_few.layout)
     for i in gl.static_range(NV):
@@ -152,10 +131,6 @@ def grad_qk_runs_hopper_kernel(
         mild = gl.min(gl.load(p_h + gl.arange(0, ROWS, gl.SliceLayout(0, EVERYWHERE))), axis=0) > LEAST_HALF
         p_h += K
         b_h = gl.exp2(b_half)
-        if CROWDED:
-            tma.store_wait(0)
-            barrier()  # dg has left
-            s_low.store(gl.where((o_i + nil > o_j) | (o_j == ROWS - 1), 1.0, 0.0).to(gl.bfloat16))
         fence_async_shared()
         barrier()
         if not mild:  # the strong kernel asks for the state
@@ -165,13 +140,12 @@ def grad_qk_runs_hopper_kernel(
             barrier()
 
         mbarrier.wait(bar_g, phase)
-        last = (gl.arange(0, ROWS, gl.SliceLayout(0, ACCUMULATOR)) + nil == ROWS - 1)[None, :]
-        b_d = gl.where(last, 0.0, _after_rows(s_g, s_l, b_zero))
+        b_d = after_rows(warpgroup_mma_wait(0, (gates_begun(s_g, s_l),)), nil)
         mbarrier.wait(bar_k, phase)
-        b_kd = gl.convert_layout(rounded(features_first(s_k) * gl.exp2(b_d)), OPERAND, True)
+        b_kd = decayed_keys(s_k, b_d)
         tma.store_wait(0)
         barrier()  # the dq of the chunk before has left
-        _send(d_q, s_q, bar_q, i_batch, i_row, i_col)
+        send(d_q, s_q, bar_q, i_batch, i_row, i_col)
 
         # dA, and what comes through the states; the state after the chunk
         b_a, b_x, b_y = b_zero, b_zero, b_zero
@@ -203,52 +177,25 @@ def grad_qk_runs_hopper_kernel(
                 s_rest.index(i_v + nil).store(rounded(b_next - wide(b_sh)))
 
         # the gates' sums once more: they would take the registers of the state; C = h - D
-        b_d = gl.where(last, 0.0, _after_rows(s_g, s_l, b_zero))
+        b_d = after_rows(warpgroup_mma_wait(0, (gates_begun(s_g, s_l),)), nil)
         b_e = gl.exp2(b_d - b_half[:, None])
         b_kh, b_kl = cut(features_first(s_k) * b_e)
 
         # A, into shared memory
-        o_r = gl.arange(0, ROWS, gl.SliceLayout(1, ACCUMULATOR))
-        o_t = gl.arange(0, ROWS, gl.SliceLayout(0, ACCUMULATOR))
-        b_ah, b_al = cut(gl.where(o_r[:, None] + nil >= o_t[None, :], b_a * scale, 0.0))
-        if CROWDED:
-            barrier()  # every warp is done with L
+        b_ah, b_al = scores_in_parts(b_a, scale, nil)
         s_high.store(b_ah)
         s_low.store(b_al)
         b_x = b_x * (scale * b_h)[:, None]
         fence_async_shared()
         barrier()  # every warp is done with g and k, and A lies there
         if more:
-            _send(d_g, s_g, bar_g, i_batch, i_row + ROWS, i_col)
-            _send(d_k, s_k, bar_k, i_batch, i_row + ROWS, i_col)
+            send(d_g, s_g, bar_g, i_batch, i_row + ROWS, i_col)
+            send(d_k, s_k, bar_k, i_batch, i_row + ROWS, i_col)
 
-        # X and Y; Phi from Y as it comes through the state, of K as its parts show it
-        b_x = by_parts(b_kh, b_kl, s_high.permute((1, 0)), s_low.permute((1, 0)), b_x, False)
-        b_y = b_y * b_h[:, None]
-        b_phi = b_phi * (b_h * b_h) + gl.sum((wide(b_kh) + wide(b_kl)) * b_y, axis=1)
-        b_f = gl.exp2(b_half[:, None] - b_d)
-        mbarrier.wait(bar_q, phase)
-        b_qh, b_ql = cut(features_first(s_q) * b_f)
-        b_y = by_parts(b_qh, b_ql, s_high, s_low, b_y, False)
-        b_x = warpgroup_mma_wait(3, (b_x,))
-        matrix(s_q).permute((1, 0)).store(rounded(b_x * b_f))
-        b_diff = (wide(b_qh) + wide(b_ql)) * b_x
-        b_y = warpgroup_mma_wait(0, (b_y,))
-        b_diff -= (wide(b_kh) + wide(b_kl)) * b_y
-
-        # dg
-        b_high, b_low = leading(b_diff), rounded(rest(b_diff))
-        b_dg = warpgroup_mma(gl.convert_layout(b_low, OPERAND, True), s_u, b_zero, use_acc=False, is_async=True)
-        b_dg = warpgroup_mma(gl.convert_layout(b_high, OPERAND, True), s_u, b_dg, is_async=True)
+        b_y, b_diff, b_phi = through_scores(
+            b_x, b_y, b_phi, b_kh, b_kl, b_d, b_half, b_h, s_q, s_high, s_low, bar_q, phase
+        )
+        b_dg = sums_begun(b_diff, s_u)
         b_dk = rounded(b_y * b_e)
-        barrier()  # every warp is done with A
-        s_high.permute((1, 0)).store(b_dk)
-        b_dg = warpgroup_mma_wait(0, (b_dg,))
-        s_low.permute((1, 0)).store(rounded(b_dg + b_phi[:, None]))
-        fence_async_shared()
-        barrier()
-        if mild:
-            tma.async_copy_shared_to_global(d_dq, [i_batch, i_row, i_col], s_q)
-            tma.async_copy_shared_to_global(d_dk, [i_batch, i_row, i_col], s_high.reshape([1, ROWS, ROWS]))
-            tma.async_copy_shared_to_global(d_dg, [i_batch, i_row, i_col], s_low.reshape([1, ROWS, ROWS]))
+        leave(b_dg, b_dk, b_phi, mild, d_dq, d_dk, d_dg, s_q, s_high, s_low, i_batch, i_row, i_col)
     tma.store_wait(0)

@@ -1,0 +1,146 @@
+"""What both kernels of runs (grad_qk_runs.py, grad_qk_wide.py) do alike: with q, k and g of a chunk, and with what the
+products over V left. But for A features lie along the rows of every accumulator.
+"""
+
+# mypy: disallow-untyped-defs=False
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from .layouts import (
+    ACCUMULATOR,
+    LOG2_E,
+    OPERAND,
+    ROWS,
+    SPREAD,
+    TILE_BYTES,
+    barrier,
+    by_parts,
+    cut,
+    features_first,
+    leading,
+    matrix,
+    rest,
+    rounded,
+    wide,
+)
+
+
+@gluon.jit
+def run_of_program(p_h, H, n_blocks, n_here, first_chunk, n_stored, n_few, every, K: gl.constexpr, V: gl.constexpr):
+    """The program's chunks: how many; of the first the batch, the row, q's and v's columns, the rows of the states
+    after chunks and of the state before the run, and h."""
+    NK: gl.constexpr = K // ROWS
+    i_p = gl.program_id(0)
+    n_runs = (n_here + every - 1) // every
+    i_k, i_run, i_bh = i_p % NK, (i_p // NK) % n_runs, i_p // (NK * n_runs)
+    i_batch, i_h = i_bh // H, i_bh % H
+    i_first = i_run * every
+    count = gl.minimum(n_here - i_first, every)
+    i_row0, i_col, i_out = (first_chunk + i_first) * ROWS, i_h * K + i_k * ROWS, i_h * V
+    i_state, i_few = (i_bh * n_stored + i_first) * K + i_k * ROWS, (i_bh * n_few + i_run) * K + i_k * ROWS
+    p_h += (i_bh.to(gl.int64) * n_blocks + first_chunk + i_first) * K + i_k * ROWS
+    return count, i_batch, i_row0, i_col, i_out, i_state, i_few, p_h
+
+
+@gluon.jit
+def send(d_x, s_x, bar, i_batch, i_row, i_col):
+    """For a chunk's rows of a tensor."""
+    mbarrier.expect(bar, TILE_BYTES)
+    tma.async_copy_global_to_shared(d_x, [i_batch, i_row, i_col], bar, s_x)
+
+
+@gluon.jit
+def send_values(d_do, d_v, d_ds, s_do, s_v, s_ds, bars, at, i_batch, i_row, i_out, i_state, i_v):
+    """For a tile of V of dO, V and the gradient of the state after the chunk, into a stage."""
+    bar = bars.index(at)
+    mbarrier.expect(bar, 3 * TILE_BYTES)
+    tma.async_copy_global_to_shared(d_do, [i_batch, i_row, i_out + i_v], bar, s_do.index(at))
+    tma.async_copy_global_to_shared(d_v, [i_batch, i_row, i_out + i_v], bar, s_v.index(at))
+    tma.async_copy_global_to_shared(d_ds, [i_state, i_v], bar, s_ds.index(at))
+
+
+@gluon.jit
+def triangles(s_u, s_l):
+    """U[i, t] = 1 for i >= t; L[i, j] = 1 for i > j, and all of its last column."""
+    o_i = gl.arange(0, ROWS, gl.SliceLayout(1, SPREAD))[:, None]
+    o_j = gl.arange(0, ROWS, gl.SliceLayout(0, SPREAD))[None, :]
+    s_u.store(gl.where(o_i >= o_j, 1.0, 0.0).to(gl.bfloat16))
+    s_l.store(gl.where((o_i > o_j) | (o_j == ROWS - 1), 1.0, 0.0).to(gl.bfloat16))
+
+
+@gluon.jit
+def gates_begun(s_g, s_l):
+    """D^T of 64 features."""
+    b_zero = gl.zeros([ROWS, ROWS], gl.float32, ACCUMULATOR)
+    return warpgroup_mma(matrix(s_g).permute((1, 0)), s_l, b_zero, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def after_rows(b_d, nil):
+    """log2 of it; nothing is after the last row."""
+    last = (gl.arange(0, ROWS, gl.SliceLayout(0, ACCUMULATOR)) + nil == ROWS - 1)[None, :]
+    return gl.where(last, 0.0, b_d * LOG2_E)
+
+
+@gluon.jit
+def decayed_keys(s_k, b_d):
+    """(k e^D)^T as an operand."""
+    return gl.convert_layout(rounded(features_first(s_k) * gl.exp2(b_d)), OPERAND, True)
+
+
+@gluon.jit
+def scores_in_parts(b_a, scale, nil):
+    """A, in two parts."""
+    o_r = gl.arange(0, ROWS, gl.SliceLayout(1, ACCUMULATOR))
+    o_t = gl.arange(0, ROWS, gl.SliceLayout(0, ACCUMULATOR))
+    return cut(gl.where(o_r[:, None] + nil >= o_t[None, :], b_a * scale, 0.0))
+
+
+@gluon.jit
+def through_scores(b_x, b_y, b_phi, b_kh, b_kl, b_d, b_half, b_h, s_q, s_high, s_low, bar_q, phase):
+    """X, with scale e^h already, Y as they come through the states, sum_V S dS, and K: dq, to where q is; Y, Q X - K Y,
+    and Phi from Y as it comes through the state, of K as its parts show it."""
+    b_x = by_parts(b_kh, b_kl, s_high.permute((1, 0)), s_low.permute((1, 0)), b_x, False)
+    b_y = b_y * b_h[:, None]
+    b_phi = b_phi * (b_h * b_h) + gl.sum((wide(b_kh) + wide(b_kl)) * b_y, axis=1)
+    b_f = gl.exp2(b_half[:, None] - b_d)
+    mbarrier.wait(bar_q, phase)
+    b_qh, b_ql = cut(features_first(s_q) * b_f)
+    b_y = by_parts(b_qh, b_ql, s_high, s_low, b_y, False)
+    b_x = warpgroup_mma_wait(3, (b_x,))
+    matrix(s_q).permute((1, 0)).store(rounded(b_x * b_f))
+    b_diff = (wide(b_qh) + wide(b_ql)) * b_x
+    b_y = warpgroup_mma_wait(0, (b_y,))
+    b_diff -= (wide(b_kh) + wide(b_kl)) * b_y
+    return b_y, b_diff, b_phi
+
+
+@gluon.jit
+def sums_begun(b_diff, s_u):
+    """dg but for Phi."""
+    b_zero = gl.zeros([ROWS, ROWS], gl.float32, ACCUMULATOR)
+    b_high, b_low = leading(b_diff), rounded(rest(b_diff))
+    b_dg = warpgroup_mma(gl.convert_layout(b_low, OPERAND, True), s_u, b_zero, use_acc=False, is_async=True)
+    return warpgroup_mma(gl.convert_layout(b_high, OPERAND, True), s_u, b_dg, is_async=True)
+
+
+@gluon.jit
+def leave(b_dg, b_dk, b_phi, mild, d_dq, d_dk, d_dg, s_q, s_high, s_low, i_batch, i_row, i_col):
+    """dq, dk and dg, from where q and A are."""
+    barrier()  # every warp is done with A
+    s_high.permute((1, 0)).store(b_dk)
+    b_dg = warpgroup_mma_wait(0, (b_dg,))
+    s_low.permute((1, 0)).store(rounded(b_dg + b_phi[:, None]))
+    fence_async_shared()
+    barrier()
+    if mild:
+        tma.async_copy_shared_to_global(d_dq, [i_batch, i_row, i_col], s_q)
+        tma.async_copy_shared_to_global(d_dk, [i_batch, i_row, i_col], s_high.reshape([1, ROWS, ROWS]))
+        tma.async_copy_shared_to_global(d_dg, [i_batch, i_row, i_col], s_low.reshape([1, ROWS, ROWS]))

@@ -1,0 +1,269 @@
+"""dQ, dK and the gate's gradient on Hopper over runs of chunks, in Gluon: what grad_qk_runs.py computes, where V is so
+wide that a program has a multiprocessor to itself. Three groups of warps have a part each:
+
+    products   A, X and Y of a chunk, with one tile of V on its way while the next is begun, and all that comes of them.
+               K is made while the first tile's products run.
+    state      (grad_qk_wide_state.py) D and k e^D; of each tile what S dS adds to Phi, and S <- e^{2h} S + (k e^D as
+               bf16)^T V. What rounding S leaves stays in registers.
+    load       one warp, which sends for what the others are done with.
+
+Shared memory, in tiles of 64 by 64: S as products read it, V / 64; STAGES of dO, V and dS; q, k, g; A's leading bits,
+then dk; A's next ones, then dg; L and U. dq leaves from where q was. h and Phi's sums over V beside.
+
+Barriers; each counts one arrival, in those that tell of loads the one with the expected bytes. Of stages, a tile of V:
+
+    full       dO, V, dS have come                                              load -> products, state
+    done       the products are done with them, and with the tile of S          products -> state
+    empty      so is the state                                                  state -> load
+
+of each tile of V, a chunk:
+
+    made       S before the chunk lies there; the first chunk's has come        state, load -> products; load -> state
+
+a chunk:
+
+    rows       g and k have come, and h lies there                              load -> products, state
+    left, let  they are done with                                               products -> load, state -> load
+    bar_q      q has come                                                       load -> products
+    q_left     where q was dq of the chunk before was, and has left; not first  products -> load
+    summed     Phi's sums lie there; every `done` of the chunk came before      state -> products
+
+No barrier gets a phase ahead of who waits for it: each next arrival comes after what the wait made possible. And nobody
+waits in a ring. Products are done with a tile once the next one's are begun, which has a stage of its own: STAGES is 2
+or more. A chunk's q is sent for after as many of its tiles as there are stages: the next one would wait for its
+products anyway, and `q_left` comes before those are done.
+"""
+
+# mypy: disallow-untyped-defs=False
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_init,
+    warpgroup_mma_wait,
+)
+
+from .grad_qk_rows import (
+    after_rows,
+    gates_begun,
+    leave,
+    run_of_program,
+    scores_in_parts,
+    send,
+    send_values,
+    sums_begun,
+    through_scores,
+    triangles,
+)
+from .grad_qk_wide_state import state_part
+from .layouts import (
+    ACCUMULATOR,
+    EVERYWHERE,
+    LEAST_HALF,
+    LINE,
+    ROWS,
+    SHARED,
+    TILE_BYTES,
+    barrier,
+    barriers,
+    cut,
+    features_first,
+    inverse_exp2,
+    matrix,
+    rounded,
+)
+from .strong_gates import hidden_zero
+from .walk import FEW_REGISTERS, REGISTERS
+
+ONE_WARP = gl.constexpr(gl.BlockedLayout([2], [32], [1], [0]))
+
+
+@gluon.jit
+def _send_state(d_few, s_s, made, i_few, i_v):
+    """For a tile of the state before the run."""
+    mbarrier.expect(made.index(i_v), TILE_BYTES)
+    tma.async_copy_global_to_shared(d_few, [i_few, i_v * ROWS], made.index(i_v), s_s.index(i_v))
+
+
+@gluon.jit
+def _load_part(
+    d_q, d_k, d_v, d_g, d_do, d_few, d_ds, p_h, s_q, s_k, s_g, s_do, s_v, s_ds, s_s, s_h,
+    full, empty, made, rows, left, let, bar_q, q_left,
+    i_batch, i_row0, i_col, i_out, i_state, i_few, count, K: gl.constexpr, NV: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """Send for everything, in the order in which it is needed, as soon as there is room. All of the state before any
+    stage is waited for: where the first chunk is not mild the state's part begins with all of it."""
+    AT_ONCE: gl.constexpr = STAGES if STAGES < NV else NV
+    p_h += gl.arange(0, ROWS, ONE_WARP)
+    b_half = gl.load(p_h)
+    for i_c in range(count):
+        i_row, free = i_row0 + i_c * ROWS, (i_c & 1) ^ 1
+        mbarrier.wait(left, free)
+        mbarrier.wait(let, free)
+        s_h.store(b_half)
+        barrier()
+        mbarrier.expect(rows, 2 * TILE_BYTES)
+        tma.async_copy_global_to_shared(d_g, [i_batch, i_row, i_col], rows, s_g)
+        tma.async_copy_global_to_shared(d_k, [i_batch, i_row, i_col], rows, s_k)
+        p_h += gl.where(i_c + 1 < count, K, 0)
+        b_half = gl.load(p_h)
+        for i_v in range(NV):
+            i_tile = i_c * NV + i_v
+            if i_tile < AT_ONCE:
+                _send_state(d_few, s_s, made, i_few, i_v)
+            at = i_tile % STAGES
+            mbarrier.wait(empty.index(at), ((i_tile // STAGES) & 1) ^ 1)
+            send_values(
+                d_do, d_v, d_ds, s_do, s_v, s_ds, full, at, i_batch, i_row, i_out, i_state + i_c * K, i_v * ROWS
+            )
+            if i_v == AT_ONCE - 1:
+                if i_c == 0:
+                    for i_more in gl.static_range(AT_ONCE, NV):
+                        _send_state(d_few, s_s, made, i_few, i_more)
+                mbarrier.wait(q_left, free)
+                send(d_q, s_q, bar_q, i_batch, i_row, i_col)
+
+
+@gluon.jit
+def _begin(b_a, b_x, b_y, s_do, s_v, s_ds, s_s, full, made, i_c, i_v, nil, NV: gl.constexpr, STAGES: gl.constexpr):
+    """A, X and Y of one tile more; where it lies."""
+    i_tile = i_c * NV + i_v
+    at = i_tile % STAGES + nil
+    mbarrier.wait(full.index(at), (i_tile // STAGES) & 1)
+    mbarrier.wait(made.index(i_v), i_c & 1)
+    b_do, b_v = matrix(s_do.index(at)), matrix(s_v.index(at))
+    i_v += nil
+    b_a = warpgroup_mma(b_do, b_v.permute((1, 0)), b_a, is_async=True)
+    b_x = warpgroup_mma(s_s.index(i_v), b_do.permute((1, 0)), b_x, is_async=True)
+    b_y = warpgroup_mma(s_ds.index(at), b_v.permute((1, 0)), b_y, is_async=True)
+    return b_a, b_x, b_y, at
+
+
+@gluon.jit
+def _products_part(
+    d_dq, d_dk, d_dg, t_q, t_k, t_g, s_do, s_v, s_ds, s_s, t_high, t_low, s_l, s_u, s_h, s_phi,
+    full, done, made, rows, left, bar_q, q_left, summed, scale, i_batch, i_row0, i_col, count,
+    NV: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """dq, dk and dg of every chunk."""
+    for i_c in range(count):
+        i_row, phase = i_row0 + i_c * ROWS, i_c & 1
+        nil = hidden_zero(i_row)
+        s_q, s_k, s_g, s_high, s_low = (
+            t_q.index(nil),
+            t_k.index(nil),
+            t_g.index(nil),
+            t_high.index(nil),
+            t_low.index(nil),
+        )
+        b_zero = gl.zeros([ROWS, ROWS], gl.float32, ACCUMULATOR)
+        mbarrier.wait(rows, phase)
+        b_d = gates_begun(s_g, s_l)
+        b_half = s_h.load(gl.SliceLayout(1, ACCUMULATOR))
+        mild = gl.min(s_h.load(gl.SliceLayout(0, EVERYWHERE)), axis=0) > LEAST_HALF
+
+        # dA, and what comes through the states; C = h - D, and K
+        b_a, b_x, b_y, at = _begin(
+            b_zero, b_zero, b_zero, s_do, s_v, s_ds, s_s, full, made, i_c, gl.to_tensor(0), nil, NV, STAGES
+        )
+        b_d = after_rows(warpgroup_mma_wait(3, (b_d,)), nil)
+        b_kh, b_kl = cut(features_first(s_k) * gl.exp2(b_d - b_half[:, None]))
+        tma.store_wait(0)
+        barrier()  # every warp is done with g, k and h; the gradients of the chunk before have left
+        mbarrier.arrive(left)
+        mbarrier.arrive(q_left, pred=i_c > 0)
+        for i_v in range(1, NV):
+            before = at
+            b_a, b_x, b_y, at = _begin(b_a, b_x, b_y, s_do, s_v, s_ds, s_s, full, made, i_c, i_v, nil, NV, STAGES)
+            b_a, b_x, b_y = warpgroup_mma_wait(3, (b_a, b_x, b_y))
+            b_a, b_x, b_y = warpgroup_mma_init(b_a), warpgroup_mma_init(b_x), warpgroup_mma_init(b_y)
+            barrier()  # every warp is done with the tile before
+            mbarrier.arrive(done.index(before))
+        b_a, b_x, b_y = warpgroup_mma_wait(0, (b_a, b_x, b_y))
+        barrier()
+        mbarrier.arrive(done.index(at))
+
+        b_ah, b_al = scores_in_parts(b_a, scale, nil)
+        s_high.store(b_ah)
+        s_low.store(b_al)
+        b_h = gl.exp2(b_half)
+        b_x = b_x * (scale * b_h)[:, None]
+        fence_async_shared()
+        barrier()  # A lies there
+        b_phi = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, ACCUMULATOR))
+        b_y, b_diff, b_phi = through_scores(
+            b_x, b_y, b_phi, b_kh, b_kl, b_d, b_half, b_h, s_q, s_high, s_low, bar_q, phase
+        )
+        b_dg = sums_begun(b_diff, s_u)
+        b_dk = rounded(b_y * inverse_exp2(b_half[:, None] - b_d))
+        mbarrier.wait(summed, phase)
+        b_phi += s_phi.load(gl.SliceLayout(1, ACCUMULATOR)) * (b_h * b_h)
+        leave(b_dg, b_dk, b_phi, mild, d_dq, d_dk, d_dg, s_q, s_high, s_low, i_batch, i_row, i_col)
+    tma.store_wait(0)
+
+
+@gluon.jit(do_not_specialize=["n_blocks", "n_here", "first_chunk", "n_stored", "n_few", "every"])
+def grad_qk_wide_runs_hopper_kernel(
+    d_q, d_k, d_v, d_g, d_do, d_s, d_few, d_ds, p_h, d_dq, d_dk, d_dg,
+    scale, H, n_blocks, n_here, first_chunk, n_stored, n_few, every,
+    K: gl.constexpr, V: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """As `grad_qk_runs_hopper_kernel`. STAGES is 2 or more."""
+    NV: gl.constexpr = V // ROWS
+    count, i_batch, i_row0, i_col, i_out, i_state, i_few, p_h = run_of_program(
+        p_h, H, n_blocks, n_here, first_chunk, n_stored, n_few, every, K, V
+    )
+
+    t_q = gl.allocate_shared_memory(gl.bfloat16, [1, 1, ROWS, ROWS], d_q.layout)
+    t_k = gl.allocate_shared_memory(gl.bfloat16, [1, 1, ROWS, ROWS], d_k.layout)
+    t_g = gl.allocate_shared_memory(gl.bfloat16, [1, 1, ROWS, ROWS], d_g.layout)
+    s_do = gl.allocate_shared_memory(gl.bfloat16, [STAGES, 1, ROWS, ROWS], d_do.layout)
+    s_v = gl.allocate_shared_memory(gl.bfloat16, [STAGES, 1, ROWS, ROWS], d_v.layout)
+    s_ds = gl.allocate_shared_memory(gl.bfloat16, [STAGES, ROWS, ROWS], d_ds.layout)
+    s_s = gl.allocate_shared_memory(gl.bfloat16, [NV, ROWS, ROWS], d_few.layout)
+    t_high = gl.allocate_shared_memory(gl.bfloat16, [1, ROWS, ROWS], SHARED)
+    t_low = gl.allocate_shared_memory(gl.bfloat16, [1, ROWS, ROWS], SHARED)
+    s_u = gl.allocate_shared_memory(gl.bfloat16, [ROWS, ROWS], SHARED)
+    s_l = gl.allocate_shared_memory(gl.bfloat16, [ROWS, ROWS], SHARED)
+    s_h = gl.allocate_shared_memory(gl.float32, [ROWS], LINE)
+    s_phi = gl.allocate_shared_memory(gl.float32, [ROWS], LINE)
+    full, done, empty, made = barriers(STAGES), barriers(STAGES), barriers(STAGES), barriers(NV)
+    rows, left, let = barriers(1).index(0), barriers(1).index(0), barriers(1).index(0)
+    bar_q, q_left, summed = barriers(1).index(0), barriers(1).index(0), barriers(1).index(0)
+    triangles(s_u, s_l)
+    fence_async_shared()
+    barrier()
+
+    gl.warp_specialize(
+        [
+            (
+                _products_part,
+                (
+                    d_dq, d_dk, d_dg, t_q, t_k, t_g, s_do, s_v, s_ds, s_s, t_high, t_low, s_l, s_u, s_h, s_phi,
+                    full, done, made, rows, left, bar_q, q_left, summed,
+                    scale, i_batch, i_row0, i_col, count, NV, STAGES,
+                ),
+            ),
+            (
+                state_part,
+                (
+                    d_s, t_k.index(0), t_g.index(0), s_v, s_ds, s_s, s_l, s_h, s_phi,
+                    full, done, empty, made, rows, let, summed, i_state, count, K, NV, STAGES,
+                ),
+            ),
+            (
+                _load_part,
+                (
+                    d_q, d_k, d_v, d_g, d_do, d_few, d_ds, p_h,
+                    t_q.index(0), t_k.index(0), t_g.index(0), s_do, s_v, s_ds, s_s, s_h,
+                    full, empty, made, rows, left, let, bar_q, q_left,
+                    i_batch, i_row0, i_col, i_out, i_state, i_few, count, K, NV, STAGES,
+                ),
+            ),
+        ],
+        [4, 1],
+        [REGISTERS, FEW_REGISTERS],
+    )  # fmt: skip

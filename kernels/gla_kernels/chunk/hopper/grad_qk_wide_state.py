@@ -1,0 +1,70 @@
+"""The part of grad_qk_wide.py that leads the state along. The equations and the barriers are there."""
+
+# mypy: disallow-untyped-defs=False, disable-error-code="assignment"
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from .grad_qk_rows import after_rows, decayed_keys, gates_begun
+from .layouts import ACCUMULATOR, EVERYWHERE, LEAST_HALF, ROWS, barrier, matrix, rounded, wide
+from .strong_gates import hidden_zero
+
+
+@gluon.jit
+def state_part(
+    d_s, s_k, s_g, s_v, s_ds, s_s, s_l, s_h, s_phi, full, done, empty, made, rows, let, summed, i_state, count,
+    K: gl.constexpr, NV: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """Lead the state along, and sum S dS over V. After the last chunk it is laid down as well: nobody reads it."""
+    b_zero = gl.zeros([ROWS, ROWS], gl.float32, ACCUMULATOR)
+    b_rest = ()
+    for _ in gl.static_range(NV):
+        b_rest = b_rest + (b_zero.to(gl.bfloat16),)  # noqa: RUF005
+    for i_c in range(count):
+        phase, nil = i_c & 1, hidden_zero(i_state + i_c)
+        mbarrier.wait(rows, phase)
+        b_d = gates_begun(s_g, s_l)
+        b_h = gl.exp2(s_h.load(gl.SliceLayout(1, ACCUMULATOR)))
+        mild = gl.min(s_h.load(gl.SliceLayout(0, EVERYWHERE)), axis=0) > LEAST_HALF
+        b_kd = decayed_keys(s_k, after_rows(warpgroup_mma_wait(0, (b_d,)), nil))
+        barrier()  # every warp is done with g, k and h
+        mbarrier.arrive(let)
+        if not mild:  # the strong kernel asks for the state
+            for i_v in gl.static_range(NV):
+                mbarrier.wait(made.index(i_v), phase)
+                tma.async_copy_shared_to_global(d_s, [i_state + i_c * K, i_v * ROWS], s_s.index(i_v))
+            tma.store_wait(0)
+            barrier()
+
+        b_phi = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, ACCUMULATOR))
+        b_left = ()
+        for i_v in gl.static_range(NV):
+            i_tile = i_c * NV + i_v
+            at, turn = i_tile % STAGES, (i_tile // STAGES) & 1
+            b_s, b_ds = s_s.index(i_v), s_ds.index(at)
+            mbarrier.wait(made.index(i_v), phase)
+            b_sw = wide(b_s.load(ACCUMULATOR))
+            b_next = (b_sw + wide(b_rest[i_v])) * (b_h * b_h)[:, None]
+            mbarrier.wait(full.index(at), turn)
+            b_next = warpgroup_mma(b_kd, matrix(s_v.index(at)), b_next, is_async=True)
+            b_sw = warpgroup_mma_wait(1, (b_sw,))  # or the compiler has the product wait for Phi
+            b_phi += gl.sum(b_sw * wide(b_ds.load(ACCUMULATOR)), axis=1)
+            b_next = warpgroup_mma_wait(0, (b_next,))
+            b_sh = rounded(b_next)
+            b_left = b_left + (rounded(b_next - wide(b_sh)),)  # noqa: RUF005
+            mbarrier.wait(done.index(at), turn)
+            b_s.store(b_sh)
+            if i_v == NV - 1:
+                s_phi.store(b_phi)
+            fence_async_shared()
+            barrier()  # every warp is done with the stage, and the state lies there
+            mbarrier.arrive(empty.index(at))
+            mbarrier.arrive(made.index(i_v))
+        mbarrier.arrive(summed)
+        b_rest = b_left
