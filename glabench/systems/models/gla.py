@@ -20,7 +20,7 @@ class GatedLinearAttention(nn.Module):
     recompute: what ``gla`` calls so.
     """
 
-    def __init__(self, width: int, heads: int, recompute: bool = False) -> None:
+    def __init__(self, width: int, heads: int, recompute: bool | None = None) -> None:
         super().__init__()
         keys = width // 2
         self.heads, self.recompute = heads, recompute

@@ -105,7 +105,7 @@ def _initialize(module: nn.Module) -> None:
         nn.init.zeros_(module.bias)
 
 
-def _gla(config: Config, length: int, recompute: bool = False) -> list[nn.Module]:
+def _gla(config: Config, length: int, recompute: bool | None = None) -> list[nn.Module]:
     return [GatedLinearAttention(config.width, config.gla_heads, recompute) for _ in range(config.layers)]
 
 
