@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -73,19 +74,23 @@ class Sort:
 
     @classmethod
     def of(cls, x: Tensor) -> Sort:
-        return cls(tuple(x.shape), x.dtype, tuple(x.stride()))
+        """Of a tensor. One that is contiguous gets the strides that it has by itself: an axis of one element may have
+        any."""
+        sort = cls(tuple(x.shape), x.dtype, tuple(x.stride()))
+        return sort.contiguous() if x.is_contiguous() else sort
 
-    @property
+    @cached_property
     def is_contiguous(self) -> bool:
-        return self.stride == tuple(torch.empty(self.shape, device="meta").stride())
+        return self == self.contiguous()
 
     def contiguous(self) -> Sort:
         """Of the same shape, contiguous."""
-        return Sort.of(torch.empty(self.shape, dtype=self.dtype, device="meta"))
+        return Sort(self.shape, self.dtype, tuple(torch.empty(self.shape, device="meta").stride()))
 
     def describes(self, x: Tensor) -> bool:
         """Whether a tensor lies so, at an address that 16 bytes divide, with no sign that is turned as it is read."""
-        return x.stride() == self.stride and not x.data_ptr() % ALIGNED and not x.is_neg()
+        lies = x.stride() == self.stride or (x.is_contiguous() and self.is_contiguous)
+        return lies and not x.data_ptr() % ALIGNED and not x.is_neg()
 
     def laid(self, x: Tensor) -> Tensor:
         """The tensor, or a copy of it that lies so; elements that share memory are taken for equal."""

@@ -100,7 +100,7 @@ def gla(
         form = _form(inputs, q.device, check_scale(scale, q.shape[-1]), schedule, wanted, recompute, config)
         return Prepared(form, inputs.readable(), output_final_state, q.device)
 
-    return call(prepared(signature, prepare), inputs.readable(), wanted)
+    return call(prepared(signature, prepare), inputs, wanted)
 
 
 def _check(inputs: Inputs, output_final_state: bool) -> None:
@@ -169,7 +169,7 @@ def gla_recurrent(
         form = Recurrent(check_scale(scale, q.shape[-1]))
         return Prepared(form, inputs.readable(), output_final_state, q.device)
 
-    return call(prepared(signature, prepare), inputs.readable(), wanted)
+    return call(prepared(signature, prepare), inputs, wanted)
 
 
 def gla_step(

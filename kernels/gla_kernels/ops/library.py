@@ -25,11 +25,12 @@ from .. import recurrent
 from ..chunk.problem import least_run
 from ..launch import execute
 from ..launch.record import ALIGNMENT
+from ..plan import choose
 from ..plan.choose import machine_of
 from ..schedule import HOPPER, WGMMA_ROWS, Schedule
 from .form import Form, Inputs, laid_out
 from .prepared import Prepared
-from .signature import prepared, signature_of
+from .signature import prepared
 from .validate import check_device, check_flag, check_scale, check_step, no_number, no_tensor, refuse_gradients
 
 # (inputs, on what device, scale, schedule, whether there will be a backward pass, `recompute` as in `gla.gla`) -> the
@@ -163,8 +164,9 @@ def settled(
     call itself would."""
     with ThreadPoolExecutor(1) as aside:  # what torch.export does to tensors, it does to those of its own thread
         aside.submit(_check, function, sorts, final, asked, differentiated, recompute, wrong_scale).result()
+    tensors = [None if sort is None else (list(sort[0]), str(sort[1])) for sort in sorts]  # but for B and T
     told = {"function": function, "schedule": asked, "differentiated": differentiated, "recompute": recompute}
-    return json.dumps(told)
+    return json.dumps(told | {"tensors": tensors})
 
 
 def step_settled(wrong: Sequence[str | None], axes: int | None, differentiated: bool, wrong_scale: str | None) -> str:
@@ -225,19 +227,23 @@ def _device(sorts: Sequence[Sort | None]) -> torch.device:
 # --- The operators ----------------------------------------------------------------------------------------------------
 
 
-def _prepared(x: Inputs, rows: Sequence[int], scale: float, final: bool, room: int, text: str) -> Prepared:
-    """A call of readable tensors, of which it copies ``rows``, as the text asks for it, which leaves what there is room
-    for."""
+def _prepared(inputs: Inputs, rows: Sequence[int], scale: float, final: bool, room: int, text: str) -> Prepared:
+    """A call as the text asks for it, which copies ``rows``, and leaves what there is room for. It is known by the
+    text, which tells of all tensors what a graph does not leave open, and by what it does."""
 
     def prepare() -> Prepared:
-        told, device = json.loads(text), x.q.device
+        told, x = json.loads(text), inputs.readable(rows)
+        device = x.q.device
         how = x, device, check_scale(scale, x.q.shape[-1]), _schedule(told["schedule"]), told["differentiated"]
         found = Prepared(MAKERS[told["function"]](*how, told["recompute"]), x, final, device, rows)
         if found.left_bytes > room:
             found = Prepared(MAKERS[told["function"]](*how, True), x, final, device, rows)
         return found
 
-    return prepared(signature_of(text, x, (scale, final, room, tuple(rows))), prepare)
+    q = inputs.q
+    strides = [inputs[i].stride(1) for i in rows]  # type: ignore[union-attr]
+    known = (text, q.shape[0], q.shape[1], q.device, scale, final, room, *rows, *strides, choose.generation())
+    return prepared(known, prepare)
 
 
 class _Gradients(torch.autograd.Function):
@@ -303,7 +309,7 @@ def _forward(*inputs: Any) -> list[Tensor]:
     """o, the final state if it is asked for, a copy of each input of rows, and a block of bytes for the backward pass
     if there is room for one."""
     *tensors, rows, scale, final, room, text = inputs
-    x = Inputs(*tensors).readable(rows)
+    x = Inputs(*tensors)
     o, final_state, left, read = _prepared(x, rows, scale, final, room, text).forward(x, room)
     found = [o, final_state, *(read[i] for i in rows), left]
     return [t for t in found if t is not None]
@@ -326,7 +332,7 @@ def _backward(*inputs: Any) -> list[Tensor]:
     """The gradients that are needed, in the order of the inputs, of which the copies count where there are such. left:
     what else `_forward` returned after o."""
     *tensors, left, do, d_final, needed, rows, scale, final, room, text = inputs
-    x = Inputs(*tensors).contiguous()
+    x = Inputs(*tensors)
     final_state, block = laid_out(left[0]) if final else None, laid_out(left[-1]) if room else None
     d_final = None if d_final is None else laid_out(d_final)
     runs = _prepared(x, rows, scale, final, room, text)

@@ -19,7 +19,7 @@ from ..copies import rows_of
 from ..launch import Launcher, interpreting
 from ..launch.image import Image, Unfit, stream_of
 from ..launch.record import Program, Sort, record
-from ..launch.run import listened_to
+from ..launch.run import ALIGNED, listened_to
 from .form import Form, Inputs
 
 # Of a backward program's addresses, that of what the forward pass left: the call's tensors and the final state have the
@@ -48,7 +48,9 @@ class Prepared:
 
     def forward(self, inputs: Inputs, room: int = 0) -> tuple[Tensor, Tensor | None, Tensor | None, Inputs]:
         """o, the final state if it is asked for, a block of bytes that `backward` makes use of, None for none, and the
-        inputs as both passes read them. room: bytes of that block, where they are to be more than it needs."""
+        inputs as both passes read them: those that do not lie as the first call's did are copied. room: bytes of that
+        block, where they are to be more than it needs."""
+        inputs = _as(self._given, inputs)
         (o, final_state, *copies), left = self._forward(inputs, room)
         if copies:
             found = list(inputs)
@@ -62,19 +64,13 @@ class Prepared:
         needed: Needed,
     ) -> Sequence[Tensor | None]:  # fmt: skip
         """The gradients of the call's tensors, in their order; None of what there is not. inputs, final_state, left: as
-        `forward` returned them; final_state only where the call `leaves_final`."""
+        `forward` returned them, wherever inputs have come to lie since; final_state only if the call `leaves_final`."""
+        inputs = _as(self._sorts, inputs)
         key = d_final is not None, needed
         ready = self._backward.get(key)
         if ready is None:
             ready = self._backward[key] = _Ready(self._backward_program(*key), self._sorts, self.device)
         return ready((*inputs, final_state, left, do, d_final))[0]
-
-    def as_given(self, inputs: Inputs) -> Inputs:
-        """Tensors of a call as the backward pass reads them: those that came to lie otherwise are copied."""
-        for x, sort in zip(inputs, self._sorts, strict=True):
-            if x is not None and sort is not None and not sort.describes(x):
-                return Inputs(*(None if s is None else s.laid(t) for t, s in zip(inputs, self._sorts, strict=True)))  # type: ignore[arg-type]
-        return inputs
 
     @property
     def left_bytes(self) -> int:
@@ -128,6 +124,16 @@ class Prepared:
         return Inputs(*(None if x is None else x.on_meta() for x in self._sorts))  # type: ignore[arg-type]
 
 
+def _as(sorts: Sequence[Sort | None], inputs: Inputs) -> Inputs:
+    """The tensors, each as its sort says: those that lie otherwise are copied."""
+    for x, sort in zip(inputs, sorts, strict=True):
+        if x is None or sort is None or (x.stride() == sort.stride and not x.data_ptr() % ALIGNED and not x.is_neg()):
+            continue  # as nearly always, told in few words
+        if not sort.describes(x):
+            return Inputs(*(None if s is None else s.laid(t) for t, s in zip(inputs, sorts, strict=True)))  # type: ignore[arg-type]
+    return inputs
+
+
 class PreparedStep:
     """All one-token calls on one device, of tensors like those of ``inputs``; the state, which is updated in place, is
     its ``initial_state``."""
@@ -148,6 +154,13 @@ class PreparedStep:
         return o
 
 
+def _like(sort: Sort, inputs: Sequence[Sort | None]) -> tuple[int, int]:
+    """Of a contiguous result, an input that is like it and one of its dtype, by position, or -1: PyTorch makes another
+    of either in half the time."""
+    like = next((i for i, x in enumerate(inputs) if x == sort), -1)
+    return like, next((i for i, x in enumerate(inputs) if x is not None and x.dtype == sort.dtype), -1)
+
+
 class _Ready:
     """A program on a device: what is allocated for it, and how its launches are made."""
 
@@ -155,19 +168,21 @@ class _Ready:
         self.program, self.device = program, device
         self.fires = device.type == "cuda" and not interpreting()
         self.image: Image | None = None
-        # Of each result, an input that is like it, which PyTorch makes another like in half the time.
-        sorts = [x if x is None or x.is_contiguous else None for x in inputs]
-        self._results = [(x, -1 if x is None or x not in sorts else sorts.index(x)) for x in program.results]
+        self._results = [None if x is None else (x, *_like(x, inputs)) for x in program.results]
 
     def __call__(self, inputs: tuple[Tensor | None, ...], room: int = 0) -> tuple[list[Any], Tensor | None]:
         """Run with these inputs: the results, and the block of what is left for later, of so much room at least."""
         program, device = self.program, self.device
         results: list[Tensor | None] = []
-        for sort, like in self._results:
+        for made in self._results:
+            if made is None:
+                results.append(None)
+                continue
+            sort, like, of_dtype = made
             if like >= 0:
                 results.append(torch.empty_like(inputs[like]))  # type: ignore[arg-type]
-            elif sort is None:
-                results.append(None)
+            elif of_dtype >= 0:
+                results.append(inputs[of_dtype].new_empty(sort.shape))  # type: ignore[union-attr]
             else:
                 results.append(torch.empty(sort.shape, dtype=sort.dtype, device=device))
         left = self._block(max(room, program.left_bytes))

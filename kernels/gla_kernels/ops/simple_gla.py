@@ -79,7 +79,7 @@ def simple_gla(
         form = _form(inputs, q.device, check_scale(scale, q.shape[-1]), schedule, wanted)
         return Prepared(form, _laid_out(inputs), output_final_state, q.device)
 
-    return call(prepared(signature, prepare), _laid_out(inputs), wanted)
+    return call(prepared(signature, prepare), inputs, wanted)
 
 
 def _laid_out(inputs: Inputs) -> Inputs:
