@@ -27,8 +27,8 @@ from glabench.tune.stage import Pass, Stage, WrongResult
 from glabench.tune.tuner import Tuner
 from glabench.tuning_store import Tuning
 
-# In float16, for which there is no kernel of Hopper's own: the winner has passes that a plant can stand in for. So large
-# that a pass takes longer than copying what it writes, or the one that cheats would not get into the finals.
+# In float16, for which there is no kernel of Hopper's own: the winner has passes that a plant can stand in for. A pass
+# takes longer than copying what it writes, as the one that cheats does to get into the finals.
 WORK = Workload("fwd", 2, 16384, 16, 64, 64, "fp16", schedule=Schedule(64, 64, True))
 TRIAL_LIMIT_S = 8.0
 COMPILE_LIMIT_S = 45.0  # a new process included, beside others that start
