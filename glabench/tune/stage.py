@@ -111,7 +111,10 @@ class Stage:
         """The candidate's kernel, ready to be timed. Raises WrongResult when it fails the screen."""
         reference = _pass_of(self._reference(candidate), candidate, self.work)
         launch = self._launch_of(candidate, reference)
-        outputs = [name for name in reference.outputs if isinstance(launch.args.get(name), torch.Tensor)]
+        some = {"p_s"} if launch.constexprs.get("STORE_S") is False else set()  # of strong gates alone, if any
+        outputs = [
+            name for name in reference.outputs if name not in some and isinstance(launch.args.get(name), torch.Tensor)
+        ]
         first = _run_on_poison(launch, outputs)
         second = _run_on_poison(launch, outputs)
         roundings = SCREEN_ROUNDINGS * torch.finfo(DTYPES[self.work.dtype]).eps / 2

@@ -38,7 +38,8 @@ def name_of(candidate: Json) -> str:
 
 
 def kind_of(launch: Launch) -> tuple[Any, ...]:
-    return launch.step, tuple(sorted(map(repr, launch.constexprs.items()))), launch.num_warps, launch.num_stages
+    tiles = tuple(sorted(map(repr, launch.constexprs.items())))
+    return launch.step, tiles, launch.num_warps, launch.num_stages, launch.max_registers, tuple(launch.blocks)
 
 
 def launch_planted(self: Stage, candidate: Candidate, reference: Pass) -> Launch:
