@@ -42,4 +42,5 @@ def _launch(request: dict[str, Any]) -> Launch:
     work, capability = Workload.from_dict(request["workload"]), int(request["arch"].removeprefix("sm_"))
     if "candidate" in request:
         return launch_of(work, Candidate.from_dict(request["candidate"]), capability)
-    return launches_of(work, Plan.from_dict(request["plan"]), request["initial_state"])[request["step"]]
+    plan = Plan.from_dict(request["plan"])
+    return launches_of(work, plan, request["initial_state"], few=True)[request["step"]]

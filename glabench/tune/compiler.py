@@ -61,7 +61,7 @@ class CompilePool:
 
     def submit_plan(self, work: Workload, plan: Plan, initial_state: bool = False) -> dict[str, Future[Answer]]:
         """Compile all that a plan launches, by pass, and what comes after one that leaves strong gates undone."""
-        launches = launches_of(work, plan, initial_state)
+        launches = launches_of(work, plan, initial_state, few=True)
         shared = {"workload": work.to_dict(), "plan": plan.to_dict(), "initial_state": initial_state, "arch": self.arch}
         return {step: self._submit(kernel_key(launch), shared | {"step": step}) for step, launch in launches.items()}
 

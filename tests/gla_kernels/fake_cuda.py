@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import inspect
 import struct
 from ctypes import POINTER, c_uint64, c_void_p, cast, string_at
 from dataclasses import dataclass, field
@@ -218,12 +219,13 @@ def by_triton(launched: tuple[Any, Any, tuple[Any, ...]], address_of: Any) -> La
 
     signature, facts, (x, y, z, stream, function, *_, _hook, _exit) = *launched[:2], launched[2][:9]
     maps, found = iter(facts.tensordesc_meta or ()), list[bytes]()
+    unused = [None] * (len(inspect.signature(make_tensordesc_arg).parameters) - 2)  # from Triton 3.8 on there is one
     for kind, value in zip(signature.values(), launched[2][9:], strict=True):
         if kind == "constexpr":
             continue
         if kind.startswith("tensordesc"):
             there = SimpleNamespace(**{**vars(value), "base": At(address_of(value.base))})
-            text, *numbers = make_tensordesc_arg(there, next(maps))
+            text, *numbers = make_tensordesc_arg(there, next(maps), *unused)
             rank = len(value.shape)
             packed = [struct.pack("<i", n) for n in numbers[:rank]] + [struct.pack("<q", n) for n in numbers[rank:]]
             found += [text, *packed]

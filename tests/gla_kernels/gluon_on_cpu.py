@@ -167,9 +167,7 @@ class mbarrier:
 
 class tma:
     @staticmethod
-    def async_copy_global_to_shared(
-        d_x: Described, at: Sequence[Any], bar: Barrier, s_x: Shared, pred: Any = True
-    ) -> None:
+    def async_load(d_x: Described, at: Sequence[Any], bar: Barrier, s_x: Shared, pred: Any = True) -> None:
         def come() -> None:
             part, where = d_x.part(at, s_x.shape)
             s_x.data.zero_()
@@ -182,7 +180,7 @@ class tma:
                 _turn.notify_all()
 
     @staticmethod
-    def async_copy_shared_to_global(d_x: Described, at: Sequence[Any], s_x: Shared) -> None:
+    def async_store(d_x: Described, at: Sequence[Any], s_x: Shared) -> None:
         part, where = d_x.part(at, s_x.shape)
         _begun("tiles").append(lambda: part.copy_(s_x.data[where]))
 
@@ -322,7 +320,8 @@ ASSEMBLY: dict[str, Callable[..., Any]] = {
     "_prefetch": lambda *_: None,
 }
 HOPPER: dict[str, Any] = {
-    "gl": gl, "mbarrier": mbarrier, "tma": tma, "barrier": lambda: None, "fence_async_shared": lambda: None,
+    "gl": gl, "mbarrier": mbarrier, "tma": tma, "async_load": tma.async_load, "async_store": tma.async_store,
+    "barrier": lambda: None, "fence_async_shared": lambda: None,
     "warpgroup_mma": _multiply, "warpgroup_mma_wait": _waited, "warpgroup_mma_init": lambda x: x,
     "gdc_wait": lambda: None, "gdc_launch_dependents": lambda: None,
 }  # fmt: skip

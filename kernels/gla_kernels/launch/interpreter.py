@@ -20,6 +20,7 @@ import triton.language as tl
 from triton.language.semantic import TritonSemantic
 
 from .interpreter_operators import Operators
+from .tritons import index_of
 
 _MEMBERS = (
     "_patch_lang", "_patch_attr", "_LangPatchScope", "_get_np_dtype", "TensorHandle",
@@ -63,6 +64,7 @@ def _patching_once(interpreter: Any, checked: bool) -> Callable[[Any], Any]:
         if not any(tl.core.is_builtin(language.load) for language in _languages(fn)):
             return interpreter._LangPatchScope()  # of no changes
         scope = patch_lang(fn)
+        scope.set_attr(tl.core.tensor, "__index__", index_of)
         if not checked:
             Operators(interpreter).replace(scope.set_attr)
         return scope

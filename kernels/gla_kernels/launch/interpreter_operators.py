@@ -13,6 +13,8 @@ from typing import Any
 
 import triton.language as tl
 
+from .tritons import masked_load
+
 # What the interpreter's builder calls them: for floats, for integers.
 _NUMBERS = {
     "add": ("create_fadd", "create_add"),
@@ -128,6 +130,7 @@ class Operators:
 
     def _load(self, triton: Operation) -> Operation:
         known: dict[str, Any] = {}
+        numbers = masked_load(self._builder)
 
         def load(pointer: Any, mask: Any = None, other: Any = None, **options: Any) -> Any:
             """A tile, 0 where the mask is false."""
@@ -137,8 +140,7 @@ class Operators:
             name = pointer.type.name
             if name not in known:
                 known[name] = tl.core.block_type(pointer.dtype.element_ty, list(pointer.type.shape))
-            handle = self._builder.create_masked_load(pointer.handle, mask.handle, None, None, None, False)
-            return tl.core.tensor(handle, known[name])
+            return tl.core.tensor(numbers(pointer.handle, mask.handle), known[name])
 
         return load
 

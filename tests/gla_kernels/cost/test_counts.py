@@ -8,6 +8,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import wraps
 from typing import Any
 
 import numpy as np
@@ -105,6 +106,7 @@ def listen(patch: pytest.MonkeyPatch, found: Counted) -> None:
     def wrap(name: str, told: Any) -> None:
         original = getattr(BUILDER, name)
 
+        @wraps(original)
         def wrapped(*args: Any, **options: Any) -> Any:
             result = original(*args, **options)
             told(result, *args)

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
+from triton.runtime.errors import InterpreterError
 
 from gla_kernels import Schedule, gla
 from gla_kernels.launch import interpreting, run
@@ -48,6 +49,13 @@ def form(q, k, v, g, s):
     return gla(q, k, v, g, None, s, True, schedule=Schedule(32, 16))
 
 
+# Of Triton's interpreter, which `lean` does without.
+OWN_FAULTS = {
+    "mask has unsupported dtype": "3.9 refuses the mask of a tile and a number",
+    "only 0-dimensional arrays": "3.6 makes no number of an array of one with NumPy 2.4",
+}
+
+
 def state_of_triton() -> tuple[Any, ...]:
     options, broadcast = interpreter.interpreter_builder.options, TritonSemantic.broadcast_impl_value
     described = interpreter._get_np_dtype, tl.block_type.__init__, tl.tensor.__init__, broadcast
@@ -61,7 +69,13 @@ def test_not_a_bit_changes(monkeypatch, inputs, outputs_of, dtype):
     x = inputs((1, 35, 1, 16, 20), dtype, "resets")
     found = outputs_of(form, x)
     monkeypatch.setattr(run, "lean", nullcontext)
-    plain = outputs_of(form, x)
+    try:
+        plain = outputs_of(form, x)
+    except InterpreterError as error:
+        fault = next((why for text, why in OWN_FAULTS.items() if text in str(error)), None)
+        if fault is None:
+            raise
+        pytest.skip(f"Triton's interpreter by itself cannot run these kernels: {fault}")
     assert found.keys() == plain.keys()
     for name, out in found.items():
         assert torch.equal(out, plain[name]), name

@@ -26,6 +26,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from ...launch.tritons import async_load, async_store, barrier
 from .layouts import (
     ACCUMULATOR,
     EVERYWHERE,
@@ -36,7 +37,6 @@ from .layouts import (
     SHARED,
     SPREAD,
     TILE_BYTES,
-    barrier,
     by_parts,
     cut,
     features_first,
@@ -57,10 +57,10 @@ def _load_values(
     AT: gl.constexpr = i % STAGES
     bar, i_v = bars.index(AT), i_h * V + i * ROWS
     mbarrier.expect(bar, 4 * TILE_BYTES)
-    tma.async_copy_global_to_shared(d_do, [i_batch, i_row, i_v], bar, s_do.index(AT))
-    tma.async_copy_global_to_shared(d_v, [i_batch, i_row, i_v], bar, s_v.index(AT))
-    tma.async_copy_global_to_shared(d_s, [i_state, i * ROWS], bar, s_s.index(AT))
-    tma.async_copy_global_to_shared(d_ds, [i_state, i * ROWS], bar, s_ds.index(AT))
+    async_load(d_do, [i_batch, i_row, i_v], bar, s_do.index(AT))
+    async_load(d_v, [i_batch, i_row, i_v], bar, s_v.index(AT))
+    async_load(d_s, [i_state, i * ROWS], bar, s_s.index(AT))
+    async_load(d_ds, [i_state, i * ROWS], bar, s_ds.index(AT))
 
 
 @gluon.jit(do_not_specialize=["n_blocks", "n_here", "first_chunk", "n_stored"])
@@ -110,12 +110,12 @@ def grad_qk_hopper_kernel(
 
     # everything is sent for, in the order in which it is needed
     mbarrier.expect(bar_g, TILE_BYTES)
-    tma.async_copy_global_to_shared(d_g, [i_batch, i_row, i_col], bar_g, s_g)
+    async_load(d_g, [i_batch, i_row, i_col], bar_g, s_g)
     for i in gl.static_range(SENT):
         _load_values(i, d_do, d_v, d_s, d_ds, s_do, s_v, s_s, s_ds, bars, i_batch, i_row, i_h, i_state, V, STAGES)
     mbarrier.expect(bar_qk, 2 * TILE_BYTES)
-    tma.async_copy_global_to_shared(d_k, [i_batch, i_row, i_col], bar_qk, s_k)
-    tma.async_copy_global_to_shared(d_q, [i_batch, i_row, i_col], bar_qk, s_q)
+    async_load(d_k, [i_batch, i_row, i_col], bar_qk, s_k)
+    async_load(d_q, [i_batch, i_row, i_col], bar_qk, s_q)
 
     # while it comes: h, and both triangles
     p_h += (i_bh.to(gl.int64) * n_blocks + first_chunk + i_c) * K + i_k * ROWS
@@ -188,12 +188,12 @@ def grad_qk_hopper_kernel(
     b_dg = warpgroup_mma(gl.convert_layout(b_high, OPERAND, True), s_u, b_dg, is_async=True)
     barrier()  # dq and dk lie there; every warp is done with A
     if mild:
-        tma.async_copy_shared_to_global(d_dq, [i_batch, i_row, i_col], s_dq)
-        tma.async_copy_shared_to_global(d_dk, [i_batch, i_row, i_col], s_k)
+        async_store(d_dq, [i_batch, i_row, i_col], s_dq)
+        async_store(d_dk, [i_batch, i_row, i_col], s_k)
     b_dg = warpgroup_mma_wait(0, (b_dg,))
     s_m.permute((1, 0)).store(rounded(b_dg + b_phi[:, None]))
     fence_async_shared()
     barrier()
     if mild:
-        tma.async_copy_shared_to_global(d_dg, [i_batch, i_row, i_col], s_m.reshape([1, ROWS, ROWS]))
+        async_store(d_dg, [i_batch, i_row, i_col], s_m.reshape([1, ROWS, ROWS]))
     tma.store_wait(0)

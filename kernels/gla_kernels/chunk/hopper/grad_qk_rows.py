@@ -8,11 +8,11 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
 
+from ...launch.tritons import async_load, async_store, barrier
 from .layouts import (
     ACCUMULATOR,
     LOG2_E,
@@ -20,7 +20,6 @@ from .layouts import (
     ROWS,
     SPREAD,
     TILE_BYTES,
-    barrier,
     by_parts,
     cut,
     features_first,
@@ -53,7 +52,7 @@ def run_of_program(p_h, H, n_blocks, n_here, first_chunk, n_stored, n_few, every
 def send(d_x, s_x, bar, i_batch, i_row, i_col):
     """For a chunk's rows of a tensor."""
     mbarrier.expect(bar, TILE_BYTES)
-    tma.async_copy_global_to_shared(d_x, [i_batch, i_row, i_col], bar, s_x)
+    async_load(d_x, [i_batch, i_row, i_col], bar, s_x)
 
 
 @gluon.jit
@@ -61,9 +60,9 @@ def send_values(d_do, d_v, d_ds, s_do, s_v, s_ds, bars, at, i_batch, i_row, i_ou
     """For a tile of V of dO, V and the gradient of the state after the chunk, into a stage."""
     bar = bars.index(at)
     mbarrier.expect(bar, 3 * TILE_BYTES)
-    tma.async_copy_global_to_shared(d_do, [i_batch, i_row, i_out + i_v], bar, s_do.index(at))
-    tma.async_copy_global_to_shared(d_v, [i_batch, i_row, i_out + i_v], bar, s_v.index(at))
-    tma.async_copy_global_to_shared(d_ds, [i_state, i_v], bar, s_ds.index(at))
+    async_load(d_do, [i_batch, i_row, i_out + i_v], bar, s_do.index(at))
+    async_load(d_v, [i_batch, i_row, i_out + i_v], bar, s_v.index(at))
+    async_load(d_ds, [i_state, i_v], bar, s_ds.index(at))
 
 
 @gluon.jit
@@ -141,6 +140,6 @@ def leave(b_dg, b_dk, b_phi, mild, d_dq, d_dk, d_dg, s_q, s_high, s_low, i_batch
     fence_async_shared()
     barrier()
     if mild:
-        tma.async_copy_shared_to_global(d_dq, [i_batch, i_row, i_col], s_q)
-        tma.async_copy_shared_to_global(d_dk, [i_batch, i_row, i_col], s_high.reshape([1, ROWS, ROWS]))
-        tma.async_copy_shared_to_global(d_dg, [i_batch, i_row, i_col], s_low.reshape([1, ROWS, ROWS]))
+        async_store(d_dq, [i_batch, i_row, i_col], s_q)
+        async_store(d_dk, [i_batch, i_row, i_col], s_high.reshape([1, ROWS, ROWS]))
+        async_store(d_dg, [i_batch, i_row, i_col], s_low.reshape([1, ROWS, ROWS]))

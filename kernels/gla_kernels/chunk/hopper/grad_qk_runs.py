@@ -21,6 +21,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from ...launch.tritons import async_load, async_store, barrier
 from .grad_qk_rows import (
     after_rows,
     decayed_keys,
@@ -41,7 +42,6 @@ from .layouts import (
     ROWS,
     SHARED,
     TILE_BYTES,
-    barrier,
     barriers,
     cut,
     features_first,
@@ -105,7 +105,7 @@ def grad_qk_runs_hopper_kernel(
     send(d_k, t_k.index(0), bar_k, i_batch, i_row0, i_col)
     mbarrier.expect(bar_s, NV * TILE_BYTES)
     for i in gl.static_range(NV):
-        tma.async_copy_global_to_shared(d_few, [i_few, i * ROWS], bar_s, s_s.index(i))
+        async_load(d_few, [i_few, i * ROWS], bar_s, s_s.index(i))
     for i_tile in range(gl.minimum(STAGES, count * NV)):
         _send_values(i_tile, d_do, d_v, d_ds, s_do, s_v, s_ds, bars, i_batch, i_row0, i_out, i_state, K, NV, STAGES)
 
@@ -135,7 +135,7 @@ def grad_qk_runs_hopper_kernel(
         barrier()
         if not mild:  # the strong kernel asks for the state
             for i in gl.static_range(NV):
-                tma.async_copy_shared_to_global(d_s, [i_state + i_c * K, i * ROWS], s_s.index(i))
+                async_store(d_s, [i_state + i_c * K, i * ROWS], s_s.index(i))
             tma.store_wait(0)
             barrier()
 

@@ -46,6 +46,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from ...launch.tritons import async_load, barrier
 from .grad_qk_rows import (
     after_rows,
     gates_begun,
@@ -67,7 +68,6 @@ from .layouts import (
     ROWS,
     SHARED,
     TILE_BYTES,
-    barrier,
     barriers,
     cut,
     features_first,
@@ -85,7 +85,7 @@ ONE_WARP = gl.constexpr(gl.BlockedLayout([2], [32], [1], [0]))
 def _send_state(d_few, s_s, made, i_few, i_v):
     """For a tile of the state before the run."""
     mbarrier.expect(made.index(i_v), TILE_BYTES)
-    tma.async_copy_global_to_shared(d_few, [i_few, i_v * ROWS], made.index(i_v), s_s.index(i_v))
+    async_load(d_few, [i_few, i_v * ROWS], made.index(i_v), s_s.index(i_v))
 
 
 @gluon.jit
@@ -106,8 +106,8 @@ def _load_part(
         s_h.store(b_half)
         barrier()
         mbarrier.expect(rows, 2 * TILE_BYTES)
-        tma.async_copy_global_to_shared(d_g, [i_batch, i_row, i_col], rows, s_g)
-        tma.async_copy_global_to_shared(d_k, [i_batch, i_row, i_col], rows, s_k)
+        async_load(d_g, [i_batch, i_row, i_col], rows, s_g)
+        async_load(d_k, [i_batch, i_row, i_col], rows, s_k)
         p_h += gl.where(i_c + 1 < count, K, 0)
         b_half = gl.load(p_h)
         for i_v in range(NV):

@@ -11,8 +11,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from ...launch.tritons import async_store, barrier
 from .grad_qk_rows import after_rows, decayed_keys, gates_begun
-from .layouts import ACCUMULATOR, EVERYWHERE, LEAST_HALF, ROWS, barrier, matrix, rounded, wide
+from .layouts import ACCUMULATOR, EVERYWHERE, LEAST_HALF, ROWS, matrix, rounded, wide
 from .strong_gates import hidden_zero
 
 
@@ -38,7 +39,7 @@ def state_part(
         if not mild:  # the strong kernel asks for the state
             for i_v in gl.static_range(NV):
                 mbarrier.wait(made.index(i_v), phase)
-                tma.async_copy_shared_to_global(d_s, [i_state + i_c * K, i_v * ROWS], s_s.index(i_v))
+                async_store(d_s, [i_state + i_c * K, i_v * ROWS], s_s.index(i_v))
             tma.store_wait(0)
             barrier()
 

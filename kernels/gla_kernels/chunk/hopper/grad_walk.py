@@ -33,13 +33,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from ...launch.tritons import async_load, async_store, barrier
 from .grad_walk_scores import scores_part
 from .layouts import (
     LINE,
     ROWS,
     SHARED,
     TILE_BYTES,
-    barrier,
     barriers,
     barriers_each,
     each,
@@ -63,7 +63,7 @@ def _expect_do(i, n_here, bar_do, BV: gl.constexpr):
 @gluon.jit
 def _send_for_do(i, n_here, d_do, s_do, bar_do, i_batch, i_row0, i_out):
     at = [i_batch, i_row0 + (n_here - 1 - i) * ROWS, i_out]
-    tma.async_copy_global_to_shared(d_do, at, bar_do.index(i & 1), s_do.index(i & 1), i < n_here)
+    async_load(d_do, at, bar_do.index(i & 1), s_do.index(i & 1), i < n_here)
 
 
 # --- The walk ---------------------------------------------------------------------------------------------------------
@@ -119,7 +119,7 @@ def _walk_part(
         tma.store_wait(0)  # dv of the block before has left
         barrier()
         for t in gl.static_range(NK):
-            tma.async_copy_shared_to_global(d_ds, [i_state + i_b * K + t * ROWS, i_v * BV], s_ds[t])
+            async_store(d_ds, [i_state + i_b * K + t * ROWS, i_v * BV], s_ds[t])
 
         # dv first, then what the block adds to dS
         t_do = matrix(s_do.index(i & 1))
@@ -143,7 +143,7 @@ def _walk_part(
         barrier()
         # sent always, so that there are as many copies on their way whatever the gates
         i_to = gl.where(mild, i_row0 + i_b * ROWS, i_beyond)
-        tma.async_copy_shared_to_global(d_dv, [i_batch, i_to, i_out], s_dv)
+        async_store(d_dv, [i_batch, i_to, i_out], s_dv)
         if NK == 2:
             b_da, b_db = warpgroup_mma_wait(0, (b_da, b_db))
             b_db = b_db * after_b[:, None]

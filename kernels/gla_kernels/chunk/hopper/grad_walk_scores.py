@@ -10,18 +10,17 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
 
+from ...launch.tritons import async_load, barrier
 from .layouts import (
     ACCUMULATOR,
     LOG2_E,
     OPERAND,
     ROWS,
     TILE_BYTES,
-    barrier,
     by_parts,
     cut,
     halves,
@@ -55,11 +54,11 @@ def _send_for_rows(
     there, i_row, two, three = i < n_here, i_row0 + (n_here - 1 - i) * ROWS, i & 1, i % 3
     for t in gl.static_range(NK):
         at = [i_batch, i_row, i_col + t * ROWS]
-        tma.async_copy_global_to_shared(d_g, at, bar_g[t].index(two), s_g[t].index(two), there)
+        async_load(d_g, at, bar_g[t].index(two), s_g[t].index(two), there)
     for t in gl.static_range(NK):
         at = [i_batch, i_row, i_col + t * ROWS]
-        tma.async_copy_global_to_shared(d_q, at, bar_q[t].index(two), s_q[t].index(three), there)
-        tma.async_copy_global_to_shared(d_k, at, bar_k[t].index(two), s_k[t].index(three), there)
+        async_load(d_q, at, bar_q[t].index(two), s_q[t].index(three), there)
+        async_load(d_k, at, bar_k[t].index(two), s_k[t].index(three), there)
 
 
 @gluon.jit

@@ -11,8 +11,6 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup
 
 from ...tiles.gates import LOG2E, ROW_BLOCK_LIMIT_16_BIT
 
-barrier = getattr(gl, "barrier", None) or gl.thread_barrier  # Triton 3.7 and 3.6
-
 ROWS = gl.constexpr(64)  # of a chunk; features of a tile, too
 TILE_BYTES = gl.constexpr(64 * 64 * 2)
 WARPS = gl.constexpr(4)  # a warpgroup

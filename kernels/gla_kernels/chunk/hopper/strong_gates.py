@@ -31,6 +31,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from ...launch.tritons import async_load, async_store, barrier
 from .layouts import (
     ACCUMULATOR,
     LEAST_HALF,
@@ -40,7 +41,6 @@ from .layouts import (
     SHARED,
     SPREAD,
     TILE_BYTES,
-    barrier,
     barriers,
     by_parts,
     cut,
@@ -280,12 +280,12 @@ def _send(
     NK: gl.constexpr = K // ROWS
     mbarrier.expect(bar, 3 * NK * TILE_BYTES + (1 + NK) * (BV // ROWS) * TILE_BYTES)
     for t in gl.static_range(NK):
-        tma.async_copy_global_to_shared(d_g, [i_batch, i_row, i_col + t * ROWS], bar, s_g.index(t))
-        tma.async_copy_global_to_shared(d_q, [i_batch, i_row, i_col + t * ROWS], bar, s_q.index(t))
-        tma.async_copy_global_to_shared(d_k, [i_batch, i_row, i_col + t * ROWS], bar, s_k.index(t))
-    tma.async_copy_global_to_shared(d_x, [i_batch, i_row, i_out], bar, s_x)
+        async_load(d_g, [i_batch, i_row, i_col + t * ROWS], bar, s_g.index(t))
+        async_load(d_q, [i_batch, i_row, i_col + t * ROWS], bar, s_q.index(t))
+        async_load(d_k, [i_batch, i_row, i_col + t * ROWS], bar, s_k.index(t))
+    async_load(d_x, [i_batch, i_row, i_out], bar, s_x)
     for t in gl.static_range(NK):
-        tma.async_copy_global_to_shared(d_s, [i_state + t * ROWS, i_v], bar, s_s.index(t))
+        async_load(d_s, [i_state + t * ROWS, i_v], bar, s_s.index(t))
 
 
 @gluon.jit
@@ -345,7 +345,7 @@ def _rows_part(
                 matrix(s_x).store(rounded(b_y))
                 fence_async_shared()
                 barrier()
-                tma.async_copy_shared_to_global(d_y, [i_batch, i_row, i_out], s_x)
+                async_store(d_y, [i_batch, i_row, i_out], s_x)
                 tma.store_wait(0)
                 barrier()
 

@@ -20,12 +20,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_wait
 
+from ...launch.tritons import async_load, async_store, barrier
 from .layouts import (
     ACCUMULATOR,
     ROWS,
     SHARED,
     TILE_BYTES,
-    barrier,
     barriers,
     by_parts,
     cut,
@@ -62,10 +62,10 @@ def _send_values(
     AT: gl.constexpr = i % STAGES
     bar = bars.index(AT)
     mbarrier.expect(bar, 4 * TILE_BYTES)
-    tma.async_copy_global_to_shared(d_do, [i_batch, i_row, i_out + i * ROWS], bar, s_do.index(AT))
-    tma.async_copy_global_to_shared(d_v, [i_batch, i_row, i_out + i * ROWS], bar, s_v.index(AT))
-    tma.async_copy_global_to_shared(d_s, [i_state, i * ROWS], bar, s_s.index(AT))
-    tma.async_copy_global_to_shared(d_ds, [i_state, i * ROWS], bar, s_ds.index(AT))
+    async_load(d_do, [i_batch, i_row, i_out + i * ROWS], bar, s_do.index(AT))
+    async_load(d_v, [i_batch, i_row, i_out + i * ROWS], bar, s_v.index(AT))
+    async_load(d_s, [i_state, i * ROWS], bar, s_s.index(AT))
+    async_load(d_ds, [i_state, i * ROWS], bar, s_ds.index(AT))
 
 
 @gluon.jit
@@ -208,9 +208,9 @@ def grad_qk_strong_hopper_kernel(
                         i, d_do, d_v, d_s, d_ds, s_do, s_v, s_s, s_ds, bars, i_batch, i_row, i_out, i_state, SENT
                     )
                 mbarrier.expect(bar_rows, 3 * TILE_BYTES)
-                tma.async_copy_global_to_shared(d_g, [i_batch, i_row, i_col], bar_rows, s_g)
-                tma.async_copy_global_to_shared(d_k, [i_batch, i_row, i_col], bar_rows, s_k)
-                tma.async_copy_global_to_shared(d_q, [i_batch, i_row, i_col], bar_rows, s_q)
+                async_load(d_g, [i_batch, i_row, i_col], bar_rows, s_g)
+                async_load(d_k, [i_batch, i_row, i_col], bar_rows, s_k)
+                async_load(d_q, [i_batch, i_row, i_col], bar_rows, s_q)
 
                 nil = hidden_zero(i_c)
                 b_a, b_at, b_x, b_y, b_phi = _products(
@@ -273,9 +273,9 @@ def grad_qk_strong_hopper_kernel(
                 matrix(s_g).store(rounded(b_dg))
                 fence_async_shared()
                 barrier()
-                tma.async_copy_shared_to_global(d_dq, [i_batch, i_row, i_col], s_q)
-                tma.async_copy_shared_to_global(d_dk, [i_batch, i_row, i_col], s_k)
-                tma.async_copy_shared_to_global(d_dg, [i_batch, i_row, i_col], s_g)
+                async_store(d_dq, [i_batch, i_row, i_col], s_q)
+                async_store(d_dk, [i_batch, i_row, i_col], s_k)
+                async_store(d_dg, [i_batch, i_row, i_col], s_g)
                 tma.store_wait(0)
                 barrier()
     if EARLY:

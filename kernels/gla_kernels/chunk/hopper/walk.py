@@ -40,6 +40,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from ...launch.tritons import async_load, async_store, barrier
 from .layouts import (
     ACCUMULATOR,
     EVERYWHERE,
@@ -50,7 +51,6 @@ from .layouts import (
     SHARED,
     SPREAD,
     TILE_BYTES,
-    barrier,
     barriers,
     by_parts,
     cut,
@@ -80,12 +80,12 @@ def _load_part(
         mbarrier.wait(empty.index(at), phase ^ 1)
         mbarrier.expect(bar, 3 * (K // ROWS) * TILE_BYTES)
         for t in gl.static_range(K // ROWS):
-            tma.async_copy_global_to_shared(d_g, [i_batch, i_row, i_col + t * ROWS], bar, s_g[t].index(at))
-            tma.async_copy_global_to_shared(d_k, [i_batch, i_row, i_col + t * ROWS], bar, s_k[t].index(at))
-            tma.async_copy_global_to_shared(d_q, [i_batch, i_row, i_col + t * ROWS], bar, s_q[t].index(at))
+            async_load(d_g, [i_batch, i_row, i_col + t * ROWS], bar, s_g[t].index(at))
+            async_load(d_k, [i_batch, i_row, i_col + t * ROWS], bar, s_k[t].index(at))
+            async_load(d_q, [i_batch, i_row, i_col + t * ROWS], bar, s_q[t].index(at))
         mbarrier.wait(empty_v.index(at), phase ^ 1)
         mbarrier.expect(bar_v, BV // ROWS * TILE_BYTES)
-        tma.async_copy_global_to_shared(d_v, [i_batch, i_row, i_out], bar_v, s_v.index(at))
+        async_load(d_v, [i_batch, i_row, i_out], bar_v, s_v.index(at))
 
 
 # --- The state --------------------------------------------------------------------------------------------------------
@@ -181,11 +181,11 @@ def _state_part(
         wanted = True if STORE_S else _least_of(s_h, at, NK) <= LEAST_HALF
         if wanted:
             for t in gl.static_range(NK):
-                tma.async_copy_shared_to_global(d_s, [i_state + i * K + t * ROWS, i_v * BV], s_s[t].index(at))
+                async_store(d_s, [i_state + i * K + t * ROWS, i_v * BV], s_s[t].index(at))
         if STORE_FEW:
             if until == 0:
                 for t in gl.static_range(NK):
-                    tma.async_copy_shared_to_global(d_few, [i_few + t * ROWS, i_v * BV], s_s[t].index(at))
+                    async_store(d_few, [i_few + t * ROWS, i_v * BV], s_s[t].index(at))
                 i_few += K
                 until = every
             until -= 1
@@ -286,7 +286,7 @@ def _output_part(
         fence_async_shared()
         barrier()  # the keys and the o of the block before lie there
         if mild:
-            tma.async_copy_shared_to_global(d_o, [i_batch, i_row0 + (i - 1) * ROWS, i_out], s_o)
+            async_store(d_o, [i_batch, i_row0 + (i - 1) * ROWS, i_out], s_o)
         if NK == 2:
             b_a = _scores(b_qh, b_ql, s_q[1], s_k[1], at, b_a, False)
             b_o = warpgroup_mma(gl.convert_layout(b_qd, LEFT, True), s_s[1].index(at), b_o, is_async=True)
@@ -316,7 +316,7 @@ def _output_part(
     fence_async_shared()
     barrier()
     if mild:
-        tma.async_copy_shared_to_global(d_o, [i_batch, i_row0 + (n_here - 1) * ROWS, i_out], s_o)
+        async_store(d_o, [i_batch, i_row0 + (n_here - 1) * ROWS, i_out], s_o)
     tma.store_wait(0)
 
 

@@ -1,0 +1,31 @@
+"""What Tritons 3.6 to 3.9 call differently, under one name each. All kernels are compiled and interpreted with the
+oldest and the newest of them, by `.ci/stack`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import tma
+
+# In kernels. Warps wait for each other: thread_barrier in 3.6. A tile comes to shared memory, and leaves it:
+# async_copy_.. up to 3.7, which 3.9 has no more.
+barrier = getattr(gl, "barrier", None) or gl.thread_barrier
+async_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
+async_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
+
+
+def masked_load(builder: Any) -> Callable[[Any, Any], Any]:
+    """The interpreter's load of a tile from pointers, 0 where the mask is false, with nothing said about caches, which
+    takes two arguments up to 3.8 and one in 3.9."""
+    load = builder.create_masked_load
+    caches = len(inspect.signature(load).parameters) - 4  # but for pointers, mask, what is there elsewhere, volatile
+    return lambda pointers, mask: load(pointers, mask, None, *([None] * caches), False)
+
+
+def index_of(number: Any) -> int:
+    """An interpreted number of integers as Python's: of the array of one that Triton 3.6 keeps it in NumPy 2.4 makes
+    none."""
+    return int(number.handle.data.squeeze())
