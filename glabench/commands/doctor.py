@@ -20,13 +20,28 @@ def doctor() -> None:
 
     from glabench.hardware import diagnosis, environment
 
-    findings = [*diagnosis.examine(), *_systems(environment.detect_device())]
+    findings = [*diagnosis.examine(), *_plans(), *_systems(environment.detect_device())]
     console = Console(highlight=False, markup=False)
     for group in dict.fromkeys(finding.group for finding in findings):
         _print_group(console, group, [finding for finding in findings if finding.group == group])
     _print_fixes(console, [finding for finding in findings if finding.fix is not None])
     if any(finding.broken for finding in findings):
         raise typer.Exit(1)
+
+
+def _plans() -> Iterator[Finding]:
+    """The tuned plans that come with the package, and what they were tuned with: outdated ones run, so nothing is to be
+    fixed."""
+    try:
+        from gla_kernels.plan.files import shipped_tables
+    except ImportError:  # of torch or Triton, which is said above
+        return
+    from glabench.hardware.diagnosis import Finding
+
+    for table in shipped_tables():
+        why = table.header.outdated
+        how = f"tuned with Triton {table.header.triton}" if why is None else f"outdated: tuned with {why}"
+        yield Finding("Plans", table.header.device, f"{len(table.entries)}, {how}")
 
 
 def _systems(device: Device) -> Iterator[Finding]:

@@ -218,14 +218,14 @@ class _Near:
 
     def choice(self, plan: Plan, shape: ShapeClass) -> Choice:
         """The choice of its plan, or of that with other segments."""
-        same, stale = self.entry.shape == shape, self.source.table.header.stale
+        same, why = self.entry.shape == shape, self.source.table.header.outdated
         notes = [
             "" if same else ", nearby",
             "" if plan == self.entry.plan else ", other segments",
-            ", outdated" if stale else "",
+            f", outdated: tuned with {why}" if why else "",
         ]
         at = f"at B={self.entry.work.B} T={self.entry.work.T} H={self.entry.work.H}"
-        return Choice(plan, f"{self.source.name} {at}{''.join(notes)}", self.source.own and same, stale)
+        return Choice(plan, f"{self.source.name} {at}{''.join(notes)}", self.source.own and same, why is not None)
 
 
 def _expected(work: Workload, near: Iterable[_Near], capability: int) -> Iterator[tuple[float, _Near, Plan]]:

@@ -101,9 +101,12 @@ class Header:
     format: int = FORMAT
 
     @property
-    def stale(self) -> bool:
-        """Whether what the kernels' sources mean, or Triton, is another now."""
-        return (self.kernels, self.triton) != (kernels_hash(), triton.__version__)
+    def outdated(self) -> str | None:
+        """Which of what the kernels' sources mean and Triton is another now, in a few words; None for neither."""
+        others = ["other kernels"] if self.kernels != kernels_hash() else []
+        if self.triton != triton.__version__:
+            others.append(f"Triton {self.triton}, and this is {triton.__version__}")
+        return " and ".join(others) or None
 
 
 def header_of(machine: Machine) -> Header:

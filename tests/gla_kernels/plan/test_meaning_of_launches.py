@@ -117,11 +117,11 @@ def test_plans_tuned_with_other_sources_are_outdated_unless_these_have_their_nam
     means("f" * 16, {})
     assert kernels_hash() == "f" * 16
     assert own_table(machine) is None
-    assert [found.header.stale for found in shipped_tables()] == [True]
+    assert [found.header.outdated for found in shipped_tables()] == ["other kernels"]
     means("f" * 16, {"f" * 16: before})
     assert kernels_hash() == before
     assert own_table(machine) is not None
-    assert [found.header.stale for found in shipped_tables()] == [False]
+    assert [found.header.outdated for found in shipped_tables()] == [None]
     assert add([entry(T=256)], machine) == path
 
 

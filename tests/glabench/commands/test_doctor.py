@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import triton
 import typer
 
 from glabench.commands.doctor import doctor
@@ -14,7 +15,7 @@ def test_the_doctor_runs_here(capsys: pytest.CaptureFixture[str], monkeypatch: p
     monkeypatch.setenv("COLUMNS", "80")
     doctor()
     printed = capsys.readouterr().out
-    for word in ("Machine", "GPU", "Software", "torch", "Triton", "Systems", "chunkwise_torch"):
+    for word in ("Machine", "GPU", "Software", "torch", "Triton", "Plans", "Systems", "chunkwise_torch"):
         assert word in printed
     assert all(len(line) <= 80 for line in printed.splitlines())
 
@@ -33,6 +34,18 @@ def test_a_rival_that_cannot_run_here_is_no_defect(
 def show(findings: list[Finding], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(diagnosis, "examine", lambda: findings)
     doctor()
+
+
+@pytest.mark.parametrize("here", ["3.6.0", "9.9"])
+def test_plans_say_what_they_were_tuned_with(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, here: str
+) -> None:
+    monkeypatch.setattr(triton, "__version__", here)
+    monkeypatch.setenv("COLUMNS", "200")
+    show([], monkeypatch)
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if "NVIDIA H200" in line)
+    assert "tuned with Triton 3.6.0" in line
+    assert ("outdated" in line) == (here != "3.6.0")
 
 
 def test_nothing_to_fix(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
