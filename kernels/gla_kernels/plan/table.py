@@ -31,7 +31,7 @@ LINEAGE = {
     "06a6e7741b1d9583": "28b8cfb22576a567",  # a hash of bytes
     "7b0623f34eaf5fb6": "28b8cfb22576a567",  # moved and renamed: every launch as before, but for copies between slices
     "43fec845499bce85": "28b8cfb22576a567",  # few states kept: the kernel for it has no tiles to choose
-    "8785453906e70bf3": "28b8cfb22576a567",  # another kernel for few states where V is wide; names for all Tritons
+    "73c116c0d16f9670": "28b8cfb22576a567",  # another kernel for few states where V is wide; names for all Tritons
 }
 MAX_BYTES = 16 * 2**20  # of a file
 MAX_ENTRIES = 50_000  # about as many fit in

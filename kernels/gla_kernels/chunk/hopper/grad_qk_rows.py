@@ -18,6 +18,7 @@ from .layouts import (
     LOG2_E,
     OPERAND,
     ROWS,
+    SHARED,
     SPREAD,
     TILE_BYTES,
     by_parts,
@@ -46,6 +47,23 @@ def run_of_program(p_h, H, n_blocks, n_here, first_chunk, n_stored, n_few, every
     i_state, i_few = (i_bh * n_stored + i_first) * K + i_k * ROWS, (i_bh * n_few + i_run) * K + i_k * ROWS
     p_h += (i_bh.to(gl.int64) * n_blocks + first_chunk + i_first) * K + i_k * ROWS
     return count, i_batch, i_row0, i_col, i_out, i_state, i_few, p_h
+
+
+@gluon.jit
+def places(d_q, d_k, d_g, d_do, d_v, d_ds, d_few, NV: gl.constexpr, STAGES: gl.constexpr):
+    """Shared memory of a program: q, k, g and both parts of A, each with an axis of one to be indexed by a hidden zero;
+    stages of tiles of dO, V and dS; the state as products read it; U."""
+    t_q = gl.allocate_shared_memory(gl.bfloat16, [1, 1, ROWS, ROWS], d_q.layout)
+    t_k = gl.allocate_shared_memory(gl.bfloat16, [1, 1, ROWS, ROWS], d_k.layout)
+    t_g = gl.allocate_shared_memory(gl.bfloat16, [1, 1, ROWS, ROWS], d_g.layout)
+    s_do = gl.allocate_shared_memory(gl.bfloat16, [STAGES, 1, ROWS, ROWS], d_do.layout)
+    s_v = gl.allocate_shared_memory(gl.bfloat16, [STAGES, 1, ROWS, ROWS], d_v.layout)
+    s_ds = gl.allocate_shared_memory(gl.bfloat16, [STAGES, ROWS, ROWS], d_ds.layout)
+    s_s = gl.allocate_shared_memory(gl.bfloat16, [NV, ROWS, ROWS], d_few.layout)
+    t_high = gl.allocate_shared_memory(gl.bfloat16, [1, ROWS, ROWS], SHARED)
+    t_low = gl.allocate_shared_memory(gl.bfloat16, [1, ROWS, ROWS], SHARED)
+    s_u = gl.allocate_shared_memory(gl.bfloat16, [ROWS, ROWS], SHARED)
+    return t_q, t_k, t_g, t_high, t_low, s_do, s_v, s_ds, s_s, s_u
 
 
 @gluon.jit

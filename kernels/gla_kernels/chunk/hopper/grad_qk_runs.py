@@ -27,6 +27,7 @@ from .grad_qk_rows import (
     decayed_keys,
     gates_begun,
     leave,
+    places,
     run_of_program,
     scores_in_parts,
     send,
@@ -85,16 +86,7 @@ def grad_qk_runs_hopper_kernel(
         p_h, H, n_blocks, n_here, first_chunk, n_stored, n_few, every, K, V
     )
 
-    t_q = gl.allocate_shared_memory(gl.bfloat16, [1, 1, ROWS, ROWS], d_q.layout)
-    t_k = gl.allocate_shared_memory(gl.bfloat16, [1, 1, ROWS, ROWS], d_k.layout)
-    t_g = gl.allocate_shared_memory(gl.bfloat16, [1, 1, ROWS, ROWS], d_g.layout)
-    s_do = gl.allocate_shared_memory(gl.bfloat16, [STAGES, 1, ROWS, ROWS], d_do.layout)
-    s_v = gl.allocate_shared_memory(gl.bfloat16, [STAGES, 1, ROWS, ROWS], d_v.layout)
-    s_ds = gl.allocate_shared_memory(gl.bfloat16, [STAGES, ROWS, ROWS], d_ds.layout)
-    s_s = gl.allocate_shared_memory(gl.bfloat16, [NV, ROWS, ROWS], d_few.layout)
-    t_high = gl.allocate_shared_memory(gl.bfloat16, [1, ROWS, ROWS], SHARED)
-    t_low = gl.allocate_shared_memory(gl.bfloat16, [1, ROWS, ROWS], SHARED)
-    s_u = gl.allocate_shared_memory(gl.bfloat16, [ROWS, ROWS], SHARED)
+    t_q, t_k, t_g, t_high, t_low, s_do, s_v, s_ds, s_s, s_u = places(d_q, d_k, d_g, d_do, d_v, d_ds, d_few, NV, STAGES)
     bars, bar_s = barriers(STAGES), barriers(1).index(0)
     bar_g, bar_k, bar_q = barriers(1).index(0), barriers(1).index(0), barriers(1).index(0)
     fence_async_shared()
