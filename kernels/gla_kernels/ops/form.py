@@ -25,13 +25,6 @@ class Inputs(NamedTuple):
     gv: Tensor | None
     initial_state: Tensor | None
 
-    def contiguous(self) -> Inputs:
-        """Every tensor `laid_out`."""
-        for x in self:
-            if x is not None and not lies_well(x):
-                return Inputs(*(None if x is None else laid_out(x) for x in self))  # type: ignore[arg-type]
-        return self
-
     def readable(self, rows: Sequence[int] | None = None) -> Inputs:
         """Every tensor `laid_out`. ``rows``, all that are by default, stay columns of a matrix where they lie well:
         `prepared.Prepared` copies them by launches of its own."""

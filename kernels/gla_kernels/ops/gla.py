@@ -23,6 +23,7 @@ from . import library
 from .autograd import call
 from .form import Form, Inputs
 from .forms import Chunkwise, Recurrent
+from .operators import MAKERS
 from .prepared import Prepared, PreparedStep
 from .signature import is_plain, prepared, signature_of
 from .validate import check_flag, check_inputs, check_scale, check_sizes, check_step, refuse_gradients
@@ -118,7 +119,7 @@ def _form(
     recompute: bool | None,
     config: Config = None,
 ) -> Form:
-    """The form of a call of `gla`: see `library.Maker`."""
+    """The form of a call of `gla`: see `operators.Maker`."""
     if recompute is not None:
         check_flag("recompute", recompute)
     if x.gv is not None:
@@ -199,12 +200,12 @@ def gla_step(
 
     def prepare() -> PreparedStep:
         check_step(q, k, v, g, gv, state)
-        return PreparedStep(inputs.contiguous(), check_scale(scale, q.shape[-1]), q.device)
+        return PreparedStep(inputs.readable(()), check_scale(scale, q.shape[-1]), q.device)
 
     lies = (state.is_contiguous(), state.is_neg()) if isinstance(state, Tensor) and not state.is_sparse else None
     run = prepared(signature_of("gla_step", inputs, (scale, type(scale), lies)), prepare)
     updated = state if state.data_ptr() % ALIGNED == 0 else state.clone()
-    o = run(inputs._replace(initial_state=None).contiguous()._replace(initial_state=updated))
+    o = run(inputs._replace(initial_state=None).readable(())._replace(initial_state=updated))
     if updated is not state:
         state.copy_(updated)
     torch.autograd.graph.increment_version(state)  # a backward pass that still needs what was in it says so
@@ -282,6 +283,6 @@ def _recurrent_in_graph(x: Inputs, device: torch.device, scale: float, *_: objec
     return Recurrent(scale)
 
 
-library.MAKERS |= {"gla": _in_graph, "gla_recurrent": _recurrent_in_graph}
+MAKERS |= {"gla": _in_graph, "gla_recurrent": _recurrent_in_graph}
 
 __all__ = ["gla", "gla_recurrent", "gla_step", "launches"]

@@ -21,6 +21,7 @@ from ..simple.passes import Kept, backward, forward
 from . import library
 from .autograd import call
 from .form import Inputs, Left
+from .operators import MAKERS
 from .prepared import Prepared
 from .signature import is_plain, prepared, signature_of
 from .validate import check_flag, check_inputs, check_scale, check_sizes, check_tensor
@@ -93,7 +94,7 @@ def _laid_out(inputs: Inputs) -> Inputs:
 def _form(
     x: Inputs, device: torch.device, scale: float, schedule: Schedule | None, differentiated: bool, *_: object
 ) -> _Simple:
-    """The form of a call of `simple_gla`: see `library.Maker`."""
+    """The form of a call of `simple_gla`: see `operators.Maker`."""
     return _Simple(scale, check_schedule(schedule), machine_of(device).capability, differentiated)
 
 
@@ -218,4 +219,4 @@ class _Simple:
         return Call(x.q, x.k, x.v, x.g, self.scale, x.initial_state, chunk, materialize, self.capability)
 
 
-library.MAKERS["simple_gla"] = _in_graph
+MAKERS["simple_gla"] = _in_graph

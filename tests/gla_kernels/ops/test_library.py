@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from gla_kernels import Plan, Schedule, Workload, chosen, gla, gla_recurrent, gla_step, simple_gla
 from gla_kernels.ops import library as compiled
 from gla_kernels.ops.form import Inputs
+from gla_kernels.ops.operators import MAKERS
 
 Call = Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
 
@@ -191,7 +192,7 @@ def filled() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("filled")
-@pytest.mark.parametrize("function", compiled.MAKERS)
+@pytest.mark.parametrize("function", MAKERS)
 @pytest.mark.parametrize("value_gates", [False, True])
 def test_operators_keep_what_pytorch_is_promised(function, value_gates):
     q, k, v, g, state = drawn(T=40)
