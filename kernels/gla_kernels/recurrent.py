@@ -181,13 +181,14 @@ def recurrent_grad_v_kernel(  # type: ignore[no-untyped-def]
 def step_kernel(  # type: ignore[no-untyped-def]
     p_q, p_k, p_v, p_g, p_gv, p_s, p_o, scale,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, GATED: tl.constexpr, GATED_V: tl.constexpr,
+    V_FIRST: tl.constexpr,
 ):  # fmt: skip
-    """One token: the state [B*H, K, V] is updated in place, o [B*H, V]."""
+    """One token: the state [B*H, K, V], or V_FIRST [B*H, V, K], is updated in place, o [B*H, V]."""
     NV: tl.constexpr = (V + BV - 1) // BV
     i_p = tl.program_id(0)
     i_v, i_bh = i_p % NV, (i_p // NV).to(tl.int64)
     o_k, o_v = tl.arange(0, BK), i_v * BV + tl.arange(0, BV)
-    b_s = load_state(p_s + i_bh * K * V, o_k, o_v, K, V)
+    b_s = load_state(p_s + i_bh * K * V, o_k, o_v, K, V, V_FIRST)
     if GATED:
         b_s *= tl.exp(_load(p_g + i_bh * K, o_k, K))[:, None]
     if GATED_V:
@@ -195,7 +196,7 @@ def step_kernel(  # type: ignore[no-untyped-def]
     b_s += _load(p_k + i_bh * K, o_k, K)[:, None] * _load(p_v + i_bh * V, o_v, V)[None, :]
     b_o = tl.sum(b_s * _load(p_q + i_bh * K, o_k, K)[:, None], axis=0) * scale
     tl.store(p_o + i_bh * V + o_v, b_o.to(p_o.dtype.element_ty), mask=o_v < V)
-    store_state(p_s + i_bh * K * V, b_s, o_k, o_v, K, V)
+    store_state(p_s + i_bh * K * V, b_s, o_k, o_v, K, V, V_FIRST)
 
 
 def _blocks(K: int, V: int, split: str) -> tuple[dict[str, int], int]:
@@ -278,12 +279,12 @@ def backward(
 
 def step(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, state: Tensor, scale: float, launch: Launcher,
-    gv: Tensor | None = None,
+    gv: Tensor | None = None, v_first: bool = False,
 ) -> Tensor:  # fmt: skip
-    """o [B, H, V]; ``state`` [B, H, K, V] float32 is updated in place."""
+    """o [B, H, V]; ``state`` [B, H, K, V] float32, or v_first [B, H, V, K], is updated in place."""
     B, H, K = q.shape
     o = torch.empty_like(v)
     args = {"p_q": q, "p_k": k, "p_v": v, "p_g": g, "p_gv": gv, "p_s": state, "p_o": o, "scale": scale}
-    flags = {"GATED": g is not None, "GATED_V": gv is not None}
+    flags = {"GATED": g is not None, "GATED_V": gv is not None, "V_FIRST": v_first}
     launch(_launch(step_kernel, "V", args, (B, H, K, v.shape[-1]), **flags))
     return o

@@ -25,8 +25,11 @@ class Chunkwise:
     backward_plan: Plan
     keep: bool
     few: bool = True
+    v_first: bool = False
 
     def forward(self, x: Inputs, final: bool, launch: Launcher) -> tuple[Tensor, Tensor | None, Left]:
+        if x.cu_seqlens is not None or self.v_first:
+            raise NotImplementedError  # yet
         problem, backward = self._problem(x, self.plan), self._problem(x, self.backward_plan)
         o, final_state, kept = chunk.forward(problem, final, launch, self.keep, self._apart(backward))
         if kept is None or not backward.served_by(kept):
@@ -57,8 +60,11 @@ class Recurrent:
     """The fused recurrent form."""
 
     scale: float
+    v_first: bool = False
 
     def forward(self, x: Inputs, final: bool, launch: Launcher) -> tuple[Tensor, Tensor | None, Left]:
+        if x.cu_seqlens is not None or self.v_first:
+            raise NotImplementedError  # yet
         o, state = recurrent.forward(x.q, x.k, x.v, x.g, self.scale, x.initial_state, final, launch, x.gv)
         return o, state, (state if x.g is not None or x.gv is not None else None,)  # without gates none asks for it
 

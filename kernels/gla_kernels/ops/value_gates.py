@@ -39,8 +39,11 @@ class ValueGated:
     scale: float
     schedule: Schedule
     keep: bool
+    v_first: bool = False
 
     def forward(self, x: Inputs, final: bool, launch: Launcher) -> tuple[Tensor, Tensor | None, Left]:
+        if x.cu_seqlens is not None or self.v_first:
+            raise NotImplementedError  # yet
         o, final_state, (states, boundary) = forward(self._problem(x), launch)
         return o, final_state if final else None, (states, *boundary) if self.keep else ()
 
