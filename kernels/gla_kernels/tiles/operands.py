@@ -69,10 +69,10 @@ def load_state(p_s, o_k, o_v, K: tl.constexpr, V: tl.constexpr, V_FIRST: tl.cons
 
 
 @triton.jit
-def load_operand(p_s, o_k, o_v, K: tl.constexpr, V: tl.constexpr):
-    """A state's tile [BK, BV] in the type it is kept in, without a detour through float32, from a [K, V] matrix."""
+def load_operand(p_s, o_k, o_v, K: tl.constexpr, V: tl.constexpr, V_FIRST: tl.constexpr = False):
+    """`load_state` in the type that it is kept in, without a detour through float32."""
     m_s = (o_k < K)[:, None] & (o_v < V)[None, :]
-    return tl.load(p_s + o_k[:, None] * V + o_v[None, :], mask=m_s, other=0.0)
+    return tl.load(p_s + state_offsets(o_k, o_v, K, V, V_FIRST), mask=m_s, other=0.0)
 
 
 @triton.jit
