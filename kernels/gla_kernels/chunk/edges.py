@@ -1,9 +1,9 @@
 """Where packed sequences begin and end, if they have states: what the passes over chunks leave to do.
 
 Chunks lie as in one sequence of T rows, and the passes lead states from chunk to chunk. A sequence that begins in a
-chunk has a state of its own there, and so has the gradient of one that ends in it. The passes give both to the chunks beyond
-(states.py); what rows of the sequence's own first and last chunk have to do with them is made here, of those rows alone
-and by any_gate.py's equations, over what the passes made: a program a sequence and tile, which mostly has one chunk's
+chunk has a state of its own there, and so has the gradient of one that ends in it. The passes give both to the chunks
+beyond (states.py). What rows of the sequence's own first and last chunk have to do with them is made here, of those
+rows alone and by any_gate.py's equations, over what the passes made: a program a sequence and tile, with one chunk's
 rows to go through.
 
 Nothing of this runs where no states are given, and none are asked for.

@@ -51,7 +51,7 @@ from .layouts import (
     rounded,
     wide,
 )
-from .packed import head_and_tail, of_rows, passes, sums_in_sequences
+from .packed import as_factor, head_and_tail, of_rows, passes, sums_in_sequences
 from .strong_gates import hidden_zero
 
 
@@ -165,14 +165,13 @@ def grad_qk_runs_hopper_kernel(
             b_phi += gl.sum(b_sw * wide(b_ds.load(ACCUMULATOR)), axis=1)
             b_next = (b_sw + wide(s_rest.index(i_v + nil).load(ACCUMULATOR))) * (b_h * b_h)[:, None]
             if PACKED:
-                if not passes(head, tail):
-                    b_next = b_zero
-                    if HAS_SN:
-                        if tail < ROWS:
-                            b_next = first_state(
-                                p_sn, p_marks, n_rows, i_row, i_out // V, n_heads, i_feature, i_v * ROWS, b_d, b_half,
-                                tail, K, V, V_FIRST,
-                            )  # fmt: skip
+                b_next = b_next * as_factor(passes(head, tail))
+                if HAS_SN:
+                    if (not passes(head, tail)) & (tail < ROWS):
+                        b_next = first_state(
+                            p_sn, p_marks, n_rows, i_row, i_out // V, n_heads, i_feature, i_v * ROWS, b_d, b_half,
+                            tail, K, V, V_FIRST,
+                        )  # fmt: skip
             b_next = warpgroup_mma(b_kd, b_v, b_next, is_async=True)
             b_a, b_x, b_y, b_next = warpgroup_mma_wait(0, (b_a, b_x, b_y, b_next))
             fence_async_shared()

@@ -14,7 +14,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from ...launch.tritons import async_store, barrier
 from .grad_qk_rows import after_rows, decayed_keys, first_state, gates_begun
 from .layouts import ACCUMULATOR, EVERYWHERE, LEAST_HALF, ROWS, matrix, rounded, wide
-from .packed import head_and_tail, passes
+from .packed import as_factor, head_and_tail, passes
 from .strong_gates import hidden_zero
 
 
@@ -65,14 +65,13 @@ def state_part(
             b_sw = wide(b_s.load(ACCUMULATOR))
             b_next = (b_sw + wide(b_rest[i_v])) * (b_h * b_h)[:, None]
             if PACKED:
-                if not passes(head, tail):
-                    b_next = b_zero
-                    if HAS_SN:
-                        if tail < ROWS:
-                            b_next = first_state(
-                                p_sn, p_marks, n_rows, i_row, i_head, n_heads, i_feature, i_v * ROWS, b_d, b_half,
-                                tail, K, V, V_FIRST,
-                            )  # fmt: skip
+                b_next = b_next * as_factor(passes(head, tail))
+                if HAS_SN:
+                    if (not passes(head, tail)) & (tail < ROWS):
+                        b_next = first_state(
+                            p_sn, p_marks, n_rows, i_row, i_head, n_heads, i_feature, i_v * ROWS, b_d, b_half,
+                            tail, K, V, V_FIRST,
+                        )  # fmt: skip
             mbarrier.wait(full.index(at), turn)
             b_next = warpgroup_mma(b_kd, matrix(s_v.index(at)), b_next, is_async=True)
             b_sw = warpgroup_mma_wait(1, (b_sw,))  # or the compiler has the product wait for Phi

@@ -50,7 +50,7 @@ from .layouts import (
     matrix,
     rounded,
 )
-from .packed import head_and_tail, passes, sequence_of, state_at
+from .packed import as_factor, head_and_tail, passes, sequence_of, state_at
 
 REGISTERS = gl.constexpr(248)  # of a thread of either part
 
@@ -145,34 +145,29 @@ def _walk_part(
         mild = is_mild(h_all, NK)
         before_a, after_a = _decays(h_a, mild)
         if PACKED:
-            if not passes(head, tail):
-                if STORE_DS0:
-                    if tail < ROWS:  # a sequence begins here: `edges` does the rest
-                        p_at = p_ds0 + (sequence_of(p_marks, n_rows, i_row + ROWS - 1) * n_heads + i_head) * K * V
-                        gl.store(p_at + o_s, b_da)
-                        if NK == 2:
-                            gl.store(p_at + NEXT + o_s, b_db)
-                b_da = b_zero
-                b_db = b_zero
-                if HAS_DSN:
-                    if head > 0:  # a sequence from before ends here
-                        p_at = p_dsn + (sequence_of(p_marks, n_rows, i_row) * n_heads + i_head) * K * V
-                        b_da = gl.load(p_at + o_s) * _decay_of_head(p_g, i_row, stride, head, OUT)[:, None]
-                        b_da = b_da / after_a[:, None]
-                        if NK == 2:
-                            b_db = gl.load(p_at + NEXT + o_s)
-                            b_db = b_db * _decay_of_head(p_g + ROWS, i_row, stride, head, OUT)[:, None]
-                            b_db = b_db / _decays(h_b, mild)[1][:, None]
-            else:
-                b_da = b_da * before_a[:, None]
-        else:
-            b_da = b_da * before_a[:, None]
+            if STORE_DS0:
+                if (not passes(head, tail)) & (tail < ROWS):  # a sequence begins here: `edges` does the rest
+                    p_at = p_ds0 + (sequence_of(p_marks, n_rows, i_row + ROWS - 1) * n_heads + i_head) * K * V
+                    gl.store(p_at + o_s, b_da)
+                    if NK == 2:
+                        gl.store(p_at + NEXT + o_s, b_db)
+            before_a = before_a * as_factor(passes(head, tail))
+        b_da = b_da * before_a[:, None]
+        if PACKED and HAS_DSN:
+            p_at = p_dsn + (sequence_of(p_marks, n_rows, i_row) * n_heads + i_head) * K * V
+            if (not passes(head, tail)) & (head > 0):  # one that came from before ends here
+                b_e = _decay_of_head(p_g, i_row, stride, head, OUT) / after_a
+                b_da = gl.load(p_at + o_s) * b_e[:, None]
         b_da = warpgroup_mma(matrix(s_q[0].index(i % 3)).permute((1, 0)), t_do, b_da, is_async=True)
         if NK == 2:
             before_b, after_b = _decays(h_b, mild)
             if PACKED:
-                before_b = gl.where(passes(head, tail), before_b, 1.0)
+                before_b = before_b * as_factor(passes(head, tail))
             b_db = b_db * before_b[:, None]
+            if PACKED and HAS_DSN:
+                if (not passes(head, tail)) & (head > 0):
+                    b_e = _decay_of_head(p_g + ROWS, i_row, stride, head, OUT) / after_b
+                    b_db = gl.load(p_at + NEXT + o_s) * b_e[:, None]
             b_db = warpgroup_mma(matrix(s_q[1].index(i % 3)).permute((1, 0)), t_do, b_db, is_async=True)
         b_dv = warpgroup_mma_wait(NK, (b_dv,))
         matrix(s_dv).store(rounded(b_dv))

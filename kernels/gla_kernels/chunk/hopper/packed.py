@@ -29,6 +29,12 @@ def passes(head, tail):
 
 
 @gluon.jit
+def as_factor(there):
+    """1 or 0. What is not to pass is multiplied by 0: to choose in a branch takes registers for all of a state."""
+    return gl.where(there, 1.0, 0.0)
+
+
+@gluon.jit
 def sequence_of(p_marks, n_rows, i_row):
     """Which sequence a row belongs to."""
     return gl.load(p_marks + 2 * n_rows + i_row).to(gl.int64)

@@ -60,7 +60,7 @@ from .layouts import (
     rounded,
     wide,
 )
-from .packed import head_and_tail, passes, same_scores, sequence_of, state_at
+from .packed import as_factor, head_and_tail, passes, same_scores, sequence_of, state_at
 
 REGISTERS = gl.constexpr(240)  # of a thread of the state's part; the output's gets as many
 FEW_REGISTERS = gl.constexpr(24)  # of one that only loads
@@ -209,15 +209,20 @@ def _state_part(
                     gl.store(p_at + o_s, b_s0)
                     if NK == 2:
                         gl.store(p_at + NEXT + o_s, b_s1)
-            if not passes(head, tail):  # the state after the block is of a sequence that begins in it
-                b_s0 = gl.zeros([ROWS, BV], gl.float32, STATE)
-                b_s1 = b_s0
-                if HAS_SN:
-                    i_last = i_row0 + i * ROWS + ROWS - 1
-                    p_at = p_sn + (sequence_of(p_marks, n_rows, i_last) * n_heads + i_head) * K * V
+            b_e0 = b_f0
+            b_f0 = b_e0 * as_factor(passes(head, tail))
+            if NK == 2:
+                b_e1 = b_f1
+                b_f1 = b_e1 * as_factor(passes(head, tail))
+            if HAS_SN:
+                i_last = i_row0 + i * ROWS + ROWS - 1
+                p_at = p_sn + (sequence_of(p_marks, n_rows, i_last) * n_heads + i_head) * K * V
+                if not passes(head, tail):  # the state after the block is of a sequence that begins in it
                     b_s0 = gl.load(p_at + o_s)
+                    b_f0 = b_e0
                     if NK == 2:
                         b_s1 = gl.load(p_at + NEXT + o_s)
+                        b_f1 = b_e1
 
         mbarrier.wait(full_v.index(at), phase)
         b_v = matrix(s_v.index(at))
