@@ -14,7 +14,7 @@ from torch import Tensor
 from ..copies import copied
 from ..launch import Launch, Launcher, settle_keys
 from ..packed import marks
-from ..schedule import cdiv
+from ..schedule import WGMMA_ROWS, cdiv
 
 if TYPE_CHECKING:
     from .problem import Problem
@@ -25,11 +25,13 @@ CLOSED: tl.constexpr = tl.constexpr(-1e4)
 
 @dataclass(frozen=True)
 class Packed:
-    """lengths [N+1]: where sequences begin, and T. marks: see `packed.marks`. closed: the gates, closed where a
-    sequence begins, for passes that go by gates alone; None where none does."""
+    """lengths [N+1]: where sequences begin, and T. marks: see `packed.marks`; edges: see `edges`, for Hopper's own
+    kernels. closed: the gates, closed where a sequence begins, for passes that go by gates alone; None where none does.
+    """
 
     lengths: Tensor
     marks: Tensor
+    edges: Tensor | None = None
     closed: Tensor | None = None
 
     @property
@@ -48,9 +50,33 @@ def close_kernel(p_g, p_marks, p_y, n, W: tl.constexpr, BLOCK: tl.constexpr):
     tl.store(p_y + o_y, tl.where(begins, CLOSED, b_g.to(tl.float32)).to(p_y.dtype.element_ty), mask=o_y < n)
 
 
-settle_keys(close_kernel)
+@triton.jit
+def edges_kernel(p_marks, p_edges, n_rows, n_chunks, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """p_edges [n_chunks, 2]: see `edges`. p_marks [3, n_rows]."""
+    o_c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    m_c = o_c < n_chunks
+    i_row, i_next = o_c * ROWS, (o_c + 1) * ROWS
+    b_first, b_end = tl.load(p_marks + i_row, mask=m_c, other=0), tl.load(p_marks + n_rows + i_row, mask=m_c, other=0)
+    tl.store(p_edges + 2 * o_c, tl.where(b_first < i_row, tl.minimum(b_end - i_row, ROWS), 0), mask=m_c)
+    b_first = tl.load(p_marks + i_next - 1, mask=m_c, other=0)
+    b_end = tl.load(p_marks + n_rows + i_next - 1, mask=m_c, other=0)
+    tl.store(p_edges + 2 * o_c + 1, tl.where(b_end > i_next, tl.maximum(b_first - i_row, 0), ROWS), mask=m_c)
+
+
+settle_keys(close_kernel, edges_kernel)
 
 BLOCK = 2048
+CHUNKS = 128  # of a program
+
+
+def edges(marks: Tensor, launch: Launcher) -> Tensor:
+    """Of each chunk of 64 rows, int32 [.., 2]: how many of the first rows belong to a sequence that came from the chunk
+    before; and from which row on they belong to one that goes on in the next one, 64 for none."""
+    n = marks.shape[1] // WGMMA_ROWS
+    found = marks.new_empty(n, 2)
+    args = {"p_marks": marks, "p_edges": found, "n_rows": marks.shape[1], "n_chunks": n}
+    launch(Launch(edges_kernel, (cdiv(n, CHUNKS),), args, {"ROWS": WGMMA_ROWS, "BLOCK": CHUNKS}))
+    return found
 
 
 def packed(p: Problem, cu_seqlens: Tensor, native: bool, launch: Launcher) -> Problem:
@@ -60,7 +86,8 @@ def packed(p: Problem, cu_seqlens: Tensor, native: bool, launch: Launcher) -> Pr
         g = torch.empty_like(p.q)
         launch(copied(None, g))
         p = replace(p, g=g)
-    return replace(p, packed=Packed(cu_seqlens, marks(cu_seqlens, p.q.shape[1], launch)), native=native)
+    found = marks(cu_seqlens, p.q.shape[1], launch)
+    return replace(p, packed=Packed(cu_seqlens, found, edges(found, launch) if native else None), native=native)
 
 
 def closed(p: Problem, again: bool, launch: Launcher) -> Problem:

@@ -210,9 +210,16 @@ class Problem(CallContext):
         """Arguments and flags of a pass that knows of packed sequences, and has a state of each by that name."""
         flags = {"PACKED": self.packed is not None, "V_FIRST": self.v_first, f"HAS_{name[2:].upper()}": False}
         if self.packed is None:
-            return args | {"p_marks": None, "p_open": None, name: None, "n_rows": 0, "n_heads": 0}, flags
+            return args | {
+                "p_marks": None,
+                "p_edges": None,
+                "p_open": None,
+                name: None,
+                "n_rows": 0,
+                "n_heads": 0,
+            }, flags
         marks = self.packed.marks
-        args = args | {"p_marks": marks, "p_open": self.g, name: states}
+        args = args | {"p_marks": marks, "p_edges": self.packed.edges, "p_open": self.g, name: states}
         args |= {"n_rows": marks.shape[1], "n_heads": self.heads_a_row}
         return args, flags | {f"HAS_{name[2:].upper()}": states is not None}
 

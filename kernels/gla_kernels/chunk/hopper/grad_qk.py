@@ -46,7 +46,7 @@ from .layouts import (
     rounded,
     wide,
 )
-from .packed import head_and_tail, of_rows, passes, phi_of_rows, same_scores, sums_in_sequences
+from .packed import firsts_of_rows, head_and_tail, of_rows, passes, phi_of_rows, same_scores, sums_in_sequences
 
 
 @gluon.jit
@@ -64,10 +64,10 @@ def _load_values(
     async_load(d_ds, [i_state, i * ROWS], bar, s_ds.index(AT))
 
 
-@gluon.jit(do_not_specialize=["n_blocks", "n_here", "first_chunk", "n_stored", "n_rows"])
+@gluon.jit(do_not_specialize=["n_blocks", "n_here", "first_chunk", "n_stored"])
 def grad_qk_hopper_kernel(
-    d_q, d_k, d_v, d_g, d_do, d_s, d_ds, p_h, p_marks, d_dq, d_dk, d_dg,
-    scale, H, n_blocks, n_here, first_chunk, n_stored, n_rows,
+    d_q, d_k, d_v, d_g, d_do, d_s, d_ds, p_h, p_marks, p_edges, d_dq, d_dk, d_dg,
+    scale, H, n_blocks, n_here, first_chunk, n_stored,
     K: gl.constexpr, V: gl.constexpr, STAGES: gl.constexpr, PACKED: gl.constexpr,
 ):  # fmt: skip
     """dq, dk and dg [B, T, H, K] of n_here chunks from first_chunk on, of tiles that are mild: see grad_qk.py. bf16.
@@ -120,6 +120,9 @@ def grad_qk_hopper_kernel(
     async_load(d_q, [i_batch, i_row, i_col], bar_qk, s_q)
 
     # while it comes: h, and both triangles
+    if PACKED:
+        head, tail = head_and_tail(p_edges, i_row)
+        b_first = firsts_of_rows(p_marks, i_row)
     p_h += (i_bh.to(gl.int64) * n_blocks + first_chunk + i_c) * K + i_k * ROWS
     b_h = gl.exp2(gl.load(p_h + gl.arange(0, ROWS, gl.SliceLayout(1, ACCUMULATOR))))
     mild = gl.min(gl.load(p_h + gl.arange(0, ROWS, gl.SliceLayout(0, EVERYWHERE))), axis=0) > LEAST_HALF
@@ -165,8 +168,7 @@ def grad_qk_hopper_kernel(
     o_i, o_j = gl.arange(0, ROWS, gl.SliceLayout(1, ACCUMULATOR)), gl.arange(0, ROWS, gl.SliceLayout(0, ACCUMULATOR))
     b_a = gl.where(o_i[:, None] >= o_j[None, :], b_a * scale, 0.0)
     if PACKED:
-        head, tail = head_and_tail(p_marks, n_rows, i_row)
-        b_a, b_x, b_y = same_scores(b_a, p_marks, i_row), of_rows(b_x, 0, head), of_rows(b_y, tail, ROWS)
+        b_a, b_x, b_y = same_scores(b_a, b_first), of_rows(b_x, 0, head), of_rows(b_y, tail, ROWS)
         b_phi = gl.where(passes(head, tail), b_phi, 0.0)
     b_ah, b_al = cut(b_a)
     barrier()  # every warp is done with M and g

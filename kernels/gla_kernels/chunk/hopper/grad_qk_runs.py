@@ -51,7 +51,7 @@ from .layouts import (
     rounded,
     wide,
 )
-from .packed import as_factor, head_and_tail, of_rows, passes, sums_in_sequences
+from .packed import as_factor, firsts_of_rows, head_and_tail, of_rows, passes, sums_in_sequences
 from .strong_gates import hidden_zero
 
 
@@ -70,7 +70,7 @@ def _send_values(
 
 @gluon.jit(do_not_specialize=["n_blocks", "n_here", "first_chunk", "n_stored", "n_few", "every", "n_rows"])
 def grad_qk_runs_hopper_kernel(
-    d_q, d_k, d_v, d_g, d_do, d_s, d_few, d_ds, p_h, p_marks, p_sn, d_dq, d_dk, d_dg,
+    d_q, d_k, d_v, d_g, d_do, d_s, d_few, d_ds, p_h, p_marks, p_edges, p_sn, d_dq, d_dk, d_dg,
     scale, H, n_blocks, n_here, first_chunk, n_stored, n_few, every, n_rows, n_heads,
     K: gl.constexpr, V: gl.constexpr, STAGES: gl.constexpr,
     PACKED: gl.constexpr, HAS_SN: gl.constexpr, V_FIRST: gl.constexpr,
@@ -113,6 +113,7 @@ def grad_qk_runs_hopper_kernel(
         s_rest.index(i).store(b_zero.to(gl.bfloat16))
     mbarrier.wait(bar_s, 0)
 
+    mixed = count < 0  # whether U is of several sequences
     for i_c in range(count):
         i_row, phase, more = i_row0 + i_c * ROWS, i_c & 1, i_c + 1 < count
         nil = hidden_zero(i_row)
@@ -128,11 +129,14 @@ def grad_qk_runs_hopper_kernel(
         p_h += K
         b_h = gl.exp2(b_half)
         wanted = not mild  # the strong kernel asks for the state
-        head, tail = ROWS, 0
+        head, tail, b_first = ROWS, 0, None
         if PACKED:
-            head, tail = head_and_tail(p_marks, n_rows, i_row)
+            head, tail = head_and_tail(p_edges, i_row)
+            b_first = firsts_of_rows(p_marks, i_row)
             wanted = wanted | ((head > 0) & (not passes(head, tail)))  # and so does `edges`, where a sequence ends
-            sums_in_sequences(s_u, p_marks, i_row)
+            if mixed | (not passes(head, tail)):
+                sums_in_sequences(s_u, p_marks, i_row)
+            mixed = not passes(head, tail)
         fence_async_shared()
         barrier()
         if wanted:
@@ -196,7 +200,7 @@ def grad_qk_runs_hopper_kernel(
         b_kh, b_kl = cut(features_first(s_k) * b_e)
 
         # A, into shared memory
-        b_ah, b_al = scores_in_parts(b_a, scale, nil, p_marks, i_row, PACKED)
+        b_ah, b_al = scores_in_parts(b_a, scale, nil, b_first, PACKED)
         s_high.store(b_ah)
         s_low.store(b_al)
         b_x = b_x * (scale * b_h)[:, None]

@@ -21,7 +21,7 @@ from .strong_gates import hidden_zero
 @gluon.jit
 def state_part(
     d_s, s_k, s_g, s_v, s_ds, s_s, s_l, s_h, s_phi, full, done, empty, made, rows, let, summed,
-    p_marks, p_sn, n_rows, i_head, n_heads, i_feature, i_row0, i_state, count,
+    p_marks, p_edges, p_sn, n_rows, i_head, n_heads, i_feature, i_row0, i_state, count,
     K: gl.constexpr, V: gl.constexpr, STAGES: gl.constexpr,
     PACKED: gl.constexpr, HAS_SN: gl.constexpr, V_FIRST: gl.constexpr,
 ):  # fmt: skip
@@ -35,7 +35,7 @@ def state_part(
         phase, nil, i_row = i_c & 1, hidden_zero(i_state + i_c), i_row0 + i_c * ROWS
         head, tail = ROWS, 0
         if PACKED:
-            head, tail = head_and_tail(p_marks, n_rows, i_row)
+            head, tail = head_and_tail(p_edges, i_row)
         mbarrier.wait(rows, phase)
         b_d = gates_begun(s_g, s_l)
         b_half = s_h.load(gl.SliceLayout(1, ACCUMULATOR))

@@ -89,7 +89,7 @@ def _decay_of_head(p_g, i_row, stride, head, OUT: gl.constexpr):
 
 @gluon.jit
 def _walk_part(
-    d_do, d_ds, d_dv, p_h, p_dst, p_ds0, p_g, p_marks, p_dsn,
+    d_do, d_ds, d_dv, p_h, p_dst, p_ds0, p_g, p_marks, p_edges, p_dsn,
     s_q, s_k, s_do, s_ds, s_dv, s_ah, s_al, bar_do, bar_full, bar_empty,
     i_batch, i_row0, i_out, i_v, i_state, i_beyond, n_rows, stride, i_head, n_heads, store_ds0, n_here,
     K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr, HAS_DST: gl.constexpr, STORE_DS0: gl.constexpr,
@@ -112,12 +112,15 @@ def _walk_part(
         b_da = gl.load(p_dst + o_last)
         if NK == 2:
             b_db = gl.load(p_dst + NEXT_LAST + o_last)
+    if PACKED:
+        next_head, next_tail = head_and_tail(p_edges, i_row0 + (n_here - 1) * ROWS)
 
     for i in range(n_here):
         i_b = n_here - 1 - i
         i_row, head, tail = i_row0 + i_b * ROWS, ROWS, 0
         if PACKED:
-            head, tail = head_and_tail(p_marks, n_rows, i_row)
+            head, tail = next_head, next_tail
+            next_head, next_tail = head_and_tail(p_edges, i_row0 + gl.maximum(i_b - 1, 0) * ROWS)
         p_row = p_h + i_b * K
         o_k = gl.arange(0, ROWS, gl.SliceLayout(1, OUT))
         h_all, h_a = halves(p_row, NK), gl.load(p_row + o_k)
@@ -200,7 +203,7 @@ def _walk_part(
 
 @gluon.jit(do_not_specialize=["T", "n_seg", "first_seg", "n_end", "n_stored", "seg_rows", "n_rows"])
 def grad_walk_hopper_kernel(
-    d_q, d_k, d_g, d_do, p_h, p_dst, d_ds, p_ds0, p_g, p_marks, p_dsn, d_dv,
+    d_q, d_k, d_g, d_do, p_h, p_dst, d_ds, p_ds0, p_g, p_marks, p_edges, p_dsn, d_dv,
     scale, T, H, n_seg, first_seg, n_end, n_stored, seg_rows, n_rows, n_heads,
     K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr, HAS_DST: gl.constexpr, STORE_DS0: gl.constexpr,
     PACKED: gl.constexpr, HAS_DSN: gl.constexpr, V_FIRST: gl.constexpr, DST_V_FIRST: gl.constexpr,
@@ -250,7 +253,7 @@ def grad_walk_hopper_kernel(
             (
                 _walk_part,
                 (
-                    d_do, d_ds, d_dv, p_h, p_dst, p_ds0, p_g, p_marks, p_dsn,
+                    d_do, d_ds, d_dv, p_h, p_dst, p_ds0, p_g, p_marks, p_edges, p_dsn,
                     s_q, s_k, s_do, s_ds, s_dv, s_ah, s_al, bar_do, bar_full, bar_empty,
                     i_batch, i_row0, i_out, i_v, i_state, i_beyond, n_rows, H * K, i_h, n_heads, i_seg == 0, n_here,
                     K, V, BV, HAS_DST, STORE_DS0, PACKED, HAS_DSN, V_FIRST, DST_V_FIRST,
@@ -260,7 +263,7 @@ def grad_walk_hopper_kernel(
                 scores_part,
                 (
                     d_q, d_k, d_g, p_h, s_q, s_k, s_g, s_ah, s_al, s_e, bar_q, bar_k, bar_g, bar_full, bar_empty,
-                    p_marks, n_rows, i_batch, i_row0, i_col, n_here, scale, K, PACKED,
+                    p_marks, p_edges, n_rows, i_batch, i_row0, i_col, n_here, scale, K, PACKED,
                 ),
             ),
         ],

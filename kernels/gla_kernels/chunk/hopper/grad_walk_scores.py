@@ -103,7 +103,7 @@ def _done(b_ca, b_cb, b_m, NK: gl.constexpr):
 @gluon.jit
 def scores_part(
     d_q, d_k, d_g, p_h, s_q, s_k, s_g, s_ah, s_al, s_e, bar_q, bar_k, bar_g, bar_full, bar_empty,
-    p_marks, n_rows, i_batch, i_row0, i_col, n_here, scale, K: gl.constexpr, PACKED: gl.constexpr,
+    p_marks, p_edges, n_rows, i_batch, i_row0, i_col, n_here, scale, K: gl.constexpr, PACKED: gl.constexpr,
 ):  # fmt: skip
     """A^T of every block, and the operands that the walk needs; PACKED, of the rows that meet the states around it."""
     NK: gl.constexpr = K // ROWS
@@ -131,10 +131,18 @@ def scores_part(
     b_ca, b_cb = _done(b_ca, b_cb, b_m, NK)
     barrier()
 
+    if PACKED:
+        i_next = i_row0 + (n_here - 1) * ROWS
+        next_head, next_tail = head_and_tail(p_edges, i_next)
+        b_next = ends(p_marks, n_rows, i_next, gl.SliceLayout(1, ACCUMULATOR))
+
     for i in range(n_here):
-        i_row, head, tail = i_row0 + (n_here - 1 - i) * ROWS, ROWS, 0
+        head, tail = ROWS, 0
         if PACKED:
-            head, tail = head_and_tail(p_marks, n_rows, i_row)
+            head, tail, b_end = next_head, next_tail, b_next
+            i_next = i_row0 + gl.maximum(n_here - 2 - i, 0) * ROWS
+            next_head, next_tail = head_and_tail(p_edges, i_next)
+            b_next = ends(p_marks, n_rows, i_next, gl.SliceLayout(1, ACCUMULATOR))
         # h of the next block
         p_next = p_h + gl.maximum(n_here - 2 - i, 0) * K
         _prefetch(p_h + gl.maximum(n_here - 5 - i, 0) * K, o_l, NK)
@@ -177,7 +185,6 @@ def scores_part(
             b_at, _, _ = warpgroup_mma_wait(1, (b_at, kept[0], kept[1]))
         b_at = gl.where(o_j[:, None] <= o_i[None, :], b_at, 0.0)
         if PACKED:
-            b_end = ends(p_marks, n_rows, i_row, gl.SliceLayout(1, ACCUMULATOR))
             b_at = gl.where(o_i[None, :] < b_end[:, None], b_at, 0.0)
         b_ah, b_al = cut(b_at)
         mbarrier.wait(bar_empty, (i - 1) & 1, i > 0)  # the walk is done with the block before

@@ -13,13 +13,11 @@ from .layouts import ACCUMULATOR, ROWS, SPREAD
 
 
 @gluon.jit
-def head_and_tail(p_marks, n_rows, i_row):
-    """Of the chunk that begins at row i_row: 0 .. ROWS, both; tail is ROWS where no sequence goes on."""
-    first, end = gl.load(p_marks + i_row), gl.load(p_marks + n_rows + i_row)
-    head = gl.where(first < i_row, gl.minimum(end - i_row, ROWS), 0)
-    i_last = i_row + ROWS - 1
-    first, end = gl.load(p_marks + i_last), gl.load(p_marks + n_rows + i_last)
-    return head, gl.where(end > i_row + ROWS, gl.maximum(first - i_row, 0), ROWS)
+def head_and_tail(p_edges, i_row):
+    """Of the chunk that begins at row i_row: 0 .. ROWS, both; tail is ROWS where no sequence goes on. p_edges: see
+    `packing.edges`. Where a chunk waits for nothing else from memory, they are loaded a chunk before."""
+    p_edges += i_row // ROWS * 2
+    return gl.load(p_edges), gl.load(p_edges + 1)
 
 
 @gluon.jit
@@ -56,6 +54,12 @@ def firsts(p_marks, i_row, LAYOUT: gl.constexpr):
 
 
 @gluon.jit
+def firsts_of_rows(p_marks, i_row):
+    """`firsts` as `same_scores` wants them."""
+    return firsts(p_marks, i_row, gl.SliceLayout(1, ACCUMULATOR))
+
+
+@gluon.jit
 def of_rows(b_x, first, end):
     """Of a tile [features, rows] the rows first .. end-1, zeros elsewhere."""
     o_t = gl.arange(0, ROWS, gl.SliceLayout(0, ACCUMULATOR))
@@ -63,10 +67,11 @@ def of_rows(b_x, first, end):
 
 
 @gluon.jit
-def same_scores(b_a, p_marks, i_row):
-    """Scores of a chunk's rows by columns, on and below the diagonal, where both are of one sequence; 0 elsewhere."""
+def same_scores(b_a, b_first):
+    """Scores of a chunk's rows by columns, on and below the diagonal, where both are of one sequence; 0 elsewhere.
+    b_first: `firsts`."""
     o_j = gl.arange(0, ROWS, gl.SliceLayout(0, ACCUMULATOR))
-    return gl.where(o_j[None, :] >= firsts(p_marks, i_row, gl.SliceLayout(1, ACCUMULATOR))[:, None], b_a, 0.0)
+    return gl.where(o_j[None, :] >= b_first[:, None], b_a, 0.0)
 
 
 @gluon.jit

@@ -49,7 +49,7 @@ from .layouts import (
     rounded,
     wide,
 )
-from .packed import ends, head_and_tail, same_scores
+from .packed import ends, firsts_of_rows, head_and_tail, same_scores
 
 FORGETS = gl.constexpr(-18.0)  # natural logarithm: 2^-26. The middle of 8 such gates is within LEAST_HALF
 PARTS = gl.constexpr(3)  # products of `by_parts`
@@ -276,7 +276,7 @@ def _scores(
         if BACK:
             b_a = gl.where(o_j < ends(p_marks, n_rows, i_row, gl.SliceLayout(1, ACCUMULATOR))[:, None], b_a, 0.0)
         else:
-            b_a = same_scores(b_a, p_marks, i_row)
+            b_a = same_scores(b_a, firsts_of_rows(p_marks, i_row))
     return b_a
 
 
@@ -299,7 +299,8 @@ def _send(
 
 @gluon.jit
 def _rows_part(
-    d_q, d_k, d_g, d_x, d_s, d_y, p_h, p_marks, scale, H, n_blocks, n_here, first_chunk, n_stored, share, n_rows,
+    d_q, d_k, d_g, d_x, d_s, d_y, p_h, p_marks, p_edges,
+    scale, H, n_blocks, n_here, first_chunk, n_stored, share, n_rows,
     K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr, MOST: gl.constexpr, BACK: gl.constexpr, PACKED: gl.constexpr,
 ):  # fmt: skip
     """Rows of o of the chunks of a share that are not mild, from x = v and the states; BACK: of dv, from x = do and the
@@ -336,7 +337,7 @@ def _rows_part(
                 b_a = _scores(s_q, s_k, s_g, s_high, s_low, nil, p_marks, n_rows, i_row, NK, BACK, PACKED)
                 head, tail = ROWS, 0
                 if PACKED:
-                    head, tail = head_and_tail(p_marks, n_rows, i_row)
+                    head, tail = head_and_tail(p_edges, i_row)
                 b_y = gl.zeros([ROWS, BV], gl.float32, OUT)
                 b_gates = begin_each(after(nil) if BACK else up_to(nil), s_g, NK)
                 for t in gl.static_range(NK):
@@ -367,7 +368,8 @@ def _rows_part(
 
 @gluon.jit(do_not_specialize=["n_blocks", "n_here", "first_chunk", "n_stored", "share", "n_rows"])
 def output_strong_hopper_kernel(
-    d_q, d_k, d_v, d_g, d_s, p_h, p_marks, d_o, scale, H, n_blocks, n_here, first_chunk, n_stored, share, n_rows,
+    d_q, d_k, d_v, d_g, d_s, p_h, p_marks, p_edges, d_o,
+    scale, H, n_blocks, n_here, first_chunk, n_stored, share, n_rows,
     K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr, MOST: gl.constexpr, EARLY: gl.constexpr, PACKED: gl.constexpr,
 ):  # fmt: skip
     """o [B, T, H, V] of n_here chunks from first_chunk on: of those that are not mild. For the tensors see
@@ -375,14 +377,16 @@ def output_strong_hopper_kernel(
     if EARLY:
         gdc_wait()
     _rows_part(
-        d_q, d_k, d_g, d_v, d_s, d_o, p_h, p_marks, scale, H, n_blocks, n_here, first_chunk, n_stored, share, n_rows,
+        d_q, d_k, d_g, d_v, d_s, d_o, p_h, p_marks, p_edges,
+        scale, H, n_blocks, n_here, first_chunk, n_stored, share, n_rows,
         K, V, BV, MOST, False, PACKED,
     )  # fmt: skip
 
 
 @gluon.jit(do_not_specialize=["n_blocks", "n_here", "first_chunk", "n_stored", "share", "n_rows"])
 def grad_v_strong_hopper_kernel(
-    d_q, d_k, d_g, d_do, d_ds, p_h, p_marks, d_dv, scale, H, n_blocks, n_here, first_chunk, n_stored, share, n_rows,
+    d_q, d_k, d_g, d_do, d_ds, p_h, p_marks, p_edges, d_dv,
+    scale, H, n_blocks, n_here, first_chunk, n_stored, share, n_rows,
     K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr, MOST: gl.constexpr, EARLY: gl.constexpr, PACKED: gl.constexpr,
 ):  # fmt: skip
     """dv [B, T, H, V] of n_here chunks from first_chunk on: of those that are not mild. For the tensors see
@@ -390,7 +394,8 @@ def grad_v_strong_hopper_kernel(
     if EARLY:
         gdc_launch_dependents()
     _rows_part(
-        d_q, d_k, d_g, d_do, d_ds, d_dv, p_h, p_marks, scale, H, n_blocks, n_here, first_chunk, n_stored, share, n_rows,
+        d_q, d_k, d_g, d_do, d_ds, d_dv, p_h, p_marks, p_edges,
+        scale, H, n_blocks, n_here, first_chunk, n_stored, share, n_rows,
         K, V, BV, MOST, True, PACKED,
     )  # fmt: skip
     if EARLY:

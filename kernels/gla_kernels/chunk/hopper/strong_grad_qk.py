@@ -35,7 +35,7 @@ from .layouts import (
     rounded,
     wide,
 )
-from .packed import ends, head_and_tail, passes, same_scores
+from .packed import ends, firsts_of_rows, head_and_tail, passes, same_scores
 from .strong_gates import (
     FORGETS,
     after,
@@ -176,7 +176,7 @@ def _by_level(half, b_dq, b_dk, b_diff, t_pairs, s_q, s_k, s_g, s_high, s_low, n
 
 @gluon.jit(do_not_specialize=["n_blocks", "n_here", "first_chunk", "n_stored", "share", "n_rows"])
 def grad_qk_strong_hopper_kernel(
-    d_q, d_k, d_v, d_g, d_do, d_s, d_ds, p_h, p_marks, d_dq, d_dk, d_dg,
+    d_q, d_k, d_v, d_g, d_do, d_s, d_ds, p_h, p_marks, p_edges, d_dq, d_dk, d_dg,
     scale, H, n_blocks, n_here, first_chunk, n_stored, share, n_rows,
     K: gl.constexpr, V: gl.constexpr, STAGES: gl.constexpr, MOST: gl.constexpr, EARLY: gl.constexpr,
     PACKED: gl.constexpr,
@@ -240,8 +240,8 @@ def grad_qk_strong_hopper_kernel(
                 o_i, o_j = rows(nil)
                 head, tail = ROWS, 0
                 if PACKED:
-                    head, tail = head_and_tail(p_marks, n_rows, i_row)
-                    b_a = same_scores(b_a, p_marks, i_row)
+                    head, tail = head_and_tail(p_edges, i_row)
+                    b_a = same_scores(b_a, firsts_of_rows(p_marks, i_row))
                     b_end = ends(p_marks, n_rows, i_row, gl.SliceLayout(1, ACCUMULATOR))
                     b_at = gl.where(o_j < b_end[:, None], b_at, 0.0)
                     b_x, b_y = gl.where(o_i < head, b_x, 0.0), gl.where(o_i >= tail, b_y, 0.0)

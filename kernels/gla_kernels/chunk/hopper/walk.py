@@ -60,7 +60,7 @@ from .layouts import (
     rounded,
     wide,
 )
-from .packed import as_factor, head_and_tail, passes, same_scores, sequence_of, state_at
+from .packed import as_factor, firsts_of_rows, head_and_tail, passes, same_scores, sequence_of, state_at
 
 REGISTERS = gl.constexpr(240)  # of a thread of the state's part; the output's gets as many
 FEW_REGISTERS = gl.constexpr(24)  # of one that only loads
@@ -144,7 +144,7 @@ def _least_of(s_h, at, NK: gl.constexpr):
 
 @gluon.jit
 def _state_part(
-    d_s, d_few, p_s0, p_st, p_h, p_marks, p_sn, s_k, s_v, s_g, s_s, s_l, s_h, s_e, full, full_v, taken, made,
+    d_s, d_few, p_s0, p_st, p_h, p_marks, p_edges, p_sn, s_k, s_v, s_g, s_s, s_l, s_h, s_e, full, full_v, taken, made,
     i_state, i_few, until, every, i_v, i_row0, n_rows, i_head, n_heads, store_h, store_st, n_here,
     K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr,
     HAS_S0: gl.constexpr, STORE_S: gl.constexpr, STORE_FEW: gl.constexpr, STORE_ST: gl.constexpr,
@@ -163,12 +163,15 @@ def _state_part(
         b_s0 = gl.load(p_s0 + o_first)
         if NK == 2:
             b_s1 = gl.load(p_s0 + NEXT_FIRST + o_first)
+    if PACKED:
+        next_head, next_tail = head_and_tail(p_edges, i_row0)
 
     for i in range(n_here):
         at, phase = i & 1, (i >> 1) & 1
         head, tail = ROWS, 0
         if PACKED:
-            head, tail = head_and_tail(p_marks, n_rows, i_row0 + i * ROWS)
+            head, tail = next_head, next_tail
+            next_head, next_tail = head_and_tail(p_edges, i_row0 + gl.minimum(i + 1, n_here - 1) * ROWS)
         mbarrier.wait(full.index(at), phase)
         b_d0 = _sums_transposed(s_g[0], s_l, at)
         if NK == 2:
@@ -282,8 +285,8 @@ def _scores(b_qh, b_ql, s_q, s_k, at, b_a, FIRST: gl.constexpr):
 
 @gluon.jit
 def _output_part(
-    d_o, p_marks, s_q, s_k, s_v, s_g, s_s, s_o, s_m, s_h, s_e, full, full_v, taken, made, empty, empty_v,
-    scale, i_batch, i_row0, i_out, n_rows, n_here, K: gl.constexpr, BV: gl.constexpr, PACKED: gl.constexpr,
+    d_o, p_marks, p_edges, s_q, s_k, s_v, s_g, s_s, s_o, s_m, s_h, s_e, full, full_v, taken, made, empty, empty_v,
+    scale, i_batch, i_row0, i_out, n_here, K: gl.constexpr, BV: gl.constexpr, PACKED: gl.constexpr,
 ):  # fmt: skip
     """O of every block. Its last product ends in the next turn, while that one's keys are prepared."""
     OUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BV, 16])
@@ -291,6 +294,9 @@ def _output_part(
     NK: gl.constexpr = K // ROWS
     b_o = warpgroup_mma_init(gl.zeros([ROWS, BV], gl.float32, OUT))
     mild = n_here < 0  # of the block before
+    if PACKED:
+        next_head, _ = head_and_tail(p_edges, i_row0)
+        b_next = firsts_of_rows(p_marks, i_row0)
     mbarrier.wait(full.index(0), 0)
     b_c0 = warpgroup_mma_wait(0, (_sums(s_g[0], s_m, 0),))
 
@@ -299,7 +305,10 @@ def _output_part(
         at, phase = i & 1, (i >> 1) & 1
         head = ROWS
         if PACKED:
-            head, _ = head_and_tail(p_marks, n_rows, i_row0 + i * ROWS)
+            head, b_first = next_head, b_next
+            i_next = i_row0 + gl.minimum(i + 1, n_here - 1) * ROWS
+            next_head, _ = head_and_tail(p_edges, i_next)
+            b_next = firsts_of_rows(p_marks, i_next)
         b_c = b_c0 * LOG2_E
         b_qw = _keys(b_c, s_q[0], s_k[0], at, taken, phase, True)
         b_x = wide(b_qw) * gl.exp2(b_c)
@@ -342,7 +351,7 @@ def _output_part(
         )
         b_a = gl.where(o_i[:, None] >= o_j[None, :], b_a, 0.0)
         if PACKED:
-            b_a = same_scores(b_a, p_marks, i_row0 + i * ROWS)
+            b_a = same_scores(b_a, b_first)
         b_ah, b_al = cut(b_a)
         b_o, b_c0 = warpgroup_mma_wait(0, (b_o, b_c0))
         b_o = warpgroup_mma_init(b_o)
@@ -365,7 +374,7 @@ def _output_part(
 
 @gluon.jit(do_not_specialize=["T", "n_seg", "first_seg", "n_start", "n_stored", "seg_rows", "n_few", "every", "n_rows"])
 def walk_hopper_kernel(
-    d_q, d_k, d_v, d_g, p_s0, d_s, d_few, p_h, p_st, p_marks, p_sn, d_o,
+    d_q, d_k, d_v, d_g, p_s0, d_s, d_few, p_h, p_st, p_marks, p_edges, p_sn, d_o,
     scale, T, H, n_seg, first_seg, n_start, n_stored, seg_rows, n_few, every, n_rows, n_heads,
     K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr,
     HAS_S0: gl.constexpr, STORE_S: gl.constexpr, STORE_FEW: gl.constexpr, STORE_ST: gl.constexpr,
@@ -421,15 +430,15 @@ def walk_hopper_kernel(
             (
                 _output_part,
                 (
-                    d_o, p_marks, s_q, s_k, s_v, s_g, s_s, s_o, s_m, s_h, s_e,
+                    d_o, p_marks, p_edges, s_q, s_k, s_v, s_g, s_s, s_o, s_m, s_h, s_e,
                     full, full_v, taken, made, empty, empty_v,
-                    scale, i_batch, i_row0, i_out, n_rows, n_here, K, BV, PACKED,
+                    scale, i_batch, i_row0, i_out, n_here, K, BV, PACKED,
                 ),
             ),
             (
                 _state_part,
                 (
-                    d_s, d_few, p_s0, p_st, p_h, p_marks, p_sn,
+                    d_s, d_few, p_s0, p_st, p_h, p_marks, p_edges, p_sn,
                     s_k, s_v, s_g, s_s, s_l, s_h, s_e, full, full_v, taken, made,
                     i_state, i_few, until, every, i_v, i_row0, n_rows, i_h, n_heads,
                     i_v == 0, i_seg == n_seg - 1, n_here,
