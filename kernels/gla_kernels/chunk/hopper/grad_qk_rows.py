@@ -131,13 +131,14 @@ def first_state(p_sn, p_marks, n_rows, i_row, i_head, n_heads, i_feature, i_v, b
 
 
 @gluon.jit
-def scores_in_parts(b_a, scale, nil, b_first, PACKED: gl.constexpr):
+def scores_in_parts(b_a, scale, nil, head, b_first, PACKED: gl.constexpr):
     """A, in two parts. b_first: `packed.firsts_of_rows`, if they are."""
     o_r = gl.arange(0, ROWS, gl.SliceLayout(1, ACCUMULATOR))
     o_t = gl.arange(0, ROWS, gl.SliceLayout(0, ACCUMULATOR))
     b_a = gl.where(o_r[:, None] + nil >= o_t[None, :], b_a * scale, 0.0)
     if PACKED:
-        b_a = same_scores(b_a, b_first)
+        if head < ROWS:
+            b_a = same_scores(b_a, b_first)
     return cut(b_a)
 
 

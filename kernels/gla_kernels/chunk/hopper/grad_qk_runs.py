@@ -148,6 +148,9 @@ def grad_qk_runs_hopper_kernel(
         mbarrier.wait(bar_g, phase)
         b_d = after_rows(warpgroup_mma_wait(0, (gates_begun(s_g, s_l),)), nil)
         mbarrier.wait(bar_k, phase)
+        b_f = b_h * b_h
+        if PACKED:
+            b_f = b_f * as_factor(passes(head, tail))
         b_kd = decayed_keys(s_k, b_d, tail, PACKED)
         tma.store_wait(0)
         barrier()  # the dq of the chunk before has left
@@ -167,9 +170,8 @@ def grad_qk_runs_hopper_kernel(
             b_y = warpgroup_mma(b_ds, b_v.permute((1, 0)), b_y, is_async=True)
             b_sw = wide(b_s.load(ACCUMULATOR))
             b_phi += gl.sum(b_sw * wide(b_ds.load(ACCUMULATOR)), axis=1)
-            b_next = (b_sw + wide(s_rest.index(i_v + nil).load(ACCUMULATOR))) * (b_h * b_h)[:, None]
+            b_next = (b_sw + wide(s_rest.index(i_v + nil).load(ACCUMULATOR))) * b_f[:, None]
             if PACKED:
-                b_next = b_next * as_factor(passes(head, tail))
                 if HAS_SN:
                     if (not passes(head, tail)) & (tail < ROWS):
                         b_next = first_state(
@@ -191,8 +193,9 @@ def grad_qk_runs_hopper_kernel(
                 s_rest.index(i_v + nil).store(rounded(b_next - wide(b_sh)))
 
         if PACKED:
-            b_x, b_y = of_rows(b_x, 0, head), of_rows(b_y, tail, ROWS)
-            b_phi = gl.where(passes(head, tail), b_phi, 0.0)
+            if not passes(head, tail):
+                b_x, b_y = of_rows(b_x, 0, head), of_rows(b_y, tail, ROWS)
+            b_phi = b_phi * as_factor(passes(head, tail))
 
         # the gates' sums once more: they would take the registers of the state; C = h - D
         b_d = after_rows(warpgroup_mma_wait(0, (gates_begun(s_g, s_l),)), nil)
@@ -200,7 +203,7 @@ def grad_qk_runs_hopper_kernel(
         b_kh, b_kl = cut(features_first(s_k) * b_e)
 
         # A, into shared memory
-        b_ah, b_al = scores_in_parts(b_a, scale, nil, b_first, PACKED)
+        b_ah, b_al = scores_in_parts(b_a, scale, nil, head, b_first, PACKED)
         s_high.store(b_ah)
         s_low.store(b_al)
         b_x = b_x * (scale * b_h)[:, None]

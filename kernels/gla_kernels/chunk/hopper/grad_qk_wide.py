@@ -194,11 +194,12 @@ def _products_part(
         mbarrier.arrive(done.index(at))
 
         if PACKED:
-            b_x, b_y = of_rows(b_x, 0, head), of_rows(b_y, tail, ROWS)
+            if not passes(head, tail):
+                b_x, b_y = of_rows(b_x, 0, head), of_rows(b_y, tail, ROWS)
             if mixed | (not passes(head, tail)):
                 sums_in_sequences(s_u, p_marks, i_row)
             mixed = not passes(head, tail)
-        b_ah, b_al = scores_in_parts(b_a, scale, nil, b_first, PACKED)
+        b_ah, b_al = scores_in_parts(b_a, scale, nil, head, b_first, PACKED)
         s_high.store(b_ah)
         s_low.store(b_al)
         b_h = gl.exp2(b_half)

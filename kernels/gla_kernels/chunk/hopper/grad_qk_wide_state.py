@@ -42,6 +42,9 @@ def state_part(
         b_h = gl.exp2(b_half)
         mild = gl.min(s_h.load(gl.SliceLayout(0, EVERYWHERE)), axis=0) > LEAST_HALF
         b_d = after_rows(warpgroup_mma_wait(0, (b_d,)), nil)
+        b_f = b_h * b_h
+        if PACKED:
+            b_f = b_f * as_factor(passes(head, tail))
         b_kd = decayed_keys(s_k, b_d, tail, PACKED)
         barrier()  # every warp is done with g, k and h
         mbarrier.arrive(let)
@@ -63,9 +66,8 @@ def state_part(
             b_s, b_ds = s_s.index(i_v), s_ds.index(at)
             mbarrier.wait(made.index(i_v), phase)
             b_sw = wide(b_s.load(ACCUMULATOR))
-            b_next = (b_sw + wide(b_rest[i_v])) * (b_h * b_h)[:, None]
+            b_next = (b_sw + wide(b_rest[i_v])) * b_f[:, None]
             if PACKED:
-                b_next = b_next * as_factor(passes(head, tail))
                 if HAS_SN:
                     if (not passes(head, tail)) & (tail < ROWS):
                         b_next = first_state(

@@ -100,7 +100,7 @@ def _sums_transposed(s_g, s_l, at):
 
 
 @gluon.jit
-def _decayed_keys(b_d, s_k, s_h, s_e, at, p_h, store_h, tail, PACKED: gl.constexpr):
+def _decayed_keys(b_d, s_k, s_h, s_e, at, p_h, store_h, tail, PACKED: gl.constexpr, HAS_SN: gl.constexpr):
     """(k e^D)^T of 64 features as an operand, and what the state decays by; h is laid down. PACKED: of the rows from
     tail on alone."""
     b_k = wide(matrix(s_k.index(at)).permute((1, 0)).load(ACCUMULATOR))
@@ -113,9 +113,9 @@ def _decayed_keys(b_d, s_k, s_h, s_e, at, p_h, store_h, tail, PACKED: gl.constex
     b_e = gl.exp2(gl.where(last, 0.0, b_d * LOG2_E))
     if PACKED:
         o_i = gl.arange(0, ROWS, gl.SliceLayout(0, ACCUMULATOR))
-        # the gates from the tail on are those after the row before it
-        total = gl.sum(gl.where((o_i == (tail - 1) & (ROWS - 1))[None, :], b_d, 0.0), axis=1) * LOG2_E
         b_e = gl.where((o_i >= tail)[None, :], b_e, 0.0)
+        if HAS_SN:  # the gates from the tail on are those after the row before it
+            total = gl.sum(gl.where((o_i == (tail - 1) & (ROWS - 1))[None, :], b_d, 0.0), axis=1) * LOG2_E
     return rounded(b_k * b_e), gl.exp2(total)
 
 
@@ -171,7 +171,6 @@ def _state_part(
         head, tail = ROWS, 0
         if PACKED:
             head, tail = next_head, next_tail
-            next_head, next_tail = head_and_tail(p_edges, i_row0 + gl.minimum(i + 1, n_here - 1) * ROWS)
         mbarrier.wait(full.index(at), phase)
         b_d0 = _sums_transposed(s_g[0], s_l, at)
         if NK == 2:
@@ -179,10 +178,10 @@ def _state_part(
             b_d0 = warpgroup_mma_wait(1, (b_d0,))
         else:
             b_d0 = warpgroup_mma_wait(0, (b_d0,))
-        b_k0, b_f0 = _decayed_keys(b_d0, s_k[0], s_h[0], s_e[0], at, p_h, store_h, tail, PACKED)
+        b_k0, b_f0 = _decayed_keys(b_d0, s_k[0], s_h[0], s_e[0], at, p_h, store_h, tail, PACKED, HAS_SN)
         if NK == 2:
             b_d1 = warpgroup_mma_wait(0, (b_d1,))
-            b_k1, b_f1 = _decayed_keys(b_d1, s_k[1], s_h[1], s_e[1], at, p_h + ROWS, store_h, tail, PACKED)
+            b_k1, b_f1 = _decayed_keys(b_d1, s_k[1], s_h[1], s_e[1], at, p_h + ROWS, store_h, tail, PACKED, HAS_SN)
         p_h += K
         tma.store_wait(NK if STORE_S else 0)  # the state before the last one has left the slot
         barrier()  # every warp has read k and g, and h lies there
@@ -194,6 +193,8 @@ def _state_part(
         fence_async_shared()
         barrier()
         mbarrier.arrive(made.index(at))
+        if PACKED:
+            next_head, next_tail = head_and_tail(p_edges, i_row0 + gl.minimum(i + 1, n_here - 1) * ROWS)
         wanted = True if STORE_S else _least_of(s_h, at, NK) <= LEAST_HALF
         if wanted:
             for t in gl.static_range(NK):
@@ -306,9 +307,6 @@ def _output_part(
         head = ROWS
         if PACKED:
             head, b_first = next_head, b_next
-            i_next = i_row0 + gl.minimum(i + 1, n_here - 1) * ROWS
-            next_head, _ = head_and_tail(p_edges, i_next)
-            b_next = firsts_of_rows(p_marks, i_next)
         b_c = b_c0 * LOG2_E
         b_qw = _keys(b_c, s_q[0], s_k[0], at, taken, phase, True)
         b_x = wide(b_qw) * gl.exp2(b_c)
@@ -357,6 +355,10 @@ def _output_part(
         b_o = warpgroup_mma_init(b_o)
         barrier()  # every warp is done with q, k, g, h and the state
         mbarrier.arrive(empty.index(at))
+        if PACKED:
+            i_next = i_row0 + gl.minimum(i + 1, n_here - 1) * ROWS
+            next_head, _ = head_and_tail(p_edges, i_next)
+            b_next = firsts_of_rows(p_marks, i_next)
         mbarrier.wait(full_v.index(at), phase)
         b_v = matrix(s_v.index(at))
         b_o = warpgroup_mma(gl.convert_layout(b_ah, LEFT, True), b_v, b_o, is_async=True)
