@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate, pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -54,9 +56,9 @@ def bounds_of(lengths: tuple[int, ...]) -> torch.Tensor:
     return torch.tensor([0, *accumulate(lengths)])
 
 
-PACKED = {
+PACKED: dict[str, Any] = {
     "recurrent": reference.recurrent,
-    "chunkwise": lambda *x, **more: reference.chunkwise(*x, chunk=16, sub_chunk=16, **more),
+    "chunkwise": partial(reference.chunkwise, chunk=16, sub_chunk=16),
     "parallel": reference.parallel,
 }
 
