@@ -155,7 +155,8 @@ def _form(
     B, T, H, K = x.q.shape
     if B * H == 0:  # no state to plan for: kernels on empty grids, which never run
         return Recurrent(scale, v_first)
-    fwd = Workload("fwd", B, T, H, K, x.v.shape[-1], DTYPE_NAMES[x.q.dtype], x.g is not None, schedule)
+    gates = None if x.g is None else DTYPE_NAMES[x.g.dtype]
+    fwd = Workload("fwd", B, T, H, K, x.v.shape[-1], DTYPE_NAMES[x.q.dtype], x.g is not None, schedule, gates)
     works = [fwd, replace(fwd, direction="bwd")] if differentiated else [fwd]
     if config == "tune":
         tune(works, device)
@@ -262,6 +263,7 @@ def launches(
     schedule: Schedule | None = None,
     config: Config = None,
     gated: bool = True,
+    gate_dtype: torch.dtype | None = None,
     value_gated: bool = False,
     initial_state: bool = False,
     capability: int = 90,
@@ -269,7 +271,8 @@ def launches(
     """The kernels that a call would launch, in order, without running one: for cross-compilation and for models.
 
     op: "gla", "gla_recurrent" or "gla_step"; mode: "fwd", with no backward pass to come, "bwd", "fwdbwd" or "step";
-    capability: compute capability of the GPU, 80 for an A100, 90 for an H100; schedule and config are those of `gla`.
+    capability: compute capability of the GPU, 80 for an A100, 90 for an H100; schedule and config are those of `gla`;
+    gate_dtype: of both sides' gates, by default ``dtype``.
     The tuned plans of this machine's own GPU do not count, only shipped ones. Tensors in the launches are on the meta
     device. Raises ValueError as the call itself would, but takes tiles that a GPU could not run.
     """
@@ -281,8 +284,8 @@ def launches(
     lead = (B, H) if op == "gla_step" else (B, T, H)
     q = torch.empty(*lead, K, dtype=dtype, device="meta")
     v = torch.empty(*lead, V, dtype=dtype, device="meta")
-    g = torch.empty_like(q) if gated else None
-    gv = torch.empty_like(v) if value_gated else None
+    g = torch.empty_like(q, dtype=gate_dtype) if gated else None
+    gv = torch.empty_like(v, dtype=gate_dtype) if value_gated else None
     state = torch.empty(B, H, K, V, dtype=torch.float32, device="meta") if initial_state or op == "gla_step" else None
     check_inputs(q, q, v, g, state, rows=op != "gla_step", gv=gv)
     scale = float(K**-0.5)
@@ -299,7 +302,9 @@ def launches(
         value_gates.backward(problem, v, None, bwd.append, value_gates.forward(problem, fwd.append)[-1])
     else:
         check_config(schedule, config, q.device)
-        work, machine = Workload("fwd", B, T, H, K, V, DTYPE_NAMES[dtype], gated, schedule), Machine(capability)
+        gates = None if g is None else DTYPE_NAMES[g.dtype]
+        work = Workload("fwd", B, T, H, K, V, DTYPE_NAMES[dtype], gated, schedule, gates)
+        machine = Machine(capability)
         forward, backward = plan_of(work, config, machine), None
         if mode != "fwd":
             later = replace(work, direction="bwd")
