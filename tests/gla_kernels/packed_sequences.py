@@ -1,15 +1,20 @@
-"""Packed sequences for tests: their lengths, drawn, their inputs, and any form of whole sequences as one of packed ones,
-so that the judge takes sequence by sequence."""
+"""Packed sequences for tests: lengths, drawn, inputs, and any form of whole sequences as one of packed ones, so that
+the judge takes sequence by sequence."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from functools import wraps
 from itertools import accumulate, pairwise
 from typing import Any
 
+import numpy as np
 import torch
+from triton.runtime import interpreter
+
+from gla_kernels.launch import execute, record
 
 MANY_TINY = (3,) * 40
 
@@ -57,3 +62,33 @@ def one_by_one(form: Callable[..., Any], lengths: tuple[int, ...], v_first: bool
         return torch.cat(o, 1), torch.cat(last)
 
     return run
+
+
+def stay_inside(monkeypatch: Any) -> None:
+    """Have Triton's interpreter raise where a program loads or stores outside the tensors of its launch."""
+    builder, regions = interpreter.interpreter_builder, list[tuple[int, int]]()
+
+    def watch(name: str, mask_at: int) -> None:
+        original = getattr(builder, name)
+
+        @wraps(original)  # Triton's versions are told apart by what it takes
+        def run(pointers: Any, *rest: Any, **more: Any) -> Any:
+            at = pointers.data[np.broadcast_to(getattr(rest[mask_at], "data", rest[mask_at]), pointers.data.shape)]
+            size = pointers.get_element_ty().primitive_bitwidth // 8
+            inside = np.zeros(at.shape, dtype=bool)
+            for first, end in regions:
+                inside |= (at >= first) & (at + size <= end)
+            assert inside.all(), f"{name} outside of all tensors"
+            return original(pointers, *rest, **more)
+
+        monkeypatch.setattr(builder, name, run, raising=False)
+
+    watch("create_masked_load", 0)
+    watch("create_masked_store", 1)
+
+    def run(launch: Any) -> None:
+        tensors = [x for x in launch.args.values() if isinstance(x, torch.Tensor)]
+        regions[:] = [(x.data_ptr(), x.data_ptr() + x.nbytes) for x in tensors]
+        execute(launch)
+
+    monkeypatch.setattr(record, "execute", run)

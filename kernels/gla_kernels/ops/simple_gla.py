@@ -217,23 +217,22 @@ class _Simple:
     v_first: bool = False
 
     def forward(self, x: Inputs, final: bool, launch: Launcher) -> tuple[Tensor, Tensor | None, Left]:
-        if x.cu_seqlens is not None or self.v_first:
-            raise NotImplementedError  # yet
         o, final_state, kept = forward(self._call(x), final, self.keep, launch)
-        return o, final_state, (kept.sums, kept.states)
+        return o, final_state, (kept.sums, kept.states, kept.marks)
 
     def backward(
         self, x: Inputs, left: Left, do: Tensor, d_final: Tensor | None, needed: Sequence[bool], launch: Launcher
     ) -> Sequence[Tensor | None]:
-        sums, states = left
+        sums, states, marks = left
         assert sums is not None
-        dq, dk, dv, dg, d_initial = backward(self._call(x), Kept(sums, states), do, d_final, needed[3], launch)
+        kept = Kept(sums, states, marks)
+        dq, dk, dv, dg, d_initial = backward(self._call(x), kept, do, d_final, needed[3], launch)
         return dq, dk, dv, dg, None, d_initial
 
     def _call(self, x: Inputs) -> Call:
         assert x.g is not None
-        chunk, materialize = self.schedule.chunk, self.schedule.materialize
-        return Call(x.q, x.k, x.v, x.g, self.scale, x.initial_state, chunk, materialize, self.capability)
+        how = self.schedule.chunk, self.schedule.materialize, self.capability, x.cu_seqlens, self.v_first
+        return Call(x.q, x.k, x.v, x.g, self.scale, x.initial_state, *how)
 
 
 MAKERS["simple_gla"] = _in_graph
