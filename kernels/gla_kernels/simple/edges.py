@@ -230,10 +230,10 @@ def outputs(call: Call, sums: Tensor, o: Tensor, last: Tensor | None, launch: La
     """o gets what it does from the states before the sequences; ``last`` those after them, if they are asked for."""
     first, (_, _, _, K, V), tile = call.initial_state, call.dims, call.tile(64, 64)
     if first is not None:
-        args = {"p_x": call.q, "p_z": first, "p_y": o}
-        launch(_of_edges(call, simple_edge_rows_kernel, cdiv(V, tile.block_v), sums, args, True))
+        rows = {"p_x": call.q, "p_z": first, "p_y": o}
+        launch(_of_edges(call, simple_edge_rows_kernel, cdiv(V, tile.block_v), sums, rows, True))
     if last is not None:
-        args = {"p_x": call.k, "p_u": call.v, "p_z": first, "p_y": last}
+        args: dict[str, Any] = {"p_x": call.k, "p_u": call.v, "p_z": first, "p_y": last}
         launch(_of_edges(call, simple_edge_states_kernel, _tiles(tile, K, V), sums, args, False))
 
 
@@ -258,10 +258,10 @@ def last_gradients(
     """dv gets what it does from the states after the sequences, and ``d_initial`` is made, if there is one."""
     (_, _, _, K, V), tile = call.dims, call.tile(64, 64)
     if d_final is not None:
-        args = {"p_x": call.k, "p_z": d_final, "p_y": dv}
-        launch(_of_edges(call, simple_edge_rows_kernel, cdiv(V, tile.block_v), sums, args, False))
+        rows = {"p_x": call.k, "p_z": d_final, "p_y": dv}
+        launch(_of_edges(call, simple_edge_rows_kernel, cdiv(V, tile.block_v), sums, rows, False))
     if d_initial is not None:
-        args = {"p_x": call.q, "p_u": do, "p_z": d_final, "p_y": d_initial}
+        args: dict[str, Any] = {"p_x": call.q, "p_u": do, "p_z": d_final, "p_y": d_initial}
         launch(_of_edges(call, simple_edge_states_kernel, _tiles(tile, K, V), sums, args, True))
 
 
