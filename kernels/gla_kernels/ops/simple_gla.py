@@ -52,7 +52,8 @@ def simple_gla(
     scale: factor on the output; K^-1/2 by default.
     initial_state: [B, H, K, V], float32; zeros by default.
     output_final_state: whether to return the state after the last token.
-    cu_seqlens, state_v_first, check: as in `gla`.
+    cu_seqlens, state_v_first, check: as in `gla`. Packed sequences share chunks: what is not finite in one may show in
+        others, as nowhere else.
     schedule: `Schedule(chunk=64)` by default. chunk: up to 128. materialize: True keeps the states of all chunks in
         memory, for the backward pass too; False makes the output in one walk over time, for chunks of up to 64 and K
         of up to 128 in bfloat16 and 64 else, and beyond those by slices of the sequence, whose states share a small

@@ -62,8 +62,8 @@ def simple_walk_kernel(
         b_o *= (to_end(b_c, b_all) if REVERSE else scale * from_start(b_c))[:, None]
         b_o = product(b_a, b_v, b_o, DOT, PRECISION)
         b_s = next_state(b_s, b_k, b_v, b_c, b_all, p_c + i_row, scale, REVERSE, DOT, PRECISION)
-        store_rows(d_o, p_o, b_o, i_batch, i_h, i_row, T, H, i_v * BV, V, BT, BV)
         if p_in is not None:
             b_s = take_in(p_in, p_marks, p_c, b_s, i_row, i_bh, T, H, o_k, o_v, K, V, BT, REVERSE, V_FIRST)
+        store_rows(d_o, p_o, b_o, i_batch, i_h, i_row, T, H, i_v * BV, V, BT, BV)
     if STORE_ST:
         store_state(p_st + i_bh * K * V, b_s, o_k, o_v, K, V, V_FIRST)
