@@ -36,7 +36,7 @@ FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 KERNEL_FLOORS = (
     ("schedule", "reference"),
     ("launch",),
-    ("tiles", "copies"),
+    ("tiles", "copies", "packed"),
     ("chunk", "recurrent", "simple", "value_gates"),
     ("cost",),
     ("plan",),

@@ -74,13 +74,13 @@ class Recurrent:
     v_first: bool = False
 
     def forward(self, x: Inputs, final: bool, launch: Launcher) -> tuple[Tensor, Tensor | None, Left]:
-        if x.cu_seqlens is not None or self.v_first:
-            raise NotImplementedError  # yet
-        o, state = recurrent.forward(x.q, x.k, x.v, x.g, self.scale, x.initial_state, final, launch, x.gv)
+        how = x.gv, x.cu_seqlens, self.v_first
+        o, state = recurrent.forward(x.q, x.k, x.v, x.g, self.scale, x.initial_state, final, launch, *how)
         return o, state, (state if x.g is not None or x.gv is not None else None,)  # without gates none asks for it
 
     def backward(
         self, x: Inputs, left: Left, do: Tensor, d_final: Tensor | None, needed: Sequence[bool], launch: Launcher
     ) -> Sequence[Tensor | None]:
         state = left[0] if d_final is not None else None
-        return recurrent.backward(x.q, x.k, x.v, x.g, self.scale, x.initial_state, do, state, d_final, launch, x.gv)
+        how = x.gv, x.cu_seqlens, self.v_first
+        return recurrent.backward(x.q, x.k, x.v, x.g, self.scale, x.initial_state, do, state, d_final, launch, *how)

@@ -71,7 +71,9 @@ def gla(
     output_final_state: whether to return the state after the last token.
     gv: [B, T, H, V], gates of the value side as g are of the key side, as in the paper's first version. With them the
         kernels are others, `value_gates`, which are not tuned: config must be None; of a schedule they take chunks of
-        16, 32 or 64 rows, in sub-chunks, materialized or not, and no segments. None: no decay, and no cost.
+        16, 32 or 64 rows, in sub-chunks, materialized or not, and no segments. Packed sequences (cu_seqlens) with
+        states, given or asked for, are taken token by token instead, as `gla_recurrent` does. None: no decay, and no
+        cost.
     cu_seqlens: [N+1], int32 or int64, on the device of q: where each of N packed sequences begins, and T. B is 1 then,
         and states are those of sequences, [N, H, K, V]. A sequence may be of one token, or of none. Nothing waits for
         the values: a CUDA graph may be replayed with others of the same N. None: each of B sequences has T tokens.

@@ -52,7 +52,8 @@ def simple_gla(
     scale: factor on the output; K^-1/2 by default.
     initial_state: [B, H, K, V], float32; zeros by default.
     output_final_state: whether to return the state after the last token.
-    cu_seqlens, state_v_first, check: as in `gla`.
+    cu_seqlens, state_v_first, check: as in `gla`. Packed sequences share chunks: what is not finite in one may show in
+        others, as nowhere else.
     schedule: `Schedule(chunk=64)` by default. chunk: up to 128. materialize: True keeps the states of all chunks in
         memory, for the backward pass too; False makes the output in one walk over time, for chunks of up to 64 and K
         of up to 128 in bfloat16 and 64 else, and beyond those by slices of the sequence, whose states share a small
@@ -217,23 +218,22 @@ class _Simple:
     v_first: bool = False
 
     def forward(self, x: Inputs, final: bool, launch: Launcher) -> tuple[Tensor, Tensor | None, Left]:
-        if x.cu_seqlens is not None or self.v_first:
-            raise NotImplementedError  # yet
         o, final_state, kept = forward(self._call(x), final, self.keep, launch)
-        return o, final_state, (kept.sums, kept.states)
+        return o, final_state, (kept.sums, kept.states, kept.marks)
 
     def backward(
         self, x: Inputs, left: Left, do: Tensor, d_final: Tensor | None, needed: Sequence[bool], launch: Launcher
     ) -> Sequence[Tensor | None]:
-        sums, states = left
+        sums, states, marks = left
         assert sums is not None
-        dq, dk, dv, dg, d_initial = backward(self._call(x), Kept(sums, states), do, d_final, needed[3], launch)
+        kept = Kept(sums, states, marks)
+        dq, dk, dv, dg, d_initial = backward(self._call(x), kept, do, d_final, needed[3], launch)
         return dq, dk, dv, dg, None, d_initial
 
     def _call(self, x: Inputs) -> Call:
         assert x.g is not None
-        chunk, materialize = self.schedule.chunk, self.schedule.materialize
-        return Call(x.q, x.k, x.v, x.g, self.scale, x.initial_state, chunk, materialize, self.capability)
+        how = self.schedule.chunk, self.schedule.materialize, self.capability, x.cu_seqlens, self.v_first
+        return Call(x.q, x.k, x.v, x.g, self.scale, x.initial_state, *how)
 
 
 MAKERS["simple_gla"] = _in_graph
