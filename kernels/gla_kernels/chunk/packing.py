@@ -26,7 +26,8 @@ CLOSED: tl.constexpr = tl.constexpr(-1e4)
 @dataclass(frozen=True)
 class Packed:
     """lengths [N+1]: where sequences begin, and T. marks: see `packed.marks`; edges: see `edges`, for Hopper's own
-    kernels. closed: the gates, closed where a sequence begins, for passes that go by gates alone; None where none does.
+    kernels. closed: the gates, closed where a sequence begins inside a chunk, for passes that go by gates alone; None
+    where none does. One that begins with a chunk is told by the state before it, which is zero.
     """
 
     lengths: Tensor
@@ -41,12 +42,12 @@ class Packed:
 
 
 @triton.jit
-def close_kernel(p_g, p_marks, p_y, n, W: tl.constexpr, BLOCK: tl.constexpr):
-    """y [n / W, W] = g, but for the rows that a sequence begins with: those are closed."""
+def close_kernel(p_g, p_marks, p_y, n, chunk, W: tl.constexpr, BLOCK: tl.constexpr):
+    """y [n / W, W] = g, but for the rows inside a chunk that a sequence begins with: those are closed."""
     o_y = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     i_row = o_y // W
     b_g = tl.load(p_g + o_y, mask=o_y < n, other=0.0)
-    begins = tl.load(p_marks + i_row, mask=o_y < n, other=-1) == i_row
+    begins = (tl.load(p_marks + i_row, mask=o_y < n, other=-1) == i_row) & (i_row % chunk != 0)
     tl.store(p_y + o_y, tl.where(begins, CLOSED, b_g.to(tl.float32)).to(p_y.dtype.element_ty), mask=o_y < n)
 
 
@@ -97,6 +98,6 @@ def closed(p: Problem, again: bool, launch: Launcher) -> Problem:
     assert p.g is not None
     gates = torch.empty_like(p.g)
     n, W = gates.numel(), gates.shape[2] * gates.shape[3]
-    args = {"p_g": p.g, "p_marks": p.packed.marks, "p_y": gates, "n": n}
+    args = {"p_g": p.g, "p_marks": p.packed.marks, "p_y": gates, "n": n, "chunk": p.schedule.chunk}
     launch(Launch(close_kernel, (cdiv(n, BLOCK),), args, {"W": W, "BLOCK": BLOCK}))
     return replace(p, packed=replace(p.packed, closed=gates))

@@ -28,6 +28,7 @@ from ..tiles.slices import Slice
 if TYPE_CHECKING:
     from .problem import Problem
 
+CLOSED: tl.constexpr = tl.constexpr(-1e4)  # log2 of what forgets all
 PREFETCH: tl.constexpr = tl.constexpr(4)  # segments whose loads are in flight at once, in combine_kernel
 
 
@@ -80,6 +81,10 @@ def states_kernel(
         b_s += load_state(p_s0 + (i_bh * n_start + (first_seg + i_seg) % n_start) * K * V, o_k, o_v, K, V, S0_V_FIRST)
     for i_t in range(0, tl.cdiv(tl.minimum(T - i_first, seg_rows), BT)):
         i_row = i_first + i_t * BT
+        if PACKED:  # nothing passes to a sequence that begins with the block, whose gate then need not be closed
+            begins = tl.load(p_marks + i_row) == i_row
+            b_s = tl.where(begins, 0.0, b_s)
+            b_gamma = tl.where(begins, CLOSED, b_gamma)
         if PACKED and STORE_ST:
             if ends_here(p_marks, n_rows, i_row, BT):
                 p_at = p_st + (sequence_of(p_marks, n_rows, i_row) * n_heads + i_h) * K * V
@@ -161,6 +166,10 @@ def grad_states_kernel(
     for i_back in range(0, n_t):
         i_t = n_t - 1 - i_back
         i_row = i_first + i_t * BT
+        if PACKED:  # nor from one that ends with it
+            ends = tl.load(p_marks + n_rows + i_row + BT - 1) <= i_row + BT
+            b_ds = tl.where(ends, 0.0, b_ds)
+            b_gamma = tl.where(ends, CLOSED, b_gamma)
         if PACKED and STORE_DS0:
             if begins_here(p_marks, n_rows, i_row, BT):
                 p_at = p_ds0 + (sequence_of(p_marks, n_rows, i_row + BT - 1) * n_heads + i_h) * K * V
