@@ -33,6 +33,10 @@ MIN_COLUMNS: tl.constexpr = tl.constexpr(16)  # of a tensor-core product
 # exp2 of anything below is 0 in float32.
 CLOSED: tl.constexpr = tl.constexpr(-150.0)
 
+# A gate counts as this at least: also -inf, whose product with 0 would be no number. Every type of gates holds it.
+LEAST_GATE: tl.constexpr = tl.constexpr(-8192.0)
+NO_NUMBER: tl.constexpr = tl.constexpr(tl.PropagateNan.ALL)  # what a maximum is where a gate is no number
+
 
 @triton.jit
 def load_gates(p_g, i_row, T, stride, o_k, K: tl.constexpr, BT: tl.constexpr):

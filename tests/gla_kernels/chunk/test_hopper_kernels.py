@@ -20,7 +20,7 @@ from gla_kernels.chunk.hopper.walk import walk_hopper_kernel
 from gla_kernels.chunk.problem import NARROW, Problem
 from gla_kernels.plan.apply import problem_of
 from gla_kernels.plan.choose import with_walks
-from gla_kernels.tiles.gates import LOG2E, ROW_BLOCK_LIMIT_16_BIT
+from gla_kernels.tiles.gates import LEAST_GATE, LOG2E, ROW_BLOCK_LIMIT_16_BIT
 
 # Of the norm. To round the result to bfloat16 costs 1.66e-3; states are summed of products of rounded operands besides.
 ERROR = 2.4e-3
@@ -32,7 +32,11 @@ GATES = {
     "one of three chunks decays by too much": lambda g: torch.where(
         (torch.arange(g.shape[1]) // 64 % 3 == 1)[:, None, None], 20 * g, g
     ),
+    "one of three chunks decays by all there is": lambda g: torch.where(
+        (torch.arange(g.shape[1]) % 192 == 70)[:, None, None] & (torch.arange(g.shape[-1]) % 5 > 1), -torch.inf, g
+    ),
 }
+TYPES = pytest.mark.parametrize("gate_type", [torch.bfloat16, torch.float32], ids=["bf16 gates", "float32 gates"])
 WALKS = pytest.mark.parametrize(
     ("K", "V", "gates", "schedule"),
     [(K, V, *one) for K, V in ((64, 64), (128, 128), (128, 192)) for one in itertools.product(GATES, SCHEDULES)],
@@ -40,16 +44,19 @@ WALKS = pytest.mark.parametrize(
 
 
 class Sequences:
-    """q, k, g, v, do, in bfloat16, and a state to begin with and the gradient of the last one [B, H, K, V]; of the
+    """q, k, v, do in bfloat16, g in that or float32, and a state to begin with and the gradient of the last one [B, H, K, V]; of the
     float64 recurrence o, dv, the states before and after every chunk, and the gradients of those after."""
 
-    def __init__(self, shape: tuple[int, int, int, int, int], gates: Callable[[Tensor], Tensor], place: Any) -> None:
+    def __init__(
+        self, shape: tuple[int, int, int, int, int], gates: Callable[[Tensor], Tensor], place: Any,
+        gate_type: torch.dtype = torch.bfloat16,
+    ) -> None:  # fmt: skip
         B, T, H, K, V = shape
         torch.manual_seed(0)
         g = gates(torch.nn.functional.logsigmoid(torch.randn(B, T, H, K)))
         x = {"q": torch.randn(B, T, H, K), "k": torch.randn(B, T, H, K), "g": g}
         x |= {name: torch.randn(B, T, H, V) for name in ("v", "do")}
-        x = {name: one.bfloat16() for name, one in x.items()}
+        x = {name: one.to(gate_type if name == "g" else torch.bfloat16) for name, one in x.items()}
         first, d_last = torch.randn(B, H, K, V), torch.randn(B, H, K, V)
         q, k, g, v, do = (x[name].double() for name in ("q", "k", "g", "v", "do"))
         rows_given = tuple(one.requires_grad_() for one in (q, k, g, v))
@@ -66,7 +73,7 @@ class Sequences:
         self.d_states = torch.autograd.grad(loss, self.befores, retain_graph=True)
         self.dq, self.dk, self.dg, self.dv = torch.autograd.grad(loss, rows_given)
         self.o, g = o.detach(), g.detach()
-        chunks = torch.nn.functional.pad(g, (0, 0, 0, 0, 0, -T % 64)).unflatten(1, (-1, 64)).sum(2)
+        chunks = torch.nn.functional.pad(g.clamp(min=LEAST_GATE.value), (0, 0, 0, 0, 0, -T % 64)).unflatten(1, (-1, 64)).sum(2)
         self.halves = (0.5 * LOG2E.value * chunks).transpose(1, 2).flatten(0, 1).float().contiguous()  # [B*H, n, K]
         self.mild = (
             (self.halves.amin(-1) > -0.5 * ROW_BLOCK_LIMIT_16_BIT.value)
@@ -99,9 +106,10 @@ def near(got: Tensor, right: Tensor) -> bool:
     return bool((got.cpu().double() - right).norm() <= ERROR * right.norm())
 
 
+@TYPES
 @WALKS
-def test_states_and_output(K, V, gates, schedule, place):
-    states_and_output(K, V, gates, schedule, 1, place)
+def test_states_and_output(K, V, gates, schedule, place, gate_type):
+    states_and_output(K, V, gates, schedule, 1, place, gate_type)
 
 
 SOME = pytest.mark.parametrize(
@@ -109,20 +117,21 @@ SOME = pytest.mark.parametrize(
 )
 
 
+@TYPES
 @SOME
-def test_where_no_states_are_kept_those_that_strong_gates_ask_for_are_stored(gates, schedule, place):
-    states_and_output(128, 128, gates, schedule, 0, place)
+def test_where_no_states_are_kept_those_that_strong_gates_ask_for_are_stored(gates, schedule, place, gate_type):
+    states_and_output(128, 128, gates, schedule, 0, place, gate_type)
 
 
 @SOME
 @pytest.mark.parametrize("every", [3, 4])
 def test_where_few_states_are_kept_they_are_stored_apart(every, gates, schedule, place):
-    states_and_output(128, 128, gates, schedule, every, place)
+    states_and_output(128, 128, gates, schedule, every, place, torch.bfloat16)
 
 
-def states_and_output(K, V, gates, schedule, every, place):
+def states_and_output(K, V, gates, schedule, every, place, gate_type):
     """every: chunks from one state that is kept to the next; 0 for none."""
-    x = Sequences((1, 340, 2, K, V), GATES[gates], place)
+    x = Sequences((1, 340, 2, K, V), GATES[gates], place, gate_type)
     p = x.problem(SCHEDULES[schedule])
     assert len(p.slices) == 1
     starts = x.boundaries(0, x.befores, p.seg_chunks).to(place.device)
@@ -139,6 +148,7 @@ def states_and_output(K, V, gates, schedule, every, place):
     place.run(p.walk_on_chip(walk_hopper_kernel, p.config.walk, args, p.slices[0], states, **flags))
     x.rows_are_right(o, x.o)
     assert torch.allclose(halves.cpu(), x.halves, rtol=1e-5)
+    assert halves.isfinite().all()
     found, right = states.unflatten(0, (1, 2)).transpose(1, 2), torch.stack(x.befores[:-1], 1).detach()
     if few is not None:
         assert near(few.unflatten(0, (1, 2)).transpose(1, 2), right[:, ::every])
