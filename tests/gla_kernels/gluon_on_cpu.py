@@ -104,8 +104,9 @@ def _load(p: Pointer, mask: Any = None, other: float = 0.0) -> Tensor:
 
 
 def _store(p: Pointer, x: Tensor, mask: Any = True) -> None:
-    if bool(mask):
-        p.x[torch.as_tensor(p.at)] = x
+    at = torch.as_tensor(p.at)
+    kept = torch.as_tensor(mask).expand(at.shape)
+    p.x[at[kept]] = x.expand(at.shape)[kept]
 
 
 # --- Barriers, and tiles that come and go -----------------------------------------------------------------------------

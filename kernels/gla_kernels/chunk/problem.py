@@ -261,7 +261,7 @@ class Problem(CallContext):
         self, kernel: Any, tile: Tile | None, launch_by: LaunchBy, *args: Any, **flags: Any
     ) -> Launch | None:
         """A launch of Hopper's own kernel, by another of these methods, where the plan asks for that and it can serve:
-        gated bf16 inputs, chunks of one row block of 64, and tensors that all bear descriptors."""
+        bf16 inputs with gates, in bf16 or float32, chunks of one row block of 64, and tensors that all bear descriptors."""
         if kernel is None or tile is None or not self.on_hopper(tile):
             return None
         launch = launch_by(kernel, tile, *args, **flags)
@@ -272,7 +272,7 @@ class Problem(CallContext):
         """Whether a tile asks for a kernel of Hopper's own, and that can serve such inputs."""
         if not tile.hopper or self.q.device.type == "cpu":
             return False  # on the CPU the interpreter runs, which knows no Gluon
-        if self.g is None or not self.q.dtype == self.g.dtype == torch.bfloat16 or not self.scale > 0:
+        if self.g is None or self.q.dtype != torch.bfloat16 or not self.scale > 0:
             return False
         return self.schedule.chunk == self.config.block_t == WGMMA_ROWS
 

@@ -95,7 +95,7 @@ def leads_along(device: torch.device, dtypes: tuple[Any, Any], K: int, V: int, a
     if device.type != "cuda" or machine_of(device).capability != HOPPER:
         return False
     ordinary = asked is None or (asked[0] == WGMMA_ROWS and asked[2])
-    return ordinary and dtypes == (torch.bfloat16, torch.bfloat16) and K % WGMMA_ROWS == V % WGMMA_ROWS == 0
+    return ordinary and dtypes[0] == torch.bfloat16 and dtypes[1] is not None and K % WGMMA_ROWS == V % WGMMA_ROWS == 0
 
 
 def call_step(x: Inputs, scale: float | None) -> Tensor:

@@ -36,10 +36,12 @@ GATES = {
         (torch.arange(g.shape[1]) % 192 == 70)[:, None, None] & (torch.arange(g.shape[-1]) % 5 > 1), -torch.inf, g
     ),
 }
-TYPES = pytest.mark.parametrize("gate_type", [torch.bfloat16, torch.float32], ids=["bf16 gates", "float32 gates"])
+DIMENSIONS = ((64, 64), (128, 128), (128, 192))
+BF16, FLOAT32 = torch.bfloat16, torch.float32  # of gates
 WALKS = pytest.mark.parametrize(
-    ("K", "V", "gates", "schedule"),
-    [(K, V, *one) for K, V in ((64, 64), (128, 128), (128, 192)) for one in itertools.product(GATES, SCHEDULES)],
+    ("K", "V", "gates", "schedule", "gate_type"),
+    [(K, V, *one, BF16) for K, V in DIMENSIONS for one in itertools.product(GATES, SCHEDULES)]
+    + [(K, V, gates, list(SCHEDULES)[1], FLOAT32) for K, V in DIMENSIONS for gates in GATES],
 )
 
 
@@ -49,14 +51,14 @@ class Sequences:
 
     def __init__(
         self, shape: tuple[int, int, int, int, int], gates: Callable[[Tensor], Tensor], place: Any,
-        gate_type: torch.dtype = torch.bfloat16,
+        gate_type: torch.dtype = BF16,
     ) -> None:  # fmt: skip
         B, T, H, K, V = shape
         torch.manual_seed(0)
         g = gates(torch.nn.functional.logsigmoid(torch.randn(B, T, H, K)))
         x = {"q": torch.randn(B, T, H, K), "k": torch.randn(B, T, H, K), "g": g}
         x |= {name: torch.randn(B, T, H, V) for name in ("v", "do")}
-        x = {name: one.to(gate_type if name == "g" else torch.bfloat16) for name, one in x.items()}
+        x = {name: one.to(gate_type if name == "g" else BF16) for name, one in x.items()}
         first, d_last = torch.randn(B, H, K, V), torch.randn(B, H, K, V)
         q, k, g, v, do = (x[name].double() for name in ("q", "k", "g", "v", "do"))
         rows_given = tuple(one.requires_grad_() for one in (q, k, g, v))
@@ -106,9 +108,8 @@ def near(got: Tensor, right: Tensor) -> bool:
     return bool((got.cpu().double() - right).norm() <= ERROR * right.norm())
 
 
-@TYPES
 @WALKS
-def test_states_and_output(K, V, gates, schedule, place, gate_type):
+def test_states_and_output(K, V, gates, schedule, gate_type, place):
     states_and_output(K, V, gates, schedule, 1, place, gate_type)
 
 
@@ -117,7 +118,7 @@ SOME = pytest.mark.parametrize(
 )
 
 
-@TYPES
+@pytest.mark.parametrize("gate_type", [BF16, FLOAT32])
 @SOME
 def test_where_no_states_are_kept_those_that_strong_gates_ask_for_are_stored(gates, schedule, place, gate_type):
     states_and_output(128, 128, gates, schedule, 0, place, gate_type)
@@ -126,7 +127,7 @@ def test_where_no_states_are_kept_those_that_strong_gates_ask_for_are_stored(gat
 @SOME
 @pytest.mark.parametrize("every", [3, 4])
 def test_where_few_states_are_kept_they_are_stored_apart(every, gates, schedule, place):
-    states_and_output(128, 128, gates, schedule, every, place, torch.bfloat16)
+    states_and_output(128, 128, gates, schedule, every, place, BF16)
 
 
 def states_and_output(K, V, gates, schedule, every, place, gate_type):
@@ -161,8 +162,8 @@ def states_and_output(K, V, gates, schedule, every, place, gate_type):
 
 
 @WALKS
-def test_gradients_of_states_and_dv(K, V, gates, schedule, place):
-    x = Sequences((1, 340, 2, K, V), GATES[gates], place)
+def test_gradients_of_states_and_dv(K, V, gates, schedule, gate_type, place):
+    x = Sequences((1, 340, 2, K, V), GATES[gates], place, gate_type)
     p = x.problem(SCHEDULES[schedule])
     assert len(p.slices) == 1
     ends = x.boundaries(1, x.d_states, p.seg_chunks).to(place.device)
@@ -180,16 +181,21 @@ def test_gradients_of_states_and_dv(K, V, gates, schedule, place):
     assert near(d_first, x.d_states[0])
 
 
-@pytest.mark.parametrize("every", [1, 2, 4])
-@pytest.mark.parametrize(("K", "V", "stages"), [(64, 64, 1), (128, 128, 1), (64, 192, 2), (64, 256, 5), (128, 512, 4)])
+RUNS = [(64, 64, 1), (128, 128, 1), (64, 192, 2), (64, 256, 5), (128, 512, 4)]
+
+
+@pytest.mark.parametrize(
+    ("K", "V", "stages", "every", "gate_type"),
+    [(*one, every, BF16) for one in RUNS for every in (1, 2, 4)] + [(*one, 4, FLOAT32) for one in RUNS],
+)
 @pytest.mark.parametrize("gates", GATES)
-def test_gradients_of_q_k_and_gates_over_runs_of_chunks(K, V, stages, gates, every, place):
+def test_gradients_of_q_k_and_gates_over_runs_of_chunks(K, V, stages, gates, every, gate_type, place):
     """From the state before each run; of chunks that are left alone, their states are left for another kernel."""
-    x = Sequences((1, 340, 2, K, V), GATES[gates], place)
+    x = Sequences((1, 340, 2, K, V), GATES[gates], place, gate_type)
     p, grads = x.problem(Schedule(64)), torch.stack([one.flatten(0, 1) for one in x.d_states[1:]], 1).bfloat16()
     few = torch.stack([one.detach().flatten(0, 1) for one in x.befores[:-1:every]], 1).bfloat16()
     states = p.state_buffer().fill_(torch.nan)
-    into = {name: torch.full_like(x.given["q"], torch.nan) for name in ("dq", "dk", "dg")}
+    into = {name: torch.full_like(x.given[name[1:]], torch.nan) for name in ("dq", "dk", "dg")}
     args = {f"p_{name}": one for name, one in (x.given | into).items()} | {
         "p_h": x.halves.to(place.device), "p_s": states, "p_ds": grads.to(place.device), "p_few": few.to(place.device),
         "n_few": few.shape[1],
@@ -205,9 +211,11 @@ def test_gradients_of_q_k_and_gates_over_runs_of_chunks(K, V, stages, gates, eve
     assert near(states[:, asked], right[:, asked])
 
 
+@pytest.mark.parametrize("gate_type", [BF16, FLOAT32])
 @pytest.mark.parametrize(("K", "V", "stages"), [(64, 64, 1), (128, 128, 2), (64, 192, 2), (192, 256, 1)])
-def test_gradients_of_q_k_and_gates(K, V, stages, place, chunks):
-    x = chunks((1, 150, 2, K, V), lambda g: torch.where(g < -3.5, -300.0, g))
+@pytest.mark.parametrize("closed", [-300.0, -torch.inf])
+def test_gradients_of_q_k_and_gates(K, V, stages, closed, gate_type, place, chunks):
+    x = chunks((1, 150, 2, K, V), lambda g: torch.where(g < -3.5, closed, g), gate_type)
     p, (args, into) = x.problem(), x.arguments("dq", "dk", "dg")
     assert 0 < x.mild_tiles.sum() < x.mild_tiles.numel()
     place.run(p.of_chunks(grad_qk_hopper_kernel, p.config.grad_qk, args, p.whole, x.given["s"], STAGES=stages))

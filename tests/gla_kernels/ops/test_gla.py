@@ -213,7 +213,7 @@ def test_full_grid(judge, inputs, schedule, dtype, gates):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("gates", [None, 0.0, 1 / 16, 1.0, 2.0, 4.0, 8.0, 40.0, 1e4, "resets", "closed"])
+@pytest.mark.parametrize("gates", [None, 0.0, 1 / 16, 1.0, 2.0, 4.0, 8.0, 40.0, 1e4, "resets", "infinite", "closed"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=name)
 @pytest.mark.parametrize("schedule", [None, Schedule(64, 16), Schedule(128, 64, False)], ids=name)
 def test_gate_strengths_at_full_size(judge, inputs, schedule, dtype, gates):
@@ -221,7 +221,7 @@ def test_gate_strengths_at_full_size(judge, inputs, schedule, dtype, gates):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("gates", [None, 0.0, 1 / 16, 1.0, 2.0, 2.5, 4.0, 8.0, 40.0, 1e4, "resets", "closed"])
+@pytest.mark.parametrize("gates", [None, 0.0, 1 / 16, 1.0, 2.0, 2.5, 4.0, 8.0, 40.0, 1e4, "resets", "infinite", "closed"])
 @pytest.mark.parametrize(
     ("schedule", "K", "V"),
     [

@@ -13,7 +13,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from ...launch.tritons import async_store, barrier
 from .grad_qk_rows import after_rows, decayed_keys, gates_begun
-from .layouts import ACCUMULATOR, EVERYWHERE, LEAST_HALF, ROWS, matrix, rounded, wide
+from .layouts import ACCUMULATOR, CLOSED_HALF, EVERYWHERE, LEAST_HALF, ROWS, limit, matrix, rounded, wide
 from .strong_gates import hidden_zero
 
 
@@ -32,8 +32,14 @@ def state_part(
         mbarrier.wait(rows, phase)
         b_d = gates_begun(s_g, s_l)
         b_h = gl.exp2(s_h.load(gl.SliceLayout(1, ACCUMULATOR)))
-        mild = gl.min(s_h.load(gl.SliceLayout(0, EVERYWHERE)), axis=0) > LEAST_HALF
-        b_kd = decayed_keys(s_k, after_rows(warpgroup_mma_wait(0, (b_d,)), nil))
+        least = gl.min(s_h.load(gl.SliceLayout(0, EVERYWHERE)), axis=0)
+        mild = least > LEAST_HALF
+        b_d = warpgroup_mma_wait(0, (b_d,))
+        if s_g.dtype == gl.bfloat16:
+            if least < CLOSED_HALF:  # there may be gates of -inf, and what was summed beside them is no number
+                limit(s_g)
+                b_d = warpgroup_mma_wait(0, (gates_begun(s_g, s_l),))
+        b_kd = decayed_keys(s_k, after_rows(b_d, nil))
         barrier()  # every warp is done with g, k and h
         mbarrier.arrive(let)
         if not mild:  # the strong kernel asks for the state

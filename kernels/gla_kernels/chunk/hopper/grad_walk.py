@@ -204,7 +204,7 @@ def grad_walk_hopper_kernel(
     s_do = gl.allocate_shared_memory(gl.bfloat16, [2, 1, ROWS, BV], OF_ROWS)
     s_ds = each(gl.bfloat16, [ROWS, BV], OF_STATES, NK)
     if WIDE:  # float32 gates have twice the room, but once, and no part of Q comes to where they were
-        s_ql = each(gl.bfloat16, [1, ROWS, ROWS], OF_ROWS, NK)
+        s_ql = each(gl.bfloat16, [1, 1, ROWS, ROWS], OF_ROWS, NK)
         s_a = gl.allocate_shared_memory(gl.bfloat16, [2, ROWS, ROWS], SHARED)
         s_ah, s_al = s_a.index(0), s_a.index(1)
         s_dv = s_a._reinterpret(gl.bfloat16, [1, ROWS, BV], OF_ROWS)

@@ -37,6 +37,7 @@ from .layouts import (
     rounded,
     wide,
 )
+from .strong_gates import hidden_zero
 
 ONE_ROW = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))
 
@@ -112,29 +113,29 @@ def _sums(i, there, mild, closed, m_i, s_g, bar_g, NK: gl.constexpr):
 
 
 @gluon.jit
-def _sums_in_parts(i, there, mild, m_i, s_g, bar_g, NK: gl.constexpr):
+def _sums_in_parts(i, nil, there, mild, m_i, s_g, bar_g, NK: gl.constexpr):
     """The same of float32 gates, which are cut in two: twice as many products."""
     for t in gl.static_range(NK):
         mbarrier.wait(bar_g[t].index(i & 1), (i >> 1) & 1, there)
-        cut_gates(s_g[t].index(0), LEAST_GATE)
+        cut_gates(s_g[t].index(nil), LEAST_GATE)
     b_zero = gl.zeros([ROWS, ROWS], gl.float32, ACCUMULATOR)
     b_m = gl.where(m_i, gl.where(mild, 0.5, 1.0), gl.where(mild, -0.5, 0.0)).to(gl.bfloat16)
-    s_a = parts_of(s_g[0].index(0))
+    s_a = parts_of(s_g[0].index(nil))
     b_ca = warpgroup_mma(b_m, s_a.index(1), b_zero, use_acc=False, is_async=True)
     b_ca = warpgroup_mma(b_m, s_a.index(0), b_ca, is_async=True)
     b_cb = b_ca
     if NK == 2:
-        s_b = parts_of(s_g[1].index(0))
+        s_b = parts_of(s_g[1].index(nil))
         b_cb = warpgroup_mma(b_m, s_b.index(1), b_zero, use_acc=False, is_async=True)
         b_cb = warpgroup_mma(b_m, s_b.index(0), b_cb, is_async=True)
     return b_ca, b_cb, b_m
 
 
 @gluon.jit
-def _begun(i, there, least, m_i, s_g, bar_g, NK: gl.constexpr):
+def _begun(i, nil, there, least, m_i, s_g, bar_g, NK: gl.constexpr):
     """`_sums` of gates of either type, of a block whose least h is this."""
     if s_g[0].dtype == gl.float32:
-        return _sums_in_parts(i, there, least > LEAST_HALF, m_i, s_g, bar_g, NK)
+        return _sums_in_parts(i, nil, there, least > LEAST_HALF, m_i, s_g, bar_g, NK)
     else:  # noqa: RET505 - only one of both is compiled
         return _sums(i, there, least > LEAST_HALF, there & (least < CLOSED_HALF), m_i, s_g, bar_g, NK)
 
@@ -180,7 +181,7 @@ def scores_part(
     least = least_of(halves(p_row, NK), NK)
     for t in gl.static_range(NK):
         s_e[t].index(0).store(gl.exp2(gl.load(p_row + t * ROWS + o_l)))
-    b_ca, b_cb, b_m = _begun(gl.to_tensor(0), n_here > 0, least, m_i, s_g, bar_g, NK)
+    b_ca, b_cb, b_m = _begun(gl.to_tensor(0), hidden_zero(i_row0), n_here > 0, least, m_i, s_g, bar_g, NK)
     b_ca, b_cb = _done(b_ca, b_cb, b_m, NK)
     barrier()
     if WIDE:
@@ -195,11 +196,12 @@ def scores_part(
         if NK == 2:
             h_next = (h_next[0], gl.load(p_next + ROWS + o_l))
 
+        nil = hidden_zero(i_row0 + i)
         b_at = gl.zeros([ROWS, ROWS], gl.float32, ACCUMULATOR)
         kept = ()  # operands in registers: not to be written before the products are done
         for t in gl.static_range(NK):
             t_q, t_k = matrix(s_q[t].index(i % 3)), matrix(s_k[t].index(i % 3))
-            t_ql = matrix(s_ql[t]) if WIDE else matrix(s_g[t].index(i & 1))
+            t_ql = matrix(s_ql[t].index(nil if WIDE else i & 1))
             mbarrier.wait(bar_q[t].index(i & 1), (i >> 1) & 1)
             mbarrier.wait(bar_k[t].index(i & 1), (i >> 1) & 1)
             b_k, b_q = t_k.load(ACCUMULATOR), t_q.load(ACCUMULATOR)
@@ -220,7 +222,7 @@ def scores_part(
             kept = kept + (b_kh, b_kl)  # noqa: RUF005
         # C of the next block, while this one's scores are made ready
         least = least_of(h_all, NK)
-        b_ca, b_cb, b_m = _begun(i + 1, i + 1 < n_here, least, m_i, s_g, bar_g, NK)
+        b_ca, b_cb, b_m = _begun(i + 1, nil, i + 1 < n_here, least, m_i, s_g, bar_g, NK)
         if NK == 2:
             b_at, _, _, _, _ = warpgroup_mma_wait(4 if WIDE else 2, (b_at, kept[0], kept[1], kept[2], kept[3]))
         else:

@@ -64,6 +64,7 @@ from .layouts import (
     sums_of,
     wide,
 )
+from .strong_gates import hidden_zero
 
 REGISTERS = gl.constexpr(240)  # of a thread of the state's part; the output's gets as many
 FEW_REGISTERS = gl.constexpr(24)  # of one that only loads
@@ -111,7 +112,7 @@ def _load_part(
 
 
 @gluon.jit
-def _decayed_keys(b_d, s_k, s_g, s_h, s_e, at, p_h, store_h):
+def _decayed_keys(b_d, s_k, s_g, s_h, s_e, at, p_h, store_h, nil):
     """(k e^D)^T of 64 features as an operand, and what the state decays by; h is laid down, and C where float32 gates
     are."""
     b_k = wide(matrix(s_k.index(at)).permute((1, 0)).load(ACCUMULATOR))
@@ -123,7 +124,7 @@ def _decayed_keys(b_d, s_k, s_g, s_h, s_e, at, p_h, store_h):
     gl.store(p_h + gl.arange(0, ROWS, gl.SliceLayout(1, ACCUMULATOR)), half, mask=store_h)
     b_d = gl.where(last, 0.0, b_d * LOG2_E)
     if s_g.dtype == gl.float32:
-        matrix(s_g.index(0)).permute((1, 0)).store(half[:, None] - b_d)
+        matrix(s_g.index(nil)).permute((1, 0)).store(half[:, None] - b_d)
     return rounded(b_k * gl.exp2(b_d)), gl.exp2(total)
 
 
@@ -173,10 +174,11 @@ def _state_part(
 
     for i in range(n_here):
         at, phase = i & 1, (i >> 1) & 1
+        nil = hidden_zero(i_state + i)
         mbarrier.wait(full.index(at), phase)
         if WIDE:
             mbarrier.wait(full_g[0], i & 1)
-            b_d0 = sums_of(s_g[0].index(0), s_l)
+            b_d0 = sums_of(s_g[0].index(nil), s_l)
         else:
             b_d0 = sums_of(s_g[0].index(at), s_l)
         if NK == 2 and not WIDE:
@@ -184,13 +186,13 @@ def _state_part(
             b_d0 = warpgroup_mma_wait(1, (b_d0,))
         else:
             b_d0 = warpgroup_mma_wait(0, (b_d0,))
-        b_k0, b_f0 = _decayed_keys(b_d0, s_k[0], s_g[0], s_h[0], s_e[0], at, p_h, store_h)
+        b_k0, b_f0 = _decayed_keys(b_d0, s_k[0], s_g[0], s_h[0], s_e[0], at, p_h, store_h, nil)
         if NK == 2:
             if WIDE:  # which come half a block later
                 mbarrier.wait(full_g[1], i & 1)
-                b_d1 = sums_of(s_g[1].index(0), s_l)
+                b_d1 = sums_of(s_g[1].index(nil), s_l)
             b_d1 = warpgroup_mma_wait(0, (b_d1,))
-            b_k1, b_f1 = _decayed_keys(b_d1, s_k[1], s_g[1], s_h[1], s_e[1], at, p_h + ROWS, store_h)
+            b_k1, b_f1 = _decayed_keys(b_d1, s_k[1], s_g[1], s_h[1], s_e[1], at, p_h + ROWS, store_h, nil)
         tma.store_wait(NK if STORE_S else 0)  # the state before the last one has left the slot
         if WIDE:
             fence_async_shared()
@@ -201,10 +203,10 @@ def _state_part(
                 for t in gl.static_range(NK):
                     limit(s_g[t].index(at))
                 b_d0 = warpgroup_mma_wait(0, (sums_of(s_g[0].index(at), s_l),))
-                b_k0, b_f0 = _decayed_keys(b_d0, s_k[0], s_g[0], s_h[0], s_e[0], at, p_h, store_h)
+                b_k0, b_f0 = _decayed_keys(b_d0, s_k[0], s_g[0], s_h[0], s_e[0], at, p_h, store_h, nil)
                 if NK == 2:
                     b_d1 = warpgroup_mma_wait(0, (sums_of(s_g[1].index(at), s_l),))
-                    b_k1, b_f1 = _decayed_keys(b_d1, s_k[1], s_g[1], s_h[1], s_e[1], at, p_h + ROWS, store_h)
+                    b_k1, b_f1 = _decayed_keys(b_d1, s_k[1], s_g[1], s_h[1], s_e[1], at, p_h + ROWS, store_h, nil)
                 barrier()
         p_h += K
         mbarrier.arrive(taken.index(at))
@@ -303,7 +305,8 @@ def _output_part(
         at, phase = i & 1, (i >> 1) & 1
         if WIDE:
             mbarrier.wait(taken.index(at), phase)
-            b_c = matrix(s_g[0].index(0)).load(ACCUMULATOR)
+            nil = hidden_zero(i_row0 + i)
+            b_c = matrix(s_g[0].index(nil)).load(ACCUMULATOR)
         else:
             b_c = b_c0 * LOG2_E
         b_qw = _keys(b_c, s_q[0], s_k[0], at, taken, phase, not WIDE)
@@ -327,7 +330,7 @@ def _output_part(
         b_o = warpgroup_mma(gl.convert_layout(b_qd, LEFT, True), s_s[0].index(at), b_o, use_acc=False, is_async=True)
         if NK == 2:
             if WIDE:
-                b_c = matrix(s_g[1].index(0)).load(ACCUMULATOR)
+                b_c = matrix(s_g[1].index(nil)).load(ACCUMULATOR)
             else:
                 b_c = warpgroup_mma_wait(4, (b_c1,)) * LOG2_E
             b_qw = _keys(b_c, s_q[1], s_k[1], at, taken, phase, False)
