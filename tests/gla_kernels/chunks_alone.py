@@ -26,8 +26,8 @@ class Chunks:
     """Random chunks, with gates made of logsigmoid(N(0, 1)) [B, T, H, K].
 
     given: q, k, g [B, T, H, K], v, do [B, T, H, V], the states s before chunks and the gradients ds of those after them
-    [B*H, n, K, V], all bfloat16, but for g in ``gate_type``. halves: log2 of half of each chunk's decay, float32 [B*H, n, K]. right: o, dq, dk, dv,
-    dg, float64, on the CPU.
+    [B*H, n, K, V], all bfloat16, but for g in ``gate_type``. halves: log2 of half of each chunk's decay, float32
+    [B*H, n, K], of gates that count as LEAST_GATE at least. right: o, dq, dk, dv, dg, float64, on the CPU.
     """
 
     def __init__(
@@ -60,7 +60,8 @@ class Chunks:
         grads = torch.autograd.grad((o * do).sum() + (state * x["ds"].double()).sum(), (q, k, v, g))
         found = zip(("o", "dq", "dk", "dv", "dg"), (o.detach(), *grads), strict=True)
         self.right = {name: together(one) for name, one in found}
-        self.halves = (0.5 * LOG2E.value * apart(x["g"]).clamp(min=LEAST_GATE.value).sum(2)).float().contiguous().to(device)
+        g = apart(x["g"]).clamp(min=LEAST_GATE.value)
+        self.halves = (0.5 * LOG2E.value * g.sum(2)).float().contiguous().to(device)
         self.given = {name: one.to(device) for name, one in x.items()}
 
     @property

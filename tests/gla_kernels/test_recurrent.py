@@ -19,7 +19,10 @@ def test_every_gate_strength(judge, inputs, gates):
     judge(form, inputs((2, 40, 2, 16, 24), torch.float32, gates))
 
 
-@pytest.mark.parametrize(("gates", "value_gates"), [(1.0, 1.0), (None, 40.0), ("resets", "resets"), ("infinite", "infinite"), (1.0, "closed")])
+@pytest.mark.parametrize(
+    ("gates", "value_gates"),
+    [(1.0, 1.0), (None, 40.0), ("resets", "resets"), ("infinite", "infinite"), (1.0, "closed")],
+)
 def test_gates_on_the_value_side(judge, inputs, gates, value_gates):
     judge(form, inputs((1, 20, 1, 16, 24), torch.float32, gates, value_gates=value_gates))
 

@@ -261,7 +261,7 @@ class Problem(CallContext):
         self, kernel: Any, tile: Tile | None, launch_by: LaunchBy, *args: Any, **flags: Any
     ) -> Launch | None:
         """A launch of Hopper's own kernel, by another of these methods, where the plan asks for that and it can serve:
-        bf16 inputs with gates, in bf16 or float32, chunks of one row block of 64, and tensors that all bear descriptors."""
+        bf16 inputs, gates in bf16 or float32, chunks of one row block of 64, and tensors that all bear descriptors."""
         if kernel is None or tile is None or not self.on_hopper(tile):
             return None
         launch = launch_by(kernel, tile, *args, **flags)

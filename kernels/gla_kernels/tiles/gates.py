@@ -41,7 +41,7 @@ NO_NUMBER: tl.constexpr = tl.constexpr(tl.PropagateNan.ALL)  # what a maximum is
 @triton.jit
 def limited(b_g):
     """Gates as they are summed: of none less than LEAST_GATE. One that is no number stays none."""
-    return tl.where(b_g < LEAST_GATE, tl.full([], LEAST_GATE, b_g.dtype), b_g)
+    return tl.where(b_g < LEAST_GATE, tl.full([], LEAST_GATE, tl.float32).to(b_g.dtype), b_g)
 
 
 @triton.jit

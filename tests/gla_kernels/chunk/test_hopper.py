@@ -63,7 +63,8 @@ def test_gates_in_float32_go_where_others_do(K, V):
         p = problem_of(q, q, v, q.to(dtype), 1.0, None, plan)
         kept = gla_kernels.chunk.forward(p, False, launches.append, every=p.states_apart)[-1]
         grads = gla_kernels.chunk.backward(p, v, None, launches.append, kept)
-        assert (grads.g is not None) and grads.g.dtype == dtype
+        assert grads.g is not None
+        assert grads.g.dtype == dtype
     narrow, wide = found.values()
     assert [launch.name for launch in wide] == [launch.name for launch in narrow]
     assert all("hopper" in launch.name for launch in wide)

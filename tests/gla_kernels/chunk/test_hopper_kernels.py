@@ -46,8 +46,9 @@ WALKS = pytest.mark.parametrize(
 
 
 class Sequences:
-    """q, k, v, do in bfloat16, g in that or float32, and a state to begin with and the gradient of the last one [B, H, K, V]; of the
-    float64 recurrence o, dv, the states before and after every chunk, and the gradients of those after."""
+    """q, k, v, do in bfloat16, g in that or float32, a state to begin with and the gradient of the last one
+    [B, H, K, V]; of the float64 recurrence o, dv, the states before and after every chunk, and the gradients of those
+    after. Of halves of decays, what kernels leave: no gate counts as less than LEAST_GATE."""
 
     def __init__(
         self, shape: tuple[int, int, int, int, int], gates: Callable[[Tensor], Tensor], place: Any,
@@ -75,7 +76,8 @@ class Sequences:
         self.d_states = torch.autograd.grad(loss, self.befores, retain_graph=True)
         self.dq, self.dk, self.dg, self.dv = torch.autograd.grad(loss, rows_given)
         self.o, g = o.detach(), g.detach()
-        chunks = torch.nn.functional.pad(g.clamp(min=LEAST_GATE.value), (0, 0, 0, 0, 0, -T % 64)).unflatten(1, (-1, 64)).sum(2)
+        g = g.clamp(min=LEAST_GATE.value)
+        chunks = torch.nn.functional.pad(g, (0, 0, 0, 0, 0, -T % 64)).unflatten(1, (-1, 64)).sum(2)
         self.halves = (0.5 * LOG2E.value * chunks).transpose(1, 2).flatten(0, 1).float().contiguous()  # [B*H, n, K]
         self.mild = (
             (self.halves.amin(-1) > -0.5 * ROW_BLOCK_LIMIT_16_BIT.value)

@@ -81,8 +81,8 @@ def grad_qk_runs_hopper_kernel(
     states before chunks that are not mild.
 
     Shared memory: the state, cut in two; q, k, g; STAGES tiles of V of dO, V and dS; A's leading bits, then dk; A's
-    next ones, then dg; L; U. dq leaves from where q was. With gates in float32 dg leaves from registers, and there is no
-    U, but D is kept where g was.
+    next ones, then dg; L; U. dq leaves from where q was. With gates in float32 D is kept where g was, dg leaves from
+    registers, and there is no U.
     """
     NV: gl.constexpr = V // ROWS
     WIDE: gl.constexpr = d_g.dtype == gl.float32

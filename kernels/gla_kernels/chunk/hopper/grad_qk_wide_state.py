@@ -30,16 +30,14 @@ def state_part(
     for i_c in range(count):
         phase, nil = i_c & 1, hidden_zero(i_state + i_c)
         mbarrier.wait(rows, phase)
+        least = gl.min(s_h.load(gl.SliceLayout(0, EVERYWHERE)), axis=0)
+        if s_g.dtype == gl.bfloat16:
+            if least < CLOSED_HALF:  # there may be gates of -inf, and what is summed beside them would be no number
+                limit(s_g)
         b_d = gates_begun(s_g, s_l)
         b_h = gl.exp2(s_h.load(gl.SliceLayout(1, ACCUMULATOR)))
-        least = gl.min(s_h.load(gl.SliceLayout(0, EVERYWHERE)), axis=0)
         mild = least > LEAST_HALF
-        b_d = warpgroup_mma_wait(0, (b_d,))
-        if s_g.dtype == gl.bfloat16:
-            if least < CLOSED_HALF:  # there may be gates of -inf, and what was summed beside them is no number
-                limit(s_g)
-                b_d = warpgroup_mma_wait(0, (gates_begun(s_g, s_l),))
-        b_kd = decayed_keys(s_k, after_rows(b_d, nil))
+        b_kd = decayed_keys(s_k, after_rows(warpgroup_mma_wait(0, (b_d,)), nil))
         barrier()  # every warp is done with g, k and h
         mbarrier.arrive(let)
         if not mild:  # the strong kernel asks for the state

@@ -18,6 +18,10 @@ A row block that is not mild has M = 1 for i >= j, else 0: then Q = scale q e^(s
 gate strength, and dS <- e^2h dS + bf16(Q)^T dO. Its dv is sent beyond the last row, where nothing is written:
 `grad_v_strong_kernel` runs after this one.
 
+Gates in float32 have the room of two blocks' in bfloat16, and are sent for as soon as C of the block before is there. The
+scores' part cuts them in two where they lie, and C takes two products. So Q's low part has a place of its own, and dv is
+laid down where A^T's parts were.
+
 Barriers: one for each pair of tiles of q, k, g and dO that may be on its way; `full`: scores -> walk, A^T's parts and
 the operands lie there; `empty`: walk -> scores, it is done with them. Each of the latter counts one arrival a block.
 """

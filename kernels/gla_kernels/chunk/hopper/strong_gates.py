@@ -321,7 +321,7 @@ def _rows_part(
     if bits != 0:
         s_q = gl.allocate_shared_memory(gl.bfloat16, [NK, 1, ROWS, ROWS], d_q.layout)
         s_k = gl.allocate_shared_memory(gl.bfloat16, [NK, 1, ROWS, ROWS], d_k.layout)
-        t_g = gl.allocate_shared_memory(d_g.dtype, [1, NK, 1, ROWS, ROWS], d_g.layout)
+        s_g = gl.allocate_shared_memory(d_g.dtype, [NK, 1, ROWS, ROWS], d_g.layout)
         s_s = gl.allocate_shared_memory(gl.bfloat16, [NK, ROWS, BV], d_s.layout)
         bar = barriers(1).index(0)
         if WIDE:  # x comes to where scores' operands were, so that two programs still fit an SM
@@ -340,7 +340,6 @@ def _rows_part(
         for i_c in range(i_first, i_end):
             if (bits >> (i_c - i_first)) & 1 != 0:
                 nil = hidden_zero(i_c)
-                s_g = t_g.index(nil if WIDE else 0)
                 i_row, i_state = (first_chunk + i_c) * ROWS, (i_bh * n_stored + i_c) * K
                 i_out = i_h * V + i_v * BV
                 _send(

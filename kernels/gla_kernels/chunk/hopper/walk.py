@@ -17,6 +17,10 @@ and h are right for any gates.
 Shared memory (K = BV = 128): 2 stages of q, k, g, v 128 KiB (k's and q's places come to hold k e^-C's parts), the state
 as bf16 2 x 32, o 16, L and M 8 each; h and e^h of 2 blocks. One program an SM.
 
+Gates in float32 have one stage, of 32 KiB. The state's part reads them into registers, in two parts of bfloat16 that are
+the left operands of D, and leaves C = h - D in their place, in float32: the output's part has no product of gates, and
+no M. 64 features each come as soon as the output's part has read the C of the block before: a block ahead.
+
 Barriers, two of each, for even and odd blocks; each counts one arrival a block, in `full*` the one with the expected
 bytes:
 
@@ -26,6 +30,12 @@ bytes:
     made      the state before the block lies in its slot                     state -> output
     empty     q, k, g, h and the slot are done with (k, g by both: `taken`)   output -> producer; `full` tells the state
     empty_v   v is done with (by both: `made` of the next block)              output -> producer
+
+With gates in float32 `full` is of q and k, `taken` also says that C lies there, and there are one of each of these, for
+each 64 features:
+
+    full_g    g has come                                                      producer -> state
+    empty_g   C is done with                                                  output -> producer
 """
 
 # mypy: disallow-untyped-defs=False
@@ -329,7 +339,7 @@ def _output_part(
         b_o = gl.zeros([ROWS, BV], gl.float32, OUT)
         b_o = warpgroup_mma(gl.convert_layout(b_qd, LEFT, True), s_s[0].index(at), b_o, use_acc=False, is_async=True)
         if NK == 2:
-            if WIDE:
+            if WIDE:  # noqa: SIM108 - only one of both is compiled
                 b_c = matrix(s_g[1].index(nil)).load(ACCUMULATOR)
             else:
                 b_c = warpgroup_mma_wait(4, (b_c1,)) * LOG2_E
