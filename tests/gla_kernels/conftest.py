@@ -59,7 +59,7 @@ def make_inputs(
     seed: int = 0, gate_dtype: torch.dtype | None = None, value_gates: str | float | None = None,
 ) -> Inputs:  # fmt: skip
     """Random inputs. gates: a strength m for m*logsigmoid(N(0, 1)), "resets" for weak gates with one in eight -1e4,
-    "infinite" for one in eight -inf, "closed" for -1e4 everywhere, None for no gates; value_gates: the same of the value
+    "infinite" for one in eight -inf, "closed" for -1e4 everywhere, None for no gates; value_gates: those of the other
     side."""
     B, T, H, K, V = shape
     torch.manual_seed(seed)

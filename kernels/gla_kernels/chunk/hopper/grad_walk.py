@@ -18,9 +18,9 @@ A row block that is not mild has M = 1 for i >= j, else 0: then Q = scale q e^(s
 gate strength, and dS <- e^2h dS + bf16(Q)^T dO. Its dv is sent beyond the last row, where nothing is written:
 `grad_v_strong_kernel` runs after this one.
 
-Gates in float32 have the room of two blocks' in bfloat16, and are sent for as soon as C of the block before is there. The
-scores' part cuts them in two where they lie, and C takes two products. So Q's low part has a place of its own, and dv is
-laid down where A^T's parts were.
+Gates in float32 have the room of two blocks' in bfloat16, and are sent for as soon as C of the block before is there.
+The scores' part cuts them in two where they lie, and C takes two products. So Q's low part has a place of its own, and
+dv is laid down where A^T's parts were.
 
 Barriers: one for each pair of tiles of q, k, g and dO that may be on its way; `full`: scores -> walk, A^T's parts and
 the operands lie there; `empty`: walk -> scores, it is done with them. Each of the latter counts one arrival a block.
@@ -199,12 +199,14 @@ def grad_walk_hopper_kernel(
     if STORE_DS0:
         p_ds0 += i_bh.to(gl.int64) * K * V + i_v * BV
 
-    WIDE: gl.constexpr = d_g.dtype == gl.float32
+    GATE: gl.constexpr = d_g.dtype
+    WIDE: gl.constexpr = GATE == gl.float32
+    OF_GATES: gl.constexpr = d_g.layout
     OF_ROWS: gl.constexpr = d_q.layout
     OF_STATES: gl.constexpr = d_ds.layout
     s_q = each(gl.bfloat16, [3, 1, ROWS, ROWS], OF_ROWS, NK)
     s_k = each(gl.bfloat16, [3, 1, ROWS, ROWS], OF_ROWS, NK)
-    s_g = each(d_g.dtype, [1 if WIDE else 2, 1, ROWS, ROWS], d_g.layout, NK)
+    s_g = each(GATE, [1 if WIDE else 2, 1, ROWS, ROWS], OF_GATES, NK)
     s_do = gl.allocate_shared_memory(gl.bfloat16, [2, 1, ROWS, BV], OF_ROWS)
     s_ds = each(gl.bfloat16, [ROWS, BV], OF_STATES, NK)
     if WIDE:  # float32 gates have twice the room, but once, and no part of Q comes to where they were

@@ -17,9 +17,9 @@ and h are right for any gates.
 Shared memory (K = BV = 128): 2 stages of q, k, g, v 128 KiB (k's and q's places come to hold k e^-C's parts), the state
 as bf16 2 x 32, o 16, L and M 8 each; h and e^h of 2 blocks. One program an SM.
 
-Gates in float32 have one stage, of 32 KiB. The state's part reads them into registers, in two parts of bfloat16 that are
-the left operands of D, and leaves C = h - D in their place, in float32: the output's part has no product of gates, and
-no M. 64 features each come as soon as the output's part has read the C of the block before: a block ahead.
+Gates in float32 have one stage, of 32 KiB. The state's part reads them into registers, in two parts of bfloat16 that
+are the left operands of D, and leaves C = h - D in their place, in float32: the output's part has no product of gates,
+and no M. 64 features each come as soon as the output's part has read the C of the block before: a block ahead.
 
 Barriers, two of each, for even and odd blocks; each counts one arrival a block, in `full*` the one with the expected
 bytes:
@@ -419,12 +419,14 @@ def walk_hopper_kernel(
     if STORE_ST:
         p_st += i_bh.to(gl.int64) * K * V
 
-    WIDE: gl.constexpr = d_g.dtype == gl.float32
+    GATE: gl.constexpr = d_g.dtype
+    WIDE: gl.constexpr = GATE == gl.float32
+    OF_GATES: gl.constexpr = d_g.layout
     OF_ROWS: gl.constexpr = d_q.layout
     OF_STATES: gl.constexpr = d_s.layout
     s_q = each(gl.bfloat16, [2, 1, ROWS, ROWS], OF_ROWS, NK)
     s_k = each(gl.bfloat16, [2, 1, ROWS, ROWS], OF_ROWS, NK)
-    s_g = each(d_g.dtype, [1 if WIDE else 2, 1, ROWS, ROWS], d_g.layout, NK)
+    s_g = each(GATE, [1 if WIDE else 2, 1, ROWS, ROWS], OF_GATES, NK)
     s_s = each(gl.bfloat16, [2, ROWS, BV], OF_STATES, NK)
     s_h, s_e = each(gl.float32, [2, ROWS], LINE, NK), each(gl.float32, [2, ROWS], LINE, NK)
     s_v = gl.allocate_shared_memory(gl.bfloat16, [2, 1, ROWS, BV], OF_ROWS)
