@@ -46,6 +46,8 @@ class CaseValues(Part):
     materialize: bool | None = None
     initial_state: bool | None = None
     value_gate: bool | None = None
+    gate_dtype: str | None = None
+    lengths: str | None = None
     gate_strength: Amount | None = None
     seed: Count | None = None
 

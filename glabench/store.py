@@ -30,6 +30,7 @@ from typing import Any, BinaryIO
 from glabench import nested
 from glabench.errors import UserError, in_one_line
 from glabench.lines import MAX_LINE_BYTES, ROW_START, Lines, bounded, open_locked, warn_on_stderr
+from glabench.spec.lengths import sequences, text_of
 
 SCHEMA = 5
 FIRST_WITH_CHECKSUM = 3
@@ -134,10 +135,21 @@ def from_json(text: str) -> Row:
     if found is None and values["schema"] >= FIRST_WITH_CHECKSUM:
         raise ValueError("its checksum is missing")
     decoded = {key: _decode(value) if key in _NESTED else value for key, value in values.items()}
-    odd = nested.fault(decoded)
+    odd = nested.fault(decoded) or _misfit(decoded["case"])
     if odd is not None:
         raise ValueError(odd)
     return Row(**decoded)
+
+
+def _misfit(case: dict[str, Any]) -> str | None:
+    """Why its packed sequences are not what they are said to be, or None."""
+    try:
+        text = text_of(case.get("lengths"))
+        if text is not None:
+            sequences(text, case["T"], case.get("seed") or 0)
+    except ValueError as error:
+        return f"case: {error}"
+    return None
 
 
 def has_checksum(line: bytes) -> bool:

@@ -36,12 +36,12 @@ FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 KERNEL_FLOORS = (
     ("schedule", "reference"),
     ("launch",),
-    ("tiles", "copies"),
+    ("tiles", "copies", "packed"),
     ("chunk", "recurrent", "simple", "value_gates"),
     ("cost",),
     ("plan",),
     ("ops",),
-    ("__init__",),
+    ("__init__", "fla"),
 )
 KERNEL_FLOOR = {room: floor for floor, rooms in enumerate(KERNEL_FLOORS) for room in rooms}
 KERNELS = ROOT / "kernels" / "gla_kernels"

@@ -11,7 +11,7 @@ from glabench.analysis import labels
 from glabench.analysis.frame import label
 from glabench.store import Row
 
-SHAPE = ("B", "T", "H", "K", "V", "dtype")
+SHAPE = ("B", "T", "H", "K", "V", "dtype", "gate_dtype", "lengths")
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,8 @@ def by_strength(rows: Sequence[Row]) -> list[Error]:
     for row in rows:
         found = _error(row)
         if found:
-            asked.setdefault(tuple(row.case[name] for name in SHAPE), {}).setdefault((found.key, found.strength), found)
+            shape = tuple(row.case.get(name) for name in SHAPE)
+            asked.setdefault(shape, {}).setdefault((found.key, found.strength), found)
     most = max(asked.values(), key=lambda errors: len({strength for _, strength in errors}), default={})
     if len({strength for _, strength in most}) < 2:
         return []

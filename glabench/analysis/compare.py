@@ -17,11 +17,11 @@ import pandas as pd
 from glabench.analysis import labels
 from glabench.analysis.statistics import log_log_crossing
 
-QUESTION = ["device", "B", "T", "H", "K", "V", "dtype", "mode", "gate", "initial_state"]
-SHAPE = ["device", "B", "T", "H", "K", "V", "dtype", "mode"]
+QUESTION = ["device", "B", "T", "H", "K", "V", "dtype", "mode", "gate", "initial_state", "lengths"]
+SHAPE = ["device", "B", "T", "H", "K", "V", "dtype", "mode", "lengths"]
 EAGER = "eager_wall"  # the clock of what `eager` gives
 # What stays the same along a curve over T; B may vary with T where a sweep keeps B*T constant.
-SETTING = ["device", "H", "K", "V", "dtype", "gate", "initial_state"]
+SETTING = ["device", "H", "K", "V", "dtype", "gate", "initial_state", "lengths"]
 
 
 def answers(table: pd.DataFrame) -> pd.DataFrame:
@@ -140,7 +140,7 @@ def crossovers_by_head_dimension(best: pd.DataFrame, challenger: str, baseline: 
     strength 1, at the width H*V and the tokens B*T that have the most head dimensions, then the most lengths."""
     pairs = speedups(best, baseline)
     same = (pairs["variant"] == challenger) & (pairs["K"] == pairs["V"]) & (pairs["gate"] == "1")
-    pairs = pairs[same & (pairs["mode"] == "fwdbwd") & ~pairs["initial_state"]]
+    pairs = pairs[same & (pairs["mode"] == "fwdbwd") & ~pairs["initial_state"] & (pairs["lengths"] == "")]
     pairs = pairs.assign(width=pairs["H"] * pairs["V"], tokens=pairs["B"] * pairs["T"])
     groups = [group for _, group in by(pairs, ["device", "dtype", "width", "tokens"])]
     if not groups:

@@ -11,6 +11,7 @@ import pandas as pd
 from glabench.analysis import labels
 from glabench.analysis.load import device
 from glabench.analysis.statistics import Estimate, estimate
+from glabench.spec.lengths import padding, sequences
 from glabench.store import Row
 
 MIB = 2.0**20
@@ -24,14 +25,16 @@ CASE_COLUMNS = (
 def frame(rows: Sequence[Row]) -> pd.DataFrame:
     """One line a row, in the order of ``rows`` (the index is the position in ``rows``).
 
-    Columns besides the case's own: variant, label, family, gate (text key of the gate strength), device, kind,
-    status, ms with ms_lo and ms_hi (on a GPU of its work alone), samples and interval (how lo and hi came about),
-    host_ms (what Python takes to queue a call), wall_ms with wall_ms_lo and wall_ms_hi (one of many eager calls),
-    wall_over (wall_ms / ms), tokens_per_s, peak_mib, beyond_mib (peak memory beyond the inputs, MiB), kept_mib (what a
-    forward pass keeps for its backward pass beyond inputs and outputs, MiB), floor_ms (compulsory HBM bytes over the
-    copy bandwidth measured on that GPU), over_floor (ms / floor_ms), error_share (worst error / tolerance), clocks and
-    versions, and gates_vary (of all rows together: whether those that have gates differ in their strength).
-    What a row does not have is NaN or None. Expects what ``load.latest`` returns: one row for each case and device.
+    Columns besides the case's own: variant, label, family, gate (text key of the gates), lengths (of packed sequences,
+    "" without), sequences (how many these are), padding (the share of tokens that would be padding if they were padded
+    to the longest), device, kind, status, ms with ms_lo and ms_hi (on a GPU of its work alone), samples and interval
+    (how lo and hi came about), host_ms (what Python takes to queue a call), wall_ms with wall_ms_lo and wall_ms_hi (one
+    of many eager calls), wall_over (wall_ms / ms), tokens_per_s, peak_mib, beyond_mib (peak memory beyond the inputs,
+    MiB), kept_mib (what a forward pass keeps for its backward pass beyond inputs and outputs, MiB), floor_ms
+    (compulsory HBM bytes over the copy bandwidth measured on that GPU), over_floor (ms / floor_ms), error_share (worst
+    error / tolerance), clocks and versions, and gates_vary (of all rows together: whether those that have gates differ
+    in their strength or dtype). What a row does not have is NaN or None. Expects what ``load.latest`` returns: one row
+    for each case and device.
     """
     table = pd.DataFrame([_line(row) for row in rows], columns=_columns())
     numbers = [name for name, kind in _KINDS.items() if kind == "number"]
@@ -56,7 +59,8 @@ def timing(row: Row) -> Estimate:
 
 _KINDS = {
     "case_id": "text", "sweep": "text", "device": "text", "kind": "text", "status": "text", "reason": "text",
-    "implementation": "text", "variant": "text", "label": "text", "family": "text", "gate": "text",
+    "implementation": "text", "variant": "text", "label": "text", "family": "text", "gate": "text", "lengths": "text",
+    "sequences": "number", "padding": "number",
     "ms": "number", "ms_lo": "number", "ms_hi": "number", "samples": "number", "interval": "text", "clock": "text",
     "launch_bound": "text",
     "host_ms": "number", "wall_ms": "number", "wall_ms_lo": "number", "wall_ms_hi": "number", "wall_over": "number",
@@ -78,12 +82,20 @@ def _line(row: Row) -> dict[str, Any]:
         "case_id": row.case_id, "sweep": row.sweep, "device": device(row), "kind": environment.get("kind"),
         "status": row.status, "reason": row.reason, "implementation": row.implementation,
         "variant": key, "label": label(case), "family": labels.family(key),
-        "gate": labels.gate(case.get("gate_strength"), case.get("value_gate", False)),
+        "gate": labels.gate(case), **_packing(case),
         **_time(row), **_eager(row), **_memory(row), **_accuracy(row), **_clocks(row),
         "commit": environment.get("commit"), "dirty": environment.get("dirty"),
         "fingerprint": environment.get("fingerprint"), "started": row.started, "wall_s": row.wall_s,
         **{name: case.get(name) for name in CASE_COLUMNS}, "initial_state": bool(case.get("initial_state")),
     }  # fmt: skip
+
+
+def _packing(case: dict[str, Any]) -> dict[str, Any]:
+    text = case.get("lengths")
+    if not text:
+        return {"lengths": "", "sequences": math.nan, "padding": math.nan}
+    found = sequences(text, case["T"], case.get("seed") or 0)
+    return {"lengths": text, "sequences": len(found), "padding": padding(found)}
 
 
 def _time(row: Row) -> dict[str, Any]:

@@ -120,13 +120,16 @@ def schedule(case: Mapping[str, Any]) -> str:
     return f"C{chunk}" if sub_chunk is None else f"C{chunk}/{sub_chunk}"
 
 
-def gate(strength: float | None, value_gate: bool = False) -> str:
-    """The gate strength as a key: "1", "0.5", or "none" for no gate at all; "1 + value side" with gates there too."""
+def gate(case: Mapping[str, Any]) -> str:
+    """The gates of a case as a key: "1", "0.5", or "none" for no gate at all; "1 + value side" with gates there too,
+    "1 in fp32" where they are of another dtype than q."""
+    strength = case.get("gate_strength")
     key = "none" if strength is None or math.isnan(strength) else f"{strength:g}"
-    return f"{key} + value side" if value_gate else key
+    key += " + value side" if case.get("value_gate") else ""
+    return f"{key} in {case['gate_dtype']}" if case.get("gate_dtype") else key
 
 
 def strength(gate: str) -> float:
     """The number in a key of `gate`, to sort by; -1 for no gate."""
-    number = gate.removesuffix(" + value side")
+    number = gate.split()[0]
     return -1.0 if number == "none" else float(number)

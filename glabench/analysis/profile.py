@@ -275,7 +275,8 @@ def _line(call: Call, kernel: Kernel) -> dict[str, Any]:
     return {
         "device": call.target, "predicted": call.predicted, "case_id": call.row.case_id,
         **{name: call.case.get(name) for name in ("system", "B", "T", "H", "K", "V", "dtype", "mode", "chunk",
-                                                  "sub_chunk", "materialize", "gate_strength", "initial_state")},
+                                                  "sub_chunk", "materialize", "gate_strength", "gate_dtype",
+                                                  "initial_state")},
         "call_ms": call.measured.median, "kernels_ms": call.kernels_ms, "gaps_ms": call.gaps_ms,
         "floor_ms": call.floor_ms, "kernel": kernel.name, "step": kernel.step, "direction": kernel.direction,
         "launches": kernel.count, "ms": kernel.ms, "ms_lo": kernel.time.low, "ms_hi": kernel.time.high,

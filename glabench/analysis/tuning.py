@@ -152,7 +152,7 @@ def work_key(tuning: Tuning) -> tuple[Any, ...]:
     schedule = work.get("schedule")
     asked = Variant.of({"schedule": schedule, "block_t": 0}) if schedule else None
     sizes = tuple(work[name] for name in SIZES)
-    how = (work["dtype"], work["gated"], asked, tuning.states_given)
+    how = (work["dtype"], work.get("gate_dtype"), work["gated"], asked, tuning.states_given)
     return (device_name(tuning.environment), *sizes, *how, work["direction"])
 
 
@@ -245,9 +245,9 @@ def runs(tunings: Sequence[Tuning]) -> list[Tuning]:
 
 
 COLUMNS = (
-    "device", "direction", *SIZES, "dtype", "gated", "asked", "strategy", "started", "feasible", "measured", "share",
-    "failed", "rank_correlation", "plan", "by", "ms", "ms_lo", "ms_hi", "samples", "incumbent_ms", "incumbent_origin",
-    "incumbent_over_winner", "sum_ms", "sum_plan", "wall_s", "budget_s", "stopped",
+    "device", "direction", *SIZES, "dtype", "gate_dtype", "gated", "asked", "strategy", "started", "feasible",
+    "measured", "share", "failed", "rank_correlation", "plan", "by", "ms", "ms_lo", "ms_hi", "samples", "incumbent_ms",
+    "incumbent_origin", "incumbent_over_winner", "sum_ms", "sum_plan", "wall_s", "budget_s", "stopped",
 )  # fmt: skip
 
 
@@ -267,7 +267,8 @@ def _line(tuning: Tuning) -> dict[str, Any]:
     best = next(iter(sums.ranking()), None)
     return {
         "device": device_name(tuning.environment), "direction": work["direction"],
-        **{name: work[name] for name in SIZES}, "dtype": work["dtype"], "gated": work["gated"], "asked": asked(work),
+        **{name: work[name] for name in SIZES}, "dtype": work["dtype"],
+        "gate_dtype": work.get("gate_dtype") or work["dtype"], "gated": work["gated"], "asked": asked(work),
         "strategy": tuning.strategy, "started": tuning.started, "feasible": tuning.feasible,
         "measured": tuning.measured, "share": tuning.measured / tuning.feasible if tuning.feasible else math.nan,
         "failed": tuning.failed.total(), "rank_correlation": rank_correlation(tuning.trials),
@@ -298,7 +299,7 @@ UNTUNED = "not tuned"
 
 def reach(origin: str) -> str:
     """One of the three, from what `gla_kernels.Choice` said of a plan; older ones were of "the nearest" class."""
-    if ", nearby" in origin or ", the nearest" in origin:
+    if any(words in origin for words in (", nearby", ", the nearest", ", for gates in")):
         return NEAREST
     return OWN_CLASS if "tuned" in origin else UNTUNED
 

@@ -35,6 +35,9 @@ def compile_(
     ] = None,
     mode: Annotated[str | None, typer.Option(help="For a shape: fwd, bwd or fwdbwd.", show_default="fwdbwd")] = None,
     dtype: Annotated[str | None, typer.Option(help="For a shape: bf16, fp16 or fp32.", show_default="bf16")] = None,
+    gate_dtype: Annotated[
+        str | None, typer.Option(help="For a shape: fp32 for gates in float32.", show_default="that of q")
+    ] = None,
 ) -> None:
     """Compile the kernels that gla() runs for a sweep or a shape, without a GPU: registers, spills, shared memory.
 
@@ -46,11 +49,12 @@ def compile_(
 
     targets = _targets(target)
     if not is_shape(what):
-        if given := next((option for option, value in (("--mode", mode), ("--dtype", dtype)) if value), None):
+        options = {"--mode": mode, "--dtype": dtype, "--gate-dtype": gate_dtype}
+        if given := next((option for option, value in options.items() if value), None):
             raise UserError(f"{given} is for a shape B,T,H,K,V, and {what} is none")
         name, title, cases = _of_sweep(what)
     else:
-        name, title, cases = _of_shape(what, mode or "fwdbwd", dtype or "bf16")
+        name, title, cases = _of_shape(what, mode or "fwdbwd", dtype or "bf16", gate_dtype)
 
     from glabench.lines import COMPILED_START, Lines
     from glabench.tune.survey import asked_of  # imports torch, which takes seconds: after mistakes are found
@@ -80,13 +84,13 @@ def _of_sweep(what: str) -> tuple[str, str, Sequence[Case]]:
     return chosen.name, f"{chosen.title} ({chosen.name})", expand(chosen, "cuda").cases
 
 
-def _of_shape(what: str, mode: str, dtype: str) -> tuple[str, str, Sequence[Case]]:
+def _of_shape(what: str, mode: str, dtype: str, gate_dtype: str | None) -> tuple[str, str, Sequence[Case]]:
     """The same of the one case that a shape stands for. UserError where gla() does not take it."""
     from glabench.spec.shape import name_of
     from glabench.tune.works import case_of
 
     name = name_of(what)
-    return name, name, [case_of(what, dtype, mode)]
+    return name, name, [case_of(what, dtype, mode, gate_dtype)]
 
 
 def _compile(

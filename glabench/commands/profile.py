@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 PIPELINE = "glabench.profile.pipeline"
 SHAPE_LIMIT_S = 600.0  # for a shape on the command line, which has no sweep to say it
-SHAPE_OPTIONS = {"system": "--system", "mode": "--mode", "dtype": "--dtype"}
+SHAPE_OPTIONS = {"system": "--system", "mode": "--mode", "dtype": "--dtype", "gate_dtype": "--gate-dtype"}
 SWEEP_OPTIONS = {"only": "--only", "case": "--case"}
 
 
@@ -29,6 +29,9 @@ def profile(
     system: Annotated[str, typer.Option(help="For a shape: the system.")] = "gla",
     mode: Annotated[str, typer.Option(help="For a shape: fwd, bwd or fwdbwd.")] = "fwdbwd",
     dtype: Annotated[str, typer.Option(help="For a shape: bf16, fp16 or fp32.")] = "bf16",
+    gate_dtype: Annotated[
+        str | None, typer.Option(help="For a shape: fp32 for gates in float32.", show_default="that of q")
+    ] = None,
     only: Annotated[
         list[str] | None,
         typer.Option(metavar="SYSTEM", help="Of a sweep: this system's cases only; may be given again."),
@@ -68,7 +71,7 @@ def profile(
     _check(ctx, what, kind)
     target = _target(gpu)
     name, limit_s, cases = (
-        _shape(what, system, mode, dtype) if _is_shape(what) else _sweep(what, only or [], case or [])
+        _shape(what, system, mode, dtype, gate_dtype) if _is_shape(what) else _sweep(what, only or [], case or [])
     )
     if kind == "cpu":
         cases = _with_model(cases, name)
@@ -119,12 +122,14 @@ def _slug(kind: Device, target: str) -> str:
     return device_slug(kind) if kind == "cuda" else f"model-{target.lower()}"
 
 
-def _shape(what: str, system: str, mode: str, dtype: str) -> tuple[str, float, list[Case]]:
+def _shape(
+    what: str, system: str, mode: str, dtype: str, gate_dtype: str | None = None
+) -> tuple[str, float, list[Case]]:
     """The one case that a shape stands for, with a name for its file and a time limit."""
     from glabench.errors import UserError, did_you_mean
     from glabench.spec.case import DTYPE_BYTES, Case
     from glabench.spec.catalog import CATALOG
-    from glabench.spec.expand import fitted
+    from glabench.spec.expand import fitted, gates_of
     from glabench.spec.shape import name_of, sizes
 
     B, T, H, K, V = sizes(what)
@@ -136,6 +141,7 @@ def _shape(what: str, system: str, mode: str, dtype: str) -> tuple[str, float, l
         if value not in known:
             raise UserError(f"{option} {value}: expected one of {', '.join(known)}{did_you_mean(value, known)}")
     given = {"system": system, "B": B, "T": T, "H": H, "K": K, "V": V, "dtype": dtype, "mode": mode}
+    given["gate_dtype"] = gates_of(dtype, gate_dtype)
     case = Case(**fitted(given))
     return name_of(what), SHAPE_LIMIT_S, [case]
 

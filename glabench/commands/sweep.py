@@ -79,7 +79,9 @@ def _print_plan(
 
     done = {} if fresh else _finished(chosen, path, device, there)
     table = Table(title=f"{chosen.title} ({chosen.name}) on {device}", box=None, pad_edge=False)
-    columns = ("id", "system", "B", "T", "H", "K", "V", "dtype", "mode", "schedule", "gate", "done")
+    columns = ["id", "system", "B", "T", "H", "K", "V", "dtype", "mode", "schedule", "gate", "done"]
+    if any(case.lengths for case in cases):
+        columns.insert(-1, "lengths")
     for column in columns:
         table.add_column(column, justify="right" if column in "BTHKV" else "left", no_wrap=True)
     for case in cases:
@@ -90,6 +92,7 @@ def _print_plan(
         schedule += "" if case.materialize is None else " w/m" if case.materialize else " w/o m"
         gate = "" if case.gate_strength is None else f"{case.gate_strength:g}"
         gate += " + value" if case.value_gate else ""
+        gate += f" {case.gate_dtype}" if case.gate_dtype else ""
         cells = (
             case.id,
             case.system,
@@ -100,6 +103,7 @@ def _print_plan(
             case.mode,
             schedule,
             gate,
+            *((case.lengths or "",) if "lengths" in columns else ()),
             done.get(case.id, ""),
         )
         table.add_row(*map(str, cells))

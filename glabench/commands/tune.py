@@ -25,6 +25,9 @@ def tune(
         str | None, typer.Option(help="Time for each shape, such as 90s or 2m; unlimited by default.")
     ] = None,
     dtype: Annotated[str, typer.Option(help="For a shape: bf16, fp16 or fp32.")] = "bf16",
+    gate_dtype: Annotated[
+        str | None, typer.Option(help="For a shape: fp32 for gates in float32.", show_default="that of q")
+    ] = None,
     mode: Annotated[
         str | None,
         typer.Option(
@@ -69,7 +72,7 @@ def tune(
 
     shape = is_shape(what)
     _check_options(ctx, explain, shape)
-    groups = [works.of_shape(what, dtype, mode or "fwdbwd")] if shape else works.of_sweep(what, mode)
+    groups = [works.of_shape(what, dtype, mode or "fwdbwd", gate_dtype)] if shape else works.of_sweep(what, mode)
     if explain:
         from glabench.tune.lookup import explain_all, machine, read_records
 
@@ -94,8 +97,9 @@ def _check_options(ctx: typer.Context, explain: bool, shape: bool) -> None:
     wrong = next((option for name, option in foreign.items() if given(name)), None)
     if wrong is not None:
         raise UserError(f"{wrong} {'says how to tune, and --explain tunes nothing' if explain else 'needs --explain'}")
-    if given("dtype") and not shape:
-        raise UserError("--dtype is for a shape B,T,H,K,V; the cases of a sweep have their own")
+    for name, option in (("dtype", "--dtype"), ("gate_dtype", "--gate-dtype")):
+        if given(name) and not shape:
+            raise UserError(f"{option} is for a shape B,T,H,K,V; the cases of a sweep have their own")
 
 
 def _tune(

@@ -171,7 +171,7 @@ def allocated(system: System, case: Case, arch: str) -> list[Allocated]:
 
 def _programs(system: System, case: Case, arch: str) -> list[Program]:
     form = system.form_of(case, arch)
-    if form is None or case.value_gate:
+    if form is None or case.value_gate or case.lengths:
         return []
     from gla_kernels.ops.prepared import Prepared, PreparedStep  # needs Triton, as our kernels do
 
@@ -196,7 +196,8 @@ def _given(case: Case) -> CallInputs:
     state = None
     if case.initial_state or case.mode == "step":
         state = torch.empty(case.B, case.H, case.K, case.V, device="meta")
-    return CallInputs(q, k, v, None if case.gate_strength is None else g, None, state)
+    gates = None if case.gate_strength is None else g.to(DTYPES[case.gates])
+    return CallInputs(q, k, v, gates, None, state)
 
 
 def model(case: Case, directions: Sequence[Allocated]) -> dict[str, int] | None:

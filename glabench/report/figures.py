@@ -8,7 +8,7 @@ from dataclasses import replace
 import pandas as pd
 
 from glabench.analysis.compare import answers
-from glabench.report import eager, lengths, schedules, shapes
+from glabench.report import eager, lengths, packing, schedules, shapes
 from glabench.report.model import Figure, Section
 from glabench.report.parts import devices
 
@@ -58,6 +58,8 @@ def _sections(table: pd.DataFrame) -> list[Section]:
                 "give this."),
         Section("heads", "Heads", "Head dimension", shapes.head_dimension(best),
                 "No width was timed with more than one head dimension. A GPU and `glabench sweep head_dim` give this."),
+        Section("packed", "Packed", "Packed sequences", packing.packed(best),
+                "No row has packed sequences. A GPU and `glabench sweep packed` give this."),
         Section("speedup", "Speed-up", "Speed-up over baselines", lengths.speed_up(best) + shapes.speed_up(best),
                 "No baseline was timed on the same question as another system. `glabench sweep quick` times them."),
         Section("floor", "Floor", "Distance from the hardware's limit", shapes.floor(best),

@@ -170,7 +170,7 @@ def held(curve: Curve) -> str:
     """What the curve holds constant: "4 heads of 128×256, 32,768 tokens, bf16"."""
     row = curve.table.iloc[0]
     amount = f"batch {curve.value}" if curve.held == "B" else f"{curve.value:,} tokens in all"
-    return f"{text.heads(row)}, {amount}, {conditions(row)}"
+    return f"{text.heads(row)}, {amount}{text.packed(row)}, {conditions(row)}"
 
 
 def name(kind: str, curve: Curve) -> str:
@@ -185,4 +185,4 @@ def name(kind: str, curve: Curve) -> str:
         f"{curve.held}{curve.value}",
         row["dtype"],
     )
-    return slug(*parts, f"g{row['gate']}", state)
+    return slug(*parts, f"g{row['gate']}", state, row["lengths"])

@@ -68,6 +68,8 @@ def time_tip(row: Mapping[str, Any]) -> str:
         f"{text.number(row['ms'])} ms{interval(row)}",
     ]
     facts = [f"{text.rate(row['tokens_per_s'])} tokens/s"]
+    if row["lengths"]:
+        facts.append(f"padded to the longest {row['padding']:.0%} would be padding")
     if not math.isnan(row["over_floor"]) and row["family"] != "attention":
         facts.append(f"{text.times(row['over_floor'])} HBM floor")
     lines.append(", ".join(facts))
@@ -129,9 +131,10 @@ def dots(
     reference: tuple[float, str] | None = None,
 ) -> Panel | None:  # fmt: skip
     """A dot plot with a line for each shape of the table (its first MOST_CATEGORIES); None without a value."""
-    keys = ["T", "B", "H", "K", "V", "dtype", "gate", "initial_state"]
+    keys = ["T", "B", "H", "K", "V", "dtype", "gate", "initial_state", "lengths"]
     found_shapes = [rows.iloc[0] for _, rows in by(table[table[value] > 0], keys)]
-    shapes = sorted(found_shapes, key=lambda row: [*row[keys[:6]], labels.strength(row["gate"])])[:MOST_CATEGORIES]
+    in_order = sorted(found_shapes, key=lambda row: [*row[keys[:6]], labels.strength(row["gate"]), row["gate"]])
+    shapes = in_order[:MOST_CATEGORIES]
     mixed = len({conditions(row) for row in shapes}) > 1 or bool(table["gates_vary"].any())
     # Conditions get a line of their own: beside the shape they would take the width from the data.
     names = [text.shape(row) + (f"\n{conditions(row)}" if mixed else "") for row in shapes]

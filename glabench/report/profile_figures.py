@@ -159,9 +159,10 @@ def _gap_tip(call: Call) -> str:
 
 def over_floor(found: Sequence[Call], prefix: str) -> tuple[Figure, ...]:
     """Time over the HBM floor by T and by chunk size, a panel a mode."""
+    held = ("H", "K", "V", "dtype", "gate_strength", "gate_dtype", "initial_state", "mode")
     axes: tuple[tuple[str, str, tuple[str, ...]], ...] = (
-        ("T", "sequence length T, tokens", ("H", "K", "V", "dtype", "gate_strength", "initial_state", "mode")),
-        ("chunk", "chunk size, tokens", ("B", "T", "H", "K", "V", "dtype", "gate_strength", "initial_state", "mode")),
+        ("T", "sequence length T, tokens", held),
+        ("chunk", "chunk size, tokens", ("B", "T", *held)),
     )
     figures = []
     for name, label, same in axes:

@@ -56,8 +56,8 @@ def case(values: Mapping[str, Any]) -> str:
 
 
 def _conditions(values: Mapping[str, Any]) -> list[str]:
-    gate = labels.gate(values.get("gate_strength", 1.0))
-    gates = {"none": "no gates", "1": ""}.get(gate, f"gates {gate}×")
+    gate = labels.gate({"gate_strength": 1.0, "gate_dtype": None} | dict(values))
+    gates = {"none": "no gates", "1": ""}.get(gate, f"gates {gate}×".replace(" in ", "× in ").removesuffix("×"))
     dtype = "" if values["dtype"] == "bf16" else str(values["dtype"])
     state = "initial state" if values.get("initial_state") else ""
     return [word for word in (dtype, gates, state) if word]

@@ -36,7 +36,7 @@ FLOOR = (
 def head_dimension(best: pd.DataFrame) -> tuple[Figure, ...]:
     """Time over the head dimension at constant width (H*V), or else at constant H."""
     found = []
-    held = ["device", "B", "T", "dtype", "gate", "initial_state"]
+    held = ["device", "B", "T", "dtype", "gate", "initial_state", "lengths"]
     wide = best.assign(width=best["H"] * best["V"])
     for key, group in by(wide, held):
         used: set[Any] = set()
@@ -52,7 +52,7 @@ def head_dimension(best: pd.DataFrame) -> tuple[Figure, ...]:
 def _head_figure(key: tuple[Any, ...], column: str, value: int, rows: pd.DataFrame) -> Figure:
     row = rows.iloc[0]
     held = f"width {value:,}" if column == "width" else text.count(value, "head")
-    where = f"B{row['B']} T{text.length(row['T'])}, {held}, {conditions(row)}"
+    where = f"B{row['B']} T{text.length(row['T'])}{text.packed(row)}, {held}, {conditions(row)}"
     # One V for each K keeps the curves single-valued; the widest stands for the rest, which are in the table.
     single = rows.sort_values("V").drop_duplicates(["variant", "mode", "K"], keep="last")
     panels = by_mode(single, "ms", _k, time_tip, "head dimension K, features", MS)

@@ -52,17 +52,19 @@ def measurements(table: pd.DataFrame) -> Table:
     """Every row with its question, its time and what follows from it."""
     many = table["device"].nunique() > 1
     beside = [name for name in BESIDE if table[name].notna().any()]
-    columns = ["system", "B", "T", "H", "K", "V", "dtype", "mode", "gate", "status", "time, ms", "± %", "n",
-               *(BESIDE[name] for name in beside), "tokens/s", "MiB", "× floor", "error %", "implementation",
+    packed = bool((table["lengths"] != "").any())
+    columns = ["system", "B", "T", "H", "K", "V", *(["lengths", "padding %"] if packed else []), "dtype", "mode",
+               "gate", "status", "time, ms", "± %", "n", *(BESIDE[name] for name in beside), "tokens/s", "MiB",
+               "× floor", "error %", "implementation",
                ]  # fmt: skip
     timed_first = table.sort_values("ms", key=lambda ms: ms.isna(), kind="stable")
-    rows = [_measurement(row, many, beside) for row in timed_first.to_dict("records")]
+    rows = [_measurement(row, many, packed, beside) for row in timed_first.to_dict("records")]
     shown = (["device"] if many else []) + columns
-    words = {"device", "system", "dtype", "mode", "gate", "status", "implementation"}
+    words = {"device", "system", "lengths", "dtype", "mode", "gate", "status", "implementation"}
     return Table(tuple(shown), tuple(column not in words for column in shown), tuple(rows))
 
 
-def _measurement(row: dict[Any, Any], with_device: bool, beside: Sequence[str]) -> tuple[Cell, ...]:
+def _measurement(row: dict[Any, Any], with_device: bool, packed: bool, beside: Sequence[str]) -> tuple[Cell, ...]:
     width = (row["ms_hi"] - row["ms_lo"]) / 2 / row["ms"] * 100
     over_floor = row["over_floor"] if row["family"] != "attention" else math.nan
     status = row["status"]
@@ -71,6 +73,7 @@ def _measurement(row: dict[Any, Any], with_device: bool, beside: Sequence[str]) 
         *([Cell(row["device"])] if with_device else []),
         Cell(row["label"]),
         *(Cell(text.length(row[name]) if name == "T" else str(row[name]), row[name]) for name in SIZES),
+        *((Cell(row["lengths"] or "–", flag="wrap"), number_cell(100 * row["padding"], 2)) if packed else ()),
         Cell(row["dtype"]), Cell(row["mode"]), Cell(row["gate"] + (" + state" if row["initial_state"] else "")),
         Cell(status, flag="" if status == "ok" else "bad"),
         Cell("not timed") if interpreted else number_cell(row["ms"]), number_cell(width, 2),
@@ -100,7 +103,7 @@ def accuracy(rows: Sequence[Row]) -> Table:
             key = (
                 label(row.case),
                 row.case["dtype"],
-                labels.gate(row.case.get("gate_strength"), row.case.get("value_gate", False)),
+                labels.gate(row.case),
                 where,
             )
             groups.setdefault(key, []).append(row)
@@ -267,9 +270,10 @@ def floors(rows: Sequence[Row]) -> Table:
 
 def _tensors(case: Mapping[str, Any]) -> str:
     """The gates of a case, and its state, as far as there is more or less to move."""
-    gates = "none" if labels.gate(case.get("gate_strength")) == "none" else "keys"
+    gates = "none" if labels.gate(case).startswith("none") else "keys"
     if case.get("value_gate"):
         gates = "values" if gates == "none" else "keys and values"
+    gates += f" in {case['gate_dtype']}" if case.get("gate_dtype") else ""
     return f"{gates}, initial state" if case.get("initial_state") else gates
 
 

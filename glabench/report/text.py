@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from glabench.analysis import labels, tuning
+from glabench.spec.lengths import short
 
 NO_LIMIT = 255  # registers of a thread in a tile that asks for no fewer
 
@@ -51,16 +52,29 @@ def heads(row: Mapping[str, Any]) -> str:
 
 
 def shape(row: Mapping[str, Any]) -> str:
-    """A shape for an axis: "B2 T16k H16 128", with V where it differs from K."""
+    """A shape for an axis: "B2 T16k H16 128", with V where it differs from K; "B1 T8k H96 128 packed uniform:8"."""
     size = f"{int(row['K'])}" if row["K"] == row["V"] else f"{int(row['K'])}×{int(row['V'])}"
-    return f"B{int(row['B'])} T{length(row['T'])} H{int(row['H'])} {size}"
+    return f"B{int(row['B'])} T{length(row['T'])} H{int(row['H'])} {size}{packed(row)}"
+
+
+def packed(row: Mapping[str, Any]) -> str:
+    """How sequences are packed, to stand after something; nothing where they are not."""
+    lengths = row.get("lengths")
+    return f" {short(lengths)}" if lengths else ""
 
 
 def workload(work: Mapping[str, Any]) -> str:
     """A workload of the tuner: "B2 T16k H16 128, bf16, backward", and the schedule where it asks for one."""
-    gates = "" if work["gated"] else ", no gates"
     schedule = tuning.asked(work)
-    return f"{shape(work)}, {work['dtype']}{gates}, {mode(work['direction'])}" + (f", {schedule}" if schedule else "")
+    said = f"{shape(work)}, {work['dtype']}{gates(work)}, {mode(work['direction'])}"
+    return f"{said}, {schedule}" if schedule else said
+
+
+def gates(work: Mapping[str, Any]) -> str:
+    """The gates of a workload of the tuner, to stand after its dtype: ", no gates", ", gates in fp32" or nothing."""
+    if not work["gated"]:
+        return ", no gates"
+    return f", gates in {work['gate_dtype']}" if work.get("gate_dtype") else ""
 
 
 def tile(values: Sequence[int]) -> str:

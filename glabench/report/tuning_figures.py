@@ -181,7 +181,7 @@ def _left_out(shown: Mapping[str, Any], tunings: Iterable[Tuning]) -> str:
 def _name(work: Mapping[str, Any]) -> str:
     """A workload as a category: the usual dtype, gates and an open schedule are left out."""
     usual = {"bf16": ""}.get(work["dtype"], work["dtype"])
-    words = [text.shape(work), usual, "" if work["gated"] else "no gates", asked(work)]
+    words = [text.shape(work), usual, text.gates(work).removeprefix(", "), asked(work)]
     return " ".join(word for word in words if word)
 
 

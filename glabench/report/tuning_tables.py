@@ -143,7 +143,7 @@ def tuned(tunings: Sequence[Tuning]) -> Table:
         kept = ", already in use" if row["by"] == "incumbent" else ""
         rows.append((
             *([Cell(row["device"])] if many else []),
-            Cell(text.shape(work)), Cell(work["dtype"] + ("" if work["gated"] else ", no gates")),
+            Cell(text.shape(work)), Cell(work["dtype"] + text.gates(work)),
             Cell(text.mode(work["direction"])), Cell(row["asked"] or "open"), Cell(tuning.strategy),
             number_cell(row["ms"]), number_cell(width, 2), number_cell(row["incumbent_ms"]),
             number_cell(row["incumbent_over_winner"], 4),

@@ -26,7 +26,7 @@ SAMPLES = 30
 
 def asked(case: Case) -> bool:
     """Whether a case is a forward pass of ours w/ m., of a chunk size that it asks for."""
-    return case.system == "gla" and case.mode == "fwd" and bool(case.chunk) and bool(case.materialize)
+    return case.system == "gla" and case.mode == "fwd" and bool(case.chunk and case.materialize) and not case.lengths
 
 
 def measure(system: System, case: Case, samples: int = SAMPLES) -> dict[str, list[float]]:

@@ -26,6 +26,8 @@ from glabench.systems.inputs import DTYPES, Inputs
 # chunk, carries |G| u of error: a few hundred nats are a few hundred u.
 FLOOR = {"bf16": 2.0, "fp16": 2.0, "fp32": 256.0}
 
+SEQUENCES = 4  # of packed ones, that are compared on a CPU
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -40,14 +42,20 @@ def reduced(case: Case, system: System, settings: Settings, interpreter: bool) -
     """The case that is compared on a CPU: few tokens and heads, the schedule as it is.
 
     In the interpreter two chunks and a ragged rest, head dimensions capped; PyTorch forms keep their head dimensions.
+    Of packed sequences the first few, each cut to its share of as many tokens.
     """
+    heads = None if case.attn_heads is None else min(case.attn_heads, 2)
     if interpreter:
         chunk = case.chunk or 64
         most = settings.gate_dim_interpreter
-        tokens = min(case.T, 2 * chunk + chunk // 2 + 5)
-        return replace(case, B=1, H=min(case.H, 2), K=min(case.K, most), V=min(case.V, most), T=tokens)
-    heads = None if case.attn_heads is None else min(case.attn_heads, 2)
-    return replace(case, B=1, H=min(case.H, 2), attn_heads=heads, T=min(case.T, settings.gate_tokens_cpu))
+        fewer = replace(case, B=1, H=min(case.H, 2), K=min(case.K, most), V=min(case.V, most))
+        tokens = 2 * chunk + chunk // 2 + 5
+    else:
+        fewer, tokens = replace(case, B=1, H=min(case.H, 2), attn_heads=heads), settings.gate_tokens_cpu
+    if case.sequences is None:
+        return replace(fewer, T=min(case.T, tokens))
+    few = [min(length, tokens // SEQUENCES) for length in case.sequences[:SEQUENCES]]
+    return replace(fewer, T=sum(few), lengths=",".join(map(str, few)))
 
 
 def check(system: System, case: Case, settings: Settings, where: str, phases: Phases | None = None) -> Verdict:
@@ -123,7 +131,9 @@ def _bits_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
 def _pick(x: torch.Tensor | None, name: str, question: oracle.Question) -> torch.Tensor | None:
     if x is None:
         return None
-    return oracle.pick_pairs(x, question.pairs, time_axis=question.case.mode != "step" and "state" not in name)
+    tokens = question.case.mode != "step" and "state" not in name
+    picked = oracle.pick_pairs(x, question.pairs, tokens, packed=question.case.lengths is not None)
+    return oracle.side_by_side(picked, name)
 
 
 def _score(name: str, x: torch.Tensor | None, right: oracle.Answer, dtype: str, factor: float) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """What is right: the operator in float64, and how far a plain same-dtype PyTorch form is from it.
 
 Heads do not see each other, so a sample of (batch, head) pairs is computed alone and judges the whole run's outputs of
-those pairs. Both answers are functions of the question alone, so they are kept for the next system that is asked it.
+those pairs. Nor do packed sequences, each of which is computed alone. Both answers are functions of the question alone,
+so they are kept for the next system that is asked it.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from itertools import pairwise, product
 
 import torch
 
@@ -57,8 +59,9 @@ class Answer:
     """What is right for the sampled pairs, and how far the plain same-dtype form is from it.
 
     Keys: o, final_state, dq, dk, dv, dg, dinitial_state, dgv; o and final_state alone for a step. ``reference`` is
-    ``[1,T,P,D]``, states ``[1,P,K,V]``, on the CPU: float64 for cases in fp32, else rounded to float32, a thousandth
-    of what 16 bits tell apart. ``sizes`` are what errors are measured against; see ``errors.sizes``.
+    ``[1,T,P,D]``, states ``[1,P,K,V]``, of N packed sequences ``[1,N*P,K,V]``, on the CPU: float64 for cases in fp32,
+    else rounded to float32, a thousandth of what 16 bits tell apart. ``sizes`` are what errors are measured against;
+    see ``errors.sizes``.
     """
 
     reference: Outputs
@@ -86,11 +89,11 @@ def ask(case: Case, device: str, pair_count: int) -> Question:
 def answer(question: Question) -> Answer:
     """The right outputs of the question's pairs. Takes seconds for long sequences, and is kept."""
     inputs = make_inputs(question.case, question.operator, question.device)
-    picked = _picked(inputs, question)
+    picked = picked_of(inputs, question)
     del inputs
     doubles = replace(picked, **{name: x.double() for name, x in picked.tensors()})
     right, plain = _forms(question)
-    exact, rough = right(doubles), plain(picked)
+    exact, rough = _side_by_side(right(doubles)), _side_by_side(plain(picked))
     terms = {} if question.operator in ("ssm", "ssd") else _gate_terms(doubles, exact, question)
     dtype = picked.q.dtype
     against = {name: sizes(x, name, dtype, terms.get(name)) for name, x in exact.items()}
@@ -100,6 +103,10 @@ def answer(question: Question) -> Answer:
         sizes={name: x.cpu() for name, x in against.items()},
         baseline={name: distance(rough[name], x, against[name], name) for name, x in exact.items()},
     )
+
+
+def _side_by_side(outputs: Outputs) -> Outputs:
+    return {name: side_by_side(x, name) for name, x in outputs.items()}
 
 
 def _forms(question: Question) -> tuple[Callable[[Inputs], Outputs], Callable[[Inputs], Outputs]]:
@@ -134,14 +141,14 @@ def _gate_terms(inputs: Inputs, exact: Outputs, question: Question) -> Outputs:
     return found
 
 
-def _picked(inputs: Inputs, question: Question) -> Inputs:
+def picked_of(inputs: Inputs, question: Question) -> Inputs:
+    """The inputs of the sampled pairs: ``[1,T,P,D]``, states ``[1,P,K,V]``, of N packed sequences ``[N,P,K,V]``."""
     tokens = question.operator == "attention" or question.case.mode != "step"
-    return Inputs(
-        **{
-            name: pick_pairs(x, question.pairs, time_axis=tokens and "state" not in name)
-            for name, x in inputs.tensors()
-        }
-    )
+    found = {
+        name: pick_pairs(x, question.pairs, tokens and "state" not in name, packed=inputs.packed is not None)
+        for name, x in inputs.tensors()
+    }
+    return Inputs(**found, packed=inputs.packed)
 
 
 Form = Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
@@ -149,17 +156,19 @@ Form = Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
 
 def _chunkwise(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor | None, *,
-    initial_state: torch.Tensor | None, gv: torch.Tensor | None = None,
+    initial_state: torch.Tensor | None, gv: torch.Tensor | None = None, cu_seqlens: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """The plain form whose error sets the tolerance: two-level chunks of 64 and 16 in the inputs' dtype."""
-    return reference.chunkwise(q, k, v, g, initial_state=initial_state, chunk=64, sub_chunk=16, gv=gv)
+    how = {"chunk": 64, "sub_chunk": 16}
+    return reference.chunkwise(q, k, v, g, initial_state=initial_state, gv=gv, cu_seqlens=cu_seqlens, **how)
 
 
 def differentiate(form: Form, inputs: Inputs) -> Outputs:
     """Outputs of a form and the gradients of its inputs by autograd."""
     given = inputs.with_grad()
-    gates = {} if given.gv is None else {"gv": given.gv}
-    o, state = form(given.q, given.k, given.v, given.g, initial_state=given.initial_state, **gates)
+    more = {"gv": given.gv, "cu_seqlens": given.cu_seqlens}
+    some = {name: x for name, x in more.items() if x is not None}  # not every form takes them
+    o, state = form(given.q, given.k, given.v, given.g, initial_state=given.initial_state, **some)
     return collect(given, o, state, gradients=True)
 
 
@@ -202,11 +211,13 @@ def attention(inputs: Inputs) -> Outputs:
     """
     outputs = {f"d{n}": torch.zeros_like(getattr(inputs, n), dtype=_wide(inputs.q.dtype)) for n in "qkv"}
     outputs["o"] = torch.empty_like(inputs.v)
-    for pair in range(inputs.q.shape[2]):
-        q, k, v, do = (x[0, :, pair] for x in (inputs.q, inputs.k, inputs.v, inputs.do))
-        into = {name: x[0, :, pair] for name, x in outputs.items()}
-        for start in range(0, inputs.q.shape[1], TILE):
-            _attention_tile(q, k, v, do, slice(start, start + TILE), into)
+    tokens = inputs.q.shape[1]
+    bounds = [0, tokens] if inputs.packed is None else inputs.packed.cu_seqlens_cpu.tolist()
+    for pair, (start, end) in product(range(inputs.q.shape[2]), pairwise(bounds)):
+        q, k, v, do = (x[0, start:end, pair] for x in (inputs.q, inputs.k, inputs.v, inputs.do))
+        into = {name: x[0, start:end, pair] for name, x in outputs.items()}
+        for row in range(0, end - start, TILE):
+            _attention_tile(q, k, v, do, slice(row, row + TILE), into)
     return {name: x.to(inputs.q.dtype) for name, x in outputs.items()}
 
 
@@ -241,10 +252,21 @@ def _attention_tile(
     into["dk"][:end] += ds.T @ q
 
 
-def pick_pairs(x: torch.Tensor, pairs: tuple[tuple[int, int], ...], time_axis: bool = True) -> torch.Tensor:
-    """The (batch, head) pairs of ``x`` side by side: [B,T,H,D] -> [1,T,P,D], or [B,H,...] -> [1,P,...]."""
+def pick_pairs(
+    x: torch.Tensor, pairs: tuple[tuple[int, int], ...], time_axis: bool = True, packed: bool = False
+) -> torch.Tensor:
+    """The (batch, head) pairs of ``x`` side by side: [B,T,H,D] -> [1,T,P,D], or [B,H,...] -> [1,P,...]. ``packed``: of
+    a batch of one, whose states are those of N sequences, [N,H,...] -> [N,P,...]."""
     batch = torch.tensor([b for b, _ in pairs], device=x.device)
     head = torch.tensor([h for _, h in pairs], device=x.device)
     if time_axis:
         return x.detach()[batch, :, head].transpose(0, 1).unsqueeze(0).contiguous()
+    if packed:
+        return x.detach()[:, head].contiguous()
     return x.detach()[batch, head].unsqueeze(0).contiguous()
+
+
+def side_by_side(x: torch.Tensor, name: str) -> torch.Tensor:
+    """States of N packed sequences as those of as many pairs more, [N,P,K,V] -> [1,N*P,K,V]: each is judged by itself.
+    Anything else as it is."""
+    return x.flatten(0, 1).unsqueeze(0) if "state" in name and x.dim() == 4 else x

@@ -21,10 +21,10 @@ def form(of: Form, heads: tuple[int, ...]) -> Form:
     """A form of gated linear attention, `gla_kernels.reference`'s, with the decays of these heads as its gates."""
 
     def retention(
-        q: Tensor, k: Tensor, v: Tensor, g: Any, *, initial_state: Tensor | None
+        q: Tensor, k: Tensor, v: Tensor, g: Any, *, initial_state: Tensor | None, **packed: Tensor
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         assert g is None  # nothing is asked of gates
         gates = decays(heads, q).expand(*q.shape[:2], -1, -1)
-        return of(q, k, v, gates, initial_state=initial_state)
+        return of(q, k, v, gates, initial_state=initial_state, **packed)
 
     return retention

@@ -4,14 +4,42 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
+
+from glabench.spec import lengths as packing
 
 Dtype = Literal["bf16", "fp16", "fp32"]
 Mode = Literal["fwd", "bwd", "fwdbwd", "step"]
 
 # Bytes per element of q, k, v, g and o.
 DTYPE_BYTES: dict[str, int] = {"bf16": 2, "fp16": 2, "fp32": 4}
+
+
+@dataclass(frozen=True)
+class LaterAxis:
+    """An axis that cases did not always have. With its default a case is what it was before, and so is its id.
+
+    Systems take one where their entry in the catalog has it under ``takes``.
+    """
+
+    default: Any
+    lacking: str  # what a system that does not take it has not
+    words: Callable[[Any], str]  # another value than the default, in a few words
+
+
+LATER: dict[str, LaterAxis] = {
+    "value_gate": LaterAxis(False, "gates on the value side", lambda value: "value gate"),
+    "gate_dtype": LaterAxis(None, "gates in another dtype than q", lambda value: f"gates in {value}"),
+    "lengths": LaterAxis(None, "packed sequences", packing.short),
+}
+
+
+def later(case: Mapping[str, Any]) -> dict[str, Any]:
+    """The later axes that a case, given as a dict, has another value of than the default."""
+    found = {name: case.get(name, axis.default) for name, axis in LATER.items()}
+    return {name: value for name, value in found.items() if value not in (None, LATER[name].default)}
 
 
 @dataclass(frozen=True)
@@ -39,6 +67,10 @@ class Case:
     initial_state: bool = False
     # gates on the value side besides, gv = gate_strength * logsigmoid(N(0,1)), of strength 1 where there is no g
     value_gate: bool = False
+    # of gates on either side, where it is not that of q: fp32 beside 16-bit inputs
+    gate_dtype: Dtype | None = None
+    # of sequences packed into a batch of 1, T tokens in all: see `glabench.spec.lengths`
+    lengths: str | None = None
     attn_heads: int | None = None
     attn_dim: int | None = None
     seed: int = 0
@@ -47,9 +79,8 @@ class Case:
     def id(self) -> str:
         """Twelve hex digits that name this case in every file, the same on every machine."""
         named = asdict(self)
-        if not self.value_gate:
-            del named["value_gate"]  # older than this field: cases without it keep their ids
-        text = json.dumps(named, sort_keys=True)
+        used = later(named)
+        text = json.dumps({name: x for name, x in named.items() if name not in LATER or name in used}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     @property
@@ -57,8 +88,25 @@ class Case:
         """(heads, dimension) of the attention that answers the case: its own, or the case's H heads of V."""
         return self.attn_heads or self.H, self.attn_dim or self.V
 
+    @property
+    def gates(self) -> Dtype:
+        """The dtype of gates."""
+        return self.gate_dtype or self.dtype
+
+    @property
+    def sequences(self) -> tuple[int, ...] | None:
+        """The length of each packed sequence; None where sequences are those of a batch. Raises ValueError for lengths
+        that do not come to T."""
+        return None if self.lengths is None else packing.sequences(self.lengths, self.T, self.seed)
+
+    @property
+    def states(self) -> int:
+        """How many sequences there are, each with a state a head."""
+        return self.B if self.sequences is None else len(self.sequences)
+
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """Its fields; of later axes no None, as in rows of before there were these."""
+        return {name: value for name, value in asdict(self).items() if name not in LATER or value is not None}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Case:

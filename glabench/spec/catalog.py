@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from glabench.spec.case import Case
+from glabench.spec.case import LATER, Case
 
 Family = Literal["gla", "linear", "scalar", "attention", "ssm"]
 Operator = Literal["gla", "simple", "retention", "ssd", "attention", "ssm"]
@@ -18,6 +18,8 @@ TRAINING = ("fwd", "bwd", "fwdbwd")
 WITH_STEP = (*TRAINING, "step")
 SCHEDULE = frozenset({"chunk", "sub_chunk", "materialize"})
 ONE_LEVEL = frozenset({"chunk", "materialize"})  # without sub-chunks
+ALL = frozenset(LATER)
+GATES, PACKED = frozenset({"gate_dtype"}), frozenset({"lengths"})
 
 # The selective scan that is measured beside a layer is Mamba's: twice the layer's width in channels of 16 states.
 SSM_EXPAND = 2
@@ -59,7 +61,7 @@ class SystemInfo:
     module: str  # "package.module:Class"
     summary: str
     source: str
-    value_gates: bool = False  # whether it can gate the value side, too
+    takes: frozenset[str] = frozenset()  # of `case.LATER`
     autotuned: bool = False  # by Triton's autotuner, at its first call, with many configs: these are compiled ahead
 
     @property
@@ -69,53 +71,52 @@ class SystemInfo:
 
 
 def _gla(name: str, title: str, module: str, summary: str, source: str, *, axes: frozenset[str] = frozenset(),
-         modes: tuple[str, ...] = TRAINING, triton: bool = False, value_gates: bool = False,
+         modes: tuple[str, ...] = TRAINING, triton: bool = False, takes: frozenset[str] = frozenset(),
          autotuned: bool = False) -> SystemInfo:  # fmt: skip
     path = f"glabench.systems.{module}"
-    return SystemInfo(name, title, "gla", "gla", axes, modes, triton, path, summary, source, value_gates, autotuned)
+    return SystemInfo(name, title, "gla", "gla", axes, modes, triton, path, summary, source, takes, autotuned)
 
 
 def _attention(name: str, title: str, module: str, summary: str, source: str,
-               modes: tuple[str, ...] = TRAINING) -> SystemInfo:  # fmt: skip
+               modes: tuple[str, ...] = TRAINING, takes: frozenset[str] = frozenset()) -> SystemInfo:  # fmt: skip
     path = f"glabench.systems.{module}"
-    return SystemInfo(name, title, "attention", "attention", frozenset(), modes, False, path, summary, source)
+    return SystemInfo(name, title, "attention", "attention", frozenset(), modes, False, path, summary, source, takes)
 
 
 def _scalar(name: str, title: str, operator: Operator, module: str, summary: str, source: str, *,
-            axes: frozenset[str] = frozenset(), triton: bool = False,
+            axes: frozenset[str] = frozenset(), triton: bool = False, takes: frozenset[str] = frozenset(),
             autotuned: bool = False) -> SystemInfo:  # fmt: skip
     path = f"glabench.systems.{module}"
-    return SystemInfo(name, title, "scalar", operator, axes, TRAINING, triton, path, summary, source,
-                      autotuned=autotuned)  # fmt: skip
+    return SystemInfo(name, title, "scalar", operator, axes, TRAINING, triton, path, summary, source, takes, autotuned)
 
 
 _SYSTEMS = (
     _gla("gla", "GLA, chunkwise (ours)", "gla:Gla",
          "chunkwise Triton kernels, two-level chunking, states materialized or not", GLA_PAPER,
-         axes=SCHEDULE, triton=True, value_gates=True),
+         axes=SCHEDULE, triton=True, takes=ALL),
     _gla("gla_recurrent", "GLA, fused recurrent (ours)", "gla_recurrent:GlaRecurrent",
          "one Triton program walks the whole sequence with the state on chip; mode step decodes one token", GLA_PAPER,
-         modes=WITH_STEP, triton=True, value_gates=True),
+         modes=WITH_STEP, triton=True, takes=ALL),
     _gla("recurrent_torch", "Recurrence, PyTorch loop", "recurrent_torch:RecurrentTorch",
          "the recurrence as a Python loop over time", "Katharopoulos et al. 2020, arXiv:2006.16236", modes=WITH_STEP,
-         value_gates=True),
+         takes=ALL),
     _gla("chunkwise_torch", "Chunkwise, PyTorch (not I/O-aware)", "chunkwise_torch:ChunkwiseTorch",
          "the chunkwise form in plain PyTorch: every intermediate goes through memory", GLA_PAPER,
-         axes=frozenset({"chunk"}), value_gates=True),
+         axes=frozenset({"chunk"}), takes=ALL),
     _gla("parallel_torch", "Parallel form, PyTorch", "parallel_torch:ParallelTorch",
-         "the quadratic form, in log space so that strong gates do not overflow", GLA_PAPER, value_gates=True),
+         "the quadratic form, in log space so that strong gates do not overflow", GLA_PAPER, takes=ALL),
     _gla("recurrent_hbm", "Recurrence, states in HBM (Triton)", "recurrent_hbm:RecurrentHbm",
          "the recurrence that writes every state to memory, and reads it back for the gradients", MAO_PAPER,
-         triton=True),
+         triton=True, takes=GATES),
     _gla("scan", "Parallel scan over time (Triton)", "scan:Scan",
          "an associative scan over the tokens' decays and outer products, every state in memory", GATELOOP_PAPER,
-         triton=True),
+         triton=True, takes=GATES),
     _gla("chunkwise_direct", "Chunkwise without sub-chunks (Triton)", "chunkwise_direct:ChunkwiseDirect",
          "the design before the second level of chunking: scores inside a chunk element by element, states in memory",
-         GLA_PAPER, axes=frozenset({"chunk"}), triton=True),
+         GLA_PAPER, axes=frozenset({"chunk"}), triton=True, takes=GATES),
     _gla("parallel_triton", "Parallel form (Triton)", "parallel_triton:ParallelTriton",
          "the quadratic form in log space, tile by tile: right at any gate strength, no matrix of scores", GLA_PAPER,
-         triton=True),
+         triton=True, takes=GATES),
     SystemInfo("lightning2", "LightningAttention-2 (Triton, no gate)", "linear", "gla", frozenset(), TRAINING, True,
                "glabench.systems.lightning2:Lightning2",
                "linear attention without a gate, chunk by chunk with the state on chip, nothing materialized",
@@ -126,15 +127,16 @@ _SYSTEMS = (
                MAMBA_PAPER),
     _scalar("simple_gla", "GLA with one gate a head (ours)", "simple", "simple_gla:SimpleGla",
             "chunkwise Triton kernels of their own: scores are one product, states materialized or not", GLA_PAPER,
-            axes=ONE_LEVEL, triton=True),
+            axes=ONE_LEVEL, triton=True, takes=GATES | PACKED),
     _scalar("retention", "Retention (ours)", "retention", "retention:Retention",
-            "the kernels of simple_gla with RetNet's constant decays", RETNET_PAPER, axes=ONE_LEVEL, triton=True),
+            "the kernels of simple_gla with RetNet's constant decays", RETNET_PAPER, axes=ONE_LEVEL, triton=True,
+            takes=PACKED),
     _attention("sdpa", "Attention, torch SDPA", "sdpa:Sdpa",
                "softmax attention with the backend that PyTorch picks: the attention baseline of a CPU", SDPA_DOCS,
                WITH_STEP),
     _attention("fa2", "FlashAttention-2", "fa2:FlashAttention2",
                "flash_attn where it is installed, else torch SDPA's flash backend; the row says which", FA2_PAPER,
-               WITH_STEP),
+               WITH_STEP, PACKED),
     _attention("fa3", "FlashAttention-3", "fa3:FlashAttention3",
                "flash_attn_interface where it is installed; for Hopper", FA3_PAPER),
     _attention("cudnn", "Attention, cuDNN", "cudnn:CudnnAttention",
@@ -142,22 +144,25 @@ _SYSTEMS = (
     _attention("flex", "FlexAttention, causal", "flex:FlexAttention",
                "the Triton kernel that torch.compile makes of FlexAttention with a causal mask", FLEX_DOCS),
     _gla("fla", "FLA chunk_gla", "fla:FlaChunk",
-         "fla-core's chunkwise GLA, autotuned by itself", FLA_REPO, autotuned=True),
+         "fla-core's chunkwise GLA, autotuned by itself", FLA_REPO, takes=GATES | PACKED,
+         autotuned=True),
     SystemInfo("fla_linear", "FLA chunk_linear_attn (no gate)", "linear", "gla", frozenset(), TRAINING, False,
                "glabench.systems.fla:FlaLinear", "fla-core's chunkwise linear attention without a gate", FLA_REPO,
-               autotuned=True),
+               PACKED, autotuned=True),
     _scalar("fla_simple", "FLA chunk_simple_gla (one gate a head)", "simple", "fla:FlaSimple",
             "fla-core's chunkwise linear attention with one gate a head, autotuned by itself", FLA_REPO,
-            autotuned=True),
+            takes=GATES | PACKED, autotuned=True),
     _scalar("fla_retention", "FLA chunk_retention", "retention", "fla:FlaRetention",
-            "fla-core's chunkwise retention, autotuned by itself", FLA_REPO, autotuned=True),
+            "fla-core's chunkwise retention, autotuned by itself", FLA_REPO, takes=PACKED, autotuned=True),
     _scalar("mlstm_tfla", "mLSTM, TFLA (one gate a head)", "simple", "mlstm_tfla:MlstmTfla",
-            "mlstm_kernels' chunkwise mLSTM with sigmoid gates, its input gates open", TFLA_PAPER),
+            "mlstm_kernels' chunkwise mLSTM with sigmoid gates, its input gates open", TFLA_PAPER,
+            takes=GATES),
     _scalar("mamba2_ssd", "Mamba-2's SSD", "ssd", "mamba2_ssd:Mamba2Ssd",
             "mamba_ssm's mamba_chunk_scan_combined where it is installed, else simple_gla; the row says which",
             SSD_PAPER, triton=True),
     _gla("fla_recurrent", "FLA fused_recurrent_gla", "fla:FlaRecurrent",
-         "fla-core's fused recurrence; mode step decodes one token", FLA_REPO, modes=WITH_STEP),
+         "fla-core's fused recurrence; mode step decodes one token", FLA_REPO, modes=WITH_STEP,
+         takes=GATES | PACKED),
     _gla("helion", "Helion full GLA", "helion:HelionGla",
          "chunkwise GLA of Helion's examples, with the configs tuned for them; the row says how they were tuned",
          HELION_REPO),

@@ -7,6 +7,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from glabench.errors import UserError
+from glabench.spec import lengths
 from glabench.spec.case import Case
 from glabench.spec.catalog import CATALOG, SCHEDULE
 from glabench.spec.settings import Device
@@ -16,13 +18,16 @@ from glabench.spec.values import Axis, read_block, read_fixed, read_match
 
 Match = dict[str, tuple[Any, ...]]
 
-REQUIRED = ("system", "T", "H", "K", "V")
+REQUIRED = ("system", "T", "H", "K", "V")  # T may follow from lengths
 USUAL_HEAD_DIM = 64
 
 # What completes a schedule of which only a part is given: the values that gla_kernels.Schedule takes by default.
 DEFAULT_CHUNK = 64
 DEFAULT_SUB_CHUNK = 64  # at most the chunk
 DEFAULT_MATERIALIZE = True
+DEFAULT_DTYPE = "bf16"
+
+UNGATED = {"gate_strength": None, "value_gate": False, "gate_dtype": None}  # where a system reads no gates
 
 MAX_CASES = 100_000  # weeks of a GPU
 
@@ -49,7 +54,8 @@ def expand(sweep: Sweep, device: Device) -> Plan:
     """The cases of the sweep on this device; UserError with file and line for what cannot be a case, or no case at all.
 
     An axis system x mode may hold pairs that the system does not offer: they stay cases, whose rows will say
-    "unsupported". Pairs chunk x sub_chunk that do not fit are dropped when both are lists, and an error otherwise.
+    "unsupported". Values that do not fit each other, as a sub_chunk that does not divide its chunk, are dropped when
+    both are lists, and an error otherwise.
     """
     source, section = sweep.source, sweep.section(device)
     defaults = read_fixed(source, section.defaults, sweep.loc(device, "defaults"))
@@ -124,28 +130,24 @@ def _case_block(source: Source, section: Section, case: dict[str, Any], loc: Loc
 
 def _cases(source: Source, block: _Block, defaults: dict[str, Any]) -> list[Case]:
     _check_complete(source, block, defaults)
-    both_vary = {name for axis in block.axes if axis.varies and len(axis.names) == 1 for name in axis.names}
-    drop_misfits = {"chunk", "sub_chunk"} <= both_vary
+    varied = {name for axis in block.axes if axis.varies and len(axis.names) == 1 for name in axis.names}
     made: list[Case] = []
     for combination in itertools.product(*(axis.values for axis in block.axes)):
         values = dict(defaults)
         for axis, chosen in zip(block.axes, combination, strict=True):
             values.update(zip(axis.names, chosen, strict=True))
-        values = fitted(values)
-        if _misfit(values):
-            if drop_misfits:
-                continue
-            raise source.error(
-                _loc_of(block, "sub_chunk", "chunk"),
-                f"sub_chunk {values['sub_chunk']} does not divide chunk {values['chunk']}",
-            )
-        made.append(_case(source, block, values))
+        values = _sized(source, block, fitted(values))
+        misfit = _misfit(values)
+        if misfit is None:
+            made.append(_case(source, block, values))
+        elif len(varied & set(misfit.names)) < 2:
+            raise source.error(_loc_of(block, *misfit.names), misfit.said)
     return made
 
 
 def _check_complete(source: Source, block: _Block, defaults: dict[str, Any]) -> None:
     given = {name for axis in block.axes for name in axis.names} | set(defaults)
-    missing = [name for name in REQUIRED if name not in given]
+    missing = [name for name in REQUIRED if name not in given and not (name == "T" and "lengths" in given)]
     if missing:
         raise source.error(
             block.loc, f"missing {', '.join(missing)}: every case needs {', '.join(REQUIRED)} and B or tokens"
@@ -170,7 +172,7 @@ def fitted(values: dict[str, Any]) -> dict[str, Any]:
     A system that uses all three of a schedule and is given none of them runs its own default schedule.
     """
     info = CATALOG[values["system"]]
-    uses, ungated = info.axes, {} if info.gated else {"gate_strength": None, "value_gate": False}
+    uses = info.axes
     schedule: dict[str, Any] = {name: values.get(name) if name in uses else None for name in SCHEDULE}
     if uses and (len(uses) < len(SCHEDULE) or any(value is not None for value in schedule.values())):
         if schedule["chunk"] is None:
@@ -179,19 +181,82 @@ def fitted(values: dict[str, Any]) -> dict[str, Any]:
             schedule["sub_chunk"] = min(DEFAULT_SUB_CHUNK, schedule["chunk"])
         if "materialize" in uses and schedule["materialize"] is None:
             schedule["materialize"] = DEFAULT_MATERIALIZE
-    return {**values, **schedule, **ungated}
+    return {**values, **schedule, **({} if info.gated else UNGATED), **_usual_gates(values)}
 
 
-def _misfit(values: dict[str, Any]) -> bool:
-    return values["sub_chunk"] is not None and values["chunk"] % values["sub_chunk"] != 0
+def _usual_gates(values: dict[str, Any]) -> dict[str, Any]:
+    """No dtype of gates where it is that of q, or where there are none."""
+    none = values.get("gate_strength", 1.0) is None and not values.get("value_gate", False)
+    usual = none or values.get("gate_dtype") == values.get("dtype", DEFAULT_DTYPE)
+    return {"gate_dtype": None} if usual else {}
+
+
+@dataclass(frozen=True)
+class _Misfit:
+    """Fields whose values do not go together, the one to blame first, and what is wrong."""
+
+    names: tuple[str, ...]
+    said: str
+
+
+def gates_of(dtype: str, gate_dtype: str | None) -> str | None:
+    """The dtype of gates of a shape on the command line, as a case has it; UserError for one that does not go with
+    the inputs' dtype."""
+    values = {"dtype": dtype, "gate_dtype": gate_dtype}
+    values |= _usual_gates(values)
+    if (wrong := _other_gates(values)) is not None:
+        raise UserError(f"--gate-dtype {gate_dtype}: {wrong}")
+    return values["gate_dtype"]
+
+
+def _other_gates(values: dict[str, Any]) -> str | None:
+    """Why gates cannot be of the dtype that they are, where it is not that of q."""
+    gates = values.get("gate_dtype")
+    return None if gates in (None, "fp32") else f"expected {values.get('dtype', DEFAULT_DTYPE)}, as q, or fp32"
+
+
+def _misfit(values: dict[str, Any]) -> _Misfit | None:
+    chunk, sub_chunk = values["chunk"], values["sub_chunk"]
+    if sub_chunk is not None and chunk % sub_chunk != 0:
+        return _Misfit(("sub_chunk", "chunk"), f"sub_chunk {sub_chunk} does not divide chunk {chunk}")
+    if (wrong := _other_gates(values)) is not None:
+        return _Misfit(("gate_dtype", "dtype"), f"gate_dtype {values['gate_dtype']}: {wrong}")
+    return None if values.get("lengths") is None else _unpacked(values)
+
+
+def _unpacked(values: dict[str, Any]) -> _Misfit | None:
+    """Why its sequences cannot be packed as the case says, or None."""
+    if values["B"] != 1:
+        said = f"lengths {values['lengths']}: expected B 1, into which sequences are packed, got {values['B']}"
+        return _Misfit(("lengths", "B", "T"), said)
+    if values.get("mode") == "step":
+        return _Misfit(("lengths", "mode"), f"lengths {values['lengths']}: a step has one token of each sequence")
+    try:
+        lengths.sequences(values["lengths"], values["T"], values.get("seed", 0))
+    except ValueError as error:
+        return _Misfit(("lengths", "T"), str(error))
+    return None
+
+
+def _sized(source: Source, block: _Block, values: dict[str, Any]) -> dict[str, Any]:
+    """The values with T, which may follow from lengths, and B, which may follow from tokens."""
+    if "T" not in values:
+        text = values.get("lengths")
+        listed = None if text is None else lengths.total(text)
+        if listed is None:
+            raise source.error(
+                _loc_of(block, "lengths"), f"missing T: lengths {text or 'null'} have no sum of their own"
+            )
+        values = {**values, "T": listed}
+    if block.tokens is None:
+        return values
+    if block.tokens % values["T"]:
+        raise source.error(_loc_of(block, "T"), f"T {values['T']} does not divide tokens {block.tokens}")
+    return {**values, "B": block.tokens // values["T"]}
 
 
 def _case(source: Source, block: _Block, values: dict[str, Any]) -> Case:
     info = CATALOG[values["system"]]
-    if block.tokens is not None:
-        if block.tokens % values["T"]:
-            raise source.error(_loc_of(block, "T"), f"T {values['T']} does not divide tokens {block.tokens}")
-        values["B"] = block.tokens // values["T"]
     if info.operator == "attention":
         heads, dim = _attention(source, block, values["H"] * values["V"], values)
         values.update(attn_heads=heads, attn_dim=dim, initial_state=False)

@@ -8,12 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from glabench.errors import did_you_mean
 from glabench.spec.case import Dtype, Mode
 from glabench.spec.catalog import CATALOG
+from glabench.spec.lengths import EXPECTED, text_of
 from glabench.spec.shape import TOO_LARGE
 from glabench.spec.source import Loc, Source
 
@@ -49,6 +50,8 @@ class CaseValues(BaseModel):
     )
     initial_state: bool = Field(description="true or false")
     value_gate: bool = Field(description="true or false")
+    gate_dtype: Dtype | None = Field(description="bf16, fp16, fp32 or null for that of q")
+    lengths: Annotated[str | None, BeforeValidator(text_of)] = Field(description=EXPECTED)
     seed: Annotated[int, Field(ge=0, le=2**62)] = Field(description="an integer >= 0 and <= 2^62")
 
 
@@ -56,6 +59,7 @@ FIELDS: tuple[str, ...] = tuple(CaseValues.model_fields)
 NAMES: dict[str, tuple[str, ...]] = {
     "system": tuple(CATALOG),
     "dtype": ("bf16", "fp16", "fp32"),
+    "gate_dtype": ("bf16", "fp16", "fp32"),
     "mode": ("fwd", "bwd", "fwdbwd", "step"),
 }
 
@@ -103,7 +107,8 @@ def read_fixed(source: Source, block: dict[str, Any], loc: Loc) -> dict[str, Any
     """A block in which every field has one value (``defaults``)."""
     fixed: dict[str, Any] = {}
     for axis in read_block(source, block, loc):
-        if isinstance(block[axis.loc[-1]], list):  # type: ignore[index]  # the last part of its loc is the block's key
+        given = block[axis.loc[-1]]  # type: ignore[index]  # the last part of its loc is the block's key
+        if isinstance(given, list) and not _is_one(axis.names, given):
             raise source.error(axis.loc, f"{axis.loc[-1]}: expected one value, got a list; lists belong under axes")
         fixed[axis.names[0]] = axis.values[0][0]
     return fixed
@@ -126,7 +131,7 @@ def _values(source: Source, names: tuple[str, ...], given: Any, loc: Loc) -> tup
     if isinstance(given, list) and not given:
         raise source.error(loc, f"empty axis {label!r}, expected at least one value")
     if len(names) == 1:
-        if not isinstance(given, list):
+        if not isinstance(given, list) or _is_one(names, given):
             return ((_value(source, names[0], given, loc),),)
         return tuple((_value(source, names[0], value, (*loc, i)),) for i, value in enumerate(given))
     rows: list[tuple[Any, ...]] = []
@@ -137,6 +142,11 @@ def _values(source: Source, names: tuple[str, ...], given: Any, loc: Loc) -> tup
             tuple(_value(source, name, v, (*loc, i, j)) for j, (name, v) in enumerate(zip(names, row, strict=True)))
         )
     return tuple(rows)
+
+
+def _is_one(names: tuple[str, ...], given: list[Any]) -> bool:
+    """Whether a list is one value, and not several: the lengths of packed sequences."""
+    return names == ("lengths",) and all(type(one) is int for one in given)
 
 
 def _value(source: Source, name: str, value: Any, loc: Loc) -> Any:

@@ -10,8 +10,11 @@ bytes per element and chunks of C rows:
     attention, causal, forward         2TD FLOP               4eD bytes            q, k, v read; o written
     and backward                       5TD FLOP               8eD bytes            q, k, v, o, do read; dq, dk, dv
 
-where one gate a head makes g a single element, not K of them, and a constant decay none. Per token of a selective scan
-with D channels of N states, whose exponentials are not FLOP:
+where one gate a head makes g a single element, not K of them, and a constant decay none; gates that are of another
+dtype than q, and their gradients, have bytes of their own. Where sequences are packed, a row's scores span no more than
+its own sequence: C is the chunk or the sequence, whichever is shorter, and attention's T that of each sequence. States
+are counted where they are given, one a sequence; where sequences begin is not. Per token of a selective scan with D
+channels of N states, whose exponentials are not FLOP:
 
     selective scan, forward            7DN FLOP               e(3D + 2N) bytes     x, dt, B, C read; y written
     and backward                      19DN FLOP               e(5D + 4N) bytes     x, dt, B, C, dy read; dx, ddt, dB, dC
@@ -30,6 +33,7 @@ from typing import Any
 
 from glabench.spec.case import DTYPE_BYTES
 from glabench.spec.catalog import CATALOG, SSM_EXPAND, SSM_STATE
+from glabench.spec.lengths import sequences as sequences_of
 
 DEFAULT_CHUNK = 64  # where a chunkwise system chooses for itself
 STATE_BYTES = 4  # states are float32
@@ -61,34 +65,52 @@ def _directions(mode: str) -> tuple[int, int]:
 
 
 def _gla(case: dict[str, Any]) -> dict[str, int]:
-    k, v, t = case["K"], case["V"], case["T"]
-    heads = case["B"] * case["H"]
+    h, k, v = case["H"], case["K"], case["V"]
+    tokens, sequences = case["B"] * case["T"], len(_packed(case)) or case["B"]
     fwd, bwd = _directions(case["mode"])
-    gates = _gate_elements(case)
 
-    through_state, rows = _form(case)
-    flops = fwd * (4 * through_state * k * v + rows * (k + v)) + bwd * (
-        10 * through_state * k * v + rows * (3 * k + 2 * v)
-    )
-    of_values = int(case.get("value_gate", False))
-    elements = fwd * (2 * k + gates + (2 + of_values) * v) + bwd * (4 * k + 2 * gates + (3 + 2 * of_values) * v)
+    through_state, most = _form(case)
+    spans = _spans(case, most)
+    flops = 4 * through_state * tokens * k * v * fwd + spans * (k + v) * fwd
+    flops += 10 * through_state * tokens * k * v * bwd + spans * (3 * k + 2 * v) * bwd
+    inputs = fwd * 2 * (k + v) + bwd * (4 * k + 3 * v)
+    gates = (fwd + 2 * bwd) * _gate_elements(case)
+    row_bytes = inputs * DTYPE_BYTES[case["dtype"]] + gates * _gate_bytes(case)
     # forward: initial state read, final state written; backward: both states' gradients and the initial state
-    states = (2 * fwd + 3 * bwd) if case["initial_state"] else 0
-    nbytes = heads * (t * elements * DTYPE_BYTES[case["dtype"]] + states * k * v * STATE_BYTES)
-    return {"flops": heads * t * flops, "hbm_bytes": nbytes}
+    states = sequences * (2 * fwd + 3 * bwd) if case["initial_state"] else 0
+    return {"flops": h * flops, "hbm_bytes": h * (tokens * row_bytes + states * k * v * STATE_BYTES)}
+
+
+def _packed(case: dict[str, Any]) -> tuple[int, ...]:
+    """The length of each packed sequence; none where there are B of T tokens."""
+    text = case.get("lengths")
+    return () if text is None else sequences_of(text, case["T"], case.get("seed", 0))
+
+
+def _spans(case: dict[str, Any], most: int) -> int:
+    """How many rows the scores of all rows of a head span together, each up to ``most`` of its own sequence."""
+    lengths = _packed(case)
+    if not lengths:
+        return int(case["B"] * case["T"] * min(most, case["T"]))
+    return sum(length * min(most, length) for length in lengths)
+
+
+def _gate_bytes(case: dict[str, Any]) -> int:
+    """Of an element of the gates."""
+    return DTYPE_BYTES[case.get("gate_dtype") or case["dtype"]]
 
 
 def _gate_elements(case: dict[str, Any]) -> int:
-    """Of g, a token and head."""
-    info = CATALOG[case["system"]]
+    """Of g and gv, a token and head."""
+    info, of_values = CATALOG[case["system"]], case["V"] if case.get("value_gate", False) else 0
     if case["gate_strength"] is None or not info.gated:
-        return 0
-    return 1 if info.operator == "simple" else int(case["K"])
+        return int(of_values)
+    return int(of_values + (1 if info.operator == "simple" else case["K"]))
 
 
 def _form(case: dict[str, Any]) -> tuple[int, int]:
-    """(1 when the form carries a K x V state, rows that one row's scores span): T for the parallel form, which has no
-    state, the chunk for a chunkwise form, none for a recurrence."""
+    """(1 when the form carries a K x V state, rows that one row's scores span, in a sequence that has as many): T for
+    the parallel form, which has no state, the chunk for a chunkwise form, none for a recurrence."""
     name = case["system"]
     if "parallel" in name:
         return 0, case["T"]
@@ -100,21 +122,18 @@ def _form(case: dict[str, Any]) -> tuple[int, int]:
 def _step(case: dict[str, Any]) -> dict[str, int]:
     k, v = case["K"], case["V"]
     heads = case["B"] * case["H"]
-    gates = int(case["gate_strength"] is not None)
-    elements = (2 + gates) * k + (2 + int(case.get("value_gate", False))) * v
-    return {
-        "flops": heads * 4 * k * v,
-        "hbm_bytes": heads * (2 * STATE_BYTES * k * v + elements * DTYPE_BYTES[case["dtype"]]),
-    }
+    row_bytes = 2 * (k + v) * DTYPE_BYTES[case["dtype"]] + _gate_elements(case) * _gate_bytes(case)
+    return {"flops": heads * 4 * k * v, "hbm_bytes": heads * (2 * STATE_BYTES * k * v + row_bytes)}
 
 
 def _attention(case: dict[str, Any]) -> dict[str, int]:
-    heads, dim, t = case["attn_heads"] or case["H"], case["attn_dim"] or case["V"], case["T"]
-    rows, e = case["B"] * heads * t, DTYPE_BYTES[case["dtype"]]
+    heads, dim = case["attn_heads"] or case["H"], case["attn_dim"] or case["V"]
+    rows, e = case["B"] * heads * case["T"], DTYPE_BYTES[case["dtype"]]
     if case["mode"] == "step":
         return {"flops": 4 * rows * dim, "hbm_bytes": 2 * e * dim * (rows + case["B"] * heads)}
     fwd, bwd = _directions(case["mode"])
-    return {"flops": rows * t * dim * (2 * fwd + 5 * bwd), "hbm_bytes": rows * dim * e * (4 * fwd + 8 * bwd)}
+    pairs = heads * _spans(case, case["T"])
+    return {"flops": pairs * dim * (2 * fwd + 5 * bwd), "hbm_bytes": rows * dim * e * (4 * fwd + 8 * bwd)}
 
 
 def _selective_scan(case: dict[str, Any]) -> dict[str, int]:

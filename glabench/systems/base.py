@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from glabench.spec.case import Case
+from glabench.spec.case import LATER, Case, later
 from glabench.spec.catalog import CATALOG, SystemInfo
 from glabench.spec.settings import Device
 
@@ -51,12 +51,11 @@ class System(ABC):
         return None
 
     def refusal_by_catalog(self, case: Case) -> str | None:
-        """One line: why it cannot run the case's mode or gates, as far as the catalog says, or None."""
+        """One line: why it cannot run the case's mode, or an axis of it, as far as the catalog says, or None."""
         if case.mode not in self.info.modes:
             return f"{self.name} has no mode {case.mode}"
-        if case.value_gate and not self.info.value_gates:
-            return f"{self.name} has no gates on the value side"
-        return None
+        lacks = (axis.lacking for name, axis in LATER.items() if name in later(vars(case)).keys() - self.info.takes)
+        return next((f"{self.name} has no {what}" for what in lacks), None)
 
     @abstractmethod
     def implementation(self, case: Case) -> str:

@@ -66,5 +66,5 @@ class Baseline(System):
 
         rows = (case.B, case.T, case.H)
         q, v = (torch.empty(*rows, d, dtype=DTYPES[case.dtype], device="meta") for d in (case.K, case.V))
-        gated = case.gate_strength is not None
-        return launches(self.found(), q, v, mode=case.mode, gated=gated, states=case.initial_state, chunk=case.chunk)
+        gates = None if case.gate_strength is None else DTYPES[case.gates]
+        return launches(self.found(), q, v, mode=case.mode, gates=gates, states=case.initial_state, chunk=case.chunk)

@@ -8,6 +8,7 @@ from glabench.hardware.environment import package_version
 from glabench.spec.case import Case
 from glabench.spec.settings import Device
 from glabench.systems.base import System
+from glabench.systems.recurrent_torch import one_by_one
 
 if TYPE_CHECKING:
     import torch
@@ -26,7 +27,7 @@ class ChunkwiseTorch(System):
         return None if chunk > 0 else f"chunk={chunk} is not a positive number of rows"
 
     def implementation(self, case: Case) -> str:
-        return f"torch {package_version('torch')}, chunks of {case.chunk or DEFAULT_CHUNK}"
+        return f"torch {package_version('torch')}, chunks of {case.chunk or DEFAULT_CHUNK}{one_by_one(case)}"
 
     def forward(self, inputs: Inputs, case: Case) -> tuple[torch.Tensor, torch.Tensor | None]:
         from gla_kernels import reference
@@ -41,4 +42,5 @@ class ChunkwiseTorch(System):
             chunk=chunk,
             sub_chunk=min(SUB_CHUNK, chunk),
             gv=inputs.gv,
+            cu_seqlens=inputs.cu_seqlens,
         )

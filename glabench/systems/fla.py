@@ -52,6 +52,7 @@ class FlaChunk(_Fla):
             inputs.g,
             initial_state=inputs.initial_state,
             output_final_state=case.initial_state,
+            **packing(inputs, on_host=True),
         )
 
 
@@ -73,6 +74,7 @@ class FlaLinear(_Fla):
             initial_state=inputs.initial_state,
             output_final_state=case.initial_state,
             normalize=False,
+            **packing(inputs),
         )
 
 
@@ -97,6 +99,7 @@ class FlaSimple(_Fla):
             g=inputs.g.squeeze(-1),
             initial_state=inputs.initial_state,
             output_final_state=case.initial_state,
+            **packing(inputs, on_host=True),
         )
 
 
@@ -117,7 +120,17 @@ class FlaRetention(_Fla):
             inputs.v,
             initial_state=inputs.initial_state,
             output_final_state=case.initial_state,
+            **packing(inputs),
         )
+
+
+def packing(inputs: Inputs, on_host: bool = False) -> dict[str, torch.Tensor]:
+    """The bounds of packed sequences, where there are any. ``on_host``: also there, for functions that take them and
+    else read them back from the GPU, once a tensor."""
+    if inputs.packed is None:
+        return {}
+    found = {"cu_seqlens": inputs.packed.cu_seqlens}
+    return found | ({"cu_seqlens_cpu": inputs.packed.cu_seqlens_cpu} if on_host else {})
 
 
 def odd_refusal(case: Case) -> str | None:
@@ -157,6 +170,7 @@ class FlaRecurrent(_Fla):
             gk=inputs.g,
             initial_state=inputs.initial_state,
             output_final_state=case.initial_state,
+            **packing(inputs),
         )
 
     def step(self, inputs: Inputs, case: Case) -> tuple[torch.Tensor, torch.Tensor]:

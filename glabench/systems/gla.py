@@ -82,7 +82,8 @@ class Gla(System):
         from gla_kernels import Workload
 
         gated = case.gate_strength is not None
-        return Workload("fwd", case.B, case.T, case.H, case.K, case.V, case.dtype, gated, self.schedule(case))
+        sizes = case.B, case.T, case.H, case.K, case.V
+        return Workload("fwd", *sizes, case.dtype, gated, self.schedule(case), case.gates if gated else None)
 
     def implementation(self, case: Case) -> str:
         if case.value_gate:
@@ -107,6 +108,7 @@ class Gla(System):
             initial_state=inputs.initial_state,
             output_final_state=case.initial_state,
             gv=inputs.gv,
+            cu_seqlens=inputs.cu_seqlens,
             schedule=self.schedule(case),
             config=self.config(case),
         )
@@ -127,7 +129,7 @@ class Gla(System):
     def form_of(self, case: Case, arch: str) -> Form | None:
         from gla_kernels.ops.forms import Chunkwise
 
-        if case.value_gate:
+        if case.value_gate or case.lengths:
             return None
         forward, backward = self.plans(case, arch)
         return Chunkwise(case.K**-0.5, forward, backward or forward, backward is not None)
@@ -171,10 +173,13 @@ def schedule_name(schedule: Schedule) -> str:
 def kernel_launches(
     op: str, case: Case, arch: str, schedule: Schedule | None = None, config: Config = None
 ) -> list[Launch]:
-    """What the kernels' API would launch for the case, on meta tensors."""
+    """What the kernels' API would launch for the case, on meta tensors; nothing where sequences are packed, of which it
+    has no list."""
     import gla_kernels
     from glabench.systems.inputs import DTYPES
 
+    if case.lengths:
+        return []
     return gla_kernels.launches(
         op,
         B=case.B,
@@ -187,6 +192,7 @@ def kernel_launches(
         schedule=schedule,
         config=config,
         gated=case.gate_strength is not None,
+        gate_dtype=DTYPES[case.gates],
         value_gated=case.value_gate,
         initial_state=case.initial_state or case.mode == "step",
         capability=int(arch.removeprefix("sm_")),

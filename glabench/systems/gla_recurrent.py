@@ -40,6 +40,7 @@ class GlaRecurrent(System):
             initial_state=inputs.initial_state,
             output_final_state=case.initial_state,
             gv=inputs.gv,
+            cu_seqlens=inputs.cu_seqlens,
         )
 
     def step(self, inputs: Inputs, case: Case) -> tuple[torch.Tensor, torch.Tensor]:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+from itertools import accumulate
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +18,25 @@ DTYPES: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16,
 
 
 @dataclass(frozen=True)
+class Packed:
+    """Where sequences that are packed into a batch of 1 begin and end.
+
+    cu_seqlens: int32 [N + 1], from 0 to T; cu_seqlens_cpu: the same on the host; longest: tokens of the longest one.
+    """
+
+    cu_seqlens: torch.Tensor
+    cu_seqlens_cpu: torch.Tensor
+    longest: int
+
+
+@lru_cache(maxsize=8)
+def packed(sequences: tuple[int, ...], device: str) -> Packed:
+    """Made once: FLA knows what it prepared by the tensor itself, as a model's layers give it the same one."""
+    bounds = torch.tensor([0, *accumulate(sequences)], dtype=torch.int32)
+    return Packed(bounds.to(device), bounds, max(sequences))
+
+
+@dataclass(frozen=True)
 class Inputs:
     """What an operator is given, and the gradients that come back to it.
 
@@ -22,7 +44,8 @@ class Inputs:
     ``[B,T,H,1]``. For mode "step" the T axis is gone. Attention: q, k, v, do ``[B,T,heads,dim]``, the rest None; for
     mode "step" one token of q and do, and k and v of all that came before it and of itself. Selective scan: C and B as
     q and k ``[B,T,1,N]``, x, dt and dy as v, g and do ``[B,T,1,channels]``. Mamba-2's SSD: the same with the heads side
-    by side, x and dy ``[B,T,1,H*V]``, and a step a head, dt ``[B,T,1,H]``.
+    by side, x and dy ``[B,T,1,H*V]``, and a step a head, dt ``[B,T,1,H]``. Where sequences are packed, states are
+    ``[N,H,K,V]``.
     """
 
     q: torch.Tensor
@@ -33,12 +56,19 @@ class Inputs:
     initial_state: torch.Tensor | None = None
     dstate: torch.Tensor | None = None  # the gradient of the final state; where there is an initial state
     gv: torch.Tensor | None = None
+    packed: Any = None  # Packed, where sequences are; so typed, `replace` takes the tensors as a dict
+
+    @property
+    def cu_seqlens(self) -> torch.Tensor | None:
+        """Of packed sequences, on the inputs' device."""
+        bounds: Packed | None = self.packed
+        return None if bounds is None else bounds.cu_seqlens
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every tensor that is there, with its name."""
+        """Every tensor of numbers that is there, with its name."""
         for f in fields(self):
             value = getattr(self, f.name)
-            if value is not None:
+            if isinstance(value, torch.Tensor):
                 yield f.name, value
 
     def leaves(self) -> dict[str, torch.Tensor]:
@@ -55,7 +85,7 @@ class Inputs:
 
 
 def make_inputs(case: Case, operator: Operator, device: str, salt: int = 0) -> Inputs:
-    """Draw q, k, v, do from N(0, 1) and g, gv = gate_strength * logsigmoid(N(0, 1)), rounded to the case's dtype.
+    """Draw q, k, v, do from N(0, 1) and g, gv = gate_strength * logsigmoid(N(0, 1)), rounded to the case's dtypes.
 
     A selective scan's steps, in the place of g, are softplus(N(-4, 1)): of the size that Mamba begins with. SSD's are
     softplus(N(0, 1)), which with A = -gate_strength makes dt A the gates of every other system.
@@ -65,6 +95,7 @@ def make_inputs(case: Case, operator: Operator, device: str, salt: int = 0) -> I
     """
     generator = torch.Generator(device).manual_seed(1_000_003 * case.seed + salt)
     dtype = DTYPES[case.dtype]
+    bounds = None if case.sequences is None else packed(case.sequences, device)
 
     def normal(*shape: int, dtype: torch.dtype = dtype) -> torch.Tensor:
         return torch.randn(shape, generator=generator, device=device).to(dtype)
@@ -73,7 +104,7 @@ def make_inputs(case: Case, operator: Operator, device: str, salt: int = 0) -> I
         heads, dim = case.attention_shape
         tokens = 1 if case.mode == "step" else case.T
         q, k, v, do = (normal(case.B, rows, heads, dim) for rows in (tokens, case.T, case.T, tokens))
-        return Inputs(q, k, v, do)
+        return Inputs(q, k, v, do, packed=bounds)
     if operator == "ssm":
         channels, n_states = ssm_shape(case)
         c, b, x, dy = (normal(case.B, case.T, 1, n) for n in (n_states, n_states, channels, channels))
@@ -89,17 +120,17 @@ def make_inputs(case: Case, operator: Operator, device: str, salt: int = 0) -> I
 
     def gates(dim: int, strength: float) -> torch.Tensor:
         drawn = F.logsigmoid(normal(*lead, dim, dtype=torch.float32)) * strength
-        return drawn.clamp_min(torch.finfo(dtype).min).to(dtype)
+        return drawn.clamp_min(torch.finfo(dtype).min).to(DTYPES[case.gates])  # the same, whatever they are rounded to
 
     g = None if case.gate_strength is None else gates(gate_width(case, operator), case.gate_strength)
     state = dstate = None
     if case.initial_state or case.mode == "step":
-        shape = (case.B, case.H, case.K, case.V)
+        shape = (case.states, case.H, case.K, case.V)
         state = normal(*shape, dtype=torch.float32)
         dstate = None if case.mode == "step" else normal(*shape, dtype=torch.float32)
     # drawn last, so that the other numbers are those of the case without them
     gv = gates(case.V, 1.0 if case.gate_strength is None else case.gate_strength) if case.value_gate else None
-    return Inputs(q, k, v, do, g, state, dstate, gv)
+    return Inputs(q, k, v, do, g, state, dstate, gv, bounds)
 
 
 def gate_width(case: Case, operator: Operator) -> int:
@@ -122,6 +153,7 @@ def input_bytes(case: Case) -> int:
         return e * case.B * case.T * (2 * case.K + case.H * (1 + 2 * case.V))
     rows = case.B * case.H * (1 if case.mode == "step" else case.T)
     gates = 0 if case.gate_strength is None else gate_width(case, operator)
+    gates += case.V if case.value_gate else 0
     states = 1 if case.mode == "step" else 2 * int(case.initial_state)
-    values = 3 if case.value_gate else 2
-    return e * rows * (2 * case.K + gates + values * case.V) + 4 * states * case.B * case.H * case.K * case.V
+    tokens_bytes = rows * (2 * e * (case.K + case.V) + DTYPES[case.gates].itemsize * gates)
+    return tokens_bytes + 4 * states * case.states * case.H * case.K * case.V

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from glabench.hardware.environment import package_version
 from glabench.spec.case import Case
 from glabench.systems.base import System
+from glabench.systems.recurrent_torch import one_by_one
 
 if TYPE_CHECKING:
     import torch
@@ -25,7 +26,8 @@ class ParallelTorch(System):
     """
 
     def implementation(self, case: Case) -> str:
-        return f"torch {package_version('torch')}, quadratic form in log space, blocks of {SUB_CHUNK} rows"
+        said = f"quadratic form in log space, blocks of {SUB_CHUNK} rows"
+        return f"torch {package_version('torch')}, {said}{one_by_one(case)}"
 
     def forward(self, inputs: Inputs, case: Case) -> tuple[torch.Tensor, torch.Tensor | None]:
         from gla_kernels import reference
@@ -39,4 +41,5 @@ class ParallelTorch(System):
             chunk=max(case.T, 1),
             sub_chunk=SUB_CHUNK,
             gv=inputs.gv,
+            cu_seqlens=inputs.cu_seqlens,
         )

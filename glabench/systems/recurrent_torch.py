@@ -14,6 +14,11 @@ if TYPE_CHECKING:
     from glabench.systems.inputs import Inputs
 
 
+def one_by_one(case: Case) -> str:
+    """What a form is said to do where sequences are packed: PyTorch has nothing to do them at once."""
+    return ", sequences one after another" if case.lengths else ""
+
+
 class RecurrentTorch(System):
     """``gla_kernels.reference.recurrent`` in the case's dtype; its states are float32.
 
@@ -21,12 +26,13 @@ class RecurrentTorch(System):
     """
 
     def implementation(self, case: Case) -> str:
-        return f"torch {package_version('torch')}, Python loop over time, states kept every 64 tokens"
+        return f"torch {package_version('torch')}, Python loop over time, states kept every 64 tokens{one_by_one(case)}"
 
     def forward(self, inputs: Inputs, case: Case) -> tuple[torch.Tensor, torch.Tensor | None]:
         from gla_kernels import reference
 
-        return reference.recurrent(inputs.q, inputs.k, inputs.v, inputs.g, None, inputs.initial_state, inputs.gv)
+        x = inputs
+        return reference.recurrent(x.q, x.k, x.v, x.g, None, x.initial_state, x.gv, x.cu_seqlens)
 
     def step(self, inputs: Inputs, case: Case) -> tuple[torch.Tensor, torch.Tensor]:
         state = inputs.initial_state

@@ -64,17 +64,24 @@ class SimpleGla(System):
             self.gates(inputs, case),
             initial_state=inputs.initial_state,
             output_final_state=case.initial_state,
+            cu_seqlens=inputs.cu_seqlens,
             schedule=self.schedule(case),
         )
 
-    def planned_gates(self, case: Case) -> torch.Tensor | None:
-        """g on the meta device as kernels are given it, where it is not contiguous and of the case's dtype."""
-        return None
+    def planned_gates(self, case: Case) -> torch.Tensor:
+        """g on the meta device as kernels are given it."""
+        import torch
+
+        from glabench.systems.inputs import DTYPES
+
+        return torch.empty(case.B, case.T, case.H, dtype=DTYPES[case.gates], device="meta")
 
     def launches(self, case: Case, arch: str) -> list[Launch]:
         from gla_kernels.ops.simple_gla import launches
         from glabench.systems.inputs import DTYPES
 
+        if case.lengths:
+            return []  # it has no list of these
         return launches(
             B=case.B,
             T=case.T,

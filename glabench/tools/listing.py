@@ -101,7 +101,8 @@ def digest(text: str) -> str:
 
 def _asked(work: Workload) -> str:
     shape = "x".join(map(str, (work.B, work.T, work.H, work.K, work.V)))
-    return f"{work.direction} {shape} {work.dtype} {'gated' if work.gated else 'ungated'} {_schedule(work.schedule)}"
+    gates = f"gated in {work.gate_dtype}" if work.gate_dtype else "gated" if work.gated else "ungated"
+    return f"{work.direction} {shape} {work.dtype} {gates} {_schedule(work.schedule)}"
 
 
 def _schedule(schedule: Schedule | None) -> str:

@@ -175,6 +175,7 @@ def describe(work: Workload) -> str:
     """The shape in a few words."""
     asked = "" if work.schedule is None else f", {schedule_name(work.schedule)}"
     gates = "" if work.gated else ", no gate"
+    gates = f", gates in {work.gate_dtype}" if work.gate_dtype else gates
     return f"B={work.B} T={work.T} H={work.H} K={work.K} V={work.V} {work.dtype}{gates}{asked}"
 
 

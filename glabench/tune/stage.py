@@ -65,6 +65,7 @@ def case_of(work: Workload) -> Case:
         dtype=work.dtype,  # type: ignore[arg-type]  # a name of DTYPES
         mode="fwd" if work.direction == "fwd" else "fwdbwd",
         gate_strength=GATE_STRENGTH if work.gated else None,
+        gate_dtype=work.gate_dtype,  # type: ignore[arg-type]  # the same
     )
 
 

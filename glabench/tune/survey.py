@@ -22,7 +22,7 @@ from glabench.spec.catalog import CATALOG
 from glabench.systems.gla import Gla
 from glabench.tune.candidate import Candidate, plan_of, variants
 from glabench.tune.compiler import Answer, CompilePool
-from glabench.tune.works import DIRECTIONS
+from glabench.tune.works import DIRECTIONS, is_planned
 
 SCHEMA = 1
 Found = tuple[Workload, Candidate]
@@ -73,8 +73,7 @@ def asked_of(cases: Iterable[Case]) -> tuple[list[Asked], int]:
     schedules and sizes that the kernels do not take."""
     system, found, skipped = Gla(CATALOG["gla"]), dict[Asked, None](), 0
     for case in cases:
-        tuned = case.system == "gla" and case.mode in DIRECTIONS and not case.value_gate
-        if not tuned or system.unsupported(case, "cuda") is not None:
+        if not is_planned(case) or system.unsupported(case, "cuda") is not None:
             skipped += 1
             continue
         work = system.workload(case)
@@ -90,7 +89,7 @@ def sample(asked: Sequence[Asked], capability: int, count: int) -> Iterator[Foun
     kinds: dict[tuple[Any, ...], Workload] = {}
     for one in asked:
         work = replace(one.work, schedule=None)
-        kinds.setdefault((work.K, work.V, work.direction, work.dtype, work.gated), work)
+        kinds.setdefault((work.K, work.V, work.direction, work.dtype, work.gate_dtype, work.gated), work)
     pairs = list(dict.fromkeys((work.K, work.V) for work in kinds.values()))
     looked_at: set[Found] = set()
     for draw in range(count * len(PASSES)):

@@ -59,7 +59,9 @@ def tile(kernel: Kernel) -> str:
     sizes = "×".join(str(values[name]) for name in ("BT", "BK", "BV", "BLOCK") if name in values)
     size = f"{sizes} {kernel.fact('num_warps')}w {kernel.fact('num_stages')}s"
     dtype = [] if kernel.workload["dtype"] == "bf16" else [kernel.workload["dtype"]]
-    return ", ".join([size, *dtype, *([] if values.get("GATED", True) else ["no gate"])])
+    gates = kernel.workload.get("gate_dtype")
+    wide = [f"gates {gates}"] if gates else []
+    return ", ".join([size, *dtype, *wide, *([] if values.get("GATED", True) else ["no gate"])])
 
 
 def _shown(value: int | None) -> str:

@@ -10,7 +10,7 @@ from gla_kernels.schedule import Direction
 from glabench.errors import UserError, did_you_mean
 from glabench.spec.case import DTYPE_BYTES, Case
 from glabench.spec.catalog import CATALOG
-from glabench.spec.expand import check, expand
+from glabench.spec.expand import check, expand, gates_of
 from glabench.spec.shape import sizes
 from glabench.spec.sweep import find, load
 from glabench.systems.gla import Gla
@@ -41,8 +41,7 @@ def of_cases(cases: Iterable[Case]) -> list[list[Workload]]:
     system = Gla(CATALOG["gla"])
     groups: dict[Workload, dict[Direction, Workload]] = {}
     for case in cases:
-        tuned = case.system == "gla" and case.mode in DIRECTIONS and not case.value_gate
-        if not tuned or system.unsupported(case, "cuda") is not None:
+        if not is_planned(case) or system.unsupported(case, "cuda") is not None:
             continue
         work = system.workload(case)
         directions = groups.setdefault(work, {})
@@ -50,19 +49,26 @@ def of_cases(cases: Iterable[Case]) -> list[list[Workload]]:
     return [[directions[name] for name in ("fwd", "bwd") if name in directions] for directions in groups.values()]
 
 
-def of_shape(text: str, dtype: str = "bf16", mode: str = "fwdbwd") -> list[Workload]:
+def is_planned(case: Case) -> bool:
+    """Whether a case is a workload that plans are tuned for: of packed sequences and of gates on the value side none
+    is."""
+    return case.system == "gla" and case.mode in DIRECTIONS and not case.value_gate and not case.lengths
+
+
+def of_shape(text: str, dtype: str = "bf16", mode: str = "fwdbwd", gate_dtype: str | None = None) -> list[Workload]:
     """The workloads of "B,T,H,K,V"; UserError when that is none, or none that gla() runs."""
-    work = Gla(CATALOG["gla"]).workload(case_of(text, dtype, mode))
+    work = Gla(CATALOG["gla"]).workload(case_of(text, dtype, mode, gate_dtype))
     return [replace(work, direction=direction) for direction in directions(mode)]
 
 
-def case_of(text: str, dtype: str = "bf16", mode: str = "fwdbwd") -> Case:
+def case_of(text: str, dtype: str = "bf16", mode: str = "fwdbwd", gate_dtype: str | None = None) -> Case:
     """The case of gla() at "B,T,H,K,V"; UserError as ``of_shape``."""
     B, T, H, K, V = sizes(text)
     if dtype not in DTYPE_BYTES:
         raise UserError(f"--dtype {dtype}: unknown dtype{did_you_mean(dtype, DTYPE_BYTES)}")
     directions(mode)
-    case = Case("gla", B, T, H, K, V, dtype=dtype, mode=mode)  # type: ignore[arg-type]  # checked above
+    gates = gates_of(dtype, gate_dtype)
+    case = Case("gla", B, T, H, K, V, dtype=dtype, mode=mode, gate_dtype=gates)  # type: ignore[arg-type]  # checked
     refused = Gla(CATALOG["gla"]).unsupported(case, "cuda")
     if refused is not None:
         raise UserError(f"{text}: {refused}")

@@ -8,9 +8,16 @@ and ``gv`` that of the value side, which the paper's first version has (arXiv 23
 an initial state, return ``(o, final_state)`` and are differentiable by autograd. With 16-bit inputs the products have
 16-bit operands and results, while states and sums of gates are float32: what a careful PyTorch program would do, and so
 the yardstick of a kernel's error. The quadratic form has no gates of the value side.
+
+``cu_seqlens``, [N + 1] integers from 0 to T that never fall, packs N sequences into a batch of 1: sequence n is rows
+cu_seqlens[n] to cu_seqlens[n + 1], none of them knows of another, and states are [N, H, K, V].
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,6 +45,33 @@ def _heads_first(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None) -> tuple[Ten
     """[B, T, H, D] -> [B, H, T, D]; gates in the wide dtype."""
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     return q, k, v, None if g is None else g.transpose(1, 2).to(_wide(q))
+
+
+def _one_by_one(
+    form: Callable[..., tuple[Tensor, Tensor]], cu_seqlens: Tensor, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None,
+    initial_state: Tensor | None, gv: Tensor | None = None, **how: Any,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """``(o, final_state)`` of packed sequences, each by itself. Raises ValueError for a batch, and for other bounds."""
+    bounds = cu_seqlens.tolist()
+    if q.shape[0] != 1:
+        raise ValueError(f"cu_seqlens: expected a batch of 1, got {q.shape[0]}")
+    if len(bounds) < 2 or bounds[0] != 0 or bounds[-1] != q.shape[1] or bounds != sorted(bounds):
+        raise ValueError(f"cu_seqlens: expected bounds from 0 to T={q.shape[1]} that never fall, got {bounds}")
+    if initial_state is not None and len(initial_state) != len(bounds) - 1:
+        raise ValueError(f"initial_state: expected {len(bounds) - 1} states, got {len(initial_state)}")
+    outputs, states = [], []
+    for n, (start, end) in enumerate(pairwise(bounds)):
+        rows = slice(start, end)
+        given = None if initial_state is None else initial_state[n : n + 1]
+        if start == end:  # nothing becomes of its state
+            o, state = v[:, rows], _start(q, v, None, given)[1]
+        else:
+            gates = {} if gv is None else {"gv": gv[:, rows]}
+            g_n = None if g is None else g[:, rows]
+            o, state = form(q[:, rows], k[:, rows], v[:, rows], g_n, initial_state=given, **gates, **how)
+        outputs.append(o)
+        states.append(state)
+    return torch.cat(outputs, dim=1), torch.cat(states)
 
 
 def _decays(g: Tensor | None, gv: Tensor | None, dtype: torch.dtype) -> Tensor | None:
@@ -71,11 +105,14 @@ def recurrent(
     scale: float | None = None,
     initial_state: Tensor | None = None,
     gv: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The definition, one token after another. In float64 this is the judge of every other form.
 
     With gradients, states are kept every SEGMENT tokens only, so that T = 8192 fits.
     """
+    if cu_seqlens is not None:
+        return _one_by_one(recurrent, cu_seqlens, q, k, v, g, initial_state, gv, scale=scale)
     scale, state = _start(q, v, scale, initial_state)
     parts = []
     for t in range(0, q.shape[1], SEGMENT):
@@ -113,8 +150,11 @@ def parallel(
     g: Tensor | None,
     scale: float | None = None,
     initial_state: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The quadratic form O = scale (((Q B)(K/B)^T * M) V + (Q B) S_0), in log space; O(T^2 K) memory."""
+    if cu_seqlens is not None:
+        return _one_by_one(parallel, cu_seqlens, q, k, v, g, initial_state, scale=scale)
     scale, state = _start(q, v, scale, initial_state)
     q, k, v, g = _heads_first(q, k, v, g)
     o = _block_scores(q, k, g) @ v
@@ -163,12 +203,16 @@ def chunkwise(
     chunk: int = 64,
     sub_chunk: int = 16,
     gv: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Two-level chunking, every intermediate in memory: the chunkwise form without a thought for input and output.
 
     Blocks of ``sub_chunk`` rows off the diagonal are matrix products anchored before the row block, blocks on it are
     computed element by element (Yang et al. 2024, section 4.2).
     """
+    if cu_seqlens is not None:
+        how = {"scale": scale, "chunk": chunk, "sub_chunk": sub_chunk}
+        return _one_by_one(chunkwise, cu_seqlens, q, k, v, g, initial_state, gv, **how)
     scale, state = _start(q, v, scale, initial_state)
     T = q.shape[1]
     outputs = []

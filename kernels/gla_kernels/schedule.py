@@ -208,7 +208,8 @@ class Workload:
     """The work asked of the operator in one direction: all that a plan is chosen by.
 
     B sequences of T tokens, H heads of K (queries, keys, gates) and V (values). dtype: "bf16", "fp16" or "fp32".
-    schedule: what the user asks for; None leaves it open. Raises ValueError for another direction, dtype or size.
+    schedule: what the user asks for; None leaves it open. gate_dtype: "fp32" for float32 gates beside 16-bit inputs;
+    None, and the dtype itself, for gates of that dtype. Raises ValueError for another direction, dtype or size.
     """
 
     direction: Direction
@@ -220,6 +221,7 @@ class Workload:
     dtype: str = "bf16"
     gated: bool = True
     schedule: Schedule | None = None
+    gate_dtype: str | None = None
 
     def __post_init__(self) -> None:
         if self.direction not in WALK_OF:
@@ -232,6 +234,10 @@ class Workload:
                 raise ValueError(f"{name}: expected an integer from {least} to {most}, got {size!r:.60}")
         if not isinstance(self.gated, bool):
             raise ValueError(f"gated: expected True or False, got {self.gated!r}")
+        if self.gate_dtype not in (None, self.dtype, "fp32"):
+            raise ValueError(f"gate_dtype: expected {self.dtype}, fp32 or None, got {self.gate_dtype!r}")
+        if self.gate_dtype == self.dtype or not self.gated:
+            object.__setattr__(self, "gate_dtype", None)  # one name for one workload
 
     @property
     def operand_bytes(self) -> int:
@@ -239,7 +245,11 @@ class Workload:
         return 2 if self.dtype == "bf16" else 4
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """Its fields; no ``gate_dtype`` where it is None, as in tables and records of before there was one."""
+        values = asdict(self)
+        if self.gate_dtype is None:
+            del values["gate_dtype"]
+        return values
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Workload:

@@ -105,10 +105,12 @@ def norm(x: torch.Tensor) -> float:
     return x.double().norm().item()
 
 
-def compare(form: Form, x: Inputs) -> None:
-    """Assert that every output and gradient is finite and as near to float64 as the same-dtype form, times FACTOR."""
-    right = run(lambda q, k, v, g, s, gv=None: reference.recurrent(q, k, v, g, None, s, gv), x.cast(torch.float64))
-    plain = run(lambda q, k, v, g, s, gv=None: reference.chunkwise(q, k, v, g, None, s, gv=gv), x)
+def compare(form: Form, x: Inputs, taken: Callable[[Form], Form] = lambda reference: reference) -> None:
+    """Assert that every output and gradient is finite and as near to float64 as the same-dtype form, times FACTOR.
+    taken: how the references are, which know of whole sequences only."""
+    recurrent = taken(lambda q, k, v, g, s, gv=None: reference.recurrent(q, k, v, g, None, s, gv))
+    chunkwise = taken(lambda q, k, v, g, s, gv=None: reference.chunkwise(q, k, v, g, None, s, gv=gv))
+    right, plain = run(recurrent, x.cast(torch.float64)), run(chunkwise, x)
     found = run(form, x)
     for name, out in found.items():
         assert torch.isfinite(out).all(), f"{name} has values that are not finite"
@@ -131,7 +133,7 @@ def no_call_is_known() -> Iterator[None]:
 
 
 @pytest.fixture
-def judge() -> Callable[[Form, Inputs], None]:
+def judge() -> Callable[..., None]:
     return compare
 
 
@@ -206,6 +208,12 @@ def _beside(name: str) -> ModuleType:
     sys.modules.setdefault(name, module)  # where dataclasses look for it
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="session")
+def packed() -> ModuleType:
+    """Packed sequences: see packed_sequences.py."""
+    return _beside("packed_sequences")
 
 
 @pytest.fixture(scope="session")

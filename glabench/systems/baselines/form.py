@@ -128,14 +128,16 @@ def run(
 
 
 def launches(
-    form: Form, q: Tensor, v: Tensor, *, mode: str, gated: bool, states: bool, chunk: int | None
+    form: Form, q: Tensor, v: Tensor, *, mode: str, gates: torch.dtype | None, states: bool, chunk: int | None
 ) -> list[Launch]:  # fmt: skip
     """What a call with inputs like q [B, T, H, K] and v [B, T, H, V] would launch, on tensors of the meta device.
 
-    mode: "fwd", "bwd" or "fwdbwd"; states: whether it has an initial state, and gives back the final one.
+    mode: "fwd", "bwd" or "fwdbwd"; gates: their dtype, None for no gates; states: whether it has an initial state, and
+    gives back the final one.
     """
     q, v = (x.to("meta") for x in (q, v))
-    call = Call(q, q, v, q if gated else None, q.shape[-1] ** -0.5, None, chunk, states)
+    g = None if gates is None else torch.empty_like(q, dtype=gates)
+    call = Call(q, q, v, g, q.shape[-1] ** -0.5, None, chunk, states)
     if states:
         call = replace(call, initial_state=call.one_state(True))
     fwd: list[Launch] = []

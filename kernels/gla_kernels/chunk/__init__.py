@@ -5,17 +5,21 @@ Nothing here touches a GPU: each step builds a `Launch` and hands it to ``launch
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from ..copies import copied, thinned
 from ..launch import Launcher
 from .boundaries import boundary_states, running_state, segment_ends, segment_starts
+from .edges import edge_final, edge_first, edge_gradients, edge_output
 from .grad_qk import make_grad_qk
 from .grad_v import make_grad_v
 from .grad_walk import fused_grad_scan
-from .kept import Gradients, Kept, rows_of, states_of
+from .kept import Gradients, Kept, rows_of
 from .output import make_output
+from .packing import closed
 from .problem import Problem
 from .states import make_grad_states, make_states
 from .strong_gates import grad_qk_strong_kernel, grad_v_strong_kernel, strong_gates_of
@@ -25,10 +29,12 @@ from .walk import fused_scan
 def forward(
     p: Problem, output_final_state: bool, launch: Launcher, keep: bool = True, every: int = 1
 ) -> tuple[Tensor, Tensor | None, Kept | None]:
-    """o [B, T, H, V] in the inputs' dtype, the final state [B, H, K, V] in float32 if asked for, and what the backward
-    pass can make use of. ``keep``: whether there will be one that does, and asks for the states before every so many
-    chunks."""
-    p, whole = p.forward(keep), len(p.head_groups) == 1
+    """o [B, T, H, V] in the inputs' dtype, the final state in float32 if asked for, and what the backward pass can make
+    use of. ``keep``: whether there will be one that does, and asks for the states before every so many chunks.
+
+    The final state is [B, H, K, V], or [N, H, K, V] of packed sequences, or [.., V, K] (`Problem`).
+    """
+    p, whole = closed(p.forward(keep), False, launch), len(p.head_groups) == 1
     o, keep = torch.empty_like(p.v), keep and whole
     kept = keep and p.schedule.materialize
     halves, states = p.half_decays(), p.state_buffer() if kept or p.ungated_walk is None else None
@@ -38,17 +44,22 @@ def forward(
     starts = segment_starts(p, None, launch) if running is None else running
     final_state = running
     if running is None and output_final_state:
-        final_state = p.one_state()
+        final_state = p.final_buffer()
     for i, piece in enumerate(p.slices):
         if boundary is not None and running is not None:
             launch(copied(running, boundary[i]))
-        final = final_state if piece == p.slices[-1] else running
+        final = final_state if piece == p.slices[-1] or p.packed is not None else running
         if not fused_scan(p, piece, starts, states, halves, final, o, few, every if kept else 0, launch):
             assert states is not None  # which only a walk can do without
             make_states(p, piece, starts, states, halves, final, launch)
             make_output(p, piece, states, halves, o, launch)
             if few is not None:
                 launch(thinned(states, few, every))
+        if p.packed is not None:
+            edge_output(p, piece, o, launch)
+    if p.packed is not None and output_final_state:
+        assert final_state is not None
+        edge_final(p, final_state, launch)
     found = p.kept(states if few is None else few, boundary, halves, every) if keep else None
     return o, final_state if output_final_state else None, found
 
@@ -56,20 +67,19 @@ def forward(
 def backward(p: Problem, do: Tensor, d_final: Tensor | None, launch: Launcher, kept: Kept | None = None) -> Gradients:
     """The gradients of all inputs.
 
-    do [B, T, H, V]; d_final [B, H, K, V] float32 or None. States are computed again unless the forward pass kept them.
+    do [B, T, H, V]; d_final like the final state, or None. States are computed again unless the forward pass kept them.
     """
     d_gates = None if p.g is None else torch.empty_like(p.g)
     d_initial = torch.empty_like(p.initial_state) if p.initial_state is not None else None
     found = Gradients(torch.empty_like(p.q), torch.empty_like(p.k), torch.empty_like(p.v), d_gates, d_initial)
     kept = kept if p.served_by(kept) else None
+    p = closed(replace(p, d_final=d_final), kept is None, launch)
     for at in p.head_groups:
-        _backward(p.head_group(at), rows_of(do, at), states_of(d_final, at), found.head_group(at), launch, kept)
+        _backward(p.head_group(at), rows_of(do, at), found.head_group(at, p.packed is not None), launch, kept)
     return found
 
 
-def _backward(
-    p: Problem, do: Tensor, d_final: Tensor | None, into: Gradients, launch: Launcher, kept: Kept | None
-) -> None:
+def _backward(p: Problem, do: Tensor, into: Gradients, launch: Launcher, kept: Kept | None) -> None:
     """Fill the gradients of what is worked on at once."""
     halves = p.half_decays() if kept is None else kept.halves
     found = None if kept is None else kept.states
@@ -81,16 +91,16 @@ def _backward(
     if p.in_turn:
         running = running_state(p, p.initial_state, into.initial_state, launch)
         boundary = boundary_states(p, running, launch) if kept is None else kept.boundary
-        ends = running_state(p, d_final, running, launch)
+        ends = running_state(p, p.d_final, running, launch)
     else:
         starts = segment_starts(p, halves, launch) if found is None else None
-        ends = segment_ends(p, do, d_final, launch)
+        ends = segment_ends(p, do, launch)
     made = halves if kept is None and (p.in_turn or p.n_seg == 1) else None  # by the pass below, else they are there
     grads = p.state_buffer()
     order = range(len(p.slices))
     for i in reversed(order) if p.in_turn else order:
         piece = p.slices[i]
-        first = into.initial_state if i == 0 and running is None else running
+        first = into.initial_state if running is None and (i == 0 or p.packed is not None) else running
         if found is None:  # they are made again
             make_states(p, piece, starts if boundary is None else boundary[i], few, made, None, launch, every)
         walked = fused_grad_scan(p, piece, do, ends, grads, first, halves, into.v, launch)
@@ -107,3 +117,7 @@ def _backward(
             launch(strong_gates_of(p, grad_v_strong_kernel, args, piece, grads))
         if native:
             launch(strong_gates_of(p, grad_qk_strong_kernel, args, piece, grads))
+        if p.packed is not None:
+            edge_gradients(p, piece, do, states, grads, into, launch)
+    if p.packed is not None and into.initial_state is not None:
+        edge_first(p, do, into.initial_state, launch)

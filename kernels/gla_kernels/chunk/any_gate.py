@@ -22,6 +22,7 @@ ROWS: tl.constexpr = tl.constexpr(16)
 def _phi_at_end(
     p_k, p_v, p_g, p_s, p_ds, i_chunk, n_blocks, T, H, o_k, K: tl.constexpr, V: tl.constexpr,
     BK: tl.constexpr, BV: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
+    V_FIRST: tl.constexpr, DS_V_FIRST: tl.constexpr,
 ):  # fmt: skip
     """Phi at the chunk's end [BK]: what crosses the chunk, and what its rows put into the state."""
     b_phi = tl.zeros([BK], dtype=tl.float32)
@@ -29,16 +30,16 @@ def _phi_at_end(
     for i_up in tl.range(0, n_blocks, num_stages=1):
         i_row = i_chunk + (n_blocks - 1 - i_up) * ROWS
         b_kd, b_total = decayed_keys(p_k, p_g, i_row, T, H * K, o_k, K, ROWS, True)
-        b_dk = through_state(p_v, p_ds, i_row, T, H * V, o_k, K, V, ROWS, BK, BV, DOT, PRECISION)
+        b_dk = through_state(p_v, p_ds, i_row, T, H * V, o_k, K, V, ROWS, BK, BV, DOT, PRECISION, DS_V_FIRST)
         b_phi += tl.sum(fine(b_kd, DOT, PRECISION) * (b_dk * tl.exp2(b_after)[None, :]), axis=0)
         b_after += b_total
-    return b_phi + crossing(p_s, p_ds, o_k, K, V, BK, BV) * tl.exp2(b_after)
+    return b_phi + crossing(p_s, p_ds, o_k, K, V, BK, BV, V_FIRST, DS_V_FIRST) * tl.exp2(b_after)
 
 
 @triton.jit
 def _grad_q(
     p_q, p_k, p_v, p_g, p_do, p_s, p_dq, scale, i_chunk, i_b, T, H, o_k, K: tl.constexpr, V: tl.constexpr,
-    BK: tl.constexpr, BV: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
+    BK: tl.constexpr, BV: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr, V_FIRST: tl.constexpr,
 ):  # fmt: skip
     """dq of a row block, stored, and q dq without the terms j = i, float32 [ROWS, BK]."""
     o_r = tl.arange(0, ROWS)
@@ -53,7 +54,7 @@ def _grad_q(
         b_new = dot_rows(b_ah, b_al, b_kd, tl.zeros([ROWS, BK], dtype=tl.float32), True, DOT, PRECISION)
         b_in += b_new * tl.exp2(b_between)[None, :]
         b_between += b_step
-    b_new = through_state(p_do, p_s, i_row, T, H * V, o_k, K, V, ROWS, BK, BV, DOT, PRECISION)
+    b_new = through_state(p_do, p_s, i_row, T, H * V, o_k, K, V, ROWS, BK, BV, DOT, PRECISION, V_FIRST)
     b_in += b_new * (scale * tl.exp2(b_between))[None, :]
     b_q = load_tile(p_q, i_row, T, H * K, o_k, K, ROWS)
     b_k = load_tile(p_k, i_row, T, H * K, o_k, K, ROWS)
@@ -74,12 +75,13 @@ def _grad_q(
 def _grad_k(
     p_q, p_k, p_v, p_g, p_do, p_ds, p_dk, b_after, scale, i_chunk, i_b, n_blocks, T, H, o_k,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
+    V_FIRST: tl.constexpr,
 ):  # fmt: skip
     """dk of a row block, stored; k dk without the terms i = j, float32 [ROWS, BK]; log2 of the block's decay [BK]."""
     o_r = tl.arange(0, ROWS)
     i_row = i_chunk + i_b * ROWS
     # what leaves through the block's end, as it is there
-    b_out = through_state(p_v, p_ds, i_row, T, H * V, o_k, K, V, ROWS, BK, BV, DOT, PRECISION)
+    b_out = through_state(p_v, p_ds, i_row, T, H * V, o_k, K, V, ROWS, BK, BV, DOT, PRECISION, V_FIRST)
     b_out *= tl.exp2(b_after)[None, :]
     b_between = tl.zeros([BK], dtype=tl.float32)
     for i_a in tl.range(i_b + 1, n_blocks, num_stages=1):
@@ -109,21 +111,24 @@ def _grad_k(
 def any_gate_grad_qk(
     p_q, p_k, p_v, p_g, p_do, p_s, p_ds, p_dq, p_dk, p_dg, scale, i_chunk, T, H, o_k,
     K: tl.constexpr, V: tl.constexpr, CHUNK: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    DOT: tl.constexpr, PRECISION: tl.constexpr,
+    DOT: tl.constexpr, PRECISION: tl.constexpr, V_FIRST: tl.constexpr = False, DS_V_FIRST: tl.constexpr = False,
 ):  # fmt: skip
-    """dq, dk and dg of one chunk: grad_qk.py's equations, but every row in its block's own frame. p_s, p_ds [K, V]."""
+    """dq, dk and dg of one chunk: grad_qk.py's equations, but every row in its block's own frame. p_s, p_ds [K, V], or
+    each [V, K]."""
     n_blocks = tl.cdiv(tl.minimum(T - i_chunk, CHUNK), ROWS)
-    b_phi = _phi_at_end(p_k, p_v, p_g, p_s, p_ds, i_chunk, n_blocks, T, H, o_k, K, V, BK, BV, DOT, PRECISION)
+    b_phi = _phi_at_end(
+        p_k, p_v, p_g, p_s, p_ds, i_chunk, n_blocks, T, H, o_k, K, V, BK, BV, DOT, PRECISION, V_FIRST, DS_V_FIRST
+    )
     b_after = tl.zeros([BK], dtype=tl.float32)  # log2 of the decay from the row block to the chunk's end
     for i_up in tl.range(0, n_blocks, num_stages=1):
         i_b = n_blocks - 1 - i_up
         i_row = i_chunk + i_b * ROWS
         b_diff = _grad_q(
-            p_q, p_k, p_v, p_g, p_do, p_s, p_dq, scale, i_chunk, i_b, T, H, o_k, K, V, BK, BV, DOT, PRECISION
+            p_q, p_k, p_v, p_g, p_do, p_s, p_dq, scale, i_chunk, i_b, T, H, o_k, K, V, BK, BV, DOT, PRECISION, V_FIRST
         )
         b_kdk, b_total = _grad_k(
             p_q, p_k, p_v, p_g, p_do, p_ds, p_dk, b_after, scale, i_chunk, i_b, n_blocks, T, H, o_k,
-            K, V, BK, BV, DOT, PRECISION,
+            K, V, BK, BV, DOT, PRECISION, DS_V_FIRST,
         )  # fmt: skip
         b_diff -= b_kdk
         b_dg = sums_from(b_diff, ROWS, DOT, PRECISION) + b_phi[None, :]
@@ -138,6 +143,7 @@ def any_gate_grad_qk(
 def any_gate_grad_v(
     p_q, p_k, p_g, p_do, p_ds, p_dv, scale, i_first, i_last, i_end, T, H, o_v,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
+    V_FIRST: tl.constexpr = False,
 ):  # fmt: skip
     """dv of the rows i_first .. i_last-1 of a chunk that ends before row i_end, all of them multiples of ROWS or T."""
     for i_row in tl.range(i_first, i_last, ROWS, num_stages=1):
@@ -160,7 +166,7 @@ def any_gate_grad_v(
                 b_do = load_tile(p_do, i_col, T, H * V, o_v, V, ROWS)
                 b_dv = dot_half(b_at * scale, b_do, b_dv, DOT, PRECISION)
                 b_after += b_step
-            b_ds = load_operand(p_ds, o_k, o_v, K, V)
+            b_ds = load_operand(p_ds, o_k, o_v, K, V, V_FIRST)
             b_dv = product(b_kd * tl.exp2(b_after)[None, :], b_ds, b_dv, DOT, PRECISION)
         b_do = load_tile(p_do, i_row, T, H * V, o_v, V, ROWS)
         b_dv = dot_half(tl.trans(b_a) * scale, b_do, b_dv, DOT, PRECISION)

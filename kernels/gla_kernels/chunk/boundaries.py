@@ -37,20 +37,21 @@ def segment_starts(p: Problem, halves: Tensor | None, launch: Launcher) -> Tenso
     """States that segments start from, [.., n_seg, K, V] in float32: the initial state, if any, where there is but one
     segment. Fills in ``halves``, too, where there are more."""
     if p.n_seg == 1:
-        return p.initial_state
+        return p.chain_start
     starts, every = p.segment_buffer(p.n_seg), p.seg_chunks
     if p.schedule.states_every is None:
-        make_states(p, p.whole, p.initial_state, starts, halves, None, launch, every)
+        make_states(p, p.whole, p.chain_start, starts, halves, None, launch, every)
     else:
         walked = p.segments(0, p.n_seg - (halves is None))  # none asks what the last one adds
         added, gamma = p.segment_buffer(walked.segments), p.decay_buffer(walked.segments)
         make_states(p, walked, None, added, halves, None, launch, every, last=True, gamma=gamma)
-        launch(combination_of(p, added, gamma, p.initial_state, starts, reverse=False))
+        launch(combination_of(p, added, gamma, p.chain_start, starts, reverse=False))
     return starts
 
 
-def segment_ends(p: Problem, do: Tensor, d_final: Tensor | None, launch: Launcher) -> Tensor | None:
+def segment_ends(p: Problem, do: Tensor, launch: Launcher) -> Tensor | None:
     """Gradients of the states after each segment, as `segment_starts` has the states before them."""
+    d_final = p.chain_end
     if p.n_seg == 1:
         return d_final
     ends, every = p.segment_buffer(p.n_seg), p.seg_chunks
@@ -76,6 +77,6 @@ def combination_of(
         {"p_add": added, "p_gamma": gamma, "p_first": first, "p_s": into, "n_seg": p.n_seg,
          "n_added": added.shape[1]},
         {"K": K, "V": V, "BK": block_k, "BV": block_v, "REVERSE": reverse, "HAS_FIRST": first is not None,
-         "GATED": gamma is not None},
+         "GATED": gamma is not None, "V_FIRST": p.is_v_first(first)},
         num_warps=COMBINED.num_warps,
     )  # fmt: skip

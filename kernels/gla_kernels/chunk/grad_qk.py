@@ -149,13 +149,16 @@ def make_grad_qk(
         "p_q": p.q, "p_k": p.k, "p_v": p.v, "p_g": p.g, "p_do": do, "p_s": states, "p_ds": grads, "p_h": halves,
         "p_dq": into.q, "p_dk": into.k, "p_dg": into.g,
     }  # fmt: skip
+    args, flags = p.with_sequences(args, "p_sn", p.initial_state)
     tile = p.config.grad_qk
     if every == 1:
-        native = p.hopper_launch(grad_qk_hopper_kernel, tile, p.of_chunks, args, piece, states, STAGES=tile.num_stages)
+        flags["STAGES"] = tile.num_stages
+        native = p.hopper_launch(grad_qk_hopper_kernel, tile, p.of_chunks, args, piece, states, **flags)
     else:
         run, V = args | {"p_few": few, "n_few": few.shape[1]}, p.dims[-1]
         kernel = grad_qk_runs_hopper_kernel if V <= NARROW else grad_qk_wide_runs_hopper_kernel
-        native = p.hopper_launch(kernel, tile, p.of_chunks, run, piece, states, every, STAGES=stages_of(V))
+        flags["STAGES"] = stages_of(V)
+        native = p.hopper_launch(kernel, tile, p.of_chunks, run, piece, states, every, **flags)
         assert native is not None  # `Problem.states_apart` has seen to it
-    launch(native or p.of_chunks(grad_qk_kernel, tile, args, piece, states))
+    launch(native or p.of_chunks(grad_qk_kernel, tile, args | {"p_g": p.gates}, piece, states))
     return native is not None

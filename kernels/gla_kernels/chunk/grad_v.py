@@ -115,5 +115,5 @@ def make_grad_v(
     """Fill the slice's rows of dv."""
     _, _, _, _, V = p.dims
     tile = p.config.grad_v
-    args = {"p_q": p.q, "p_k": p.k, "p_g": p.g, "p_do": do, "p_ds": grads, "p_h": halves, "p_dv": dv}
+    args = {"p_q": p.q, "p_k": p.k, "p_g": p.gates, "p_do": do, "p_ds": grads, "p_h": halves, "p_dv": dv}
     launch(p.blocks_of(grad_v_kernel, tile, cdiv(V, tile.block_v), args, piece, grads))

@@ -23,7 +23,8 @@ def fused_grad_scan(
         "p_q": p.q, "p_k": p.k, "p_g": p.g, "p_do": do, "p_h": halves, "p_dst": ends, "p_ds": grads,
         "p_ds0": d_initial, "p_dv": dv, "scale": p.scale, "n_end": p.states_a_head(ends),
     }  # fmt: skip
-    flags = {"HAS_DST": ends is not None, "STORE_DS0": d_initial is not None}
+    args, flags = p.with_sequences(args, "p_dsn", p.d_final)
+    flags |= {"HAS_DST": ends is not None, "STORE_DS0": d_initial is not None, "DST_V_FIRST": p.is_v_first(ends)}
     walk = p.hopper_launch(grad_walk_hopper_kernel, p.config.grad_walk, p.walk_on_chip, args, piece, grads, **flags)
     if walk is not None:
         launch(walk)

@@ -23,9 +23,9 @@ def rows_of(x: Tensor, at: HeadGroup) -> Tensor:
     return x if at is None else x[at[0], :, at[1]]
 
 
-def states_of(x: Tensor | None, at: HeadGroup) -> Tensor | None:
-    """A head group's states, or their gradients, [B, H, K, V]."""
-    return x if x is None or at is None else x[at]
+def states_of(x: Tensor | None, at: HeadGroup, packed: bool = False) -> Tensor | None:
+    """A head group's states, or their gradients, [B, H, K, V]; of packed sequences [N, H, K, V], all of them."""
+    return x if x is None or at is None else x[:, at[1]] if packed else x[at]
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,8 @@ class Kept:
 
     chunk, block_t: rows a chunk and a row block. states [B*H, .., K, V]: before each ``every``-th chunk; or where
     slices took turns, boundary [slices, B, H, K, V]: before each of them. halves, float32 [B*H, n_blocks, K]: log2 of
-    half of each row block's decay, None without gates.
+    half of each row block's decay, None without gates. closed: counted from gates that are closed where a sequence
+    begins.
     """
 
     chunk: int
@@ -43,6 +44,7 @@ class Kept:
     states: Tensor | None
     boundary: Tensor | None
     halves: Tensor | None
+    closed: bool = False
 
 
 class Gradients(NamedTuple):
@@ -55,7 +57,8 @@ class Gradients(NamedTuple):
     g: Tensor | None
     initial_state: Tensor | None
 
-    def head_group(self, at: HeadGroup) -> Gradients:
+    def head_group(self, at: HeadGroup, packed: bool) -> Gradients:
         """Views of a head group's."""
         q, k, v = (rows_of(x, at) for x in (self.q, self.k, self.v))
-        return Gradients(q, k, v, None if self.g is None else rows_of(self.g, at), states_of(self.initial_state, at))
+        d_initial = states_of(self.initial_state, at, packed)
+        return Gradients(q, k, v, None if self.g is None else rows_of(self.g, at), d_initial)

@@ -156,9 +156,9 @@ def _row_block(
 def any_gate_output(
     p_q, p_k, p_v, p_g, p_s, p_o, scale, T, H, i_chunk, i_a, o_v,
     K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    DOT: tl.constexpr, PRECISION: tl.constexpr,
+    DOT: tl.constexpr, PRECISION: tl.constexpr, V_FIRST: tl.constexpr = False,
 ):  # fmt: skip
-    """o of the chunk's row block i_a at any gate strength, 16 rows at a time.
+    """o of the chunk's row block i_a at any gate strength, 16 rows at a time. p_s: [K, V], V_FIRST [V, K].
 
     Every tile of K adds its share of the scores times v by itself: none is kept for another.
     """
@@ -187,7 +187,7 @@ def any_gate_output(
                 b_o = dot_half(b_a, b_vb, b_o, DOT, PRECISION)
                 b_between += b_step
             if p_s is not None:
-                b_s = load_operand(p_s, o_k, o_v, K, V)
+                b_s = load_operand(p_s, o_k, o_v, K, V, V_FIRST)
                 b_o += dot(decay(b_qd, b_between, True), b_s, DOT, PRECISION)
         store_tile(p_o, b_o * scale, i_row, T, H * V, o_v, V, ROWS)
 
@@ -198,5 +198,5 @@ settle_keys(output_kernel)
 def make_output(p: "Problem", piece: Slice, states: Tensor, halves: Tensor | None, o: Tensor, launch: Launcher) -> None:
     """Fill the slice's rows of o [B, T, H, V], from the states before its chunks."""
     tile = p.config.output
-    args = {"p_q": p.q, "p_k": p.k, "p_v": p.v, "p_g": p.g, "p_s": states, "p_h": halves, "p_o": o}
+    args = {"p_q": p.q, "p_k": p.k, "p_v": p.v, "p_g": p.gates, "p_s": states, "p_h": halves, "p_o": o}
     launch(p.blocks_of(output_kernel, tile, cdiv(p.dims[-1], tile.block_v), args, piece, states))

@@ -21,6 +21,7 @@ from ..tiles.descriptors import MOST_ROWS
 from ..tiles.slices import Head, Share, Slice, room_for, segments_at_once, share_of, slices_of
 from .hopper import grad_qk_runs_hopper_kernel
 from .kept import HeadGroup, Kept, head_groups_of, rows_of, states_of
+from .packing import Packed
 
 LaunchBy = Callable[..., Launch]
 
@@ -44,7 +45,9 @@ class Problem(CallContext):
     """The inputs of one call. q, k, g [B, T, H, K]; v [B, T, H, V]; initial_state [B, H, K, V] float32.
 
     settled: what is worked on at once, where the problem is a head group of another. run: chunks from one state that is
-    asked for to the next, if not `states_apart`.
+    asked for to the next, if not `states_apart`. v_first: the states that the call is given and gives are [.., V, K].
+    packed: where the rows are packed sequences; then there is a state a sequence, and native says whether Hopper's own
+    kernels do all of the direction. d_final: the gradient of the final state, in the backward pass.
     """
 
     q: Tensor
@@ -57,6 +60,10 @@ class Problem(CallContext):
     config: KernelConfig
     settled: Share | None = None
     run: int | None = None
+    v_first: bool = False
+    packed: Packed | None = None
+    native: bool = False
+    d_final: Tensor | None = None
 
     @cached_property
     def heads_a_row(self) -> int:
@@ -78,6 +85,8 @@ class Problem(CallContext):
     def in_turn(self) -> bool:
         """Whether a slice is one segment, which starts from the state that the slice before it left."""
         B, _, H, _, V = self.dims
+        if self.packed is not None or self.v_first:  # a state that slices hand on is [K, V], and one of a sequence
+            return False
         return in_turn(self.schedule, B * H, V) if self.settled is None else self.settled.in_turn
 
     @cached_property
@@ -158,12 +167,61 @@ class Problem(CallContext):
             return self
         q, k, v = (rows_of(x, at) for x in (self.q, self.k, self.v))
         g = None if self.g is None else rows_of(self.g, at)
-        return replace(self, q=q, k=k, v=v, g=g, initial_state=states_of(self.initial_state, at), settled=self.share)
+        packed, are = self.packed, self.packed is not None
+        if packed is not None and packed.closed is not None:
+            packed = replace(packed, closed=rows_of(packed.closed, at))
+        initial, d_final = (states_of(x, at, are) for x in (self.initial_state, self.d_final))
+        part = replace(self, q=q, k=k, v=v, g=g, packed=packed, settled=self.share)
+        return replace(part, initial_state=initial, d_final=d_final)
 
     def forward(self, keep: bool) -> Problem:
         """The problem as the forward pass works on it: all heads at once. ``keep``: in slices that a backward pass will
         take, where it can make use of what lies between them."""
         return self if keep and len(self.head_groups) == 1 else replace(self, settled=self._widest)
+
+    @property
+    def gates(self) -> Tensor | None:
+        """The gates as passes want them that know nothing of sequences."""
+        return self.g if self.packed is None else self.packed.closed
+
+    @property
+    def chain_start(self) -> Tensor | None:
+        """The state before the first row; those of packed sequences enter later."""
+        return self.initial_state if self.packed is None else None
+
+    @property
+    def chain_end(self) -> Tensor | None:
+        """The gradient of the state after the last row, likewise."""
+        return self.d_final if self.packed is None else None
+
+    def is_v_first(self, states: Tensor | None) -> bool:
+        """Whether these states are those of the call, and [.., V, K]."""
+        return self.v_first and states is not None and (states is self.initial_state or states is self.d_final)
+
+    def final_buffer(self) -> Tensor:
+        """Room for the states after sequences, float32, as the call wants them."""
+        B, _, H, K, V = self.dims
+        n = B if self.packed is None else self.packed.count
+        return self.q.new_empty((n, H, V, K) if self.v_first else (n, H, K, V), dtype=torch.float32)
+
+    def with_sequences(
+        self, args: dict[str, Any], name: str, states: Tensor | None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Arguments and flags of a pass that knows of packed sequences, and has a state of each by that name."""
+        flags = {"PACKED": self.packed is not None, "V_FIRST": self.v_first, f"HAS_{name[2:].upper()}": False}
+        if self.packed is None:
+            return args | {
+                "p_marks": None,
+                "p_edges": None,
+                "p_open": None,
+                name: None,
+                "n_rows": 0,
+                "n_heads": 0,
+            }, flags
+        marks = self.packed.marks
+        args = args | {"p_marks": marks, "p_edges": self.packed.edges, "p_open": self.g, name: states}
+        args |= {"n_rows": marks.shape[1], "n_heads": self.heads_a_row}
+        return args, flags | {f"HAS_{name[2:].upper()}": states is not None}
 
     def segment_buffer(self, segments: int) -> Tensor:
         """One state a segment, float32 [B*H, segments, K, V]."""
@@ -240,11 +298,14 @@ class Problem(CallContext):
             states = None
         if states is None and boundary is None:
             return None
-        return Kept(self.schedule.chunk, self.config.block_t, every, states, boundary, halves)
+        closed = self.packed is not None and not self.native
+        return Kept(self.schedule.chunk, self.config.block_t, every, states, boundary, halves, closed)
 
     def served_by(self, kept: Kept | None) -> bool:
         """Whether what was kept is what this backward pass needs."""
         if kept is None or (kept.chunk, kept.block_t) != (self.schedule.chunk, self.config.block_t):
+            return False
+        if self.packed is not None and kept.closed == self.native:
             return False
         if self.in_turn:
             return kept.boundary is not None and len(self.head_groups) == 1 and len(kept.boundary) == len(self.slices)
@@ -268,8 +329,17 @@ class Problem(CallContext):
         given = [name for name in described(kernel) if launch.args[f"p_{name}"] is not None]
         return launch if all(name in launch.blocks for name in given) else None
 
+    def all_native(self, *tiles: Tile | None) -> bool:
+        """Whether Hopper's own kernels can serve packed sequences in all passes of these tiles: with gates in bf16."""
+        B, T, H, K, V = self.dims
+        fits = self.g is not None and self.g.dtype == torch.bfloat16 and 0 < T
+        fits = fits and B * H * self.n_chunks * K <= MOST_ROWS and K % WGMMA_ROWS == V % WGMMA_ROWS == 0
+        return fits and all(tile is not None and self.on_hopper(tile) for tile in tiles)
+
     def on_hopper(self, tile: Tile) -> bool:
         """Whether a tile asks for a kernel of Hopper's own, and that can serve such inputs."""
+        if self.packed is not None and not self.native:
+            return False  # one pass that goes by closed gates, and all do
         if not tile.hopper or self.q.device.type == "cpu":
             return False  # on the CPU the interpreter runs, which knows no Gluon
         if self.g is None or self.q.dtype != torch.bfloat16 or not self.scale > 0:

@@ -20,7 +20,8 @@ from torch import Tensor
 from ..launch import Launcher, settle_keys
 from ..tiles.descriptors import load_rows, store_state_tile
 from ..tiles.gates import after_rows, limited, up_to_rows, whole_decay
-from ..tiles.operands import dot, load_state, store_state
+from ..tiles.operands import dot, load_state, load_tile, store_state
+from ..tiles.packed import begins_here, decay_of_rows, ends_here, sequence_of
 from ..tiles.products import product
 from ..tiles.slices import Slice
 
@@ -30,12 +31,16 @@ if TYPE_CHECKING:
 PREFETCH: tl.constexpr = tl.constexpr(4)  # segments whose loads are in flight at once, in combine_kernel
 
 
-@triton.jit(do_not_specialize=["T", "n_seg", "first_seg", "n_start", "n_stored", "n_blocks", "seg_rows", "every_rows"])
+SIZES = ["T", "n_seg", "first_seg", "n_stored", "seg_rows", "every_rows", "n_rows"]
+
+
+@triton.jit(do_not_specialize=[*SIZES, "n_start", "n_blocks"])
 def states_kernel(
-    p_k, p_v, p_g, p_s0, p_s, p_h, p_gamma, p_st, d_k, d_v, d_g, d_s,
-    T, H, n_seg, first_seg, n_start, n_stored, n_blocks, seg_rows, every_rows,
+    p_k, p_v, p_g, p_s0, p_s, p_h, p_gamma, p_st, p_marks, p_open, p_sn, d_k, d_v, d_g, d_s,
+    T, H, n_seg, first_seg, n_start, n_stored, n_blocks, seg_rows, every_rows, n_rows, n_heads,
     K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     EACH: tl.constexpr, LAST: tl.constexpr, HAS_S0: tl.constexpr, STORE_H: tl.constexpr, STORE_ST: tl.constexpr,
+    PACKED: tl.constexpr, HAS_SN: tl.constexpr, V_FIRST: tl.constexpr, S0_V_FIRST: tl.constexpr, OPEN_H: tl.constexpr,
     GATED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The states before every ``every_rows``-th row of the segments from ``first_seg`` on: p_s [B*H, n_stored, K, V].
@@ -47,6 +52,11 @@ def states_kernel(
     of the sequence, or one for the only segment that is walked over.
     p_h [B*H, n_blocks, K], float32: log2 of half of each row block's decay, which the passes after this one go by.
     p_st [B*H, K, V], float32: the state after the last of these segments.
+
+    PACKED: p_marks as `packed.marks` makes them, p_g closed where a sequence begins, p_open as the call has them. p_sn
+    [N, n_heads, K, V], float32: the state before each sequence, or zero without HAS_SN. p_st [N, n_heads, K, V] is
+    given the state before the row block that a sequence ends in, if it came from the one before. OPEN_H: p_h goes by
+    p_open. V_FIRST: p_sn and p_st are [.., V, K]; S0_V_FIRST: p_s0 is.
     """
     NK: tl.constexpr = (K + BK - 1) // BK
     NV: tl.constexpr = (V + BV - 1) // BV
@@ -67,9 +77,13 @@ def states_kernel(
     b_s = tl.zeros([BK, BV], dtype=tl.float32)
     b_gamma = tl.zeros([BK], dtype=tl.float32)
     if HAS_S0:
-        b_s += load_state(p_s0 + (i_bh * n_start + (first_seg + i_seg) % n_start) * K * V, o_k, o_v, K, V)
+        b_s += load_state(p_s0 + (i_bh * n_start + (first_seg + i_seg) % n_start) * K * V, o_k, o_v, K, V, S0_V_FIRST)
     for i_t in range(0, tl.cdiv(tl.minimum(T - i_first, seg_rows), BT)):
         i_row = i_first + i_t * BT
+        if PACKED and STORE_ST:
+            if ends_here(p_marks, n_rows, i_row, BT):
+                p_at = p_st + (sequence_of(p_marks, n_rows, i_row) * n_heads + i_h) * K * V
+                store_state(p_at, b_s, o_k, o_v, K, V, V_FIRST)
         if EACH:
             store_state_tile(d_s, p_s, b_s, i_s + i_t, i_k * BK, i_v * BV, K, V, BK, BV)
         elif not LAST:
@@ -82,27 +96,38 @@ def states_kernel(
             b_d = after_rows(b_g, p_g, i_row, T, H * K, o_k, K, BT, DOT)
             b_total = whole_decay(b_g, BT, DOT)
             if STORE_H:
-                tl.store(p_h + i_t * K, 0.5 * b_total, mask=(o_k < K) & (i_v == 0))
+                b_half = 0.5 * b_total
+                if OPEN_H:
+                    b_half = 0.5 * whole_decay(load_tile(p_open + i_row0 * K, i_row, T, H * K, o_k, K, BT), BT, DOT)
+                tl.store(p_h + i_t * K, b_half, mask=(o_k < K) & (i_v == 0))
             b_k = b_k.to(tl.float32) * tl.exp2(b_d)
             if LAST:
                 b_gamma += b_total
             b_s = b_s * tl.exp2(b_total)[:, None]
         b_s = product(tl.trans(b_k), b_v, b_s, DOT, PRECISION)
+        if PACKED and HAS_SN:
+            i_last = i_row + BT - 1
+            if begins_here(p_marks, n_rows, i_row, BT):
+                i_start = tl.load(p_marks + i_last)
+                b_e = decay_of_rows(p_open + i_row0 * K, i_row, i_start, i_row + BT, T, H * K, o_k, K, BT)
+                p_at = p_sn + (sequence_of(p_marks, n_rows, i_last) * n_heads + i_h) * K * V
+                b_s += load_state(p_at, o_k, o_v, K, V, V_FIRST) * b_e[:, None]
     if LAST:
         store_state_tile(d_s, p_s, b_s, i_s, i_k * BK, i_v * BV, K, V, BK, BV)
         if GATED:
             tl.store(p_gamma + (i_bh * n_stored + i_seg) * K + o_k, b_gamma, mask=(o_k < K) & (i_v == 0))
-    if STORE_ST:
+    if STORE_ST and not PACKED:
         if i_seg == n_seg - 1:
-            store_state(p_st + i_bh * K * V, b_s, o_k, o_v, K, V)
+            store_state(p_st + i_bh * K * V, b_s, o_k, o_v, K, V, V_FIRST)
 
 
-@triton.jit(do_not_specialize=["T", "n_seg", "first_seg", "n_end", "n_stored", "seg_rows", "every_rows"])
+@triton.jit(do_not_specialize=[*SIZES, "n_end"])
 def grad_states_kernel(
-    p_q, p_g, p_do, p_dst, p_ds, p_gamma, p_ds0, d_q, d_g, d_do, d_ds, scale,
-    T, H, n_seg, first_seg, n_end, n_stored, seg_rows, every_rows,
+    p_q, p_g, p_do, p_dst, p_ds, p_gamma, p_ds0, p_marks, p_open, p_dsn, d_q, d_g, d_do, d_ds, scale,
+    T, H, n_seg, first_seg, n_end, n_stored, seg_rows, every_rows, n_rows, n_heads,
     K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     EACH: tl.constexpr, LAST: tl.constexpr, HAS_DST: tl.constexpr, STORE_DS0: tl.constexpr,
+    PACKED: tl.constexpr, HAS_DSN: tl.constexpr, V_FIRST: tl.constexpr, DST_V_FIRST: tl.constexpr,
     GATED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The gradients of the states after every ``every_rows``-th row: p_ds [B*H, n_stored, K, V]. As in
@@ -110,6 +135,9 @@ def grad_states_kernel(
 
     p_dst [B*H, n_end, K, V], float32: the gradient of the state after each segment; without HAS_DST it is zero.
     p_ds0 [B*H, K, V], float32: that of the state before the first of these segments.
+
+    PACKED: as there, with the gradients of sequences' last states in p_dsn [N, n_heads, K, V], and in p_ds0 [N,
+    n_heads, K, V] that of the state after the row block that a sequence begins in, if it goes on in the next one.
     """
     NK: tl.constexpr = (K + BK - 1) // BK
     NV: tl.constexpr = (V + BV - 1) // BV
@@ -128,11 +156,15 @@ def grad_states_kernel(
     b_ds = tl.zeros([BK, BV], dtype=tl.float32)
     b_gamma = tl.zeros([BK], dtype=tl.float32)
     if HAS_DST:
-        b_ds += load_state(p_dst + (i_bh * n_end + (first_seg + i_seg) % n_end) * K * V, o_k, o_v, K, V)
+        b_ds += load_state(p_dst + (i_bh * n_end + (first_seg + i_seg) % n_end) * K * V, o_k, o_v, K, V, DST_V_FIRST)
     n_t = tl.cdiv(tl.minimum(T - i_first, seg_rows), BT)
     for i_back in range(0, n_t):
         i_t = n_t - 1 - i_back
         i_row = i_first + i_t * BT
+        if PACKED and STORE_DS0:
+            if begins_here(p_marks, n_rows, i_row, BT):
+                p_at = p_ds0 + (sequence_of(p_marks, n_rows, i_row + BT - 1) * n_heads + i_h) * K * V
+                store_state(p_at, b_ds, o_k, o_v, K, V, V_FIRST)
         if EACH:
             store_state_tile(d_ds, p_ds, b_ds, i_s + i_t, i_k * BK, i_v * BV, K, V, BK, BV)
         elif not LAST:
@@ -151,26 +183,32 @@ def grad_states_kernel(
             b_ds = product(tl.trans(b_q), b_do, b_ds, DOT, PRECISION)
         else:  # a scale that is no power of two would cost q its last bits
             b_ds += scale * dot(tl.trans(b_q), b_do, DOT, PRECISION)
+        if PACKED and HAS_DSN:
+            if ends_here(p_marks, n_rows, i_row, BT):
+                i_end = tl.load(p_marks + n_rows + i_row)
+                b_e = decay_of_rows(p_open + i_row0 * K, i_row, i_row, i_end, T, H * K, o_k, K, BT)
+                p_at = p_dsn + (sequence_of(p_marks, n_rows, i_row) * n_heads + i_h) * K * V
+                b_ds += load_state(p_at, o_k, o_v, K, V, V_FIRST) * b_e[:, None]
     if LAST:
         store_state_tile(d_ds, p_ds, b_ds, i_s, i_k * BK, i_v * BV, K, V, BK, BV)
         if GATED:
             tl.store(p_gamma + (i_bh * n_stored + i_seg) * K + o_k, b_gamma, mask=(o_k < K) & (i_v == 0))
-    if STORE_DS0:
+    if STORE_DS0 and not PACKED:
         if i_seg == 0:
-            store_state(p_ds0 + i_bh * K * V, b_ds, o_k, o_v, K, V)
+            store_state(p_ds0 + i_bh * K * V, b_ds, o_k, o_v, K, V, V_FIRST)
 
 
 @triton.jit(do_not_specialize=["n_seg", "n_added"])
 def combine_kernel(
     p_add, p_gamma, p_first, p_s, n_seg, n_added,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    REVERSE: tl.constexpr, HAS_FIRST: tl.constexpr, GATED: tl.constexpr,
+    REVERSE: tl.constexpr, HAS_FIRST: tl.constexpr, GATED: tl.constexpr, V_FIRST: tl.constexpr,
 ):  # fmt: skip
     """The state before each segment, or with REVERSE its gradient after each: p_s [B*H, n_seg, K, V], float32.
 
     p_add [B*H, n_added, K, V], float32, and p_gamma [B*H, n_added, K]: what each segment adds, and log2 of its whole
     decay, from the sequence's start on, or with REVERSE up to its end. p_first [B*H, K, V], float32: where the sum
-    starts from; without HAS_FIRST it is zero.
+    starts from, V_FIRST [B*H, V, K]; without HAS_FIRST it is zero.
     """
     NK: tl.constexpr = (K + BK - 1) // BK
     NV: tl.constexpr = (V + BV - 1) // BV
@@ -181,7 +219,7 @@ def combine_kernel(
 
     b_s = tl.zeros([BK, BV], dtype=tl.float32)
     if HAS_FIRST:
-        b_s += load_state(p_first + i_bh * K * V, o_k, o_v, K, V)
+        b_s += load_state(p_first + i_bh * K * V, o_k, o_v, K, V, V_FIRST)
     for i_step in tl.range(0, n_seg - 1, num_stages=PREFETCH):
         i_seg, i_add = i_step, i_bh * n_added + i_step
         if REVERSE:
@@ -205,9 +243,10 @@ def make_states(
     ``halves``. ``starts``: the states before each segment of the sequence, none for zero. ``last``: the state after
     each segment instead, and log2 of its decay in ``gamma`` [B*H, segments, K]."""
     args = {
-        "p_k": p.k, "p_v": p.v, "p_g": p.g, "p_s0": starts, "p_s": states, "p_h": halves, "p_gamma": gamma,
+        "p_k": p.k, "p_v": p.v, "p_g": p.gates, "p_s0": starts, "p_s": states, "p_h": halves, "p_gamma": gamma,
         "p_st": final_state, "n_start": p.states_a_head(starts), "n_blocks": p.n_blocks,
     }  # fmt: skip
+    args, flags = p.with_sequences(args, "p_sn", p.initial_state)
     launch(
         p.walk_of(
             states_kernel,
@@ -220,6 +259,9 @@ def make_states(
             HAS_S0=starts is not None,
             STORE_H=halves is not None,
             STORE_ST=final_state is not None,
+            S0_V_FIRST=p.is_v_first(starts),
+            OPEN_H=p.packed is not None and p.native,
+            **flags,
         )
     )
 
@@ -232,9 +274,10 @@ def make_grad_states(
     the states after each segment of the sequence, or after all of it, [B, H, K, V]; none for zero. ``last``: of the
     state before each segment instead, and log2 of its decay in ``gamma`` [B*H, segments, K]."""
     args = {
-        "p_q": p.q, "p_g": p.g, "p_do": do, "p_dst": ends, "p_ds": grads, "p_gamma": gamma,
+        "p_q": p.q, "p_g": p.gates, "p_do": do, "p_dst": ends, "p_ds": grads, "p_gamma": gamma,
         "p_ds0": d_initial, "scale": p.scale, "n_end": p.states_a_head(ends),
     }  # fmt: skip
+    args, flags = p.with_sequences(args, "p_dsn", p.d_final)
     launch(
         p.walk_of(
             grad_states_kernel,
@@ -246,5 +289,7 @@ def make_grad_states(
             last,
             HAS_DST=ends is not None,
             STORE_DS0=d_initial is not None,
+            DST_V_FIRST=p.is_v_first(ends),
+            **flags,
         )
     )

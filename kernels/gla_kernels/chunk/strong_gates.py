@@ -40,7 +40,8 @@ def strong_gates_of(p: Problem, kernel: Any, args: dict[str, Any], piece: Slice,
     """A launch of what Hopper's kernels leave undone of a slice: a program a share of its chunks and a tile, of 64
     features for the gradients of q and k, of columns of V for o and dv."""
     B, _, H, K, V = p.dims
-    args, share = args | p.chunks_of(piece, stored), MOST
+    args, packed = p.with_sequences(args | p.chunks_of(piece, stored), "p_sn", None)
+    share = MOST
     tile = Tile(WGMMA_ROWS, WGMMA_ROWS, num_warps=4, num_stages=2, descriptors=True, hopper=True)
     columns = K // tile.block_k
     if kernel is not grad_qk_strong_kernel:
@@ -49,6 +50,6 @@ def strong_gates_of(p: Problem, kernel: Any, args: dict[str, Any], piece: Slice,
     while share > 1 and cdiv(args["n_here"], share) * columns * B * H * tile.num_warps < WARPS:
         share //= 2
     programs = cdiv(args["n_here"], share) * columns
-    flags = {"MOST": MOST, "STAGES": tile.num_stages, "EARLY": True}
+    flags = packed | {"MOST": MOST, "STAGES": tile.num_stages, "EARLY": True}
     launch = p.launch_of(kernel, tile, programs, args | {"share": share}, **flags)
     return replace(launch, early=True)

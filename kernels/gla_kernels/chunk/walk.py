@@ -31,7 +31,8 @@ def walk_kernel(
     p_q, p_k, p_v, p_s0, p_s, p_st, p_o, d_q, d_k, d_v, d_s, d_o,
     scale, T, H, n_seg, first_seg, n_start, n_stored, seg_rows,
     K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    HAS_S0: tl.constexpr, STORE_S: tl.constexpr, STORE_ST: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
+    HAS_S0: tl.constexpr, STORE_S: tl.constexpr, STORE_ST: tl.constexpr, V_FIRST: tl.constexpr,
+    S0_V_FIRST: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """o [B, T, H, V] of n_seg segments from first_seg on; all else as `states_kernel` has it, with a state before every
     row block where STORE_S asks for them. A program has all of K, which BK covers, and BV columns of V."""
@@ -48,7 +49,7 @@ def walk_kernel(
 
     b_s = tl.zeros([BK, BV], dtype=tl.float32)
     if HAS_S0:
-        b_s += load_state(p_s0 + (i_bh * n_start + (first_seg + i_seg) % n_start) * K * V, o_k, o_v, K, V)
+        b_s += load_state(p_s0 + (i_bh * n_start + (first_seg + i_seg) % n_start) * K * V, o_k, o_v, K, V, S0_V_FIRST)
     for i_t in range(0, tl.cdiv(tl.minimum(T - i_first, seg_rows), BT)):
         i_row = i_first + i_t * BT
         b_q = load_rows(d_q, p_q, i_batch, i_h, i_row, T, H, 0, K, BT, BK)
@@ -65,7 +66,7 @@ def walk_kernel(
         store_rows(d_o, p_o, b_o * scale, i_batch, i_h, i_row, T, H, i_v * BV, V, BT, BV)
     if STORE_ST:
         if i_seg == n_seg - 1:
-            store_state(p_st + i_bh * K * V, b_s, o_k, o_v, K, V)
+            store_state(p_st + i_bh * K * V, b_s, o_k, o_v, K, V, V_FIRST)
 
 
 settle_keys(walk_kernel)
@@ -83,7 +84,9 @@ def fused_scan(
         "p_st": final_state, "p_o": o, "scale": p.scale, "n_start": p.states_a_head(starts),
         "p_few": few, "n_few": 0 if few is None else few.shape[1], "every": max(1, every),
     }  # fmt: skip
-    flags = {"HAS_S0": starts is not None, "STORE_S": states is not None, "STORE_ST": final_state is not None}
+    args, flags = p.with_sequences(args, "p_sn", p.initial_state)
+    flags |= {"HAS_S0": starts is not None, "STORE_S": states is not None, "STORE_ST": final_state is not None}
+    flags["S0_V_FIRST"] = p.is_v_first(starts)
     if p.ungated_walk is not None:
         launch(p.walk_on_chip(walk_kernel, p.ungated_walk, args, piece, states, **flags))
         return True

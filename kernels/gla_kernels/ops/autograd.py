@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .form import Inputs, laid_out
+from .form import DIFFERENTIATED, Inputs, laid_out
 from .prepared import Prepared
 
 
@@ -44,12 +44,12 @@ _apply = super(torch.autograd.Function, _Call).apply
 
 
 def _gradients(ctx: Any, do: Tensor | None, d_final: Tensor | None) -> tuple[Any, ...]:
-    q, k, v, g, gv, initial_state, final_state, left = ctx.saved_tensors  # read once: a checkpoint hands them out once
+    *given, final_state, left = ctx.saved_tensors  # read once: a checkpoint hands them out once
     final_state, left = (None if x is None else laid_out(x) for x in (final_state, left))
-    do = torch.zeros_like(v, memory_format=torch.contiguous_format) if do is None else laid_out(do)
+    do = torch.zeros_like(given[2], memory_format=torch.contiguous_format) if do is None else laid_out(do)
     d_final = None if d_final is None else laid_out(d_final)
-    inputs = Inputs(q, k, v, g, gv, initial_state)
-    return None, *ctx.prepared.backward(inputs, final_state, left, do, d_final, ctx.needs_input_grad[1:])
+    needed = ctx.needs_input_grad[1 : 1 + DIFFERENTIATED]
+    return None, *ctx.prepared.backward(Inputs(*given), final_state, left, do, d_final, needed), None
 
 
 _once = once_differentiable(_gradients)

@@ -12,11 +12,12 @@ from torch.autograd import forward_ad
 from ..launch import Launcher
 from ..launch.run import ALIGNED
 
+DIFFERENTIATED = 6  # of a call's tensors, the first ones
 Left = tuple[Tensor | None, ...]  # what a forward pass leaves for the backward one
 
 
 class Inputs(NamedTuple):
-    """The tensors of a call, or the gradients of them; None of what there is not."""
+    """The tensors of a call; None of what there is not. All but cu_seqlens may be differentiated in."""
 
     q: Tensor
     k: Tensor
@@ -24,6 +25,7 @@ class Inputs(NamedTuple):
     g: Tensor | None
     gv: Tensor | None
     initial_state: Tensor | None
+    cu_seqlens: Tensor | None = None
 
     def readable(self, rows: Sequence[int] | None = None) -> Inputs:
         """Every tensor `laid_out`. ``rows``, all that are by default, stay columns of a matrix where they lie well:
@@ -37,7 +39,7 @@ class Inputs(NamedTuple):
     @property
     def rows(self) -> tuple[int, ...]:
         """Which of the tensors are `in_rows`, by position."""
-        return tuple(i for i, x in enumerate(self[:-1]) if x is not None and in_rows(x))
+        return tuple(i for i, x in enumerate(self[:5]) if x is not None and in_rows(x))
 
     @property
     def requires_grad(self) -> bool:
@@ -54,6 +56,25 @@ class Inputs(NamedTuple):
         if getattr(forward_ad, "_current_level", 0) < 0:  # as nearly always: none is under way
             return False
         return any(x is not None and forward_ad.unpack_dual(x).tangent is not None for x in self)
+
+
+def sequences_of(x: Inputs) -> int:
+    """How many sequences a call has, and states: of a batch, or packed."""
+    return x.q.shape[0] if x.cu_seqlens is None else x.cu_seqlens.shape[0] - 1
+
+
+def state_shape(x: Inputs, v_first: bool) -> tuple[int, ...]:
+    """Of the states before and after a call: one a sequence and head."""
+    _, _, H, K = x.q.shape
+    V = x.v.shape[-1]
+    return (sequences_of(x), H, V, K) if v_first else (sequences_of(x), H, K, V)
+
+
+def looks_at_lengths(x: Inputs, check: bool) -> bool:
+    """Whether a call looks at the values of cu_seqlens: if it is to, or where that waits for no GPU."""
+    if x.cu_seqlens is None:
+        return False
+    return check or (isinstance(x.cu_seqlens, Tensor) and x.cu_seqlens.device.type == "cpu")
 
 
 def lies_well(x: Tensor) -> bool:
@@ -89,5 +110,5 @@ class Form(Protocol):
     def backward(
         self, x: Inputs, left: Left, do: Tensor, d_final: Tensor | None, needed: Sequence[bool], launch: Launcher
     ) -> Sequence[Tensor | None]:
-        """The gradients of all of ``x``, in its order; None of what there is not, or, if a form likes, is not needed.
-        do [B, T, H, V]; d_final [B, H, K, V] or None."""
+        """The gradients of all that may be differentiated in, in the order of ``x``; None of what there is not, or, if
+        a form likes, is not needed. do [B, T, H, V]; d_final like the final state, or None."""

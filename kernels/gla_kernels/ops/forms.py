@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from .. import chunk, recurrent
+from ..chunk.packing import packed
 from ..chunk.problem import Problem
-from ..launch import Launcher
+from ..launch import Launch, Launcher
 from ..plan.apply import problem_of
 from ..schedule import Plan
 from .form import Inputs, Left
@@ -25,9 +26,11 @@ class Chunkwise:
     backward_plan: Plan
     keep: bool
     few: bool = True
+    v_first: bool = False
 
     def forward(self, x: Inputs, final: bool, launch: Launcher) -> tuple[Tensor, Tensor | None, Left]:
-        problem, backward = self._problem(x, self.plan), self._problem(x, self.backward_plan)
+        problem = self._packed(x, self._problem(x, self.plan), False, launch)
+        backward = self._packed(x, self._problem(x, self.backward_plan), True, unlaunched)
         o, final_state, kept = chunk.forward(problem, final, launch, self.keep, self._apart(backward))
         if kept is None or not backward.served_by(kept):
             return o, final_state, ()
@@ -36,20 +39,31 @@ class Chunkwise:
     def backward(
         self, x: Inputs, left: Left, do: Tensor, d_final: Tensor | None, needed: Sequence[bool], launch: Launcher
     ) -> Sequence[Tensor | None]:
-        problem = self._problem(x, self.backward_plan)
+        problem = self._packed(x, self._problem(x, self.backward_plan), True, launch)
         kept = None
         if left:
             states, boundary, halves = left
             kept = problem.kept(states, boundary, halves, self._apart(problem))
         dq, dk, dv, dg, d_initial = chunk.backward(problem, do, d_final, launch, kept)
-        return dq, dk, dv, dg, None, d_initial
+        return dq, dk, dv, None if x.g is None else dg, None, d_initial
+
+    def _packed(self, x: Inputs, p: Problem, backward: bool, launch: Launcher) -> Problem:
+        """The problem of packed sequences, if they are."""
+        if x.cu_seqlens is None:
+            return p
+        tiles = (p.config.grad_walk, p.config.grad_qk) if backward else (p.config.walk,)
+        return packed(p, x.cu_seqlens, p.all_native(*tiles), launch)
 
     def _apart(self, backward: Problem) -> int:
         """Chunks from one kept state to the next."""
         return backward.states_apart if self.few else 1
 
     def _problem(self, x: Inputs, plan: Plan) -> Problem:
-        return problem_of(x.q, x.k, x.v, x.g, self.scale, x.initial_state, plan)
+        return replace(problem_of(x.q, x.k, x.v, x.g, self.scale, x.initial_state, plan), v_first=self.v_first)
+
+
+def unlaunched(launch: Launch) -> None:
+    """Of a problem that is only asked what it would do."""
 
 
 @dataclass(frozen=True)
@@ -57,13 +71,16 @@ class Recurrent:
     """The fused recurrent form."""
 
     scale: float
+    v_first: bool = False
 
     def forward(self, x: Inputs, final: bool, launch: Launcher) -> tuple[Tensor, Tensor | None, Left]:
-        o, state = recurrent.forward(x.q, x.k, x.v, x.g, self.scale, x.initial_state, final, launch, x.gv)
+        how = x.gv, x.cu_seqlens, self.v_first
+        o, state = recurrent.forward(x.q, x.k, x.v, x.g, self.scale, x.initial_state, final, launch, *how)
         return o, state, (state if x.g is not None or x.gv is not None else None,)  # without gates none asks for it
 
     def backward(
         self, x: Inputs, left: Left, do: Tensor, d_final: Tensor | None, needed: Sequence[bool], launch: Launcher
     ) -> Sequence[Tensor | None]:
         state = left[0] if d_final is not None else None
-        return recurrent.backward(x.q, x.k, x.v, x.g, self.scale, x.initial_state, do, state, d_final, launch, x.gv)
+        how = x.gv, x.cu_seqlens, self.v_first
+        return recurrent.backward(x.q, x.k, x.v, x.g, self.scale, x.initial_state, do, state, d_final, launch, *how)

@@ -21,12 +21,20 @@ from ..plan.table import Machine
 from ..schedule import Schedule, Workload
 from . import library
 from .autograd import call
-from .form import Form, Inputs
+from .form import Form, Inputs, looks_at_lengths
 from .forms import Chunkwise, Recurrent
 from .operators import MAKERS
 from .prepared import Prepared, PreparedStep
 from .signature import is_plain, prepared, signature_of
-from .validate import check_flag, check_inputs, check_scale, check_sizes, check_step, refuse_gradients
+from .validate import (
+    check_flag,
+    check_inputs,
+    check_length_values,
+    check_scale,
+    check_sizes,
+    check_step,
+    refuse_gradients,
+)
 from .value_gates import ValueGated, check_schedule
 
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -42,6 +50,9 @@ def gla(
     output_final_state: bool = False,
     *,
     gv: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    state_v_first: bool = False,
+    check: bool = False,
     schedule: Schedule | None = None,
     config: Config = None,
     recompute: bool | None = None,
@@ -60,7 +71,15 @@ def gla(
     output_final_state: whether to return the state after the last token.
     gv: [B, T, H, V], gates of the value side as g are of the key side, as in the paper's first version. With them the
         kernels are others, `value_gates`, which are not tuned: config must be None; of a schedule they take chunks of
-        16, 32 or 64 rows, in sub-chunks, materialized or not, and no segments. None: no decay, and no cost.
+        16, 32 or 64 rows, in sub-chunks, materialized or not, and no segments. Packed sequences (cu_seqlens) with
+        states, given or asked for, are taken token by token instead, as `gla_recurrent` does. None: no decay, and no
+        cost.
+    cu_seqlens: [N+1], int32 or int64, on the device of q: where each of N packed sequences begins, and T. B is 1 then,
+        and states are those of sequences, [N, H, K, V]. A sequence may be of one token, or of none. Nothing waits for
+        the values: a CUDA graph may be replayed with others of the same N. None: each of B sequences has T tokens.
+    state_v_first: states, and their gradients, are [.., V, K], as flash-linear-attention's layers have them.
+    check: whether to look at the values of cu_seqlens, which waits for the GPU. What is wrong with them is else not
+        noticed, but on the CPU.
     schedule: chunk, sub-chunk, materialized or not, walks cut into segments or not; None picks one for each direction.
     config: how the kernels are tiled.
         None: as tuned on this GPU for a shape like this one, as shipped for it or for one of its compute capability,
@@ -82,32 +101,41 @@ def gla(
 
     Raises ValueError, naming the argument, for a wrong shape, dtype, device, schedule or config.
     """
-    inputs = Inputs(q, k, v, g, gv, initial_state)
+    inputs = Inputs(q, k, v, g, gv, initial_state, cu_seqlens)
     if torch.compiler.is_compiling():
         if config is None:
-            return library.call("gla", inputs, scale, output_final_state, schedule, recompute)
+            return library.call("gla", inputs, scale, output_final_state, schedule, recompute, state_v_first)
         outside = torch.compiler.disable(gla)  # a plan, or tuning, is nothing that a graph can hold
         more = {"gv": gv, "schedule": schedule, "config": config, "recompute": recompute}
-        return outside(q, k, v, g, scale, initial_state, output_final_state, **more)
+        packed = {"cu_seqlens": cu_seqlens, "state_v_first": state_v_first, "check": check}
+        return outside(q, k, v, g, scale, initial_state, output_final_state, **packed, **more)
     if not is_plain(inputs):
-        _check(inputs, output_final_state)
-        return library.call("gla", inputs, scale, output_final_state, schedule, recompute)
+        _check(inputs, output_final_state, state_v_first)
+        return library.call("gla", inputs, scale, output_final_state, schedule, recompute, state_v_first)
+    if looks_at_lengths(inputs, check):
+        _check(inputs, output_final_state, state_v_first)
+        check_length_values(inputs)
     wanted = inputs.requires_grad
-    flags = (output_final_state, recompute, scale)
+    flags = (output_final_state, recompute, scale, state_v_first)
     signature = signature_of("gla", inputs, (*flags, *map(type, flags), schedule, config, wanted))
 
     def prepare() -> Prepared:
-        _check(inputs, output_final_state)
-        form = _form(inputs, q.device, check_scale(scale, q.shape[-1]), schedule, wanted, recompute, config)
+        _check(inputs, output_final_state, state_v_first)
+        how = q.device, check_scale(scale, q.shape[-1]), schedule, wanted, recompute, state_v_first
+        form = _form(inputs, *how, config)
         return Prepared(form, inputs.readable(), output_final_state, q.device)
 
     return call(prepared(signature, prepare), inputs, wanted)
 
 
-def _check(inputs: Inputs, output_final_state: bool) -> None:
-    q, k, v, g, gv, initial_state = inputs
-    check_inputs(q, k, v, g, initial_state, gv=gv)
+def _check(inputs: Inputs, output_final_state: bool, v_first: bool) -> None:
     check_flag("output_final_state", output_final_state)
+    check_flag("state_v_first", v_first)
+    _check_tensors(inputs, v_first)
+
+
+def _check_tensors(x: Inputs, v_first: bool) -> None:
+    check_inputs(x.q, x.k, x.v, x.g, x.initial_state, gv=x.gv, cu_seqlens=x.cu_seqlens, v_first=v_first)
 
 
 def _form(
@@ -117,18 +145,20 @@ def _form(
     schedule: Schedule | None,
     differentiated: bool,
     recompute: bool | None,
+    v_first: bool = False,
     config: Config = None,
 ) -> Form:
     """The form of a call of `gla`: see `operators.Maker`."""
     if recompute is not None:
         check_flag("recompute", recompute)
     if x.gv is not None:
-        return ValueGated(scale, check_schedule(schedule, config), differentiated and not recompute)
+        return ValueGated(scale, check_schedule(schedule, config), differentiated and not recompute, v_first)
     check_config(schedule, config, device)
     B, T, H, K = x.q.shape
     if B * H == 0:  # no state to plan for: kernels on empty grids, which never run
-        return Recurrent(scale)
-    fwd = Workload("fwd", B, T, H, K, x.v.shape[-1], DTYPE_NAMES[x.q.dtype], x.g is not None, schedule)
+        return Recurrent(scale, v_first)
+    gates = None if x.g is None else DTYPE_NAMES[x.g.dtype]
+    fwd = Workload("fwd", B, T, H, K, x.v.shape[-1], DTYPE_NAMES[x.q.dtype], x.g is not None, schedule, gates)
     works = [fwd, replace(fwd, direction="bwd")] if differentiated else [fwd]
     if config == "tune":
         tune(works, device)
@@ -137,7 +167,9 @@ def _form(
     if config not in (None, "tune"):
         for work, plan in zip(works, plans, strict=True):
             check_plan(plan, work, machine)
-    return Chunkwise(scale, plans[0], plans[-1], differentiated and not recompute, few=recompute is None)
+    return Chunkwise(
+        scale, plans[0], plans[-1], differentiated and not recompute, few=recompute is None, v_first=v_first
+    )
 
 
 def gla_recurrent(
@@ -150,24 +182,30 @@ def gla_recurrent(
     output_final_state: bool = False,
     *,
     gv: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    state_v_first: bool = False,
+    check: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Gated linear attention token by token, the state on chip: arguments, returns and errors are those of `gla`.
 
     Work that a GPU cannot spread over time; for short sequences and as a baseline.
     """
-    inputs = Inputs(q, k, v, g, gv, initial_state)
+    inputs = Inputs(q, k, v, g, gv, initial_state, cu_seqlens)
     if torch.compiler.is_compiling():
-        return library.call("gla_recurrent", inputs, scale, output_final_state)
+        return library.call("gla_recurrent", inputs, scale, output_final_state, v_first=state_v_first)
     if not is_plain(inputs):
-        _check(inputs, output_final_state)
-        return library.call("gla_recurrent", inputs, scale, output_final_state)
+        _check(inputs, output_final_state, state_v_first)
+        return library.call("gla_recurrent", inputs, scale, output_final_state, v_first=state_v_first)
+    if looks_at_lengths(inputs, check):
+        _check(inputs, output_final_state, state_v_first)
+        check_length_values(inputs)
     wanted = inputs.requires_grad
-    flags = (output_final_state, scale)
+    flags = (output_final_state, scale, state_v_first)
     signature = signature_of("gla_recurrent", inputs, (*flags, *map(type, flags)))
 
     def prepare() -> Prepared:
-        _check(inputs, output_final_state)
-        form = Recurrent(check_scale(scale, q.shape[-1]))
+        _check(inputs, output_final_state, state_v_first)
+        form = Recurrent(check_scale(scale, q.shape[-1]), state_v_first)
         return Prepared(form, inputs.readable(), output_final_state, q.device)
 
     return call(prepared(signature, prepare), inputs, wanted)
@@ -182,28 +220,30 @@ def gla_step(
     scale: float | None = None,
     *,
     gv: Tensor | None = None,
+    state_v_first: bool = False,
 ) -> Tensor:
     """One token of decoding: ``state`` is updated in place, o is returned.
 
-    q, k, g: [B, H, K]; v, gv: [B, H, V]; state: [B, H, K, V], float32, contiguous, in memory that none of the others is
-    a view of. Returns o [B, H, V] in the dtype of q. Not differentiable: a backward pass that still needs what was in
-    the state raises RuntimeError. Raises ValueError, naming the argument, for a wrong shape, dtype or device.
+    q, k, g: [B, H, K]; v, gv: [B, H, V]; state: [B, H, K, V], or [B, H, V, K] with state_v_first, float32, contiguous,
+    in memory that none of the others is a view of. Returns o [B, H, V] in the dtype of q. Not differentiable: a
+    backward pass that still needs what was in the state raises RuntimeError. Raises ValueError, naming the argument,
+    for a wrong shape, dtype or device.
     """
     inputs = Inputs(q, k, v, g, gv, state)
     if torch.compiler.is_compiling():
-        return library.call_step(inputs, scale)
+        return library.call_step(inputs, scale, state_v_first)
     wanted = inputs.requires_grad or inputs.has_tangents
     if not is_plain(inputs) or wanted:
-        check_step(q, k, v, g, gv, state)
+        check_step(q, k, v, g, gv, state, state_v_first)
         refuse_gradients(wanted)
-        return library.call_step(inputs, scale)
+        return library.call_step(inputs, scale, state_v_first)
 
     def prepare() -> PreparedStep:
-        check_step(q, k, v, g, gv, state)
-        return PreparedStep(inputs.readable(()), check_scale(scale, q.shape[-1]), q.device)
+        check_step(q, k, v, g, gv, state, state_v_first)
+        return PreparedStep(inputs.readable(()), check_scale(scale, q.shape[-1]), q.device, state_v_first)
 
     lies = (state.is_contiguous(), state.is_neg()) if isinstance(state, Tensor) and not state.is_sparse else None
-    run = prepared(signature_of("gla_step", inputs, (scale, type(scale), lies)), prepare)
+    run = prepared(signature_of("gla_step", inputs, (scale, type(scale), lies, state_v_first)), prepare)
     updated = state if state.data_ptr() % ALIGNED == 0 else state.clone()
     o = run(inputs._replace(initial_state=None).readable(())._replace(initial_state=updated))
     if updated is not state:
@@ -225,6 +265,7 @@ def launches(
     schedule: Schedule | None = None,
     config: Config = None,
     gated: bool = True,
+    gate_dtype: torch.dtype | None = None,
     value_gated: bool = False,
     initial_state: bool = False,
     capability: int = 90,
@@ -232,7 +273,8 @@ def launches(
     """The kernels that a call would launch, in order, without running one: for cross-compilation and for models.
 
     op: "gla", "gla_recurrent" or "gla_step"; mode: "fwd", with no backward pass to come, "bwd", "fwdbwd" or "step";
-    capability: compute capability of the GPU, 80 for an A100, 90 for an H100; schedule and config are those of `gla`.
+    capability: compute capability of the GPU, 80 for an A100, 90 for an H100; schedule and config are those of `gla`;
+    gate_dtype: of both sides' gates, by default ``dtype``.
     The tuned plans of this machine's own GPU do not count, only shipped ones. Tensors in the launches are on the meta
     device. Raises ValueError as the call itself would, but takes tiles that a GPU could not run.
     """
@@ -244,8 +286,8 @@ def launches(
     lead = (B, H) if op == "gla_step" else (B, T, H)
     q = torch.empty(*lead, K, dtype=dtype, device="meta")
     v = torch.empty(*lead, V, dtype=dtype, device="meta")
-    g = torch.empty_like(q) if gated else None
-    gv = torch.empty_like(v) if value_gated else None
+    g = torch.empty_like(q, dtype=gate_dtype) if gated else None
+    gv = torch.empty_like(v, dtype=gate_dtype) if value_gated else None
     state = torch.empty(B, H, K, V, dtype=torch.float32, device="meta") if initial_state or op == "gla_step" else None
     check_inputs(q, q, v, g, state, rows=op != "gla_step", gv=gv)
     scale = float(K**-0.5)
@@ -262,7 +304,9 @@ def launches(
         value_gates.backward(problem, v, None, bwd.append, value_gates.forward(problem, fwd.append)[-1])
     else:
         check_config(schedule, config, q.device)
-        work, machine = Workload("fwd", B, T, H, K, V, DTYPE_NAMES[dtype], gated, schedule), Machine(capability)
+        gates = None if g is None else DTYPE_NAMES[g.dtype]
+        work = Workload("fwd", B, T, H, K, V, DTYPE_NAMES[dtype], gated, schedule, gates)
+        machine = Machine(capability)
         forward, backward = plan_of(work, config, machine), None
         if mode != "fwd":
             later = replace(work, direction="bwd")
@@ -274,13 +318,13 @@ def launches(
 
 def _in_graph(x: Inputs, *how: Any) -> Form:
     """The form, after checks as `gla` itself makes them."""
-    check_inputs(x.q, x.k, x.v, x.g, x.initial_state, gv=x.gv)
+    _check_tensors(x, how[-1])
     return _form(x, *how)
 
 
-def _recurrent_in_graph(x: Inputs, device: torch.device, scale: float, *_: object) -> Form:
-    check_inputs(x.q, x.k, x.v, x.g, x.initial_state, gv=x.gv)
-    return Recurrent(scale)
+def _recurrent_in_graph(x: Inputs, device: torch.device, scale: float, *how: Any) -> Form:
+    _check_tensors(x, how[-1])
+    return Recurrent(scale, how[-1])
 
 
 MAKERS |= {"gla": _in_graph, "gla_recurrent": _recurrent_in_graph}

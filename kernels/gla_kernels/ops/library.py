@@ -29,7 +29,7 @@ from .operators import MAKERS, Call, asked_for, step
 from .validate import check_device, check_flag, no_number, no_tensor, refuse_gradients
 
 STEP_AXES = 3  # of q in `gla.gla_step`
-STAND_IN = (2, 3)  # for B and T, which a graph need not know
+STAND_IN = (2, 3)  # for B and T, which a graph need not know, or for sequences and T where they are packed
 Sort = tuple[tuple[int, ...], torch.dtype, torch.device] | str  # of a tensor, or what is wrong with it
 
 
@@ -40,13 +40,14 @@ def call(
     final: bool,
     schedule: Schedule | None = None,
     recompute: bool | None = None,
+    v_first: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """The function of that name in a graph that is being made: o, and the final state or None."""
     asked: Any = schedule
     if isinstance(schedule, Schedule):  # by its fields: torch 2.13 forgets some of an object that a graph makes
         asked = (schedule.chunk, schedule.sub_chunk, schedule.materialize, schedule.states_every)
     wanted = x.requires_grad
-    text = settled(function, _sorts(x), final, asked, wanted, recompute, _wrong(scale))
+    text = settled(function, _sorts(x), final, asked, wanted, recompute, v_first, _wrong(scale))
     room = room_of(function, x, asked, recompute) if wanted and recompute is not True else 0
     rows = list(x.rows)
     given = _distinct([t if t is None or i in rows else t.contiguous() for i, t in enumerate(x)])
@@ -75,6 +76,8 @@ def room_of(function: str, x: Inputs, asked: tuple[Any, ...] | None, recompute: 
     V, chunk = x.v.shape[-1], 64 if asked is None else asked[0]
     kept = asked is None or asked[2]
     gates = None if x.g is None or x.gv is not None else x.g.dtype
+    if x.cu_seqlens is not None and gates != torch.bfloat16:  # see `Problem.all_native`
+        gates = None
     if function == "gla" and recompute is None and leads_along(x.q.device, (x.q.dtype, gates), K, V, asked):
         chunks = (T + WGMMA_ROWS - 1) // WGMMA_ROWS
         runs = (chunks + least_run(K, V) - 1) // least_run(K, V)
@@ -98,12 +101,13 @@ def leads_along(device: torch.device, dtypes: tuple[Any, Any], K: int, V: int, a
     return ordinary and dtypes[0] == torch.bfloat16 and dtypes[1] is not None and K % WGMMA_ROWS == V % WGMMA_ROWS == 0
 
 
-def call_step(x: Inputs, scale: float | None) -> Tensor:
+def call_step(x: Inputs, scale: float | None, v_first: bool) -> Tensor:
     """`gla.gla_step` in a graph that is being made; the state is ``x.initial_state``. Shapes are the operator's to look
     at: one graph serves batches of any size."""
-    wrong = tuple(None if t is None and name in ("g", "gv") else no_tensor(t) for name, t in _named(x))
-    step_settled(wrong, None if wrong[0] else x.q.dim(), x.requires_grad, _wrong(scale))
-    return step(*x, _factor(x, scale))
+    given = list(_named(x))[:-1]
+    wrong = tuple(None if t is None and name in ("g", "gv") else no_tensor(t) for name, t in given)
+    step_settled(wrong, None if wrong[0] else x.q.dim(), x.requires_grad, v_first, _wrong(scale))
+    return step(*(t for _, t in given), _factor(x, scale), v_first)
 
 
 def _named(x: Inputs) -> Iterator[tuple[str, Any]]:
@@ -111,25 +115,37 @@ def _named(x: Inputs) -> Iterator[tuple[str, Any]]:
 
 
 def _sorts(x: Inputs) -> tuple[Sort | None, ...]:
-    """The sort of each tensor. B and T are stood in for where all tensors agree on them, so that a graph need not know
-    them."""
+    """The sort of each tensor. B and T, or how many sequences are packed and T, are stood in for where all tensors
+    agree on them, so that a graph need not know them."""
     needed = [(name, t) for name, t in _named(x) if t is not None or name in ("q", "k", "v")]
-    alike = all(no_tensor(t) is None and _leads(name, t) == _leads(name, x.q) for name, t in needed)
-    sorts = {name: _sort(name, t, alike) for name, t in needed}
+    alike = all(no_tensor(t) is None and _agrees(name, t, x) for name, t in needed)
+    sorts = {name: _sort(t, _stands_in(name, x.cu_seqlens is not None) if alike else ()) for name, t in needed}
     return tuple(sorts.get(name) for name in Inputs._fields)
 
 
-def _leads(name: str, t: Tensor) -> Any:
-    """B and T of a tensor, or B of a state."""
-    return t.shape[: 1 if name == "initial_state" else 2]
+def _agrees(name: str, t: Tensor, x: Inputs) -> bool:
+    """Whether a tensor's first axes are as q and cu_seqlens have them."""
+    if name == "cu_seqlens":
+        return t.dim() == 1 and x.q.dim() > 1 and x.q.shape[0] == 1
+    if name != "initial_state":
+        return t.shape[:2] == x.q.shape[:2]
+    if x.cu_seqlens is not None:
+        return t.dim() > 0 and t.shape[0] == x.cu_seqlens.shape[0] - 1
+    return t.shape[:1] == x.q.shape[:1]
 
 
-def _sort(name: str, t: Any, alike: bool) -> Sort:
+def _stands_in(name: str, packed: bool) -> tuple[int, ...]:
+    """What stands in for a tensor's first axes."""
+    n, T = STAND_IN
+    rows = (1 if packed else n, T)
+    return {"initial_state": (n,), "cu_seqlens": (n + 1,)}.get(name, rows)
+
+
+def _sort(t: Any, lead: tuple[int, ...]) -> Sort:
     wrong = no_tensor(t)
     if wrong is not None:
         return wrong
-    lead = len(_leads(name, t)) if alike else 0
-    return (*STAND_IN[:lead], *(operator.index(n) for n in t.shape[lead:])), t.dtype, t.device
+    return (*lead, *(operator.index(n) for n in t.shape[len(lead) :])), t.dtype, t.device
 
 
 def _wrong(scale: float | None) -> str | None:
@@ -148,25 +164,29 @@ def settled(
     asked: tuple[Any, ...] | None,
     differentiated: bool,
     recompute: bool | None,
+    v_first: bool = False,
     wrong_scale: str | None = None,
 ) -> str:
     """The demands of a call, as JSON. asked: the fields of the schedule that is asked for. Raises ValueError as the
     call itself would."""
     with ThreadPoolExecutor(1) as aside:  # what torch.export does to tensors, it does to those of its own thread
-        aside.submit(_check, function, sorts, final, asked, differentiated, recompute, wrong_scale).result()
+        aside.submit(_check, function, sorts, final, asked, differentiated, recompute, v_first, wrong_scale).result()
     tensors = [None if sort is None else (list(sort[0]), str(sort[1])) for sort in sorts]  # but for B and T
     told = {"function": function, "schedule": asked, "differentiated": differentiated, "recompute": recompute}
-    return json.dumps(told | {"tensors": tensors})
+    return json.dumps(told | {"state_v_first": v_first, "tensors": tensors})
 
 
-def step_settled(wrong: Sequence[str | None], axes: int | None, differentiated: bool, wrong_scale: str | None) -> str:
+def step_settled(
+    wrong: Sequence[str | None], axes: int | None, differentiated: bool, v_first: bool, wrong_scale: str | None
+) -> str:
     """Nothing, for a step that may be taken. wrong: of each argument, `no_tensor`; axes: of q. Raises ValueError as the
     call itself would."""
-    for name, text in zip((*Inputs._fields[:-1], "state"), wrong, strict=True):
+    for name, text in zip((*Inputs._fields[:5], "state"), wrong, strict=True):
         _refuse(name, text)
     if axes != STEP_AXES:
         raise ValueError(f"q: expected {STEP_AXES} axes [B, H, K], got {axes}")
     refuse_gradients(differentiated)
+    check_flag("state_v_first", v_first)
     _refuse("scale", wrong_scale)
     return ""
 
@@ -184,6 +204,7 @@ def _check(
     asked: tuple[Any, ...] | None,
     differentiated: bool,
     recompute: bool | None,
+    v_first: bool,
     wrong_scale: str | None,
 ) -> None:
     """Raises ValueError as the call itself would."""
@@ -191,7 +212,8 @@ def _check(
         _refuse(name, sort if isinstance(sort, str) else None)
     x = Inputs(*(None if s is None else torch.empty(s[0], dtype=s[1], device="meta") for s in sorts))  # type: ignore[arg-type]
     check_flag("output_final_state", final)
-    MAKERS[function](x, _device(sorts), 1.0, asked_for(asked), differentiated, recompute)
+    check_flag("state_v_first", v_first)
+    MAKERS[function](x, _device(sorts), 1.0, asked_for(asked), differentiated, recompute, v_first)
     _refuse("scale", wrong_scale)
 
 

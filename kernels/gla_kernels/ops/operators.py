@@ -19,14 +19,14 @@ from .. import recurrent
 from ..launch import execute
 from ..plan import choose
 from ..schedule import Schedule
-from .form import Form, Inputs, laid_out
+from .form import DIFFERENTIATED, Form, Inputs, laid_out, sequences_of, state_shape
 from .prepared import Prepared
 from .signature import prepared
 from .validate import check_scale, check_step
 
-# (inputs, on what device, scale, schedule, whether there will be a backward pass, `recompute` as in `gla.gla`) -> the
-# form that a call takes
-Maker = Callable[[Inputs, torch.device, float, Schedule | None, bool, bool | None], Form]
+# (inputs, on what device, scale, schedule, whether there will be a backward pass, `recompute` and `state_v_first` as in
+# `gla.gla`) -> the form that a call takes
+Maker = Callable[[Inputs, torch.device, float, Schedule | None, bool, bool | None, bool], Form]
 MAKERS: dict[str, Maker] = {}  # by the function's name
 
 
@@ -43,14 +43,16 @@ def _prepared(inputs: Inputs, rows: Sequence[int], scale: float, final: bool, ro
         told, x = json.loads(text), inputs.readable(rows)
         device = x.q.device
         how = x, device, check_scale(scale, x.q.shape[-1]), asked_for(told["schedule"]), told["differentiated"]
-        found = Prepared(MAKERS[told["function"]](*how, told["recompute"]), x, final, device, rows)
+        maker, v_first = MAKERS[told["function"]], told["state_v_first"]
+        found = Prepared(maker(*how, told["recompute"], v_first), x, final, device, rows)
         if found.left_bytes > room:
-            found = Prepared(MAKERS[told["function"]](*how, True), x, final, device, rows)
+            found = Prepared(maker(*how, True, v_first), x, final, device, rows)
         return found
 
     q = inputs.q
     strides = [inputs[i].stride(1) for i in rows]  # type: ignore[union-attr]
-    known = (text, q.shape[0], q.shape[1], q.device, scale, final, room, *rows, *strides, choose.generation())
+    sizes = q.shape[0], q.shape[1], sequences_of(inputs)
+    known = (text, *sizes, q.device, scale, final, room, *rows, *strides, choose.generation())
     return prepared(known, prepare)
 
 
@@ -95,18 +97,19 @@ class Call(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, do: Tensor | None, *grads: Tensor | None) -> tuple[Any, ...]:
         saved = ctx.saved_tensors  # read once: a checkpoint hands them out once
-        given, left = saved[:6], list(saved[6:])
-        needed = [bool(wanted) for wanted in ctx.needs_input_grad[:6]]
+        given, left = saved[:TENSORS_GIVEN], list(saved[TENSORS_GIVEN:])
+        needed = [bool(wanted) for wanted in ctx.needs_input_grad[:DIFFERENTIATED]]
         d_final = grads[0] if ctx.final else None
         do = torch.zeros_like(given[2]) if do is None else do
         how: tuple[Any, ...] = ([], ctx.scale, ctx.final, ctx.room, ctx.text)
         # a graph says itself that it is differentiated once
         run = torch.ops.gla_kernels.backward if torch.compiler.is_compiling() else _Gradients.apply
         found = iter(run(*given, left, do, d_final, needed, *how))
-        return *(next(found) if wanted else None for wanted in needed), None, None, None, None, None
+        return *(next(found) if wanted else None for wanted in needed), None, None, None, None, None, None
 
 
-TENSORS = "Tensor q, Tensor k, Tensor v, Tensor? g, Tensor? gv, Tensor? initial_state"
+TENSORS = "Tensor q, Tensor k, Tensor v, Tensor? g, Tensor? gv, Tensor? initial_state, Tensor? cu_seqlens"
+TENSORS_GIVEN = len(Inputs._fields)
 HOW = "int[] rows, float scale, bool final, SymInt room, str text"
 _library = torch.library.Library("gla_kernels", "DEF")
 _library.define(f"forward({TENSORS}, {HOW}) -> Tensor[]")
@@ -124,12 +127,12 @@ def _forward(*inputs: Any) -> list[Tensor]:
 
 
 def _forward_shapes(*inputs: Any) -> list[Tensor]:
-    *tensors, rows, _scale, final, room, _text = inputs
+    *tensors, rows, _scale, final, room, text = inputs
     x = Inputs(*tensors)
-    B, _, H, K = x.q.shape
     found = [x.v.new_empty(x.v.shape)]
     if final:
-        found.append(x.q.new_empty(B, H, K, x.v.shape[-1], dtype=torch.float32))
+        shape = state_shape(x, json.loads(text)["state_v_first"])
+        found.append(x.q.new_empty(shape, dtype=torch.float32))
     found += [tensors[i].new_empty(tensors[i].shape) for i in rows]
     if not isinstance(room, int) or room:
         found.append(x.q.new_empty(room, dtype=torch.uint8))
@@ -150,6 +153,7 @@ def _backward(*inputs: Any) -> list[Tensor]:
 
 def _backward_shapes(*inputs: Any) -> list[Tensor]:
     *given, _left, _do, _d_final, needed, _rows, _scale, _final, _room, _text = inputs
+    given = given[:DIFFERENTIATED]
     return [x.new_empty(x.shape) for x, wanted in zip(given, needed, strict=True) if wanted and x is not None]
 
 
@@ -165,11 +169,17 @@ def _unfolded(x: Tensor, count: int) -> Tensor:
     return x.reshape(count, -1, *x.shape[1:])
 
 
+def _refuse_packed(cu_seqlens: Tensor | None) -> None:
+    if cu_seqlens is not None:  # a batch would have one row of sequences each
+        raise ValueError("cu_seqlens: expected no further axis, and torch.func.vmap adds one")
+
+
 def _forward_of_many(info: Any, in_dims: Any, *inputs: Any) -> tuple[list[Tensor], list[int | None]]:
     """`forward` of one more axis: of more sequences. What it leaves is of all of them, and has no such axis."""
     *tensors, rows, scale, final, room, text = inputs
     count = info.batch_size
-    given = (_folded(x, at, count) for x, at in zip(tensors, in_dims[:6], strict=True))
+    _refuse_packed(tensors[-1])
+    given = (_folded(x, at, count) for x, at in zip(tensors, in_dims[:TENSORS_GIVEN], strict=True))
     found = torch.ops.gla_kernels.forward(*given, rows, scale, final, room * count, text)
     results = (2 if final else 1) + len(rows)
     dims: list[int | None] = [0] * results
@@ -179,13 +189,15 @@ def _forward_of_many(info: Any, in_dims: Any, *inputs: Any) -> tuple[list[Tensor
 def _backward_of_many(info: Any, in_dims: Any, *inputs: Any) -> tuple[list[Tensor], list[int]]:
     *tensors, left, do, d_final, needed, rows, scale, final, room, text = inputs
     count = info.batch_size
-    given = [_folded(x, at, count) for x, at in zip(tensors, in_dims[:6], strict=True)]
+    _refuse_packed(tensors[-1])
+    at_left, at_do, at_final = in_dims[TENSORS_GIVEN : TENSORS_GIVEN + 3]
+    given = [_folded(x, at, count) for x, at in zip(tensors, in_dims[:TENSORS_GIVEN], strict=True)]
     if final:
-        left = [_folded(left[0], in_dims[6][0], count), *left[1:]]
+        left = [_folded(left[0], at_left[0], count), *left[1:]]
     if room and left[-1].shape[0] != room * count:  # only this pass is of many: torch.func.jacrev
         # what the forward pass has left is of fewer sequences, and is made again, of all of them
         left = [*left[:-1], torch.ops.gla_kernels.forward(*given, rows, scale, final, room * count, text)[-1]]
-    do, d_final = _folded(do, in_dims[7], count), _folded(d_final, in_dims[8], count)
+    do, d_final = _folded(do, at_do, count), _folded(d_final, at_final, count)
     found = torch.ops.gla_kernels.backward(*given, left, do, d_final, needed, rows, scale, final, room * count, text)
     return [_unfolded(x, count) for x in found], [0] * len(found)
 
@@ -202,13 +214,17 @@ for name, kernel, shapes, many in (
 
 
 @torch.library.custom_op("gla_kernels::step", mutates_args=("state",))
-def step(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gv: Tensor | None, state: Tensor, scale: float) -> Tensor:
+def step(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gv: Tensor | None, state: Tensor, scale: float, v_first: bool
+) -> Tensor:
     """One token of decoding, as `gla.gla_step`."""
     x = Inputs(q, k, v, g, gv, None).readable(())
-    return recurrent.step(x.q, x.k, x.v, x.g, state, check_scale(scale, q.shape[-1]), execute, x.gv)
+    return recurrent.step(x.q, x.k, x.v, x.g, state, check_scale(scale, q.shape[-1]), execute, x.gv, v_first)
 
 
 @step.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gv: Tensor | None, state: Tensor, scale: float) -> Tensor:
-    check_step(q, k, v, g, gv, state)
+def _(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gv: Tensor | None, state: Tensor, scale: float, v_first: bool
+) -> Tensor:
+    check_step(q, k, v, g, gv, state, v_first)
     return v.new_empty(v.shape)

@@ -138,13 +138,13 @@ class PreparedStep:
     """All one-token calls on one device, of tensors like those of ``inputs``; the state, which is updated in place, is
     its ``initial_state``."""
 
-    def __init__(self, inputs: Inputs, scale: float, device: torch.device) -> None:
+    def __init__(self, inputs: Inputs, scale: float, device: torch.device, v_first: bool = False) -> None:
         sorts = [None if x is None else Sort.of(x) for x in inputs]
         x = Inputs(*(None if sort is None else sort.on_meta() for sort in sorts))  # type: ignore[arg-type]
 
         def host(launch: Launcher) -> tuple[Sequence[Tensor | None], Sequence[Tensor | None]]:
             assert x.initial_state is not None
-            return (recurrent.step(x.q, x.k, x.v, x.g, x.initial_state, scale, launch, x.gv),), ()
+            return (recurrent.step(x.q, x.k, x.v, x.g, x.initial_state, scale, launch, x.gv, v_first),), ()
 
         self._run = _Ready(record(host, x), sorts, device)
 

@@ -20,11 +20,11 @@ from ..simple.call import MAX_CHUNK, MAX_DIM, Call
 from ..simple.passes import Kept, backward, forward
 from . import library
 from .autograd import call
-from .form import Inputs, Left
+from .form import Inputs, Left, looks_at_lengths
 from .operators import MAKERS
 from .prepared import Prepared
 from .signature import is_plain, prepared, signature_of
-from .validate import check_flag, check_inputs, check_scale, check_sizes, check_tensor
+from .validate import check_flag, check_inputs, check_length_values, check_scale, check_sizes, check_tensor
 
 
 def simple_gla(
@@ -36,6 +36,9 @@ def simple_gla(
     initial_state: Tensor | None = None,
     output_final_state: bool = False,
     *,
+    cu_seqlens: Tensor | None = None,
+    state_v_first: bool = False,
+    check: bool = False,
     schedule: Schedule | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Linear attention with one gate a head and token, in its chunkwise form: gated linear attention whose gate is the
@@ -49,6 +52,8 @@ def simple_gla(
     scale: factor on the output; K^-1/2 by default.
     initial_state: [B, H, K, V], float32; zeros by default.
     output_final_state: whether to return the state after the last token.
+    cu_seqlens, state_v_first, check: as in `gla`. Packed sequences share chunks: what is not finite in one may show in
+        others, as nowhere else.
     schedule: `Schedule(chunk=64)` by default. chunk: up to 128. materialize: True keeps the states of all chunks in
         memory, for the backward pass too; False makes the output in one walk over time, for chunks of up to 64 and K
         of up to 128 in bfloat16 and 64 else, and beyond those by slices of the sequence, whose states share a small
@@ -60,24 +65,27 @@ def simple_gla(
 
     Raises ValueError, naming the argument, for a wrong shape, dtype, device or schedule.
     """
-    inputs = Inputs(q, k, v, g, None, initial_state)
+    inputs = Inputs(q, k, v, g, None, initial_state, cu_seqlens)
     if torch.compiler.is_compiling():
-        return library.call("simple_gla", inputs, scale, output_final_state, schedule)
+        return library.call("simple_gla", inputs, scale, output_final_state, schedule, v_first=state_v_first)
     if not is_plain(inputs):
-        check_call(q, k, v, g, initial_state)
+        check_call(inputs, state_v_first)
         check_flag("output_final_state", output_final_state)
-        return library.call("simple_gla", inputs, scale, output_final_state, schedule)
+        return library.call("simple_gla", inputs, scale, output_final_state, schedule, v_first=state_v_first)
+    if looks_at_lengths(inputs, check):
+        check_call(inputs, state_v_first)
+        check_length_values(inputs)
     wanted = inputs.requires_grad
-    flags = (output_final_state, scale)
+    flags = (output_final_state, scale, state_v_first)
     strides: tuple[Any, ...] | None = None
     if isinstance(g, Tensor) and g.layout is torch.strided:  # as g lies, or that a copy of it is read
         strides = g.stride(), g.is_neg() or g.data_ptr() % ALIGNED != 0
     signature = signature_of("simple_gla", inputs, (*flags, *map(type, flags), schedule, strides, wanted))
 
     def prepare() -> Prepared:
-        check_call(q, k, v, g, initial_state)
+        check_call(inputs, state_v_first)
         check_flag("output_final_state", output_final_state)
-        form = _form(inputs, q.device, check_scale(scale, q.shape[-1]), schedule, wanted)
+        form = _form(inputs, q.device, check_scale(scale, q.shape[-1]), schedule, wanted, None, state_v_first)
         return Prepared(form, _laid_out(inputs), output_final_state, q.device)
 
     return call(prepared(signature, prepare), inputs, wanted)
@@ -92,15 +100,21 @@ def _laid_out(inputs: Inputs) -> Inputs:
 
 
 def _form(
-    x: Inputs, device: torch.device, scale: float, schedule: Schedule | None, differentiated: bool, *_: object
+    x: Inputs,
+    device: torch.device,
+    scale: float,
+    schedule: Schedule | None,
+    differentiated: bool,
+    _recompute: bool | None = None,
+    v_first: bool = False,
 ) -> _Simple:
     """The form of a call of `simple_gla`: see `operators.Maker`."""
-    return _Simple(scale, check_schedule(schedule), machine_of(device).capability, differentiated)
+    return _Simple(scale, check_schedule(schedule), machine_of(device).capability, differentiated, v_first)
 
 
 def _in_graph(x: Inputs, *how: Any) -> _Simple:
     """The form, after checks as `simple_gla` itself makes them."""
-    check_call(x.q, x.k, x.v, x.g, x.initial_state)
+    check_call(x, how[-1])
     return _form(x, *how)
 
 
@@ -143,7 +157,7 @@ def launches(
     v = torch.empty(B, T, H, V, dtype=dtype, device="meta")
     g = torch.empty(B, T, H, dtype=dtype, device="meta") if gates is None else gates
     state = torch.empty(B, H, K, V, dtype=torch.float32, device="meta") if initial_state else None
-    check_call(q, q, v, g, state)
+    check_call(Inputs(q, q, v, g, None, state))
     if mode not in ("fwd", "bwd", "fwdbwd"):
         raise ValueError(f"mode: expected fwd, bwd or fwdbwd, got {mode!r}")
     schedule = check_schedule(schedule)
@@ -155,11 +169,12 @@ def launches(
     return {"fwd": fwd, "bwd": bwd, "fwdbwd": fwd + bwd}[mode]
 
 
-def check_call(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, initial_state: Tensor | None) -> None:
+def check_call(x: Inputs, v_first: bool = False) -> None:
     """The tensors of a call. Raises ValueError, naming the argument, for a wrong shape, dtype or device."""
-    check_inputs(q, k, v, None, initial_state)
-    check_gates(g, q)
-    for name, dim in (("q", q.shape[-1]), ("v", v.shape[-1])):
+    check_flag("state_v_first", v_first)
+    check_inputs(x.q, x.k, x.v, None, x.initial_state, cu_seqlens=x.cu_seqlens, v_first=v_first)
+    check_gates(x.g, x.q)
+    for name, dim in (("q", x.q.shape[-1]), ("v", x.v.shape[-1])):
         if dim > MAX_DIM:
             raise ValueError(f"{name}: expected a head dimension (last axis) from 1 to {MAX_DIM}, got {dim}")
 
@@ -200,23 +215,25 @@ class _Simple:
     schedule: Schedule
     capability: int
     keep: bool
+    v_first: bool = False
 
     def forward(self, x: Inputs, final: bool, launch: Launcher) -> tuple[Tensor, Tensor | None, Left]:
         o, final_state, kept = forward(self._call(x), final, self.keep, launch)
-        return o, final_state, (kept.sums, kept.states)
+        return o, final_state, (kept.sums, kept.states, kept.marks)
 
     def backward(
         self, x: Inputs, left: Left, do: Tensor, d_final: Tensor | None, needed: Sequence[bool], launch: Launcher
     ) -> Sequence[Tensor | None]:
-        sums, states = left
+        sums, states, marks = left
         assert sums is not None
-        dq, dk, dv, dg, d_initial = backward(self._call(x), Kept(sums, states), do, d_final, needed[3], launch)
+        kept = Kept(sums, states, marks)
+        dq, dk, dv, dg, d_initial = backward(self._call(x), kept, do, d_final, needed[3], launch)
         return dq, dk, dv, dg, None, d_initial
 
     def _call(self, x: Inputs) -> Call:
         assert x.g is not None
-        chunk, materialize = self.schedule.chunk, self.schedule.materialize
-        return Call(x.q, x.k, x.v, x.g, self.scale, x.initial_state, chunk, materialize, self.capability)
+        how = self.schedule.chunk, self.schedule.materialize, self.capability, x.cu_seqlens, self.v_first
+        return Call(x.q, x.k, x.v, x.g, self.scale, x.initial_state, *how)
 
 
 MAKERS["simple_gla"] = _in_graph

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import cast
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from ..launch import interpreting
 from ..schedule import MAX_HEAD_DIM
+from .form import Inputs
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -66,9 +68,11 @@ def check_inputs(
     initial_state: Tensor | None,
     rows: bool = True,
     gv: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    v_first: bool = False,
 ) -> None:
     """q, k, g [B, T, H, K] and v, gv [B, T, H, V] of one dtype and device, g and gv perhaps float32; state
-    [B, H, K, V] float32.
+    [B, H, K, V] float32, or [N, H, K, V] with cu_seqlens [N+1]; v_first: [.., V, K].
 
     rows=False: one token, without the axis T. Raises ValueError.
     """
@@ -97,21 +101,54 @@ def check_inputs(
             if gates.dtype not in (q.dtype, torch.float32):
                 raise ValueError(f"{name}: expected dtype {q.dtype} (as of q) or float32, got {gates.dtype}")
             _same_device(name, gates, q)
+    if cu_seqlens is not None:
+        check_lengths(cu_seqlens, q)
     if initial_state is not None:
         name = "initial_state" if rows else "state"
-        B, H, K, V = q.shape[0], q.shape[-2], q.shape[-1], v.shape[-1]
-        _shape(name, check_tensor(name, initial_state), (B, H, K, V), "B, H, K, V")
+        n = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        last = (v.shape[-1], q.shape[-1]) if v_first else (q.shape[-1], v.shape[-1])
+        layout = f"{'B' if cu_seqlens is None else 'N'}, H, {'V, K' if v_first else 'K, V'}"
+        _shape(name, check_tensor(name, initial_state), (n, q.shape[-2], *last), layout)
         if initial_state.dtype != torch.float32:
             raise ValueError(f"{name}: expected dtype float32, got {initial_state.dtype}")
         _same_device(name, initial_state, q)
     check_device(q.device)
 
 
-def check_step(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gv: Tensor | None, state: Tensor) -> None:
+def check_lengths(cu_seqlens: Tensor, q: Tensor) -> None:
+    """Where packed sequences begin and end: [N+1], int32 or int64, on the device of q [1, T, H, K]. Raises
+    ValueError."""
+    check_tensor("cu_seqlens", cu_seqlens)
+    if cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 2:
+        raise ValueError(f"cu_seqlens: expected shape [N+1], of one sequence or more, got {list(cu_seqlens.shape)}")
+    if cu_seqlens.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"cu_seqlens: expected int32 or int64, got {cu_seqlens.dtype}")
+    if q.shape[0] != 1:
+        raise ValueError(f"q: expected B = 1 where sequences are packed (cu_seqlens), got {q.shape[0]}")
+    _same_device("cu_seqlens", cu_seqlens, q)
+
+
+def check_length_values(x: Inputs) -> None:
+    """Whether the packed sequences of a call follow one another from 0 to T; waits for the GPU. Raises ValueError."""
+    assert x.cu_seqlens is not None
+    ends, T = x.cu_seqlens.tolist(), x.q.shape[1]
+    if ends[0] != 0:
+        raise ValueError(f"cu_seqlens: expected 0 first, got {ends[0]}")
+    for n, (first, end) in enumerate(pairwise(ends)):
+        if end < first:
+            raise ValueError(f"cu_seqlens: expected ascending numbers, got {end} after {first}, at {n + 1}")
+    if ends[-1] != T:
+        raise ValueError(f"cu_seqlens: expected {T} (T) last, got {ends[-1]}")
+
+
+def check_step(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gv: Tensor | None, state: Tensor, v_first: bool = False
+) -> None:
     """One token's tensors, and a contiguous state, which is updated in place. Raises ValueError."""
     if state is None:
-        raise ValueError("state: expected a tensor [B, H, K, V], got None")
-    check_inputs(q, k, v, g, state, rows=False, gv=gv)
+        raise ValueError(f"state: expected a tensor [B, H, {'V, K' if v_first else 'K, V'}], got None")
+    check_flag("state_v_first", v_first)
+    check_inputs(q, k, v, g, state, rows=False, gv=gv, v_first=v_first)
     if not state.is_contiguous():
         raise ValueError(f"state: expected a contiguous tensor to update in place, got strides {list(state.stride())}")
     if state.is_neg():

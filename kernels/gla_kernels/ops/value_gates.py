@@ -9,9 +9,10 @@ from torch import Tensor
 
 from ..launch import Launcher
 from ..schedule import Schedule
-from ..value_gates import backward, forward
+from ..value_gates import backward, closed, forward
 from ..value_gates.problem import MAX_CHUNK, Problem
 from .form import Inputs, Left
+from .forms import Recurrent
 
 # Sub-chunks as small as tensor cores take: gates are seldom so strong that one of them is not mild (halving.py).
 DEFAULT = Schedule(chunk=64, sub_chunk=16)
@@ -34,22 +35,40 @@ def check_schedule(schedule: Schedule | None, config: object) -> Schedule:
 
 @dataclass(frozen=True)
 class ValueGated:
-    """`gla` with gates on the value side. ``keep``: whether states are kept for the backward pass."""
+    """`gla` with gates on the value side. ``keep``: whether states are kept for the backward pass.
+
+    Packed sequences: where there are no states of theirs, chunks are of several, parted by closed gates of the value
+    side. With states tokens are taken one after another.
+    """
 
     scale: float
     schedule: Schedule
     keep: bool
+    v_first: bool = False
 
     def forward(self, x: Inputs, final: bool, launch: Launcher) -> tuple[Tensor, Tensor | None, Left]:
-        o, final_state, (states, boundary) = forward(self._problem(x), launch)
+        if x.cu_seqlens is not None and (final or x.initial_state is not None):
+            return self._by_token.forward(x, final, launch)
+        o, final_state, (states, boundary) = forward(self._problem(x, launch), launch)
         return o, final_state if final else None, (states, *boundary) if self.keep else ()
 
     def backward(
         self, x: Inputs, left: Left, do: Tensor, d_final: Tensor | None, needed: Sequence[bool], launch: Launcher
     ) -> Sequence[Tensor | None]:
+        if x.cu_seqlens is not None and (d_final is not None or x.initial_state is not None):
+            return self._by_token.backward(x, left, do, d_final, needed, launch)
+        if len(left) < 2:  # nothing, or of a final state that has no gradient: those are of sequences, not of chunks
+            left = ()
         kept = (left[0], [state for state in left[1:] if state is not None]) if left else None
-        *gradients, d_initial = backward(self._problem(x), do, d_final, launch, kept)
+        *gradients, d_initial = backward(self._problem(x, launch), do, d_final, launch, kept)
         return *gradients, None if x.initial_state is None else d_initial
 
-    def _problem(self, x: Inputs) -> Problem:
-        return Problem(x.q, x.k, x.v, x.g, x.gv, self.scale, x.initial_state, self.schedule)
+    @property
+    def _by_token(self) -> Recurrent:
+        return Recurrent(self.scale, self.v_first)
+
+    def _problem(self, x: Inputs, launch: Launcher) -> Problem:
+        gv = x.gv
+        if x.cu_seqlens is not None and gv is not None:
+            gv = closed(gv, x.cu_seqlens, launch)
+        return Problem(x.q, x.k, x.v, x.g, gv, self.scale, x.initial_state, self.schedule, self.v_first)

@@ -74,6 +74,7 @@ def _on_meta(work: Workload, plan: Plan, initial_state: bool, run: int | None) -
     q = torch.empty(B, T, H, work.K, dtype=dtype, device="meta")
     v = torch.empty(B, T, H, work.V, dtype=dtype, device="meta")
     # of its own: torch.empty_like takes six times as long on the meta device
-    g = torch.empty(B, T, H, work.K, dtype=dtype, device="meta") if work.gated else None
+    gates = DTYPES[work.gate_dtype or work.dtype]
+    g = torch.empty(B, T, H, work.K, dtype=gates, device="meta") if work.gated else None
     state = torch.empty(B, H, work.K, work.V, dtype=torch.float32, device="meta") if initial_state else None
     return replace(problem_of(q, q, v, g, work.K**-0.5, state, plan), run=run)

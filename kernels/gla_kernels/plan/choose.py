@@ -4,6 +4,9 @@
 it, then in those shipped for other GPUs of the same compute capability. Where that very shape was never tuned, the
 plans of the nearest ones serve, cut into whichever segments: of these the one that is expected to be fastest, by the
 cost model and by what it was off by where the plan was tuned. Without any, the cost model decides alone.
+
+Float32 gates beside 16-bit inputs are served by what was tuned for them where that is of the class, or no farther away
+than what was tuned for gates of the inputs' dtype; else, and by the cost model, as if they were of that dtype.
 """
 
 from __future__ import annotations
@@ -80,16 +83,17 @@ def choice_of(work: Workload, table: Table) -> Choice:
     return _choice(work, table.header.capability, ((_Source("tuned", table),),))
 
 
-def _choice(work: Workload, capability: int, groups: Iterable[Iterable[_Source]]) -> Choice:
+def _choice(work: Workload, capability: int, groups: Iterable[tuple[_Source, ...]]) -> Choice:
     shape = shape_class(work)
     for sources in groups:
-        near = list(_nearest(work, shape, sources, capability))
+        near = _near(work, shape, sources, capability)
         if near and near[0].settles(work, shape):
             tuned = near[0].entry
-            return near[0].choice(tuned.plan if tuned.work.T == work.T else _evened(work, tuned.plan), shape)
+            return near[0].choice(tuned.plan if tuned.work.T == work.T else _evened(work, tuned.plan), work, shape)
         if near:
-            _, found, plan = min(_expected(work, near, capability), key=lambda one: one[0])
-            return found.choice(plan, shape)
+            like = replace(work, gate_dtype=near[0].entry.work.gate_dtype)
+            _, found, plan = min(_expected(like, near, capability), key=lambda one: one[0])
+            return found.choice(plan, work, shape)
     typical = replace(work, B=1, T=shape.T, H=shape.heads)  # a length that is new is not predicted anew
     plan = _expected_best(typical, capability)
     if why_not(plan, work, capability) is not None:
@@ -103,6 +107,7 @@ def by_model(work: Workload, capability: int) -> Plan:
 
     Tiles are not the model's to choose: it knows nothing of what a compiler may get wrong, and nobody checks here.
     """
+    work = replace(work, gate_dtype=None)  # the same for float32 gates
     allowed = [work.schedule] if work.schedule is not None else list(schedules(work))
     plans = []
     for schedule in allowed:
@@ -216,16 +221,19 @@ class _Near:
         own, tuned = self.source.own and self.entry.shape == shape, self.entry.work
         return own or (tuned.B * tuned.H, tuned.T) == (work.B * work.H, work.T)
 
-    def choice(self, plan: Plan, shape: ShapeClass) -> Choice:
+    def choice(self, plan: Plan, work: Workload, shape: ShapeClass) -> Choice:
         """The choice of its plan, or of that with other segments."""
-        same, why = self.entry.shape == shape, self.source.table.header.outdated
+        tuned, same, why = self.entry.work, self.entry.shape == shape, self.source.table.header.outdated
+        gates = tuned.gate_dtype == work.gate_dtype
         notes = [
             "" if same else ", nearby",
+            "" if gates else f", for gates in {tuned.gate_dtype or tuned.dtype}",
             "" if plan == self.entry.plan else ", other segments",
             f", outdated: tuned with {why}" if why else "",
         ]
-        at = f"at B={self.entry.work.B} T={self.entry.work.T} H={self.entry.work.H}"
-        return Choice(plan, f"{self.source.name} {at}{''.join(notes)}", self.source.own and same, why is not None)
+        at = f"at B={tuned.B} T={tuned.T} H={tuned.H}"
+        here = self.source.own and same and gates
+        return Choice(plan, f"{self.source.name} {at}{''.join(notes)}", here, why is not None)
 
 
 def _expected(work: Workload, near: Iterable[_Near], capability: int) -> Iterator[tuple[float, _Near, Plan]]:
@@ -270,6 +278,17 @@ def _predicted(work: Workload, plan: Plan, capability: int) -> float:
     return predicted_ms(work, plan, capability)
 
 
+def _near(work: Workload, shape: ShapeClass, sources: tuple[_Source, ...], capability: int) -> list[_Near]:
+    """`_nearest`, of one dtype of gates: as the module says."""
+    own = list(_nearest(work, shape, sources, capability))
+    if work.gate_dtype is None or (own and own[0].entry.shape == shape):
+        return own
+    usual = list(_nearest(replace(work, gate_dtype=None), shape, sources, capability))
+    if own and usual:
+        return own if own[0].apart <= usual[0].apart else usual
+    return own or usual
+
+
 def _nearest(work: Workload, shape: ShapeClass, sources: Iterable[_Source], capability: int) -> Iterator[_Near]:
     """Entries whose plans may serve the workload: that of its class, then the nearest, `ASKED` in all; a tie goes to
     the earlier source, then to the length that is nearer, then to the smaller class.
@@ -280,7 +299,8 @@ def _nearest(work: Workload, shape: ShapeClass, sources: Iterable[_Source], capa
     for rank, source in enumerate(sources):
         for entry in source.table.entries:
             asked = entry.work
-            if (asked.direction, asked.dtype, asked.gated) != (work.direction, work.dtype, work.gated):
+            kind = (work.direction, work.dtype, work.gate_dtype, work.gated)
+            if (asked.direction, asked.dtype, asked.gate_dtype, asked.gated) != kind:
                 continue
             if asked.schedule != work.schedule and (asked.schedule or entry.plan.schedule) != work.schedule:
                 continue

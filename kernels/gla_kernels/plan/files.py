@@ -113,7 +113,8 @@ def _checked(entries: Iterable[Entry], capability: int) -> tuple[Entry, ...]:
             checked.append(Entry.from_dict(entry.to_dict(), capability))
         except (ValueError, TypeError) as error:
             work = entry.work
-            shape = f"{work.direction} B={work.B} T={work.T} H={work.H} K={work.K} V={work.V} {work.dtype}"
+            gates = f", gates in {work.gate_dtype}" if work.gate_dtype else ""
+            shape = f"{work.direction} B={work.B} T={work.T} H={work.H} K={work.K} V={work.V} {work.dtype}{gates}"
             raise TableError(f"no plan to keep for {shape}: {error}") from None
     return tuple(checked)
 

@@ -68,7 +68,7 @@ def shape_class(work: Workload) -> ShapeClass:
 
 def key_of(work: Workload) -> tuple[object, ...]:
     """A key of all workloads of which one is tuned, where tuning is asked for in a call."""
-    return work.direction, work.dtype, work.gated, work.schedule, shape_class(work)
+    return work.direction, work.dtype, work.gate_dtype, work.gated, work.schedule, shape_class(work)
 
 
 def _rounded(n: int) -> int:
@@ -151,7 +151,8 @@ class Entry:
     def key(self) -> tuple[object, ...]:
         """A table has one entry of each: its workload, but for how heads and sequences make up as many."""
         work = self.work
-        return (work.direction, work.dtype, work.gated, work.schedule, work.B * work.H, work.T, work.K, work.V)
+        kind = (work.direction, work.dtype, work.gate_dtype, work.gated, work.schedule)
+        return (*kind, work.B * work.H, work.T, work.K, work.V)
 
     def to_dict(self) -> dict[str, Any]:
         work, plan = self.work.to_dict(), self.plan.to_dict()

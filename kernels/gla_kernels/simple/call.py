@@ -27,7 +27,9 @@ MANY_WALKS = FEW_WALKS // 2  # a program an SM
 @dataclass(frozen=True)
 class Call(CallContext):
     """The inputs of one call. q, k [B, T, H, K]; v [B, T, H, V]; g [B, T, H], of any strides; initial_state
-    [B, H, K, V] float32 or None. chunk: rows a chunk; capability: compute capability of the GPU."""
+    [B, H, K, V] float32 or None. chunk: rows a chunk; capability: compute capability of the GPU. cu_seqlens [N+1]:
+    where each of N sequences packed in a batch of one begins, and T, or None; states are [N, H, K, V] then. v_first:
+    they are [.., V, K]."""
 
     q: Tensor
     k: Tensor
@@ -38,11 +40,30 @@ class Call(CallContext):
     chunk: int
     materialize: bool
     capability: int
+    cu_seqlens: Tensor | None = None
+    v_first: bool = False
 
     @cached_property
     def n_chunks(self) -> int:
         """Chunks a sequence."""
         return cdiv(self.q.shape[1], self.chunk)
+
+    @property
+    def sequences(self) -> int:
+        """How many there are, of the batch or packed."""
+        return self.q.shape[0] if self.cu_seqlens is None else self.cu_seqlens.shape[0] - 1
+
+    def one_state(self) -> Tensor:
+        """Room for a state of every head on the way, float32, as the call's own lie: [B, H, K, V], or [B, H, V, K]."""
+        return self._states_of(self.dims[0])
+
+    def end_states(self) -> Tensor:
+        """Room for a state of every sequence and head, or its gradient."""
+        return self._states_of(self.sequences)
+
+    def _states_of(self, count: int) -> Tensor:
+        _, _, H, K, V = self.dims
+        return self.q.new_empty(count, H, *((V, K) if self.v_first else (K, V)), dtype=torch.float32)
 
     @property
     def walks(self) -> bool:

@@ -8,6 +8,9 @@ difference of sums, and a hard reset (g = -1e4) in between would leave a float32
   subtract alike; its relative error is that of float32 at any gate strength.
 - c falls from row to row, so every exponent that counts is at most 0; those of rows before their own key are masked.
 
+Where sequences are packed, the gate of each one's first row is made lower by `CLOSED`: nothing passes from a sequence
+to the next, and the gate itself is still to be had from the sums, for the state before the sequence (edges.py).
+
 Sums are taken once, and cost 8 bytes a head and token. They carry log2(e), so that exp2 serves.
 """
 
@@ -24,10 +27,11 @@ CLOSED: tl.constexpr = tl.constexpr(-256.0)
 
 @triton.jit(do_not_specialize=["T", "n_chunks"])
 def simple_decays_kernel(
-    p_g, p_c, T, H, n_chunks, stride_b, stride_t, stride_h, C: tl.constexpr, BH: tl.constexpr
+    p_g, p_marks, p_c, T, H, n_chunks, stride_b, stride_t, stride_h, C: tl.constexpr, BH: tl.constexpr
 ):  # fmt: skip
     """p_c [B, H, n_chunks * C] float64: log2 of the decay from the start of a row's chunk to the row, its own gate
-    included; from T on, as at T - 1. p_g [B, T, H] by its strides. A program has a chunk of BH heads."""
+    included; from T on, as at T - 1. p_g [B, T, H] by its strides; p_marks: of `packed.marks`, None for sequences that
+    are not packed. A program has a chunk of BH heads."""
     i_p = tl.program_id(0)
     n_parts = tl.cdiv(H, BH)
     i_part, i_p = i_p % n_parts, i_p // n_parts
@@ -36,6 +40,8 @@ def simple_decays_kernel(
     p_g += i_b * stride_b + o_t[:, None] * stride_t + o_h[None, :] * stride_h
     b_g = tl.load(p_g, mask=(o_t < T)[:, None] & (o_h < H)[None, :], other=0.0).to(tl.float64) * LOG2E
     b_g = tl.where(b_g < CLOSED, CLOSED, b_g)  # a gate that is no number stays none
+    if p_marks is not None:
+        b_g += tl.where(tl.load(p_marks + o_t) == o_t, CLOSED, 0.0)[:, None]
     p_c += (i_b * H + o_h[None, :]) * n_chunks * C + o_t[:, None]
     tl.store(p_c, tl.cumsum(b_g, axis=0), mask=(o_h < H)[None, :])
 

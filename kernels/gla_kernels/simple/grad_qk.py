@@ -9,6 +9,9 @@ over a row of q dq and of k dk through the states, and r and u the same inside t
 
 where r and u are without the diagonal, which passes no gate: it is the largest term where gates are strong, and would
 only leave its rounding error. r and u go by the same rounded dA, so that what cancels between them cancels.
+
+Of packed sequences each sums up its own rows alone, so that no rounding error of a later one is left in its gates; the
+gate of its first row passes nothing here (see edges.py for the state before it).
 """
 
 # mypy: disallow-untyped-defs=False
@@ -21,9 +24,18 @@ from ..tiles.products import product
 from .decays import between, from_start, load_sums, to_end
 
 
+@triton.jit
+def _sums_from(b_x, p_marks, i_row, BT: tl.constexpr):
+    """Sum of each row and those after it of the same packed sequence, float32 [BT], without those of first rows."""
+    o_t = i_row + tl.arange(0, BT)
+    b_first = tl.load(p_marks + o_t)
+    m_sum = (o_t[:, None] <= o_t[None, :]) & (b_first[:, None] == b_first[None, :]) & (o_t != b_first)[:, None]
+    return tl.sum(tl.where(m_sum, b_x[None, :], 0.0), axis=1)
+
+
 @triton.jit(do_not_specialize=["T", "n_chunks", "first_chunk", "n_here", "n_stored"])
 def simple_grad_qk_kernel(
-    p_q, p_k, p_v, p_c, p_do, p_s, p_ds, p_dq, p_dk, p_dg, d_dq, d_dk, scale,
+    p_q, p_k, p_v, p_c, p_marks, p_do, p_s, p_ds, p_dq, p_dk, p_dg, d_dq, d_dk, scale,
     B, T, H, n_chunks, first_chunk, n_here, n_stored,
     K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     GRAD_G: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
@@ -31,7 +43,7 @@ def simple_grad_qk_kernel(
     """dq, dk [B, T, H, K] of n_here chunks from first_chunk on; a program has one of them, and BK columns of K.
 
     GRAD_G: p_dg [tiles of K, B, T, H] float32, what these columns add to dg. p_s, p_ds [B*H, n_stored, K, V]: states
-    before the chunks and gradients of those after them.
+    before the chunks and gradients of those after them. p_marks: as `simple_decays_kernel` has them.
     """
     NK: tl.constexpr = (K + BK - 1) // BK
     i_p = tl.program_id(0)
@@ -70,7 +82,11 @@ def simple_grad_qk_kernel(
     if GRAD_G:
         b_passed = tl.sum(b_q * b_dq, axis=1) - tl.sum(b_k * b_inside, axis=1)
         b_y = tl.sum(b_k * b_dk, axis=1)
-        b_dg = tl.cumsum(b_passed, axis=0, reverse=True) + (tl.cumsum(b_y, axis=0) - b_y)
+        if p_marks is None:
+            b_dg = tl.cumsum(b_passed, axis=0, reverse=True)
+        else:
+            b_dg = _sums_from(b_passed, p_marks, i_row, BT)
+        b_dg += tl.cumsum(b_y, axis=0) - b_y
         b_dg += from_start(b_all) * tl.sum(b_phi, axis=0)
         p_dg += i_k.to(tl.int64) * B * T * H + i_row0 + (i_row + o_r).to(tl.int64) * H
         tl.store(p_dg, b_dg, mask=i_row + o_r < T)

@@ -8,10 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .. import packed
 from ..copies import summed
 from ..launch import Launch, Launcher
 from ..schedule import cdiv, padded
 from ..tiles.slices import Slice
+from . import edges
 from .call import Call, chunks_of
 from .decays import simple_decays_kernel
 from .grad_qk import simple_grad_qk_kernel
@@ -26,28 +28,58 @@ MOST_HEADS = 16  # whose gates lie in one sector of 32 bytes, in bfloat16
 @dataclass(frozen=True)
 class Kept:
     """Buffers that a forward pass leaves for the backward one. sums: of `decay_sums`; states: of the chunks, where they
-    are materialized."""
+    are materialized; marks: of `packed.marks`, where sequences are packed."""
 
     sums: Tensor
     states: Tensor | None
+    marks: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Over:
+    """What walks over time go by, and the states, or their gradients, that they start from and end with. Where
+    sequences are packed there is one of each sequence, which is taken in, or put out, on the way (edges.py)."""
+
+    sums: Tensor
+    marks: Tensor | None
+    first: Tensor | None
+    last: Tensor | None
+
+    @property
+    def start(self) -> Tensor | None:
+        return self.first if self.marks is None else None
+
+    @property
+    def end(self) -> Tensor | None:
+        return self.last if self.marks is None else None
+
+    @property
+    def args(self) -> dict[str, Any]:
+        taken, put = (None, None) if self.marks is None else (self.first, self.last)
+        marks = None if taken is None and put is None else self.marks
+        return {"p_c": self.sums, "p_marks": marks, "p_in": taken, "p_out": put}
 
 
 def forward(call: Call, final: bool, keep: bool, launch: Launcher) -> tuple[Tensor, Tensor | None, Kept]:
     """o [B, T, H, V], the final state [B, H, K, V] in float32 if asked for, and what the backward pass needs. ``keep``:
     whether there will be one."""
-    o, sums, keep = torch.empty_like(call.v), decay_sums(call, launch), keep and call.materialize
+    lengths = call.cu_seqlens
+    marks = None if lengths is None else packed.marks(lengths, call.dims[1], launch)
+    o, sums, keep = torch.empty_like(call.v), decay_sums(call, marks, launch), keep and call.materialize
     states = call.state_buffer() if keep or not call.walks else None
-    pieces, at = [call.whole] if call.walks else call.slices, call.initial_state
+    over = Over(sums, marks, call.initial_state, call.end_states() if final else None)
+    pieces, at = [call.whole] if call.walks else call.slices, over.start
     for piece in pieces:
-        ends = piece == pieces[-1]
-        after = call.one_state() if final or not ends else None
+        after = over.end if piece == pieces[-1] else call.one_state()
         if call.walks:
-            _walk(call, sums, piece, at, states, after, o, launch)
+            _walk(call, over, piece, at, states, after, o, launch)
         else:
-            _states(call, sums, piece, at, states, after, launch)
+            _states(call, over, piece, at, states, after, launch)
             _output(call, sums, piece, states, o, launch)
         at = after
-    return o, at, Kept(sums, states if keep else None)
+    if marks is not None:
+        edges.outputs(call, sums, o, over.last, launch)
+    return o, over.last, Kept(sums, states if keep else None, marks)
 
 
 def backward(
@@ -62,71 +94,78 @@ def backward(
     by_k, by_v = call.tile(64, 64), call.tile(64, 128)
     dq, dk, dv = torch.empty_like(call.q), torch.empty_like(call.k), torch.empty_like(call.v)
     parts = call.q.new_empty(cdiv(K, by_k.block_k), B, T, H, dtype=torch.float32) if gates else None
-    d_initial = None if call.initial_state is None else call.one_state()
-    starts = [call.initial_state]
+    sums, marks = kept.sums, kept.marks
+    over = Over(sums, marks, call.initial_state, None)
+    back = Over(sums, marks, d_final, None if call.initial_state is None else call.end_states())
+    starts = [over.start]
     for piece in call.slices[:-1]:
         starts.append(call.one_state())
-        _states(call, kept.sums, piece, starts[-2], None, starts[-1], launch)
+        _states(call, over, piece, starts[-2], None, starts[-1], launch)
     states = call.state_buffer() if kept.states is None else kept.states
-    d_states, d_at = call.state_buffer(), d_final
+    d_states, d_at = call.state_buffer(), back.start
     for piece, start in zip(reversed(call.slices), reversed(starts), strict=True):
         if kept.states is None:
-            _states(call, kept.sums, piece, start, states, None, launch)
-        d_before = call.one_state() if piece.first_chunk else d_initial
+            _states(call, over, piece, start, states, None, launch)
+        d_before = call.one_state() if piece.first_chunk else back.end
         if call.walks_back:
-            _grad_walk(call, kept.sums, piece, do, d_at, d_states, d_before, dv, launch)
+            _grad_walk(call, back, piece, do, d_at, d_states, d_before, dv, launch)
         else:
-            _grad_states(call, kept.sums, piece, do, d_at, d_states, d_before, launch)
-        args: dict[str, Any] = {"p_q": call.q, "p_k": call.k, "p_v": call.v, "p_c": kept.sums, "p_do": do}
+            _grad_states(call, back, piece, do, d_at, d_states, d_before, launch)
+        args: dict[str, Any] = {"p_q": call.q, "p_k": call.k, "p_v": call.v, "p_c": sums, "p_marks": marks, "p_do": do}
         args |= {"p_s": states, "p_ds": d_states, "p_dq": dq, "p_dk": dk, "p_dv": dv, "p_dg": parts}
         launch(call.over_slice(simple_grad_qk_kernel, by_k, cdiv(K, by_k.block_k), args, piece, GRAD_G=gates))
         if not call.walks_back:
             launch(call.over_slice(simple_grad_v_kernel, by_v, cdiv(V, by_v.block_v), args, piece))
+        if marks is not None:
+            edges.gradients(call, piece, args, d_final, launch)
         d_at = d_before
+    if marks is not None:
+        edges.last_gradients(call, sums, do, d_final, dv, back.last, launch)
     dg = None if parts is None else call.q.new_empty(B, T, H, dtype=call.g.dtype)
     if parts is not None and dg is not None:
         launch(summed(parts, dg))
-    return dq, dk, dv, dg, d_initial
+    return dq, dk, dv, dg, back.last
 
 
-def decay_sums(call: Call, launch: Launcher) -> Tensor:
+def decay_sums(call: Call, marks: Tensor | None, launch: Launcher) -> Tensor:
     """Log2 of the decay from the start of each row's chunk, float64 [B, H, n_chunks * chunk]."""
     B, T, H, _, _ = call.dims
     sums = call.q.new_empty(B, H, call.n_chunks * call.chunk, dtype=torch.float64)
     heads = min(MOST_HEADS, padded(H))
     strides = dict(zip(("stride_b", "stride_t", "stride_h"), call.g.stride(), strict=True))
-    args = {"p_g": call.g, "p_c": sums, "T": T, "H": H, "n_chunks": call.n_chunks} | strides
+    args = {"p_g": call.g, "p_marks": marks, "p_c": sums, "T": T, "H": H, "n_chunks": call.n_chunks} | strides
     grid = (B * call.n_chunks * cdiv(H, heads),)
     launch(Launch(simple_decays_kernel, grid, args, {"C": call.chunk, "BH": heads}))
     return sums
 
 
 def _states(
-    call: Call, sums: Tensor, piece: Slice, at: Tensor | None, stored: Tensor | None, after: Tensor | None,
+    call: Call, over: Over, piece: Slice, at: Tensor | None, stored: Tensor | None, after: Tensor | None,
     launch: Launcher,
 ) -> None:  # fmt: skip
     """The states of a slice's chunks, into ``stored``; it starts from ``at`` and ends with ``after``."""
     args = {"p_k": call.k, "p_v": call.v, "p_s0": at, "p_s": stored, "p_st": after}
-    _over_time(call, sums, piece, args, False, launch)
+    _over_time(call, over, piece, args, False, launch)
 
 
 def _grad_states(
-    call: Call, sums: Tensor, piece: Slice, do: Tensor, at: Tensor | None, stored: Tensor, after: Tensor | None,
+    call: Call, over: Over, piece: Slice, do: Tensor, at: Tensor | None, stored: Tensor, after: Tensor | None,
     launch: Launcher,
 ) -> None:  # fmt: skip
     """Their gradients, from the slice's end to its start."""
     args = {"p_k": call.q, "p_v": do, "p_s0": at, "p_s": stored, "p_st": after}
-    _over_time(call, sums, piece, args, True, launch)
+    _over_time(call, over, piece, args, True, launch)
 
 
 def _over_time(
-    call: Call, sums: Tensor, piece: Slice, args: dict[str, Any], reverse: bool, launch: Launcher
+    call: Call, over: Over, piece: Slice, args: dict[str, Any], reverse: bool, launch: Launcher
 ) -> None:  # fmt: skip
     _, _, _, K, V = call.dims
     tile = call.over_time()
-    args = args | {"p_c": sums} | chunks_of(piece, args)
+    args = args | over.args | chunks_of(piece, args)
     programs = cdiv(K, tile.block_k) * cdiv(V, tile.block_v)
-    launch(call.launch_of(simple_states_kernel, tile, programs, args, REVERSE=reverse, **_given(args)))
+    flags = {"REVERSE": reverse, "V_FIRST": call.v_first} | _given(args)
+    launch(call.launch_of(simple_states_kernel, tile, programs, args, **flags))
 
 
 def _given(args: dict[str, Any]) -> dict[str, bool]:
@@ -141,28 +180,28 @@ def _output(call: Call, sums: Tensor, piece: Slice, states: Tensor | None, o: Te
 
 
 def _walk(
-    call: Call, sums: Tensor, piece: Slice, at: Tensor | None, stored: Tensor | None, after: Tensor | None, o: Tensor,
+    call: Call, over: Over, piece: Slice, at: Tensor | None, stored: Tensor | None, after: Tensor | None, o: Tensor,
     launch: Launcher,
 ) -> None:  # fmt: skip
     """`_states`, and the outputs."""
     args = {"p_q": call.q, "p_k": call.k, "p_v": call.v, "p_s0": at, "p_s": stored, "p_st": after, "p_o": o}
-    _walk_over(call, sums, piece, args, False, launch)
+    _walk_over(call, over, piece, args, False, launch)
 
 
 def _grad_walk(
-    call: Call, sums: Tensor, piece: Slice, do: Tensor, at: Tensor | None, stored: Tensor, after: Tensor | None,
+    call: Call, over: Over, piece: Slice, do: Tensor, at: Tensor | None, stored: Tensor, after: Tensor | None,
     dv: Tensor, launch: Launcher,
 ) -> None:  # fmt: skip
     """`_grad_states`, and dv."""
     args = {"p_q": call.k, "p_k": call.q, "p_v": do, "p_s0": at, "p_s": stored, "p_st": after, "p_o": dv}
-    _walk_over(call, sums, piece, args, True, launch)
+    _walk_over(call, over, piece, args, True, launch)
 
 
 def _walk_over(
-    call: Call, sums: Tensor, piece: Slice, args: dict[str, Any], reverse: bool, launch: Launcher
+    call: Call, over: Over, piece: Slice, args: dict[str, Any], reverse: bool, launch: Launcher
 ) -> None:  # fmt: skip
     tile = call.walk_tile()
-    args = args | {"p_c": sums} | chunks_of(piece, args)
+    args = args | over.args | chunks_of(piece, args)
     programs = cdiv(call.dims[-1], tile.block_v)
-    whole = piece == call.whole
-    launch(call.launch_of(simple_walk_kernel, tile, programs, args, REVERSE=reverse, WHOLE=whole, **_given(args)))
+    flags = {"REVERSE": reverse, "WHOLE": piece == call.whole, "V_FIRST": call.v_first} | _given(args)
+    launch(call.launch_of(simple_walk_kernel, tile, programs, args, **flags))

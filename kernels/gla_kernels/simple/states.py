@@ -14,6 +14,7 @@ from ..tiles.descriptors import load_rows, store_state_tile
 from ..tiles.operands import load_state, store_state
 from ..tiles.products import product
 from .decays import from_start, load_sums, to_end
+from .edges import put_out, take_in
 
 
 @triton.jit
@@ -38,15 +39,19 @@ def next_state(
 
 @triton.jit(do_not_specialize=["T", "n_chunks", "first_chunk", "n_here", "n_stored"])
 def simple_states_kernel(
-    p_k, p_v, p_c, p_s0, p_s, p_st, d_k, d_v, d_s, scale, T, H, n_chunks, first_chunk, n_here, n_stored,
+    p_k, p_v, p_c, p_s0, p_s, p_st, p_marks, p_in, p_out, d_k, d_v, d_s, scale,
+    T, H, n_chunks, first_chunk, n_here, n_stored,
     K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, REVERSE: tl.constexpr,
-    HAS_S0: tl.constexpr, STORE_S: tl.constexpr, STORE_ST: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
+    HAS_S0: tl.constexpr, STORE_S: tl.constexpr, STORE_ST: tl.constexpr, V_FIRST: tl.constexpr,
+    DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """p_s [B*H, n_stored, K, V]: the states before each of n_here chunks from first_chunk on. REVERSE: the gradients of
     those after each of them, from queries as p_k and gradients of outputs as p_v.
 
     A program walks over all of these chunks with one tile of the state on chip. p_s0 [B*H, K, V], float32: where it
-    starts, zero without HAS_S0; p_st: where it ends. p_c: see `simple_decays_kernel`. scale: on what is added.
+    starts, zero without HAS_S0; p_st: where it ends. p_c: see `simple_decays_kernel`. scale: on what is added. p_in,
+    p_out: what packed sequences take in and put out on the way, or None (edges.py). V_FIRST: all of these lie as
+    [V, K].
     """
     NK: tl.constexpr = (K + BK - 1) // BK
     NV: tl.constexpr = (V + BV - 1) // BV
@@ -58,15 +63,19 @@ def simple_states_kernel(
     p_k, p_v, p_c = p_k + i_row0 * K, p_v + i_row0 * V, p_c + i_bh * n_chunks * BT
     b_s = tl.zeros([BK, BV], dtype=tl.float32)
     if HAS_S0:
-        b_s += load_state(p_s0 + i_bh * K * V, o_k, o_v, K, V)
+        b_s += load_state(p_s0 + i_bh * K * V, o_k, o_v, K, V, V_FIRST)
     for i in range(0, n_here):
         i_c = n_here - 1 - i if REVERSE else i
         i_row = (first_chunk + i_c) * BT
         if STORE_S:
             store_state_tile(d_s, p_s, b_s, i_bh * n_stored + i_c, i_k * BK, i_v * BV, K, V, BK, BV)
+        if p_out is not None:
+            put_out(p_out, p_marks, b_s, i_row, i_bh, T, H, o_k, o_v, K, V, BT, REVERSE, V_FIRST)
         b_k = load_rows(d_k, p_k, i_batch, i_h, i_row, T, H, i_k * BK, K, BT, BK)
         b_v = load_rows(d_v, p_v, i_batch, i_h, i_row, T, H, i_v * BV, V, BT, BV)
         b_c, b_all = load_sums(p_c, i_row, BT)
         b_s = next_state(b_s, b_k, b_v, b_c, b_all, p_c + i_row, scale, REVERSE, DOT, PRECISION)
+        if p_in is not None:
+            b_s = take_in(p_in, p_marks, p_c, b_s, i_row, i_bh, T, H, o_k, o_v, K, V, BT, REVERSE, V_FIRST)
     if STORE_ST:
-        store_state(p_st + i_bh * K * V, b_s, o_k, o_v, K, V)
+        store_state(p_st + i_bh * K * V, b_s, o_k, o_v, K, V, V_FIRST)

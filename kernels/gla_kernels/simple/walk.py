@@ -15,21 +15,23 @@ from ..tiles.descriptors import load_rows, store_rows
 from ..tiles.operands import load_state, store_state
 from ..tiles.products import product
 from .decays import between, from_start, load_sums, to_end
+from .edges import put_out, take_in
 from .states import next_state
 
 
 @triton.jit(do_not_specialize=["T", "n_chunks", "first_chunk", "n_here", "n_stored"])
 def simple_walk_kernel(
-    p_q, p_k, p_v, p_c, p_s0, p_s, p_o, p_st, d_q, d_k, d_v, d_o,
+    p_q, p_k, p_v, p_c, p_s0, p_s, p_o, p_st, p_marks, p_in, p_out, d_q, d_k, d_v, d_o,
     scale, T, H, n_chunks, first_chunk, n_here, n_stored,
     K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     WHOLE: tl.constexpr, REVERSE: tl.constexpr,
-    HAS_S0: tl.constexpr, STORE_S: tl.constexpr, STORE_ST: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
+    HAS_S0: tl.constexpr, STORE_S: tl.constexpr, STORE_ST: tl.constexpr, V_FIRST: tl.constexpr,
+    DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """o [B, T, H, V] of n_here chunks from first_chunk on, and, where STORE_S and STORE_ST ask for them, the states
     before the chunks and after the last; a program has a head's BV columns of V and all of K, which BK covers. p_s0,
-    p_s, p_st, p_c, REVERSE: as `simple_states_kernel` has them. WHOLE: these are all chunks there are; a loop that
-    starts at 0 comes to fewer instructions."""
+    p_s, p_st, p_c, p_in, p_out, REVERSE, V_FIRST: as `simple_states_kernel` has them. WHOLE: these are all chunks there
+    are; a loop that starts at 0 comes to fewer instructions."""
     NV: tl.constexpr = (V + BV - 1) // BV
     i_p = tl.program_id(0)
     i_v, i_bh = i_p % NV, (i_p // NV).to(tl.int64)
@@ -40,13 +42,15 @@ def simple_walk_kernel(
     p_c += i_bh * n_chunks * BT
     b_s = tl.zeros([BK, BV], dtype=tl.float32)
     if HAS_S0:
-        b_s += load_state(p_s0 + i_bh * K * V, o_k, o_v, K, V)
+        b_s += load_state(p_s0 + i_bh * K * V, o_k, o_v, K, V, V_FIRST)
     i_first = 0 if WHOLE else first_chunk * BT
     i_last = i_first + (n_here - 1) * BT
     for i in range(i_first, T if WHOLE else i_last + BT, BT):
         i_row = i_first + i_last - i if REVERSE else i
         if STORE_S:  # by pointers: a tile on its way out would take the shared memory of a second program at K = 128
             store_state(p_s + (i_bh * n_stored + (i_row - i_first) // BT) * K * V, b_s, o_k, o_v, K, V)
+        if p_out is not None:
+            put_out(p_out, p_marks, b_s, i_row, i_bh, T, H, o_k, o_v, K, V, BT, REVERSE, V_FIRST)
         b_q = load_rows(d_q, p_q, i_batch, i_h, i_row, T, H, 0, K, BT, BK)
         b_k = load_rows(d_k, p_k, i_batch, i_h, i_row, T, H, 0, K, BT, BK)
         b_v = load_rows(d_v, p_v, i_batch, i_h, i_row, T, H, i_v * BV, V, BT, BV)
@@ -58,6 +62,8 @@ def simple_walk_kernel(
         b_o *= (to_end(b_c, b_all) if REVERSE else scale * from_start(b_c))[:, None]
         b_o = product(b_a, b_v, b_o, DOT, PRECISION)
         b_s = next_state(b_s, b_k, b_v, b_c, b_all, p_c + i_row, scale, REVERSE, DOT, PRECISION)
+        if p_in is not None:
+            b_s = take_in(p_in, p_marks, p_c, b_s, i_row, i_bh, T, H, o_k, o_v, K, V, BT, REVERSE, V_FIRST)
         store_rows(d_o, p_o, b_o, i_batch, i_h, i_row, T, H, i_v * BV, V, BT, BV)
     if STORE_ST:
-        store_state(p_st + i_bh * K * V, b_s, o_k, o_v, K, V)
+        store_state(p_st + i_bh * K * V, b_s, o_k, o_v, K, V, V_FIRST)

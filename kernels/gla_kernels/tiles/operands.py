@@ -56,24 +56,30 @@ def load_row(p_x, i_row, m_row, stride, o_d, D: tl.constexpr):
 
 
 @triton.jit
-def load_state(p_s, o_k, o_v, K: tl.constexpr, V: tl.constexpr):
-    """A state's tile [BK, BV] as float32, from a [K, V] matrix."""
-    m_s = (o_k < K)[:, None] & (o_v < V)[None, :]
-    return tl.load(p_s + o_k[:, None] * V + o_v[None, :], mask=m_s, other=0.0).to(tl.float32)
+def state_offsets(o_k, o_v, K: tl.constexpr, V: tl.constexpr, V_FIRST: tl.constexpr):
+    """Where a state's tile [BK, BV] lies in a [K, V] matrix, or V_FIRST, in a [V, K] one."""
+    return o_v[None, :] * K + o_k[:, None] if V_FIRST else o_k[:, None] * V + o_v[None, :]
 
 
 @triton.jit
-def load_operand(p_s, o_k, o_v, K: tl.constexpr, V: tl.constexpr):
-    """A state's tile [BK, BV] in the type it is kept in, without a detour through float32, from a [K, V] matrix."""
+def load_state(p_s, o_k, o_v, K: tl.constexpr, V: tl.constexpr, V_FIRST: tl.constexpr = False):
+    """A state's tile [BK, BV] as float32, from a [K, V] matrix, or V_FIRST, from a [V, K] one."""
     m_s = (o_k < K)[:, None] & (o_v < V)[None, :]
-    return tl.load(p_s + o_k[:, None] * V + o_v[None, :], mask=m_s, other=0.0)
+    return tl.load(p_s + state_offsets(o_k, o_v, K, V, V_FIRST), mask=m_s, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def store_state(p_s, b_s, o_k, o_v, K: tl.constexpr, V: tl.constexpr):
+def load_operand(p_s, o_k, o_v, K: tl.constexpr, V: tl.constexpr, V_FIRST: tl.constexpr = False):
+    """`load_state` in the type that it is kept in, without a detour through float32."""
+    m_s = (o_k < K)[:, None] & (o_v < V)[None, :]
+    return tl.load(p_s + state_offsets(o_k, o_v, K, V, V_FIRST), mask=m_s, other=0.0)
+
+
+@triton.jit
+def store_state(p_s, b_s, o_k, o_v, K: tl.constexpr, V: tl.constexpr, V_FIRST: tl.constexpr = False):
     """The inverse of load_state."""
     m_s = (o_k < K)[:, None] & (o_v < V)[None, :]
-    tl.store(p_s + o_k[:, None] * V + o_v[None, :], b_s.to(p_s.dtype.element_ty), mask=m_s)
+    tl.store(p_s + state_offsets(o_k, o_v, K, V, V_FIRST), b_s.to(p_s.dtype.element_ty), mask=m_s)
 
 
 @triton.jit

@@ -97,23 +97,26 @@ def scores_gradient(
 @triton.jit
 def through_state(
     p_x, p_s, i_row, T, stride, o_k, K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr,
-    BV: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
+    BV: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr, V_FIRST: tl.constexpr = False,
 ):  # fmt: skip
-    """x s^T for the rows of p_x [., V] and a state p_s [K, V]: float32 [BT, BK]."""
+    """x s^T for the rows of p_x [., V] and a state p_s [K, V], V_FIRST [V, K]: float32 [BT, BK]."""
     b_y = tl.zeros([BT, BK], dtype=tl.float32)
     for i_v in tl.range(0, (V + BV - 1) // BV, num_stages=1):
         o_v = i_v * BV + tl.arange(0, BV)
         b_x = load_tile(p_x, i_row, T, stride, o_v, V, BT)
-        b_y = product(b_x, tl.trans(load_operand(p_s, o_k, o_v, K, V)), b_y, DOT, PRECISION)
+        b_y = product(b_x, tl.trans(load_operand(p_s, o_k, o_v, K, V, V_FIRST)), b_y, DOT, PRECISION)
     return b_y
 
 
 @triton.jit
-def crossing(p_s, p_ds, o_k, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr):
+def crossing(
+    p_s, p_ds, o_k, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    V_FIRST: tl.constexpr = False, DS_V_FIRST: tl.constexpr = False,
+):  # fmt: skip
     """Sum over V of S dS, float32 [BK]."""
     b_phi = tl.zeros([BK], dtype=tl.float32)
     for i_v in tl.range(0, (V + BV - 1) // BV, num_stages=1):
         o_v = i_v * BV + tl.arange(0, BV)
-        b_s = load_operand(p_s, o_k, o_v, K, V).to(tl.float32)
-        b_phi += tl.sum(b_s * load_operand(p_ds, o_k, o_v, K, V).to(tl.float32), axis=1)
+        b_s = load_operand(p_s, o_k, o_v, K, V, V_FIRST).to(tl.float32)
+        b_phi += tl.sum(b_s * load_operand(p_ds, o_k, o_v, K, V, DS_V_FIRST).to(tl.float32), axis=1)
     return b_phi

@@ -18,20 +18,21 @@ from torch import Tensor
 
 from ..launch import Launcher, settle_keys
 from .apply import gv_apply_kernel
+from .closed import closed, gv_closed_kernel
 from .mild import gv_mild_kernel
 from .problem import MAX_CHUNK, Problem, Side
 from .scores import gv_scores_kernel
 from .walk import gv_walk_kernel
 
-settle_keys(gv_walk_kernel, gv_mild_kernel, gv_scores_kernel, gv_apply_kernel)
+settle_keys(gv_walk_kernel, gv_mild_kernel, gv_scores_kernel, gv_apply_kernel, gv_closed_kernel)
 
 # The chunks' states where they are materialized, and the state before each slice.
 Kept = tuple[Tensor | None, list[Tensor]]
 
 
 def forward(p: Problem, launch: Launcher) -> tuple[Tensor, Tensor, Kept]:
-    """o [B, T, H, V] in the inputs' dtype, the final state [B, H, K, V] in float32, and what the backward pass can make
-    use of."""
+    """o [B, T, H, V] in the inputs' dtype, the final state in float32, as the initial one lies, and what the backward
+    pass can make use of."""
     o = torch.empty_like(p.v)
     keys, values = p.sides(None)
     state, boundary = p.first(p.initial_state, launch), []
@@ -51,7 +52,7 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor]:
     """dq, dk, dv, dg, dgv and the initial state's gradient.
 
-    do [B, T, H, V]; d_final [B, H, K, V] float32 or None. States are computed again unless the forward pass kept them.
+    do [B, T, H, V]; d_final like the final state, or None. States are computed again unless the forward pass kept them.
     """
     dq, dk, dv = torch.empty_like(p.q), torch.empty_like(p.k), torch.empty_like(p.v)
     dg, dgv = (None if gates is None else torch.empty_like(gates) for gates in (p.g, p.gv))
@@ -82,4 +83,4 @@ def _boundary_states(p: Problem, sides: tuple[Side, Side], launch: Launcher) -> 
     return boundary
 
 
-__all__ = ["MAX_CHUNK", "Kept", "Problem", "backward", "forward"]
+__all__ = ["MAX_CHUNK", "Kept", "Problem", "backward", "closed", "forward"]

@@ -60,7 +60,8 @@ class Side:
 
 @dataclass(frozen=True)
 class Problem(CallContext):
-    """The inputs of one call: q, k, g [B, T, H, K]; v, gv [B, T, H, V]; initial_state [B, H, K, V] float32."""
+    """The inputs of one call: q, k, g [B, T, H, K]; v, gv [B, T, H, V]; initial_state [B, H, K, V] float32, or v_first
+    [B, H, V, K]."""
 
     q: Tensor
     k: Tensor
@@ -70,6 +71,7 @@ class Problem(CallContext):
     scale: float
     initial_state: Tensor | None
     schedule: Schedule
+    v_first: bool = False
 
     @cached_property
     def slices(self) -> list[Slice]:
@@ -105,6 +107,11 @@ class Problem(CallContext):
         chunk = self.schedule.chunk
         return self.q.new_empty(B * H, self.slices[0].chunks, chunk, chunk, dtype=torch.float32)
 
+    def one_state(self) -> Tensor:
+        """Room for one state of every head, or the gradient of one, float32, as the call's own lie."""
+        B, _, H, K, V = self.dims
+        return self.q.new_empty(B, H, *((V, K) if self.v_first else (K, V)), dtype=torch.float32)
+
     def first(self, start: Tensor | None, launch: Launcher) -> Tensor:
         """The state, or gradient, that a walk over all slices starts from: zero where none is given."""
         if start is not None:
@@ -117,7 +124,7 @@ class Problem(CallContext):
         self, piece: Slice, sides: tuple[Side, Side], start: Tensor, stored: Tensor | None, end: Tensor | None,
         reverse: bool = False,
     ) -> Launch:  # fmt: skip
-        """A walk over a slice from ``start`` to ``end`` [B, H, K, V]: forward with rows (k, v), else with (q, do). With
+        """A walk over a slice from ``start`` to ``end``: forward with rows (k, v), else with (q, do). With
         ``stored`` it leaves the chunks' half decays, too."""
         _, _, _, K, V = self.dims
         block_k, block_v = self._columns(K), self._columns(V)
@@ -130,7 +137,7 @@ class Problem(CallContext):
         constexprs = {
             "K": K, "V": V, "BK": block_k, "BV": block_v, "REVERSE": reverse, "STORE": stored is not None,
             "STORE_END": end is not None,
-            "GATED_K": self.g is not None, "GATED_V": self.gv is not None,
+            "GATED_K": self.g is not None, "GATED_V": self.gv is not None, "V_FIRST": self.v_first,
         }  # fmt: skip
         programs, chunk = cdiv(K, block_k) * cdiv(V, block_v), self.schedule.chunk
         bytes_a_chunk = chunk * (self._bytes(x, self.g) * block_k + self._bytes(y, self.gv) * block_v)

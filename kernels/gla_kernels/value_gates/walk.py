@@ -46,14 +46,14 @@ def gv_walk_kernel(
     p_x, p_y, p_gx, p_gy, p_start, p_s, p_hx, p_hy, p_end, scale, T, H, n_here, first_chunk,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     REVERSE: tl.constexpr, STORE: tl.constexpr, STORE_END: tl.constexpr, GATED_K: tl.constexpr, GATED_V: tl.constexpr,
-    DOT: tl.constexpr, PRECISION: tl.constexpr,
+    V_FIRST: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """A walk over n_here chunks from first_chunk on, from their last one to their first with REVERSE.
 
     p_x, p_gx [B, T, H, K]: k and g, or q and g; p_y, p_gy [B, T, H, V]: v and gv, or do and gv. p_start, p_end
-    [B*H, K, V], float32: where the walk starts and, with STORE_END, what it leads to. With STORE, p_s
-    [B*H, n_here, K, V]: what it comes to each chunk with, and of the gated sides p_hx [B*H, n_here, K] and p_hy
-    [B*H, n_here, V], float32: log2 of half of each chunk's decay.
+    [B*H, K, V], or V_FIRST [B*H, V, K], float32: where the walk starts and, with STORE_END, what it leads to. With
+    STORE, p_s [B*H, n_here, K, V]: what it comes to each chunk with, and of the gated sides p_hx [B*H, n_here, K] and
+    p_hy [B*H, n_here, V], float32: log2 of half of each chunk's decay.
     """
     NK: tl.constexpr = (K + BK - 1) // BK
     NV: tl.constexpr = (V + BV - 1) // BV
@@ -66,7 +66,7 @@ def gv_walk_kernel(
         p_gx += i_row0 * K
     if GATED_V:
         p_gy += i_row0 * V
-    b_s = load_state(p_start + i_bh * K * V, o_k, o_v, K, V)
+    b_s = load_state(p_start + i_bh * K * V, o_k, o_v, K, V, V_FIRST)
     for i_step in tl.range(0, n_here):
         i_c = n_here - 1 - i_step if REVERSE else i_step
         i_row, i_here = (first_chunk + i_c) * C, i_bh * n_here + i_c
@@ -82,4 +82,4 @@ def gv_walk_kernel(
         b_s = b_s * tl.exp2(b_decay_k)[:, None] * tl.exp2(b_decay_v)[None, :]
         b_s += scale * product(tl.trans(b_x), b_y, tl.zeros([BK, BV], dtype=tl.float32), DOT, PRECISION)
     if STORE_END:
-        store_state(p_end + i_bh * K * V, b_s, o_k, o_v, K, V)
+        store_state(p_end + i_bh * K * V, b_s, o_k, o_v, K, V, V_FIRST)

@@ -146,7 +146,9 @@ def states_and_output(K, V, gates, schedule, every, place, gate_type):
         "n_start": p.states_a_head(starts), "p_few": few, "n_few": 0 if few is None else few.shape[1],
         "every": max(1, every),
     }  # fmt: skip
-    flags = {"HAS_S0": True, "STORE_S": every == 1, "STORE_FEW": few is not None, "STORE_ST": True}
+    args, flags = p.with_sequences(args, "p_sn", None)
+    flags |= {"HAS_S0": True, "STORE_S": every == 1, "STORE_FEW": few is not None, "STORE_ST": True}
+    flags["S0_V_FIRST"] = False
     assert p.config.walk is not None
     place.run(p.walk_on_chip(walk_hopper_kernel, p.config.walk, args, p.slices[0], states, **flags))
     x.rows_are_right(o, x.o)
@@ -175,7 +177,8 @@ def test_gradients_of_states_and_dv(K, V, gates, schedule, gate_type, place):
         "p_h": x.halves.to(place.device), "p_dst": ends, "p_ds": grads, "p_ds0": d_first, "p_dv": dv,
         "scale": x.scale, "n_end": p.states_a_head(ends),
     }  # fmt: skip
-    flags = {"HAS_DST": True, "STORE_DS0": True}
+    args, flags = p.with_sequences(args, "p_dsn", None)
+    flags |= {"HAS_DST": True, "STORE_DS0": True, "DST_V_FIRST": False}
     assert p.config.grad_walk is not None
     place.run(p.walk_on_chip(grad_walk_hopper_kernel, p.config.grad_walk, args, p.slices[0], grads, **flags))
     x.rows_are_right(dv, x.dv)
@@ -203,7 +206,8 @@ def test_gradients_of_q_k_and_gates_over_runs_of_chunks(K, V, stages, gates, eve
         "n_few": few.shape[1],
     }  # fmt: skip
     kernel = grad_qk_runs_hopper_kernel if V <= NARROW else grad_qk_wide_runs_hopper_kernel
-    place.run(p.of_chunks(kernel, p.config.grad_qk, args, p.whole, states, every, STAGES=stages))
+    args, flags = p.with_sequences(args, "p_sn", None)
+    place.run(p.of_chunks(kernel, p.config.grad_qk, args, p.whole, states, every, STAGES=stages, **flags))
     x.rows_are_right(into["dq"], x.dq)
     x.rows_are_right(into["dk"], x.dk)
     x.rows_are_right(into["dg"], x.dg, DIFFERENCE * (x.given["q"].cpu().double() * x.dq))
@@ -220,5 +224,7 @@ def test_gradients_of_q_k_and_gates(K, V, stages, closed, gate_type, place, chun
     x = chunks((1, 150, 2, K, V), lambda g: torch.where(g < -3.5, closed, g), gate_type)
     p, (args, into) = x.problem(), x.arguments("dq", "dk", "dg")
     assert 0 < x.mild_tiles.sum() < x.mild_tiles.numel()
-    place.run(p.of_chunks(grad_qk_hopper_kernel, p.config.grad_qk, args, p.whole, x.given["s"], STAGES=stages))
+    args, flags = p.with_sequences(args, "p_sn", None)
+    launch = p.of_chunks(grad_qk_hopper_kernel, p.config.grad_qk, args, p.whole, x.given["s"], STAGES=stages, **flags)
+    place.run(launch)
     x.check(into, x.mild_tiles)

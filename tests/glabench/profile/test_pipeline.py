@@ -89,6 +89,28 @@ def test_gates_on_the_value_side_have_no_profile() -> None:
     assert (row.status, row.reason) == ("unsupported", "the model of a profile knows no gates on the value side")
 
 
+def test_packed_sequences_have_no_profile() -> None:
+    row = pipeline.run_case(replace(CASE, B=1, lengths=str(CASE.T)), "tests", Settings.for_device("cpu"))
+    assert (row.status, row.reason) == ("unsupported", "the model of a profile knows no packed sequences")
+
+
+def test_gates_in_float32_are_more_bytes() -> None:
+    rows = [
+        pipeline.run_case(case, "tests", Settings.for_device("cpu"))
+        for case in (CASE, replace(CASE, gate_dtype="fp32"))
+    ]
+    read = []
+    for row in rows:
+        assert row.profile is not None
+        kernels = [
+            kernel["work"]["tensors"]["g"]["read"]
+            for kernel in row.profile["kernels"]
+            if "g" in kernel["work"]["tensors"]
+        ]
+        read.append(sum(kernels))
+    assert read[1] == 2 * read[0] > 0
+
+
 def test_what_cannot_run_says_why() -> None:
     row = pipeline.run_case(replace(CASE, K=1024), "tests", Settings.for_device("cpu"))
     assert row.status == "unsupported"

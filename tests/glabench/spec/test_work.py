@@ -128,3 +128,43 @@ def test_the_scan_is_counted_as_a_recurrence_and_the_direct_form_by_its_chunk() 
     assert of("scan") == of("recurrent_hbm") == of("gla_recurrent")
     assert of("parallel_triton") == of("parallel_torch")
     assert of("chunkwise_direct", chunk=16) == of("gla", chunk=16)
+
+
+def test_gates_in_float32_have_bytes_of_their_own() -> None:
+    wide, narrow = of(gate_dtype="fp32"), of()
+    assert wide["flops"] == narrow["flops"]
+    assert wide["hbm_bytes"] - narrow["hbm_bytes"] == 600 * 8 * 2
+    assert of(gate_dtype="fp32", mode="bwd")["hbm_bytes"] - of(mode="bwd")["hbm_bytes"] == 600 * 2 * 8 * 2
+    both = of(gate_dtype="fp32", value_gate=True)["hbm_bytes"] - of(value_gate=True)["hbm_bytes"]
+    assert both == 600 * (8 + 16) * 2
+    assert of("simple_gla", gate_dtype="fp32")["hbm_bytes"] - of("simple_gla")["hbm_bytes"] == 600 * 2
+    assert of("fa2", gate_strength=None)["hbm_bytes"] == of("fa2")["hbm_bytes"]
+
+
+def test_scores_of_packed_sequences_span_no_other_sequence() -> None:
+    packed, one = of(B=1, lengths="60,10,30"), of(B=1)
+    spans = 60 * 60 + 10 * 10 + 30 * 30  # none is as long as a chunk of 64
+    assert packed["flops"] == 3 * (100 * 4 * 8 * 16 + spans * (8 + 16))
+    assert of(B=1, lengths="100") == one
+    assert packed["hbm_bytes"] == one["hbm_bytes"]
+    assert of(B=1, lengths="60,10,30", chunk=16)["flops"] < of(B=1, chunk=16)["flops"]
+    assert of("gla_recurrent", B=1, lengths="60,10,30") == of("gla_recurrent", B=1)
+    assert of("parallel_torch", B=1, lengths="60,10,30")["flops"] == 3 * spans * 24
+
+
+def test_a_batch_of_any_size_is_counted_at_once() -> None:
+    assert of(B=2**31 - 1, T=1, H=1, initial_state=True)["flops"] == (2**31 - 1) * (512 + 24)
+    assert of("fa2", B=2**31 - 1, T=1, H=1)["flops"] == (2**31 - 1) * 2 * 16
+
+
+def test_packed_sequences_have_a_state_each() -> None:
+    states = {n: of(B=1, lengths=f"uniform:{n}", initial_state=True)["hbm_bytes"] for n in (1, 4)}
+    assert states[4] - states[1] == 2 * 3 * (3 * 8 * 16 * 4)
+    assert states[1] == of(B=1, initial_state=True)["hbm_bytes"]
+
+
+def test_attention_of_packed_sequences_is_of_each_alone() -> None:
+    packed, one = of("fa2", B=1, lengths="60,40"), of("fa2", B=1)
+    assert packed["flops"] == 3 * (60 * 60 + 40 * 40) * 16 * 2
+    assert one["flops"] == 3 * 100 * 100 * 16 * 2
+    assert packed["hbm_bytes"] == one["hbm_bytes"]

@@ -102,6 +102,17 @@ def test_16_bits(name: str, dtype: Any, gates: str) -> None:
     compare(load(name), case, inputs_of(case, gates))
 
 
+@pytest.mark.parametrize("name", GATED)
+def test_gates_in_float32(name: str) -> None:
+    case = case_of(name, dtype="bf16", gate_dtype="fp32", H=1)
+    x = inputs_of(case)
+    assert x.g is not None
+    assert (x.q.dtype, x.g.dtype) == (torch.bfloat16, torch.float32)
+    compare(load(name), case, x)
+    gates = [one.args["p_g"] for one in load(name).launches(case, "sm_90") if one.args.get("p_g") is not None]
+    assert {g.dtype for g in gates} == {torch.float32}
+
+
 @pytest.mark.parametrize(("name", "B", "T", "K", "V"), SHAPES)
 def test_any_shape(name: str, B: int, T: int, K: int, V: int) -> None:
     case = case_of(name, B=B, H=1, T=T, K=K, V=V)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -81,3 +82,45 @@ def test_gates_are_never_positive_and_as_strong_as_asked() -> None:
 def test_bytes_are_known_before_anything_is_made(case: Case) -> None:
     inputs = make_inputs(case, CATALOG[case.system].operator, "cpu")
     assert input_bytes(case) == inputs.nbytes
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize("strength", [1.0, 1e6])
+def test_gates_of_either_dtype_are_the_same_but_for_rounding(dtype: Any, strength: float) -> None:
+    case = replace(CASE, dtype=dtype, gate_strength=strength, value_gate=True)
+    narrow, wide = make_inputs(case, "gla", "cpu"), make_inputs(replace(case, gate_dtype="fp32"), "gla", "cpu")
+    for name, x in narrow.tensors():
+        other = getattr(wide, name)
+        if name in ("g", "gv"):
+            assert other.dtype == torch.float32
+            assert not torch.equal(other, x.float())
+            assert torch.equal(other.to(x.dtype), x)
+        else:
+            assert torch.equal(other, x)
+    assert input_bytes(replace(case, gate_dtype="fp32")) == wide.nbytes
+
+
+def test_packed_sequences_have_a_state_each_and_the_same_tokens() -> None:
+    case = Case("gla", 1, 20, 3, 8, 12, initial_state=True)
+    one, packed = make_inputs(case, "gla", "cpu"), make_inputs(replace(case, lengths="12,3,5"), "gla", "cpu")
+    assert torch.equal(one.q, packed.q)
+    assert packed.initial_state is not None
+    assert packed.initial_state.shape == (3, 3, 8, 12)
+    assert packed.dstate is not None
+    assert packed.dstate.shape == (3, 3, 8, 12)
+    assert packed.cu_seqlens is not None
+    assert packed.cu_seqlens.dtype == packed.packed.cu_seqlens_cpu.dtype == torch.int32
+    assert packed.cu_seqlens.tolist() == packed.packed.cu_seqlens_cpu.tolist() == [0, 12, 15, 20]
+    assert packed.packed.longest == 12
+    assert one.cu_seqlens is None
+    assert input_bytes(replace(case, lengths="12,3,5")) == packed.nbytes
+
+
+def test_bounds_are_one_tensor_for_all_sets_and_no_leaf() -> None:
+    """FLA prepares once for a tensor that it knows."""
+    case = Case("gla", 1, 20, 3, 8, 12, lengths="uniform:4")
+    one, two = (make_inputs(case, "gla", "cpu", salt) for salt in (0, 1))
+    assert not torch.equal(one.q, two.q)
+    assert one.cu_seqlens is two.cu_seqlens
+    assert one.with_grad().cu_seqlens is one.cu_seqlens
+    assert "packed" not in dict(one.tensors())

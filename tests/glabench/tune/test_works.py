@@ -12,6 +12,10 @@ from gla_kernels import Schedule, Workload
 from gla_kernels.plan.table import key_of
 from glabench.errors import UserError
 from glabench.spec.case import Case
+from glabench.spec.catalog import CATALOG
+from glabench.systems.gla import Gla
+from glabench.tune import stage
+from glabench.tune.session import describe
 from glabench.tune.works import of_cases, of_shape, of_sweep
 
 SHAPE: dict[str, Any] = {"B": 1, "T": 64, "H": 2, "K": 32, "V": 32}
@@ -44,11 +48,26 @@ def test_cases_of_one_shape_are_one_group_with_each_direction_once() -> None:
         Case("gla", **SHAPE, mode="fwd", chunk=64, sub_chunk=16, materialize=False),
         Case("gla_recurrent", **SHAPE, mode="step"),
         Case("gla", **SHAPE, mode="bwd", value_gate=True, chunk=16),  # kernels that are not tuned
+        Case("gla", **SHAPE, mode="bwd", lengths="uniform:2", chunk=16),  # nor are their plans for packed sequences
+        Case("gla", **SHAPE, mode="fwd", gate_dtype="fp32"),
     ]
     fwd = Workload("fwd", 1, 64, 2, 32, 32)
     ungated = [Workload(name, 1, 64, 2, 32, 32, gated=False) for name in ("fwd", "bwd")]
     asked = Workload("fwd", 1, 64, 2, 32, 32, schedule=Schedule(64, 16, False))
-    assert of_cases(cases) == [[fwd, Workload("bwd", 1, 64, 2, 32, 32)], ungated, [asked]]
+    wide = Workload("fwd", 1, 64, 2, 32, 32, gate_dtype="fp32")
+    assert of_cases(cases) == [[fwd, Workload("bwd", 1, 64, 2, 32, 32)], ungated, [asked], [wide]]
+
+
+def test_a_shape_with_gates_in_float32_and_its_case() -> None:
+    forward, backward = of_shape("1,64,2,32,32", gate_dtype="fp32")
+    assert (forward.gate_dtype, backward.gate_dtype) == ("fp32", "fp32")
+    assert of_shape("1,64,2,32,32", gate_dtype="bf16") == of_shape("1,64,2,32,32")
+    case = stage.case_of(forward)
+    assert (case.dtype, case.gate_dtype) == ("bf16", "fp32")
+    assert Gla(CATALOG["gla"]).workload(case) == forward
+    assert describe(forward) == "B=1 T=64 H=2 K=32 V=32 bf16, gates in fp32"
+    with pytest.raises(UserError, match="--gate-dtype fp8: expected bf16, as q, or fp32"):
+        of_shape("1,64,2,32,32", gate_dtype="fp8")
 
 
 def test_a_mode_leaves_the_other_direction_out(tmp_path: Path) -> None:

@@ -48,6 +48,7 @@ from .layouts import (
     sums_of,
     wide,
 )
+from .packed import firsts_of_rows, head_and_tail, of_rows, passes, phi_of_rows, same_scores, sums_in_sequences
 
 
 @gluon.jit
@@ -67,8 +68,9 @@ def _load_values(
 
 @gluon.jit(do_not_specialize=["n_blocks", "n_here", "first_chunk", "n_stored"])
 def grad_qk_hopper_kernel(
-    d_q, d_k, d_v, d_g, d_do, d_s, d_ds, p_h, d_dq, d_dk, d_dg, scale, H, n_blocks, n_here, first_chunk, n_stored,
-    K: gl.constexpr, V: gl.constexpr, STAGES: gl.constexpr,
+    d_q, d_k, d_v, d_g, d_do, d_s, d_ds, p_h, p_marks, p_edges, d_dq, d_dk, d_dg,
+    scale, H, n_blocks, n_here, first_chunk, n_stored,
+    K: gl.constexpr, V: gl.constexpr, STAGES: gl.constexpr, PACKED: gl.constexpr,
 ):  # fmt: skip
     """dq, dk and dg [B, T, H, K] of n_here chunks from first_chunk on, of tiles that are mild: see grad_qk.py. bf16.
 
@@ -123,6 +125,9 @@ def grad_qk_hopper_kernel(
     async_load(d_q, [i_batch, i_row, i_col], bar_qk, s_q)
 
     # while it comes: h, and both triangles
+    if PACKED:
+        head, tail = head_and_tail(p_edges, i_row)
+        b_first = firsts_of_rows(p_marks, i_row)
     p_h += (i_bh.to(gl.int64) * n_blocks + first_chunk + i_c) * K + i_k * ROWS
     b_h = gl.exp2(gl.load(p_h + gl.arange(0, ROWS, gl.SliceLayout(1, ACCUMULATOR))))
     mild = gl.min(gl.load(p_h + gl.arange(0, ROWS, gl.SliceLayout(0, EVERYWHERE))), axis=0) > LEAST_HALF
@@ -130,7 +135,10 @@ def grad_qk_hopper_kernel(
     m_lower = o_i[:, None] >= o_j[None, :]
     s_m.store(gl.where(m_lower, 0.5, -0.5).to(gl.bfloat16))
     if OWN_U:
-        s_u.store(gl.where(m_lower, 1.0, 0.0).to(gl.bfloat16))
+        if PACKED:
+            sums_in_sequences(s_u, p_marks, i_row)
+        else:
+            s_u.store(gl.where(m_lower, 1.0, 0.0).to(gl.bfloat16))
     fence_async_shared()
     barrier()
 
@@ -162,12 +170,19 @@ def grad_qk_hopper_kernel(
 
     # A, into shared memory
     o_i, o_j = gl.arange(0, ROWS, gl.SliceLayout(1, ACCUMULATOR)), gl.arange(0, ROWS, gl.SliceLayout(0, ACCUMULATOR))
-    b_ah, b_al = cut(gl.where(o_i[:, None] >= o_j[None, :], b_a * scale, 0.0))
+    b_a = gl.where(o_i[:, None] >= o_j[None, :], b_a * scale, 0.0)
+    if PACKED:
+        b_a, b_x, b_y = same_scores(b_a, b_first), of_rows(b_x, 0, head), of_rows(b_y, tail, ROWS)
+        b_phi = gl.where(passes(head, tail), b_phi, 0.0)
+    b_ah, b_al = cut(b_a)
     barrier()  # every warp is done with M and g
     s_m.store(b_ah)
     s_low.store(b_al)
     if not OWN_U:
-        s_u.store(gl.where(m_lower, 1.0, 0.0).to(gl.bfloat16))
+        if PACKED:
+            sums_in_sequences(s_u, p_marks, i_row)
+        else:
+            s_u.store(gl.where(m_lower, 1.0, 0.0).to(gl.bfloat16))
     b_x = b_x * (scale * b_h)[:, None]
     fence_async_shared()
     barrier()
@@ -195,12 +210,16 @@ def grad_qk_hopper_kernel(
         async_store(d_dq, [i_batch, i_row, i_col], s_dq)
         async_store(d_dk, [i_batch, i_row, i_col], s_k)
     b_dg = warpgroup_mma_wait(0, (b_dg,))
+    if PACKED:
+        b_dg += phi_of_rows(b_phi, tail)
+    else:
+        b_dg += b_phi[:, None]
     if WIDE:
         barrier()  # every warp is done with U
-        matrix(s_g).permute((1, 0)).store(b_dg + b_phi[:, None])
+        matrix(s_g).permute((1, 0)).store(b_dg)
         s_dg = s_g
     else:
-        s_m.permute((1, 0)).store(rounded(b_dg + b_phi[:, None]))
+        s_m.permute((1, 0)).store(rounded(b_dg))
         s_dg = s_m.reshape([1, ROWS, ROWS])
     fence_async_shared()
     barrier()

@@ -31,6 +31,7 @@ from .layouts import (
     sums_of,
     wide,
 )
+from .packed import of_rows, phi_of_rows, same_scores, sequence_of, state_at
 
 
 @gluon.jit
@@ -109,17 +110,38 @@ def after_rows(b_d, nil):
 
 
 @gluon.jit
-def decayed_keys(s_k, b_d):
-    """(k e^D)^T as an operand."""
-    return gl.convert_layout(rounded(features_first(s_k) * gl.exp2(b_d)), OPERAND, True)
+def decayed_keys(s_k, b_d, tail, PACKED: gl.constexpr):
+    """(k e^D)^T as an operand, PACKED of the rows from tail on."""
+    b_e = gl.exp2(b_d)
+    if PACKED:
+        b_e = of_rows(b_e, tail, ROWS)
+    return gl.convert_layout(rounded(features_first(s_k) * b_e), OPERAND, True)
 
 
 @gluon.jit
-def scores_in_parts(b_a, scale, nil):
-    """A, in two parts."""
+def first_state(p_sn, p_marks, n_rows, i_row, i_head, n_heads, i_feature, i_v, b_d, b_half, tail,
+                K: gl.constexpr, V: gl.constexpr, V_FIRST: gl.constexpr):  # fmt: skip
+    """64 features and columns of the state before the sequence that begins at row ``tail`` of a chunk, decayed over the
+    rows from there on: as `after_rows` has it before, or over all."""
+    o_t = gl.arange(0, ROWS, gl.SliceLayout(0, ACCUMULATOR))
+    o_k = i_feature + gl.arange(0, ROWS, gl.SliceLayout(1, ACCUMULATOR))
+    b_e = gl.sum(gl.where((o_t == tail - 1)[None, :], b_d, 0.0), axis=1)
+    b_e = gl.exp2(gl.where(tail == 0, 2.0 * b_half, b_e))
+    o_s, _ = state_at(o_k, i_v + o_t, K, V, V_FIRST)
+    p_sn += (sequence_of(p_marks, n_rows, i_row + ROWS - 1) * n_heads + i_head) * K * V
+    return gl.load(p_sn + o_s) * b_e[:, None]
+
+
+@gluon.jit
+def scores_in_parts(b_a, scale, nil, head, b_first, PACKED: gl.constexpr):
+    """A, in two parts. b_first: `packed.firsts_of_rows`, if they are."""
     o_r = gl.arange(0, ROWS, gl.SliceLayout(1, ACCUMULATOR))
     o_t = gl.arange(0, ROWS, gl.SliceLayout(0, ACCUMULATOR))
-    return cut(gl.where(o_r[:, None] + nil >= o_t[None, :], b_a * scale, 0.0))
+    b_a = gl.where(o_r[:, None] + nil >= o_t[None, :], b_a * scale, 0.0)
+    if PACKED:
+        if head < ROWS:
+            b_a = same_scores(b_a, b_first)
+    return cut(b_a)
 
 
 @gluon.jit
@@ -152,7 +174,8 @@ def sums_begun(b_diff, s_u):
 
 @gluon.jit
 def leave(
-    b_dg, b_dk, b_phi, b_diff, mild, d_dq, d_dk, d_dg, p_dg, T, stride, s_q, s_high, s_low, i_batch, i_row, i_col, nil
+    b_dg, b_dk, b_phi, b_diff, mild, tail, d_dq, d_dk, d_dg, p_dg, T, stride, s_q, s_high, s_low,
+    i_batch, i_row, i_col, nil, PACKED: gl.constexpr,
 ):  # fmt: skip
     """dq, dk and dg, from where q and A are; dg in float32 from registers, as there is no room for it."""
     if d_dg.dtype == gl.float32:
@@ -171,16 +194,22 @@ def leave(
         if mild:
             gl.store(p_dg + o_t * stride + o_k, b_dg, mask=o_t < T - i_row)
     else:
-        _leave(b_dg, b_dk, b_phi, mild, d_dq, d_dk, d_dg, s_q, s_high, s_low, i_batch, i_row, i_col)
+        _leave(b_dg, b_dk, b_phi, mild, tail, d_dq, d_dk, d_dg, s_q, s_high, s_low, i_batch, i_row, i_col, PACKED)
 
 
 @gluon.jit
-def _leave(b_dg, b_dk, b_phi, mild, d_dq, d_dk, d_dg, s_q, s_high, s_low, i_batch, i_row, i_col):
+def _leave(
+    b_dg, b_dk, b_phi, mild, tail, d_dq, d_dk, d_dg, s_q, s_high, s_low, i_batch, i_row, i_col, PACKED: gl.constexpr
+):
     """`leave` of gates in bfloat16."""
     barrier()  # every warp is done with A
     s_high.permute((1, 0)).store(b_dk)
     b_dg = warpgroup_mma_wait(0, (b_dg,))
-    s_low.permute((1, 0)).store(rounded(b_dg + b_phi[:, None]))
+    if PACKED:
+        b_dg += phi_of_rows(b_phi, tail)
+    else:
+        b_dg += b_phi[:, None]
+    s_low.permute((1, 0)).store(rounded(b_dg))
     fence_async_shared()
     barrier()
     if mild:

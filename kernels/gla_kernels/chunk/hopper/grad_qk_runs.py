@@ -25,6 +25,7 @@ from ...launch.tritons import async_load, async_store, barrier
 from .grad_qk_rows import (
     after_rows,
     decayed_keys,
+    first_state,
     gates_begun,
     leave,
     places,
@@ -52,6 +53,7 @@ from .layouts import (
     rounded,
     wide,
 )
+from .packed import as_factor, firsts_of_rows, head_and_tail, of_rows, passes, sums_in_sequences
 from .strong_gates import hidden_zero
 
 
@@ -68,17 +70,18 @@ def _send_values(
     )  # fmt: skip
 
 
-@gluon.jit(do_not_specialize=["T", "n_blocks", "n_here", "first_chunk", "n_stored", "n_few", "every"])
+@gluon.jit(do_not_specialize=["T", "n_blocks", "n_here", "first_chunk", "n_stored", "n_few", "every", "n_rows"])
 def grad_qk_runs_hopper_kernel(
-    d_q, d_k, d_v, d_g, d_do, d_s, d_few, d_ds, p_h, d_dq, d_dk, d_dg, p_dg,
-    scale, T, H, n_blocks, n_here, first_chunk, n_stored, n_few, every,
+    d_q, d_k, d_v, d_g, d_do, d_s, d_few, d_ds, p_h, p_marks, p_edges, p_sn, d_dq, d_dk, d_dg, p_dg,
+    scale, T, H, n_blocks, n_here, first_chunk, n_stored, n_few, every, n_rows, n_heads,
     K: gl.constexpr, V: gl.constexpr, STAGES: gl.constexpr,
+    PACKED: gl.constexpr, HAS_SN: gl.constexpr, V_FIRST: gl.constexpr,
 ):  # fmt: skip
     """dq, dk and dg [B, T, H, K] of n_here chunks from first_chunk on, of tiles that are mild: see grad_qk.py. bf16.
 
     K and V are multiples of 64: a program has 64 features of a run of ``every`` chunks. It starts from the state before
     the run, in p_few [B*H, n_few, K, V], and leads it along as walk.py does. p_s [B*H, n_stored, K, V] is given the
-    states before chunks that are not mild.
+    states before chunks that are not mild. PACKED: see `packed.py`; p_sn: as in `states_kernel`.
 
     Shared memory: the state, cut in two; q, k, g; STAGES tiles of V of dO, V and dS; A's leading bits, then dk; A's
     next ones, then dg; L; U. dq leaves from where q was. With gates in float32 D is kept where g was, dg leaves from
@@ -105,6 +108,7 @@ def grad_qk_runs_hopper_kernel(
     for i_tile in range(gl.minimum(STAGES, count * NV)):
         _send_values(i_tile, d_do, d_v, d_ds, s_do, s_v, s_ds, bars, i_batch, i_row0, i_out, i_state, K, NV, STAGES)
 
+    i_feature = i_col % K
     s_l = s_u
     if not WIDE:
         s_l = gl.allocate_shared_memory(gl.bfloat16, [ROWS, ROWS], SHARED)
@@ -115,6 +119,7 @@ def grad_qk_runs_hopper_kernel(
         s_rest.index(i).store(b_zero.to(gl.bfloat16))
     mbarrier.wait(bar_s, 0)
 
+    mixed = count < 0  # whether U is of several sequences
     for i_c in range(count):
         i_row, phase, more = i_row0 + i_c * ROWS, i_c & 1, i_c + 1 < count
         nil = hidden_zero(i_row)
@@ -130,9 +135,18 @@ def grad_qk_runs_hopper_kernel(
         mild = least > LEAST_HALF
         p_h += K
         b_h = gl.exp2(b_half)
+        wanted = not mild  # the strong kernel asks for the state
+        head, tail, b_first = ROWS, 0, None
+        if PACKED:
+            head, tail = head_and_tail(p_edges, i_row)
+            b_first = firsts_of_rows(p_marks, i_row)
+            wanted = wanted | ((head > 0) & (not passes(head, tail)))  # and so does `edges`, where a sequence ends
+            if mixed | (not passes(head, tail)):
+                sums_in_sequences(s_u, p_marks, i_row)
+            mixed = not passes(head, tail)
         fence_async_shared()
         barrier()
-        if not mild:  # the strong kernel asks for the state
+        if wanted:
             for i in gl.static_range(NV):
                 async_store(d_s, [i_state + i_c * K, i * ROWS], s_s.index(i))
             tma.store_wait(0)
@@ -146,7 +160,10 @@ def grad_qk_runs_hopper_kernel(
         if WIDE:
             matrix(s_g).permute((1, 0)).store(b_d)
         mbarrier.wait(bar_k, phase)
-        b_kd = decayed_keys(s_k, b_d)
+        b_f = b_h * b_h
+        if PACKED:
+            b_f = b_f * as_factor(passes(head, tail))
+        b_kd = decayed_keys(s_k, b_d, tail, PACKED)
         tma.store_wait(0)
         barrier()  # the dq of the chunk before has left
         send(d_q, s_q, bar_q, i_batch, i_row, i_col)
@@ -165,7 +182,14 @@ def grad_qk_runs_hopper_kernel(
             b_y = warpgroup_mma(b_ds, b_v.permute((1, 0)), b_y, is_async=True)
             b_sw = wide(b_s.load(ACCUMULATOR))
             b_phi += gl.sum(b_sw * wide(b_ds.load(ACCUMULATOR)), axis=1)
-            b_next = (b_sw + wide(s_rest.index(i_v + nil).load(ACCUMULATOR))) * (b_h * b_h)[:, None]
+            b_next = (b_sw + wide(s_rest.index(i_v + nil).load(ACCUMULATOR))) * b_f[:, None]
+            if PACKED:
+                if HAS_SN:
+                    if (not passes(head, tail)) & (tail < ROWS):
+                        b_next = first_state(
+                            p_sn, p_marks, n_rows, i_row, i_out // V, n_heads, i_feature, i_v * ROWS, b_d, b_half,
+                            tail, K, V, V_FIRST,
+                        )  # fmt: skip
             b_next = warpgroup_mma(b_kd, b_v, b_next, is_async=True)
             b_a, b_x, b_y, b_next = warpgroup_mma_wait(0, (b_a, b_x, b_y, b_next))
             fence_async_shared()
@@ -180,6 +204,11 @@ def grad_qk_runs_hopper_kernel(
                 b_s.store(b_sh)
                 s_rest.index(i_v + nil).store(rounded(b_next - wide(b_sh)))
 
+        if PACKED:
+            if not passes(head, tail):
+                b_x, b_y = of_rows(b_x, 0, head), of_rows(b_y, tail, ROWS)
+            b_phi = b_phi * as_factor(passes(head, tail))
+
         # the gates' sums once more: they would take the registers of the state; C = h - D
         if WIDE:
             b_d = matrix(s_g).permute((1, 0)).load(ACCUMULATOR)
@@ -189,7 +218,7 @@ def grad_qk_runs_hopper_kernel(
         b_kh, b_kl = cut(features_first(s_k) * b_e)
 
         # A, into shared memory
-        b_ah, b_al = scores_in_parts(b_a, scale, nil)
+        b_ah, b_al = scores_in_parts(b_a, scale, nil, head, b_first, PACKED)
         s_high.store(b_ah)
         s_low.store(b_al)
         b_x = b_x * (scale * b_h)[:, None]
@@ -205,7 +234,7 @@ def grad_qk_runs_hopper_kernel(
         b_dg = sums_begun(b_diff, s_u)
         b_dk = rounded(b_y * b_e)
         leave(
-            b_dg, b_dk, b_phi, b_diff, mild, d_dq, d_dk, d_dg, p_dg, T, H * K, s_q, s_high, s_low,
-            i_batch, i_row, i_col, nil,
+            b_dg, b_dk, b_phi, b_diff, mild, tail, d_dq, d_dk, d_dg, p_dg, T, H * K, s_q, s_high, s_low,
+            i_batch, i_row, i_col, nil, PACKED,
         )  # fmt: skip
     tma.store_wait(0)

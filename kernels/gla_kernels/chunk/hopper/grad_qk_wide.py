@@ -76,6 +76,7 @@ from .layouts import (
     matrix,
     rounded,
 )
+from .packed import firsts_of_rows, head_and_tail, of_rows, passes, sums_in_sequences
 from .strong_gates import hidden_zero
 from .walk import FEW_REGISTERS, REGISTERS
 
@@ -146,10 +147,11 @@ def _begin(b_a, b_x, b_y, s_do, s_v, s_ds, s_s, full, made, i_c, i_v, nil, NV: g
 @gluon.jit
 def _products_part(
     d_dq, d_dk, d_dg, p_dg, T, stride, t_q, t_k, t_g, s_do, s_v, s_ds, s_s, t_high, t_low, s_l, s_u, s_h, s_phi,
-    full, done, made, rows, left, bar_q, q_left, summed, scale, i_batch, i_row0, i_col, count,
-    NV: gl.constexpr, STAGES: gl.constexpr,
+    full, done, made, rows, left, bar_q, q_left, summed, p_marks, p_edges, scale, i_batch, i_row0, i_col, count,
+    NV: gl.constexpr, STAGES: gl.constexpr, PACKED: gl.constexpr,
 ):  # fmt: skip
     """dq, dk and dg of every chunk."""
+    mixed = count < 0  # whether U is of several sequences
     for i_c in range(count):
         i_row, phase = i_row0 + i_c * ROWS, i_c & 1
         nil = hidden_zero(i_row)
@@ -161,6 +163,10 @@ def _products_part(
             t_low.index(nil),
         )
         b_zero = gl.zeros([ROWS, ROWS], gl.float32, ACCUMULATOR)
+        head, tail, b_first = ROWS, 0, None
+        if PACKED:
+            head, tail = head_and_tail(p_edges, i_row)
+            b_first = firsts_of_rows(p_marks, i_row)
         mbarrier.wait(rows, phase)
         b_d = gates_begun(s_g, s_l)
         b_half = s_h.load(gl.SliceLayout(1, ACCUMULATOR))
@@ -187,7 +193,13 @@ def _products_part(
         barrier()
         mbarrier.arrive(done.index(at))
 
-        b_ah, b_al = scores_in_parts(b_a, scale, nil)
+        if PACKED:
+            if not passes(head, tail):
+                b_x, b_y = of_rows(b_x, 0, head), of_rows(b_y, tail, ROWS)
+            if mixed | (not passes(head, tail)):
+                sums_in_sequences(s_u, p_marks, i_row)
+            mixed = not passes(head, tail)
+        b_ah, b_al = scores_in_parts(b_a, scale, nil, head, b_first, PACKED)
         s_high.store(b_ah)
         s_low.store(b_al)
         b_h = gl.exp2(b_half)
@@ -201,19 +213,23 @@ def _products_part(
         b_dg = sums_begun(b_diff, s_u)
         b_dk = rounded(b_y * inverse_exp2(b_half[:, None] - b_d))
         mbarrier.wait(summed, phase)
-        b_phi += s_phi.load(gl.SliceLayout(1, ACCUMULATOR)) * (b_h * b_h)
+        b_crossing = s_phi.load(gl.SliceLayout(1, ACCUMULATOR)) * (b_h * b_h)
+        if PACKED:
+            b_crossing = gl.where(passes(head, tail), b_crossing, 0.0)
+        b_phi += b_crossing
         leave(
-            b_dg, b_dk, b_phi, b_diff, mild, d_dq, d_dk, d_dg, p_dg, T, stride, s_q, s_high, s_low,
-            i_batch, i_row, i_col, nil,
+            b_dg, b_dk, b_phi, b_diff, mild, tail, d_dq, d_dk, d_dg, p_dg, T, stride, s_q, s_high, s_low,
+            i_batch, i_row, i_col, nil, PACKED,
         )  # fmt: skip
     tma.store_wait(0)
 
 
-@gluon.jit(do_not_specialize=["T", "n_blocks", "n_here", "first_chunk", "n_stored", "n_few", "every"])
+@gluon.jit(do_not_specialize=["T", "n_blocks", "n_here", "first_chunk", "n_stored", "n_few", "every", "n_rows"])
 def grad_qk_wide_runs_hopper_kernel(
-    d_q, d_k, d_v, d_g, d_do, d_s, d_few, d_ds, p_h, d_dq, d_dk, d_dg, p_dg,
-    scale, T, H, n_blocks, n_here, first_chunk, n_stored, n_few, every,
+    d_q, d_k, d_v, d_g, d_do, d_s, d_few, d_ds, p_h, p_marks, p_edges, p_sn, d_dq, d_dk, d_dg, p_dg,
+    scale, T, H, n_blocks, n_here, first_chunk, n_stored, n_few, every, n_rows, n_heads,
     K: gl.constexpr, V: gl.constexpr, STAGES: gl.constexpr,
+    PACKED: gl.constexpr, HAS_SN: gl.constexpr, V_FIRST: gl.constexpr,
 ):  # fmt: skip
     """As `grad_qk_runs_hopper_kernel`. STAGES is 2 or more."""
     NV: gl.constexpr = V // ROWS
@@ -243,14 +259,15 @@ def grad_qk_wide_runs_hopper_kernel(
                     d_dq, d_dk, d_dg, p_dg, T, H * K,
                     t_q, t_k, t_g, s_do, s_v, s_ds, s_s, t_high, t_low, s_l, s_u, s_h, s_phi,
                     full, done, made, rows, left, bar_q, q_left, summed,
-                    scale, i_batch, i_row0, i_col, count, NV, STAGES,
+                    p_marks, p_edges, scale, i_batch, i_row0, i_col, count, NV, STAGES, PACKED,
                 ),
             ),
             (
                 state_part,
                 (
                     d_s, t_k.index(0), t_g.index(0), s_v, s_ds, s_s, s_l, s_h, s_phi,
-                    full, done, empty, made, rows, let, summed, i_state, count, K, NV, STAGES,
+                    full, done, empty, made, rows, let, summed, p_marks, p_edges, p_sn, n_rows,
+                    i_out // V, n_heads, i_col % K, i_row0, i_state, count, K, V, STAGES, PACKED, HAS_SN, V_FIRST,
                 ),
             ),
             (

@@ -41,8 +41,10 @@ from ...launch.tritons import async_load, async_store, barrier
 from .grad_walk_scores import scores_part
 from .layouts import (
     LINE,
+    LOG2_E,
     ROWS,
     SHARED,
+    SPREAD,
     TILE_BYTES,
     barriers,
     barriers_each,
@@ -52,6 +54,7 @@ from .layouts import (
     matrix,
     rounded,
 )
+from .packed import as_factor, head_and_tail, passes, sequence_of, state_at
 
 REGISTERS = gl.constexpr(248)  # of a thread of either part
 
@@ -80,17 +83,21 @@ def _decays(h, mild):
 
 
 @gluon.jit
-def _state(p_x, t: gl.constexpr, V: gl.constexpr, OUT: gl.constexpr, BV: gl.constexpr):
-    """Where 64 features of a state in float32 lie."""
-    o_k, o_v = gl.arange(0, ROWS, gl.SliceLayout(1, OUT)), gl.arange(0, BV, gl.SliceLayout(0, OUT))
-    return p_x + (t * ROWS + o_k)[:, None] * V + o_v[None, :]
+def _decay_of_head(p_g, i_row, stride, head, OUT: gl.constexpr):
+    """By what 64 features of a state decay over a chunk's first rows, ``head`` of them. p_g: of the head's features."""
+    o_i, o_k = gl.arange(0, ROWS, gl.SliceLayout(1, SPREAD)), gl.arange(0, ROWS, gl.SliceLayout(0, SPREAD))
+    p_g += (i_row + o_i).to(gl.int64)[:, None] * stride + o_k[None, :]
+    b_g = gl.load(p_g, mask=(o_i < head)[:, None], other=0.0).to(gl.float32)
+    return gl.convert_layout(gl.exp2(gl.sum(b_g, axis=0) * LOG2_E), gl.SliceLayout(1, OUT))
 
 
 @gluon.jit
 def _walk_part(
-    d_do, d_ds, d_dv, p_h, p_dst, p_ds0, s_q, s_k, s_do, s_ds, s_dv, s_ah, s_al, bar_do, bar_full, bar_empty,
-    i_batch, i_row0, i_out, i_v, i_state, i_beyond, store_ds0, n_here,
+    d_do, d_ds, d_dv, p_h, p_dst, p_ds0, p_g, p_marks, p_edges, p_dsn,
+    s_q, s_k, s_do, s_ds, s_dv, s_ah, s_al, bar_do, bar_full, bar_empty,
+    i_batch, i_row0, i_out, i_v, i_state, i_beyond, n_rows, stride, i_head, n_heads, store_ds0, n_here,
     K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr, HAS_DST: gl.constexpr, STORE_DS0: gl.constexpr,
+    PACKED: gl.constexpr, HAS_DSN: gl.constexpr, V_FIRST: gl.constexpr, DST_V_FIRST: gl.constexpr,
     WIDE: gl.constexpr,
 ):  # fmt: skip
     """dS, led backward in time, and dv. WIDE: dv leaves from where A^T's parts are."""
@@ -103,13 +110,22 @@ def _walk_part(
         _send_for_do(gl.to_tensor(i), n_here, d_do, s_do, bar_do, i_batch, i_row0, i_out)
     b_zero = gl.zeros([ROWS, BV], gl.float32, OUT)
     b_da, b_db = b_zero, b_zero  # dS: features 0..63, 64..127
+    o_f, o_v = gl.arange(0, ROWS, gl.SliceLayout(1, OUT)), i_v * BV + gl.arange(0, BV, gl.SliceLayout(0, OUT))
+    o_s, NEXT = state_at(o_f, o_v, K, V, V_FIRST)
     if HAS_DST:
-        b_da = gl.load(_state(p_dst, 0, V, OUT, BV))
+        o_last, NEXT_LAST = state_at(o_f, o_v, K, V, DST_V_FIRST)
+        b_da = gl.load(p_dst + o_last)
         if NK == 2:
-            b_db = gl.load(_state(p_dst, 1, V, OUT, BV))
+            b_db = gl.load(p_dst + NEXT_LAST + o_last)
+    if PACKED:
+        next_head, next_tail = head_and_tail(p_edges, i_row0 + (n_here - 1) * ROWS)
 
     for i in range(n_here):
         i_b = n_here - 1 - i
+        i_row, head, tail = i_row0 + i_b * ROWS, ROWS, 0
+        if PACKED:
+            head, tail = next_head, next_tail
+            next_head, next_tail = head_and_tail(p_edges, i_row0 + gl.maximum(i_b - 1, 0) * ROWS)
         p_row = p_h + i_b * K
         o_k = gl.arange(0, ROWS, gl.SliceLayout(1, OUT))
         h_all, h_a = halves(p_row, NK), gl.load(p_row + o_k)
@@ -136,11 +152,30 @@ def _walk_part(
             b_dv = warpgroup_mma(matrix(s_k[t].index(i % 3)), s_ds[t], b_dv, is_async=True)
         mild = is_mild(h_all, NK)
         before_a, after_a = _decays(h_a, mild)
+        if PACKED:
+            if STORE_DS0:
+                if (not passes(head, tail)) & (tail < ROWS):  # a sequence begins here: `edges` does the rest
+                    p_at = p_ds0 + (sequence_of(p_marks, n_rows, i_row + ROWS - 1) * n_heads + i_head) * K * V
+                    gl.store(p_at + o_s, b_da)
+                    if NK == 2:
+                        gl.store(p_at + NEXT + o_s, b_db)
+            before_a = before_a * as_factor(passes(head, tail))
         b_da = b_da * before_a[:, None]
+        if PACKED and HAS_DSN:
+            p_at = p_dsn + (sequence_of(p_marks, n_rows, i_row) * n_heads + i_head) * K * V
+            if (not passes(head, tail)) & (head > 0):  # one that came from before ends here
+                b_e = _decay_of_head(p_g, i_row, stride, head, OUT) / after_a
+                b_da = gl.load(p_at + o_s) * b_e[:, None]
         b_da = warpgroup_mma(matrix(s_q[0].index(i % 3)).permute((1, 0)), t_do, b_da, is_async=True)
         if NK == 2:
             before_b, after_b = _decays(h_b, mild)
+            if PACKED:
+                before_b = before_b * as_factor(passes(head, tail))
             b_db = b_db * before_b[:, None]
+            if PACKED and HAS_DSN:
+                if (not passes(head, tail)) & (head > 0):
+                    b_e = _decay_of_head(p_g + ROWS, i_row, stride, head, OUT) / after_b
+                    b_db = gl.load(p_at + NEXT + o_s) * b_e[:, None]
             b_db = warpgroup_mma(matrix(s_q[1].index(i % 3)).permute((1, 0)), t_do, b_db, is_async=True)
         b_dv = warpgroup_mma_wait(NK, (b_dv,))
         if WIDE:
@@ -162,21 +197,23 @@ def _walk_part(
         barrier()  # every warp is done with what scores left and with dO
         mbarrier.arrive(bar_empty, count=1)
         _send_for_do(i + 2, n_here, d_do, s_do, bar_do, i_batch, i_row0, i_out)
-    if STORE_DS0:
+    if STORE_DS0 and not PACKED:
         if store_ds0:
-            gl.store(_state(p_ds0, 0, V, OUT, BV), b_da)
+            gl.store(p_ds0 + o_s, b_da)
             if NK == 2:
-                gl.store(_state(p_ds0, 1, V, OUT, BV), b_db)
+                gl.store(p_ds0 + NEXT + o_s, b_db)
     tma.store_wait(0)
 
 
 # --- Both parts -------------------------------------------------------------------------------------------------------
 
 
-@gluon.jit(do_not_specialize=["T", "n_seg", "first_seg", "n_end", "n_stored", "seg_rows"])
+@gluon.jit(do_not_specialize=["T", "n_seg", "first_seg", "n_end", "n_stored", "seg_rows", "n_rows"])
 def grad_walk_hopper_kernel(
-    d_q, d_k, d_g, d_do, p_h, p_dst, d_ds, p_ds0, d_dv, scale, T, H, n_seg, first_seg, n_end, n_stored, seg_rows,
+    d_q, d_k, d_g, d_do, p_h, p_dst, d_ds, p_ds0, p_g, p_marks, p_edges, p_dsn, d_dv,
+    scale, T, H, n_seg, first_seg, n_end, n_stored, seg_rows, n_rows, n_heads,
     K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr, HAS_DST: gl.constexpr, STORE_DS0: gl.constexpr,
+    PACKED: gl.constexpr, HAS_DSN: gl.constexpr, V_FIRST: gl.constexpr, DST_V_FIRST: gl.constexpr,
 ):  # fmt: skip
     """dv [B, T, H, V] of n_seg segments from first_seg on, of row blocks that are mild; all else as
     `grad_states_kernel` has it, with a gradient after every row block. bf16; K is 64 or 128, BV 64 or 128.
@@ -195,9 +232,11 @@ def grad_walk_hopper_kernel(
     i_beyond = n_blocks * ROWS
     p_h += (i_bh.to(gl.int64) * n_blocks + first) * K
     if HAS_DST:
-        p_dst += (i_bh.to(gl.int64) * n_end + (first_seg + i_seg) % n_end) * K * V + i_v * BV
-    if STORE_DS0:
-        p_ds0 += i_bh.to(gl.int64) * K * V + i_v * BV
+        p_dst += (i_bh.to(gl.int64) * n_end + (first_seg + i_seg) % n_end) * K * V
+    if STORE_DS0 and not PACKED:
+        p_ds0 += i_bh.to(gl.int64) * K * V
+    if PACKED:
+        p_g += i_h * K
 
     GATE: gl.constexpr = d_g.dtype
     WIDE: gl.constexpr = GATE == gl.float32
@@ -231,16 +270,17 @@ def grad_walk_hopper_kernel(
             (
                 _walk_part,
                 (
-                    d_do, d_ds, d_dv, p_h, p_dst, p_ds0, s_q, s_k, s_do, s_ds, s_dv, s_ah, s_al,
-                    bar_do, bar_full, bar_empty, i_batch, i_row0, i_out, i_v, i_state, i_beyond, i_seg == 0, n_here,
-                    K, V, BV, HAS_DST, STORE_DS0, WIDE,
+                    d_do, d_ds, d_dv, p_h, p_dst, p_ds0, p_g, p_marks, p_edges, p_dsn,
+                    s_q, s_k, s_do, s_ds, s_dv, s_ah, s_al, bar_do, bar_full, bar_empty,
+                    i_batch, i_row0, i_out, i_v, i_state, i_beyond, n_rows, H * K, i_h, n_heads, i_seg == 0, n_here,
+                    K, V, BV, HAS_DST, STORE_DS0, PACKED, HAS_DSN, V_FIRST, DST_V_FIRST, WIDE,
                 ),
             ),
             (
                 scores_part,
                 (
                     d_q, d_k, d_g, p_h, s_q, s_k, s_g, s_ql, s_ah, s_al, s_e, bar_q, bar_k, bar_g, bar_full, bar_empty,
-                    i_batch, i_row0, i_col, n_here, scale, K,
+                    p_marks, p_edges, n_rows, i_batch, i_row0, i_col, n_here, scale, K, PACKED,
                 ),
             ),
         ],

@@ -37,6 +37,7 @@ from .layouts import (
     rounded,
     wide,
 )
+from .packed import ends, head_and_tail
 from .strong_gates import hidden_zero
 
 ONE_ROW = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))
@@ -154,9 +155,9 @@ def _done(b_ca, b_cb, b_m, NK: gl.constexpr):
 @gluon.jit
 def scores_part(
     d_q, d_k, d_g, p_h, s_q, s_k, s_g, s_ql, s_ah, s_al, s_e, bar_q, bar_k, bar_g, bar_full, bar_empty,
-    i_batch, i_row0, i_col, n_here, scale, K: gl.constexpr,
+    p_marks, p_edges, n_rows, i_batch, i_row0, i_col, n_here, scale, K: gl.constexpr, PACKED: gl.constexpr,
 ):  # fmt: skip
-    """A^T of every block, and the operands that the walk needs."""
+    """A^T of every block, and the operands that the walk needs; PACKED, of the rows that meet the states around it."""
     NK: gl.constexpr = K // ROWS
     WIDE: gl.constexpr = d_g.dtype == gl.float32
     if WIDE:
@@ -187,7 +188,18 @@ def scores_part(
     if WIDE:
         _send_for_gates(gl.to_tensor(1), n_here, d_g, s_g, bar_g, i_batch, i_row0, i_col, NK)
 
+    if PACKED:
+        i_next = i_row0 + (n_here - 1) * ROWS
+        next_head, next_tail = head_and_tail(p_edges, i_next)
+        b_next = ends(p_marks, n_rows, i_next, gl.SliceLayout(1, ACCUMULATOR))
+
     for i in range(n_here):
+        head, tail = ROWS, 0
+        if PACKED:
+            head, tail, b_end = next_head, next_tail, b_next
+            i_next = i_row0 + gl.maximum(n_here - 2 - i, 0) * ROWS
+            next_head, next_tail = head_and_tail(p_edges, i_next)
+            b_next = ends(p_marks, n_rows, i_next, gl.SliceLayout(1, ACCUMULATOR))
         # h of the next block
         p_next = p_h + gl.maximum(n_here - 2 - i, 0) * K
         _prefetch(p_h + gl.maximum(n_here - 5 - i, 0) * K, o_l, NK)
@@ -213,7 +225,10 @@ def scores_part(
             b_qh = rounded(b_q)
             b_ql = leading(b_q - wide(b_qh))
             barrier()  # every warp is done with g
-            t_k.store(rounded(b_k * b_e[None, :]))
+            b_k = b_k * b_e[None, :]
+            if PACKED:
+                b_k = gl.where((o_j >= tail)[:, None], b_k, 0.0)
+            t_k.store(rounded(b_k))
             t_q.store(b_qh)
             t_ql.store(b_ql)
             fence_async_shared()
@@ -227,11 +242,20 @@ def scores_part(
             b_at, _, _, _, _ = warpgroup_mma_wait(4 if WIDE else 2, (b_at, kept[0], kept[1], kept[2], kept[3]))
         else:
             b_at, _, _ = warpgroup_mma_wait(2 if WIDE else 1, (b_at, kept[0], kept[1]))
-        b_ah, b_al = cut(gl.where(o_j[:, None] <= o_i[None, :], b_at, 0.0))
+        b_at = gl.where(o_j[:, None] <= o_i[None, :], b_at, 0.0)
+        if PACKED:
+            b_at = gl.where(o_i[None, :] < b_end[:, None], b_at, 0.0)
+        b_ah, b_al = cut(b_at)
         mbarrier.wait(bar_empty, (i - 1) & 1, i > 0)  # the walk is done with the block before
         _expect_rows(i + 2, n_here, bar_q, bar_k, bar_g, NK, WIDE)
         s_ah.store(b_ah)
         s_al.store(b_al)
+        if PACKED:
+            if head < ROWS:
+                barrier()  # every warp is done with q
+                for t in gl.static_range(NK):
+                    t_q = matrix(s_q[t].index(i % 3))
+                    t_q.store(gl.where((o_j < head)[:, None], wide(t_q.load(ACCUMULATOR)), 0.0).to(gl.bfloat16))
         for t in gl.static_range(NK):
             s_e[t].index(~i & 1).store(gl.exp2(h_next[t]))
         fence_async_shared()

@@ -51,6 +51,7 @@ from .layouts import (
     rounded,
     wide,
 )
+from .packed import ends, firsts_of_rows, head_and_tail, same_scores
 
 FORGETS = gl.constexpr(-18.0)  # natural logarithm: 2^-26. The middle of 8 such gates is within LEAST_HALF
 PARTS = gl.constexpr(3)  # products of `by_parts`
@@ -248,7 +249,10 @@ def _add_scores(b_a, b_x, b_y, s_high, s_low, t: gl.constexpr):
 
 
 @gluon.jit
-def _scores(s_q, s_k, s_g, s_high, s_low, nil, NK: gl.constexpr, BACK: gl.constexpr):
+def _scores(
+    s_q, s_k, s_g, s_high, s_low, nil, p_marks, n_rows, i_row,
+    NK: gl.constexpr, BACK: gl.constexpr, PACKED: gl.constexpr,
+):  # fmt: skip
     """Scores of a chunk's rows, [ROWS, ROWS], or, BACK, their transpose. Gates are clamped here."""
     PARTS_OF_G: gl.constexpr = 2 if s_g.dtype == gl.float32 else 1
     o_i, o_j = rows(nil)
@@ -279,6 +283,11 @@ def _scores(s_q, s_k, s_g, s_high, s_low, nil, NK: gl.constexpr, BACK: gl.conste
         half8 = half >> 3
         partners = gl.where((o_i8 & half8) == (0 if BACK else half8), (o_i8 & -half8) ^ half8, -1)
         b_a = gl.where((o_j8 & -half8) == partners, b_new, b_a)
+    if PACKED:
+        if BACK:
+            b_a = gl.where(o_j < ends(p_marks, n_rows, i_row, gl.SliceLayout(1, ACCUMULATOR))[:, None], b_a, 0.0)
+        else:
+            b_a = same_scores(b_a, firsts_of_rows(p_marks, i_row))
     return b_a
 
 
@@ -306,8 +315,9 @@ def _send(
 
 @gluon.jit
 def _rows_part(
-    d_q, d_k, d_g, d_x, d_s, d_y, p_h, scale, H, n_blocks, n_here, first_chunk, n_stored, share,
-    K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr, MOST: gl.constexpr, BACK: gl.constexpr,
+    d_q, d_k, d_g, d_x, d_s, d_y, p_h, p_marks, p_edges,
+    scale, H, n_blocks, n_here, first_chunk, n_stored, share, n_rows,
+    K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr, MOST: gl.constexpr, BACK: gl.constexpr, PACKED: gl.constexpr,
 ):  # fmt: skip
     """Rows of o of the chunks of a share that are not mild, from x = v and the states; BACK: of dv, from x = do and the
     gradients of states."""
@@ -348,17 +358,23 @@ def _rows_part(
                 )  # fmt: skip
                 mbarrier.wait(bar, turn & 1)
                 turn += 1
-                b_a = _scores(s_q, s_k, s_g, s_high, s_low, nil, NK, BACK)
+                b_a = _scores(s_q, s_k, s_g, s_high, s_low, nil, p_marks, n_rows, i_row, NK, BACK, PACKED)
                 if WIDE:
                     fence_async_shared()
                     barrier()  # every warp is done with the scores' operands
                     mbarrier.expect(bar_x, BV // ROWS * TILE_BYTES)
                     async_load(d_x, [i_batch, i_row, i_out], bar_x, s_x)
+                head, tail = ROWS, 0
+                if PACKED:
+                    head, tail = head_and_tail(p_edges, i_row)
                 b_y = gl.zeros([ROWS, BV], gl.float32, OUT)
                 b_gates = begin_each(after(nil) if BACK else up_to(nil), s_g, NK)
                 for t in gl.static_range(NK):
                     b_e = gl.exp2(warpgroup_mma_wait((NK - 1) * (1 if t else PARTS_OF_G), (b_gates[t],)) * LOG2_E)
                     b_x = wide(matrix((s_k if BACK else s_q).index(t)).load(ACCUMULATOR)) * b_e
+                    if PACKED:
+                        o_i, _ = rows(nil)
+                        b_x = gl.where((o_i >= tail) if BACK else (o_i < head), b_x, 0.0)
                     b_x = gl.convert_layout(rounded(b_x), LEFT, True)
                     b_y = warpgroup_mma(b_x, s_s.index(t), b_y, is_async=True)
                 if BACK:
@@ -381,33 +397,37 @@ def _rows_part(
                 barrier()
 
 
-@gluon.jit(do_not_specialize=["n_blocks", "n_here", "first_chunk", "n_stored", "share"])
+@gluon.jit(do_not_specialize=["n_blocks", "n_here", "first_chunk", "n_stored", "share", "n_rows"])
 def output_strong_hopper_kernel(
-    d_q, d_k, d_v, d_g, d_s, p_h, d_o, scale, H, n_blocks, n_here, first_chunk, n_stored, share,
-    K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr, MOST: gl.constexpr, EARLY: gl.constexpr,
+    d_q, d_k, d_v, d_g, d_s, p_h, p_marks, p_edges, d_o,
+    scale, H, n_blocks, n_here, first_chunk, n_stored, share, n_rows,
+    K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr, MOST: gl.constexpr, EARLY: gl.constexpr, PACKED: gl.constexpr,
 ):  # fmt: skip
     """o [B, T, H, V] of n_here chunks from first_chunk on: of those that are not mild. For the tensors see
     `output.output_kernel`. EARLY: it may have begun before the walk whose states it reads was done."""
     if EARLY:
         gdc_wait()
     _rows_part(
-        d_q, d_k, d_g, d_v, d_s, d_o, p_h, scale, H, n_blocks, n_here, first_chunk, n_stored, share,
-        K, V, BV, MOST, False,
+        d_q, d_k, d_g, d_v, d_s, d_o, p_h, p_marks, p_edges,
+        scale, H, n_blocks, n_here, first_chunk, n_stored, share, n_rows,
+        K, V, BV, MOST, False, PACKED,
     )  # fmt: skip
 
 
-@gluon.jit(do_not_specialize=["n_blocks", "n_here", "first_chunk", "n_stored", "share"])
+@gluon.jit(do_not_specialize=["n_blocks", "n_here", "first_chunk", "n_stored", "share", "n_rows"])
 def grad_v_strong_hopper_kernel(
-    d_q, d_k, d_g, d_do, d_ds, p_h, d_dv, scale, H, n_blocks, n_here, first_chunk, n_stored, share,
-    K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr, MOST: gl.constexpr, EARLY: gl.constexpr,
+    d_q, d_k, d_g, d_do, d_ds, p_h, p_marks, p_edges, d_dv,
+    scale, H, n_blocks, n_here, first_chunk, n_stored, share, n_rows,
+    K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr, MOST: gl.constexpr, EARLY: gl.constexpr, PACKED: gl.constexpr,
 ):  # fmt: skip
     """dv [B, T, H, V] of n_here chunks from first_chunk on: of those that are not mild. For the tensors see
     `grad_v.grad_v_kernel`. EARLY: it may have begun before the launch before it was done, and so may the next one."""
     if EARLY:
         gdc_launch_dependents()
     _rows_part(
-        d_q, d_k, d_g, d_do, d_ds, d_dv, p_h, scale, H, n_blocks, n_here, first_chunk, n_stored, share,
-        K, V, BV, MOST, True,
+        d_q, d_k, d_g, d_do, d_ds, d_dv, p_h, p_marks, p_edges,
+        scale, H, n_blocks, n_here, first_chunk, n_stored, share, n_rows,
+        K, V, BV, MOST, True, PACKED,
     )  # fmt: skip
     if EARLY:
         gdc_wait()  # whoever waits for this launch waits for the one before it

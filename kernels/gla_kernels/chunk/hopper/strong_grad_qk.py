@@ -36,6 +36,7 @@ from .layouts import (
     rounded,
     wide,
 )
+from .packed import ends, firsts_of_rows, head_and_tail, passes, same_scores
 from .strong_gates import (
     FORGETS,
     after,
@@ -100,10 +101,13 @@ def _products(
 
 
 @gluon.jit
-def _sums_from(s_high, s_low, nil):
-    """Of each row and those after it, of a tile in two parts."""
+def _sums_from(s_high, s_low, nil, p_marks, n_rows, i_row, PACKED: gl.constexpr):
+    """Of each row and those after it, PACKED of its sequence, of a tile in two parts."""
     o_i, o_j = rows(nil)
-    b_m, b_sum = as_operand(gl.where(o_j >= o_i, 1.0, 0.0)), gl.zeros([ROWS, ROWS], gl.float32, ACCUMULATOR)
+    m_from = o_j >= o_i
+    if PACKED:
+        m_from = m_from & (o_j < ends(p_marks, n_rows, i_row, gl.SliceLayout(1, ACCUMULATOR))[:, None])
+    b_m, b_sum = as_operand(gl.where(m_from, 1.0, 0.0)), gl.zeros([ROWS, ROWS], gl.float32, ACCUMULATOR)
     b_sum = warpgroup_mma(b_m, s_low, b_sum, use_acc=False, is_async=True)
     b_sum = warpgroup_mma(b_m, s_high, b_sum, is_async=True)
     return warpgroup_mma_wait(0, (b_sum,))
@@ -171,11 +175,12 @@ def _by_level(half, b_dq, b_dk, b_diff, t_pairs, s_q, s_k, s_g, s_high, s_low, n
     return b_dq, b_dk, b_diff
 
 
-@gluon.jit(do_not_specialize=["n_blocks", "n_here", "first_chunk", "n_stored", "share"])
+@gluon.jit(do_not_specialize=["n_blocks", "n_here", "first_chunk", "n_stored", "share", "n_rows"])
 def grad_qk_strong_hopper_kernel(
-    d_q, d_k, d_v, d_g, d_do, d_s, d_ds, p_h, d_dq, d_dk, d_dg,
-    scale, H, n_blocks, n_here, first_chunk, n_stored, share,
+    d_q, d_k, d_v, d_g, d_do, d_s, d_ds, p_h, p_marks, p_edges, d_dq, d_dk, d_dg,
+    scale, H, n_blocks, n_here, first_chunk, n_stored, share, n_rows,
     K: gl.constexpr, V: gl.constexpr, STAGES: gl.constexpr, MOST: gl.constexpr, EARLY: gl.constexpr,
+    PACKED: gl.constexpr,
 ):  # fmt: skip
     """dq, dk and dg [B, T, H, K] of n_here chunks from first_chunk on: of those tiles of 64 features that are not mild.
     For the tensors see `grad_qk.grad_qk_kernel`, for V and STAGES `grad_qk_hopper_kernel`; for EARLY
@@ -238,6 +243,14 @@ def grad_qk_strong_hopper_kernel(
                     SENT,
                 )
                 o_i, o_j = rows(nil)
+                head, tail = ROWS, 0
+                if PACKED:
+                    head, tail = head_and_tail(p_edges, i_row)
+                    b_a = same_scores(b_a, firsts_of_rows(p_marks, i_row))
+                    b_end = ends(p_marks, n_rows, i_row, gl.SliceLayout(1, ACCUMULATOR))
+                    b_at = gl.where(o_j < b_end[:, None], b_at, 0.0)
+                    b_x, b_y = gl.where(o_i < head, b_x, 0.0), gl.where(o_i >= tail, b_y, 0.0)
+                    b_phi = gl.where(passes(head, tail), b_phi, 0.0)
                 b_self = scale * gl.sum(gl.where(o_i == o_j, b_a, 0.0), axis=1)[:, None]
                 b_high, b_low = cut(scale * gl.where(o_i > o_j, b_a, gl.where(o_i < o_j, b_at, 0.0)))
                 barrier()  # every warp is done with dO and V, where the pairs come to
@@ -272,7 +285,11 @@ def grad_qk_strong_hopper_kernel(
                 lay_down(leading(b_diff), rounded(rest(b_diff)), s_high, s_low)
                 matrix(s_q).store(rounded(b_dq))
                 matrix(s_k).store(rounded(b_dk))
-                b_dg = _sums_from(s_high, s_low, nil) + b_phi[None, :]
+                b_dg = _sums_from(s_high, s_low, nil, p_marks, n_rows, i_row, PACKED)
+                if PACKED:
+                    b_dg += gl.where(o_i >= tail, b_phi[None, :], 0.0)
+                else:
+                    b_dg += b_phi[None, :]
                 # a gate that lets nothing through has no gradient; the difference would leave rounding errors there
                 if WIDE:
                     b_high, b_low = parts_of(s_g).index(0).load(ACCUMULATOR), parts_of(s_g).index(1).load(ACCUMULATOR)

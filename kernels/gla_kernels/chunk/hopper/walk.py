@@ -74,6 +74,7 @@ from .layouts import (
     sums_of,
     wide,
 )
+from .packed import as_factor, firsts_of_rows, head_and_tail, passes, same_scores, sequence_of, state_at
 from .strong_gates import hidden_zero
 
 REGISTERS = gl.constexpr(240)  # of a thread of the state's part; the output's gets as many
@@ -122,9 +123,11 @@ def _load_part(
 
 
 @gluon.jit
-def _decayed_keys(b_d, s_k, s_g, s_h, s_e, at, p_h, store_h, nil):
+def _decayed_keys(
+    b_d, s_k, s_g, s_h, s_e, at, p_h, store_h, nil, tail, PACKED: gl.constexpr, HAS_SN: gl.constexpr
+):  # fmt: skip
     """(k e^D)^T of 64 features as an operand, and what the state decays by; h is laid down, and C where float32 gates
-    are."""
+    are. PACKED: of the rows from tail on alone."""
     b_k = wide(matrix(s_k.index(at)).permute((1, 0)).load(ACCUMULATOR))
     last = (gl.arange(0, ROWS, gl.SliceLayout(0, ACCUMULATOR)) == ROWS - 1)[None, :]
     total = gl.sum(gl.where(last, b_d, 0.0), axis=1) * LOG2_E
@@ -132,10 +135,16 @@ def _decayed_keys(b_d, s_k, s_g, s_h, s_e, at, p_h, store_h, nil):
     s_h.index(at).store(half)
     s_e.index(at).store(gl.exp2(half))
     gl.store(p_h + gl.arange(0, ROWS, gl.SliceLayout(1, ACCUMULATOR)), half, mask=store_h)
-    b_d = gl.where(last, 0.0, b_d * LOG2_E)
+    b_c = gl.where(last, 0.0, b_d * LOG2_E)
     if s_g.dtype == gl.float32:
-        matrix(s_g.index(nil)).permute((1, 0)).store(half[:, None] - b_d)
-    return rounded(b_k * gl.exp2(b_d)), gl.exp2(total)
+        matrix(s_g.index(nil)).permute((1, 0)).store(half[:, None] - b_c)
+    b_e = gl.exp2(b_c)
+    if PACKED:
+        o_i = gl.arange(0, ROWS, gl.SliceLayout(0, ACCUMULATOR))
+        b_e = gl.where((o_i >= tail)[None, :], b_e, 0.0)
+        if HAS_SN:  # the gates from the tail on are those after the row before it
+            total = gl.sum(gl.where((o_i == (tail - 1) & (ROWS - 1))[None, :], b_d, 0.0), axis=1) * LOG2_E
+    return rounded(b_k * b_e), gl.exp2(total)
 
 
 @gluon.jit
@@ -163,10 +172,12 @@ def _least_of(s_h, at, NK: gl.constexpr):
 
 @gluon.jit
 def _state_part(
-    d_s, d_few, p_s0, p_st, p_h, s_k, s_v, s_g, s_s, s_l, s_h, s_e, full, full_v, full_g, taken, made,
-    i_state, i_few, until, every, i_v, store_h, store_st, n_here,
+    d_s, d_few, p_s0, p_st, p_h, p_marks, p_edges, p_sn,
+    s_k, s_v, s_g, s_s, s_l, s_h, s_e, full, full_v, full_g, taken, made,
+    i_state, i_few, until, every, i_v, i_row0, n_rows, i_head, n_heads, store_h, store_st, n_here,
     K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr,
     HAS_S0: gl.constexpr, STORE_S: gl.constexpr, STORE_FEW: gl.constexpr, STORE_ST: gl.constexpr,
+    PACKED: gl.constexpr, HAS_SN: gl.constexpr, V_FIRST: gl.constexpr, S0_V_FIRST: gl.constexpr,
 ):  # fmt: skip
     """Lead the state along; lay it down before each block, for the output's part and as what is kept of it. until:
     blocks before the next one of those whose state is kept by STORE_FEW."""
@@ -174,17 +185,23 @@ def _state_part(
     NK: gl.constexpr = K // ROWS
     WIDE: gl.constexpr = s_g[0].dtype == gl.float32
     o_k, o_v = gl.arange(0, ROWS, gl.SliceLayout(1, STATE)), gl.arange(0, BV, gl.SliceLayout(0, STATE))
-    o_s = o_k[:, None] * V + (i_v * BV + o_v)[None, :]
+    o_s, NEXT = state_at(o_k, i_v * BV + o_v, K, V, V_FIRST)
     b_s0 = gl.zeros([ROWS, BV], gl.float32, STATE)
     b_s1 = b_s0
     if HAS_S0:
-        b_s0 = gl.load(p_s0 + o_s)
+        o_first, NEXT_FIRST = state_at(o_k, i_v * BV + o_v, K, V, S0_V_FIRST)
+        b_s0 = gl.load(p_s0 + o_first)
         if NK == 2:
-            b_s1 = gl.load(p_s0 + ROWS * V + o_s)
+            b_s1 = gl.load(p_s0 + NEXT_FIRST + o_first)
+    if PACKED:
+        next_head, next_tail = head_and_tail(p_edges, i_row0)
 
     for i in range(n_here):
         at, phase = i & 1, (i >> 1) & 1
         nil = hidden_zero(i_state + i)
+        head, tail = ROWS, 0
+        if PACKED:
+            head, tail = next_head, next_tail
         mbarrier.wait(full.index(at), phase)
         if WIDE:
             mbarrier.wait(full_g[0], i & 1)
@@ -196,13 +213,15 @@ def _state_part(
             b_d0 = warpgroup_mma_wait(1, (b_d0,))
         else:
             b_d0 = warpgroup_mma_wait(0, (b_d0,))
-        b_k0, b_f0 = _decayed_keys(b_d0, s_k[0], s_g[0], s_h[0], s_e[0], at, p_h, store_h, nil)
+        b_k0, b_f0 = _decayed_keys(b_d0, s_k[0], s_g[0], s_h[0], s_e[0], at, p_h, store_h, nil, tail, PACKED, HAS_SN)
         if NK == 2:
             if WIDE:  # which come half a block later
                 mbarrier.wait(full_g[1], i & 1)
                 b_d1 = sums_of(s_g[1].index(nil), s_l)
             b_d1 = warpgroup_mma_wait(0, (b_d1,))
-            b_k1, b_f1 = _decayed_keys(b_d1, s_k[1], s_g[1], s_h[1], s_e[1], at, p_h + ROWS, store_h, nil)
+            b_k1, b_f1 = _decayed_keys(
+                b_d1, s_k[1], s_g[1], s_h[1], s_e[1], at, p_h + ROWS, store_h, nil, tail, PACKED, HAS_SN
+            )
         tma.store_wait(NK if STORE_S else 0)  # the state before the last one has left the slot
         if WIDE:
             fence_async_shared()
@@ -213,10 +232,14 @@ def _state_part(
                 for t in gl.static_range(NK):
                     limit(s_g[t].index(at))
                 b_d0 = warpgroup_mma_wait(0, (sums_of(s_g[0].index(at), s_l),))
-                b_k0, b_f0 = _decayed_keys(b_d0, s_k[0], s_g[0], s_h[0], s_e[0], at, p_h, store_h, nil)
+                b_k0, b_f0 = _decayed_keys(
+                    b_d0, s_k[0], s_g[0], s_h[0], s_e[0], at, p_h, store_h, nil, tail, PACKED, HAS_SN
+                )
                 if NK == 2:
                     b_d1 = warpgroup_mma_wait(0, (sums_of(s_g[1].index(at), s_l),))
-                    b_k1, b_f1 = _decayed_keys(b_d1, s_k[1], s_g[1], s_h[1], s_e[1], at, p_h + ROWS, store_h, nil)
+                    b_k1, b_f1 = _decayed_keys(
+                        b_d1, s_k[1], s_g[1], s_h[1], s_e[1], at, p_h + ROWS, store_h, nil, tail, PACKED, HAS_SN
+                    )
                 barrier()
         p_h += K
         mbarrier.arrive(taken.index(at))
@@ -227,6 +250,8 @@ def _state_part(
         fence_async_shared()
         barrier()
         mbarrier.arrive(made.index(at))
+        if PACKED:
+            next_head, next_tail = head_and_tail(p_edges, i_row0 + gl.minimum(i + 1, n_here - 1) * ROWS)
         wanted = True if STORE_S else least <= LEAST_HALF
         if wanted:
             for t in gl.static_range(NK):
@@ -238,6 +263,27 @@ def _state_part(
                 i_few += K
                 until = every
             until -= 1
+        if PACKED:
+            if STORE_ST:
+                if (head > 0) & (not passes(head, tail)):  # whose sequence ends here: `edges` does the rest
+                    p_at = p_st + (sequence_of(p_marks, n_rows, i_row0 + i * ROWS) * n_heads + i_head) * K * V
+                    gl.store(p_at + o_s, b_s0)
+                    if NK == 2:
+                        gl.store(p_at + NEXT + o_s, b_s1)
+            b_e0 = b_f0
+            b_f0 = b_e0 * as_factor(passes(head, tail))
+            if NK == 2:
+                b_e1 = b_f1
+                b_f1 = b_e1 * as_factor(passes(head, tail))
+            if HAS_SN:
+                i_last = i_row0 + i * ROWS + ROWS - 1
+                p_at = p_sn + (sequence_of(p_marks, n_rows, i_last) * n_heads + i_head) * K * V
+                if not passes(head, tail):  # the state after the block is of a sequence that begins in it
+                    b_s0 = gl.load(p_at + o_s)
+                    b_f0 = b_e0
+                    if NK == 2:
+                        b_s1 = gl.load(p_at + NEXT + o_s)
+                        b_f1 = b_e1
 
         mbarrier.wait(full_v.index(at), phase)
         b_v = matrix(s_v.index(at))
@@ -247,11 +293,11 @@ def _state_part(
             b_s0, b_s1 = warpgroup_mma_wait(0, (b_s0, b_s1))
         else:
             b_s0 = warpgroup_mma_wait(0, (b_s0,))
-    if STORE_ST:
+    if STORE_ST and not PACKED:
         if store_st:
             gl.store(p_st + o_s, b_s0)
             if NK == 2:
-                gl.store(p_st + ROWS * V + o_s, b_s1)
+                gl.store(p_st + NEXT + o_s, b_s1)
     tma.store_wait(0)
 
 
@@ -279,10 +325,13 @@ def _keys(b_c, s_q, s_k, at, taken, phase, FIRST: gl.constexpr):
 
 
 @gluon.jit
-def _queries(b_x, s_e, at):
-    """Of q e^C: its two parts, and q e^{C+h}."""
+def _queries(b_x, s_e, at, head, PACKED: gl.constexpr):
+    """Of q e^C: its two parts, and q e^{C+h}, PACKED of the first ``head`` rows alone."""
     b_qh, b_ql = cut(b_x)
-    return b_qh, b_ql, rounded(b_x * s_e.index(at).load(gl.SliceLayout(0, ACCUMULATOR))[None, :])
+    b_x = b_x * s_e.index(at).load(gl.SliceLayout(0, ACCUMULATOR))[None, :]
+    if PACKED:
+        b_x = gl.where((gl.arange(0, ROWS, gl.SliceLayout(1, ACCUMULATOR)) < head)[:, None], b_x, 0.0)
+    return b_qh, b_ql, rounded(b_x)
 
 
 @gluon.jit
@@ -294,8 +343,9 @@ def _scores(b_qh, b_ql, s_q, s_k, at, b_a, FIRST: gl.constexpr):
 
 @gluon.jit
 def _output_part(
-    d_o, s_q, s_k, s_v, s_g, s_s, s_o, s_m, s_h, s_e, full, full_v, taken, made, empty, empty_v, empty_g,
-    scale, i_batch, i_row0, i_out, n_here, K: gl.constexpr, BV: gl.constexpr,
+    d_o, p_marks, p_edges, s_q, s_k, s_v, s_g, s_s, s_o, s_m, s_h, s_e,
+    full, full_v, taken, made, empty, empty_v, empty_g,
+    scale, i_batch, i_row0, i_out, n_here, K: gl.constexpr, BV: gl.constexpr, PACKED: gl.constexpr,
 ):  # fmt: skip
     """O of every block. Its last product ends in the next turn, while that one's keys are prepared."""
     OUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BV, 16])
@@ -304,6 +354,9 @@ def _output_part(
     WIDE: gl.constexpr = s_g[0].dtype == gl.float32
     b_o = warpgroup_mma_init(gl.zeros([ROWS, BV], gl.float32, OUT))
     mild = n_here < 0  # of the block before
+    if PACKED:
+        next_head, _ = head_and_tail(p_edges, i_row0)
+        b_next = firsts_of_rows(p_marks, i_row0)
     mbarrier.wait(full.index(0), 0)
     if WIDE:  # what goes around the loop has been waited for, or the compiler has all products of it wait
         b_o = warpgroup_mma_init(warpgroup_mma_wait(0, (b_o,)))
@@ -313,6 +366,9 @@ def _output_part(
     for i in range(n_here):
         # on their way: both products A V of the block before
         at, phase = i & 1, (i >> 1) & 1
+        head = ROWS
+        if PACKED:
+            head, b_first = next_head, b_next
         if WIDE:
             mbarrier.wait(taken.index(at), phase)
             nil = hidden_zero(i_row0 + i)
@@ -323,7 +379,7 @@ def _output_part(
         b_x = wide(b_qw) * gl.exp2(b_c)
         b_out, b_x = warpgroup_mma_wait(0, (b_o, b_x))  # with b_x, or the compiler makes it only after the wait
         b_out = rounded(b_out * scale)
-        b_qh, b_ql, b_qd = _queries(b_x, s_e[0], at)
+        b_qh, b_ql, b_qd = _queries(b_x, s_e[0], at, head, PACKED)
         fence_async_shared()
         tma.store_wait(0)
         barrier()  # the keys lie there; every warp is done with the block before; its o may be laid down
@@ -345,7 +401,7 @@ def _output_part(
                 b_c = warpgroup_mma_wait(4, (b_c1,)) * LOG2_E
             b_qw = _keys(b_c, s_q[1], s_k[1], at, taken, phase, False)
             b_a = warpgroup_mma_init(warpgroup_mma_wait(1, (b_a,)))  # registers for the queries
-            b_qh, b_ql, b_qd = _queries(wide(b_qw) * gl.exp2(b_c), s_e[1], at)
+            b_qh, b_ql, b_qd = _queries(wide(b_qw) * gl.exp2(b_c), s_e[1], at, head, PACKED)
         fence_async_shared()
         barrier()  # the keys and the o of the block before lie there
         if mild:
@@ -366,7 +422,10 @@ def _output_part(
             gl.arange(0, ROWS, gl.SliceLayout(1, ACCUMULATOR)),
             gl.arange(0, ROWS, gl.SliceLayout(0, ACCUMULATOR)),
         )
-        b_ah, b_al = cut(gl.where(o_i[:, None] >= o_j[None, :], b_a, 0.0))
+        b_a = gl.where(o_i[:, None] >= o_j[None, :], b_a, 0.0)
+        if PACKED:
+            b_a = same_scores(b_a, b_first)
+        b_ah, b_al = cut(b_a)
         if WIDE:
             b_o = warpgroup_mma_wait(0, (b_o,))
         else:
@@ -374,6 +433,10 @@ def _output_part(
         b_o = warpgroup_mma_init(b_o)
         barrier()  # every warp is done with q, k, g, h and the state
         mbarrier.arrive(empty.index(at))
+        if PACKED:
+            i_next = i_row0 + gl.minimum(i + 1, n_here - 1) * ROWS
+            next_head, _ = head_and_tail(p_edges, i_next)
+            b_next = firsts_of_rows(p_marks, i_next)
         mbarrier.wait(full_v.index(at), phase)
         b_v = matrix(s_v.index(at))
         b_o = warpgroup_mma(gl.convert_layout(b_ah, LEFT, True), b_v, b_o, is_async=True)
@@ -389,17 +452,18 @@ def _output_part(
     tma.store_wait(0)
 
 
-@gluon.jit(do_not_specialize=["T", "n_seg", "first_seg", "n_start", "n_stored", "seg_rows", "n_few", "every"])
+@gluon.jit(do_not_specialize=["T", "n_seg", "first_seg", "n_start", "n_stored", "seg_rows", "n_few", "every", "n_rows"])
 def walk_hopper_kernel(
-    d_q, d_k, d_v, d_g, p_s0, d_s, d_few, p_h, p_st, d_o,
-    scale, T, H, n_seg, first_seg, n_start, n_stored, seg_rows, n_few, every,
+    d_q, d_k, d_v, d_g, p_s0, d_s, d_few, p_h, p_st, p_marks, p_edges, p_sn, d_o,
+    scale, T, H, n_seg, first_seg, n_start, n_stored, seg_rows, n_few, every, n_rows, n_heads,
     K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr,
     HAS_S0: gl.constexpr, STORE_S: gl.constexpr, STORE_FEW: gl.constexpr, STORE_ST: gl.constexpr,
+    PACKED: gl.constexpr, HAS_SN: gl.constexpr, V_FIRST: gl.constexpr, S0_V_FIRST: gl.constexpr,
 ):  # fmt: skip
     """o [B, T, H, V] of n_seg segments from first_seg on, of row blocks that are mild; all else as `states_kernel` has
     it, with a state before every row block, or without STORE_S before those alone that are not mild: the only ones that
     the forward pass itself asks for. With STORE_FEW, p_few [B*H, n_few, K, V] is given the states before every so many
-    row blocks of the sequence. bf16; K is 64 or 128, BV 64 or 128."""
+    row blocks of the sequence. bf16; K is 64 or 128, BV 64 or 128. The rest as in `states_kernel`."""
     NK: gl.constexpr = K // ROWS
     NV: gl.constexpr = V // BV
     i_p = gl.program_id(0)
@@ -416,7 +480,7 @@ def walk_hopper_kernel(
     p_h += (i_bh.to(gl.int64) * n_blocks + first) * K
     if HAS_S0:
         p_s0 += (i_bh.to(gl.int64) * n_start + (first_seg + i_seg) % n_start) * K * V
-    if STORE_ST:
+    if STORE_ST and not PACKED:
         p_st += i_bh.to(gl.int64) * K * V
 
     GATE: gl.constexpr = d_g.dtype
@@ -455,16 +519,19 @@ def walk_hopper_kernel(
             (
                 _output_part,
                 (
-                    d_o, s_q, s_k, s_v, s_g, s_s, s_o, s_m, s_h, s_e, full, full_v, taken, made, empty, empty_v,
-                    empty_g, scale, i_batch, i_row0, i_out, n_here, K, BV,
+                    d_o, p_marks, p_edges, s_q, s_k, s_v, s_g, s_s, s_o, s_m, s_h, s_e,
+                    full, full_v, taken, made, empty, empty_v, empty_g,
+                    scale, i_batch, i_row0, i_out, n_here, K, BV, PACKED,
                 ),
             ),
             (
                 _state_part,
                 (
-                    d_s, d_few, p_s0, p_st, p_h, s_k, s_v, s_g, s_s, s_l, s_h, s_e, full, full_v, full_g, taken, made,
-                    i_state, i_few, until, every, i_v, i_v == 0, i_seg == n_seg - 1, n_here,
-                    K, V, BV, HAS_S0, STORE_S, STORE_FEW, STORE_ST,
+                    d_s, d_few, p_s0, p_st, p_h, p_marks, p_edges, p_sn,
+                    s_k, s_v, s_g, s_s, s_l, s_h, s_e, full, full_v, full_g, taken, made,
+                    i_state, i_few, until, every, i_v, i_row0, n_rows, i_h, n_heads,
+                    i_v == 0, i_seg == n_seg - 1, n_here,
+                    K, V, BV, HAS_S0, STORE_S, STORE_FEW, STORE_ST, PACKED, HAS_SN, V_FIRST, S0_V_FIRST,
                 ),
             ),
             (

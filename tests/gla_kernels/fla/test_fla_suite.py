@@ -1,0 +1,59 @@
+"""The program that runs FLA's own tests on these kernels: when it fails, and what it says."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+SUITE = Path(__file__).with_name("fla_suite.py")
+HEAD = """
+import torch
+from fla.ops.gla import chunk_gla, fused_recurrent_gla
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+x = torch.ones(1, 4, 1, 16, device=DEVICE)
+
+def test_chunk():
+    assert chunk_gla(x, x, x, -x)[0].shape == x.shape
+"""
+THEIRS = ["--theirs", "fused_recurrent_gla"]
+TESTS = {
+    "ours": ("fused_recurrent_gla(x, x, x, -x)", [], 0, ["1 fused_recurrent_gla: these", "1 chunk_gla: these"]),
+    "theirs": ("assert fused_recurrent_gla(x, x, x)[0] == 'fused_recurrent_gla'", THEIRS, 0, ["1 chunk_gla: these"]),
+    "fell back": (
+        "fused_recurrent_gla(x, x, x, reverse=True)",
+        [],
+        1,
+        [
+            "2 passed",
+            "fused_recurrent_gla went to FLA's own: reverse=True",
+            "fused_recurrent_gla never ran these kernels",
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize(("more", "options", "code", "says"), TESTS.values(), ids=TESTS)
+def test_exit_code_and_what_is_said(fake, python_process, monkeypatch, more, options, code, says):
+    path = fake / "test_of_fla.py"
+    path.write_text(f"{HEAD}\ndef test_recurrent():\n    {more}\n")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(fake), os.environ.get("PYTHONPATH", "")]))
+    interpret = not torch.cuda.is_available()
+    done = python_process(str(SUITE), *options, str(path), interpret=interpret, check=False)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert [line for line in says if line not in done.stdout] == []
+
+
+def test_a_function_is_named_rightly(capsys):
+    spec = importlib.util.spec_from_file_location("fla_suite", SUITE)
+    assert spec is not None
+    assert spec.loader is not None
+    suite: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(suite)
+    assert suite.main(["--theirs", "chunk", "test_gla.py"]) == 2
+    assert "chunk_simple_gla" in capsys.readouterr().err
