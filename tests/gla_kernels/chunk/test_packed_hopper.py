@@ -43,8 +43,9 @@ def launch(place, monkeypatch):
     return lambda one: (place.run if one.kernel in OWN else execute)(one)
 
 
-def recurrence(q, k, v, g, scale, states, lengths):
-    """o and the last states, in float64."""
+def recurrence(given, scale, lengths):
+    """o and the last states, in float64, of q, k, v, g and the states before sequences."""
+    q, k, v, g, states = given
     rows, last = [], []
     for n, (first, end) in enumerate(pairwise([0, *accumulate(lengths)])):
         state = states[n]
@@ -65,7 +66,7 @@ def check(launch, place, lengths, dims, gates, states=True, v_first=False, every
     first, d_last = (torch.randn(len(lengths), H, K, V) * states for _ in range(2))
 
     exact = [x.double().requires_grad_() for x in (q, k, v, g, first)]
-    o, last = recurrence(*exact[:4], K**-0.5, exact[4], lengths)
+    o, last = recurrence(exact, K**-0.5, lengths)
     right = {"o": o.detach(), "last": last.detach()}
     found = torch.autograd.grad((o * do.double()).sum() + (last * d_last.double()).sum(), exact)
     right |= dict(zip(("dq", "dk", "dv", "dg", "d_first"), found, strict=True))
@@ -74,8 +75,8 @@ def check(launch, place, lengths, dims, gates, states=True, v_first=False, every
         return (x.mT.contiguous() if v_first else x).to(place.device)
 
     config = with_walks(default_config(K, V, 2, schedule), Workload("fwd", 1, T, H, K, V))
-    rows = [x.to(place.device) for x in (q, k, v, g)]
-    p = problem_of(*rows, K**-0.5, lay(first) if states else None, Plan(schedule, config))
+    q, k, v, g = (x.to(place.device) for x in (q, k, v, g))
+    p = problem_of(q, k, v, g, K**-0.5, lay(first) if states else None, Plan(schedule, config))
     assert p.all_native(config.walk, config.grad_walk, config.grad_qk)
     cu_seqlens = torch.tensor([0, *accumulate(lengths)], device=place.device)
     p = packed(replace(p, v_first=v_first, run=every), cu_seqlens, True, launch)
