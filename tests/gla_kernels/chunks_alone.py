@@ -12,7 +12,7 @@ from torch import Tensor
 from gla_kernels import Plan, Schedule, default_config
 from gla_kernels.chunk.problem import Problem
 from gla_kernels.plan.apply import problem_of
-from gla_kernels.tiles.gates import LOG2E, ROW_BLOCK_LIMIT_16_BIT
+from gla_kernels.tiles.gates import LEAST_GATE, LOG2E, ROW_BLOCK_LIMIT_16_BIT
 
 LEAST_HALF = -0.5 * ROW_BLOCK_LIMIT_16_BIT.value  # log2 of half of the decay that one anchor serves
 # Of the norm. To round the result to bfloat16 costs 1.66e-3 alone.
@@ -26,13 +26,14 @@ class Chunks:
     """Random chunks, with gates made of logsigmoid(N(0, 1)) [B, T, H, K].
 
     given: q, k, g [B, T, H, K], v, do [B, T, H, V], the states s before chunks and the gradients ds of those after them
-    [B*H, n, K, V], all bfloat16. halves: log2 of half of each chunk's decay, float32 [B*H, n, K]. right: o, dq, dk, dv,
-    dg, float64, on the CPU.
+    [B*H, n, K, V], all bfloat16, but for g in ``gate_type``. halves: log2 of half of each chunk's decay, float32
+    [B*H, n, K], of gates that count as LEAST_GATE at least. right: o, dq, dk, dv, dg, float64, on the CPU.
     """
 
     def __init__(
-        self, shape: tuple[int, int, int, int, int], gates: Callable[[Tensor], Tensor], device: str = "cpu"
-    ) -> None:
+        self, shape: tuple[int, int, int, int, int], gates: Callable[[Tensor], Tensor],
+        gate_type: torch.dtype = torch.bfloat16, device: str = "cpu",
+    ) -> None:  # fmt: skip
         B, T, H, K, V = shape
         torch.manual_seed(0)
         n = -(-T // 64)
@@ -40,7 +41,7 @@ class Chunks:
         x = {name: torch.randn(size) for name, size in sizes.items()}
         x["g"] = gates(torch.nn.functional.logsigmoid(torch.randn(B, T, H, K)))
         x |= {name: torch.randn(B * H, n, K, V) for name in ("s", "ds")}
-        x = {name: one.bfloat16() for name, one in x.items()}
+        x = {name: one.to(gate_type if name == "g" else torch.bfloat16) for name, one in x.items()}
 
         def apart(rows: Tensor) -> Tensor:
             """[B, T, H, D] as [B*H, n, 64, D], zeros from T on."""
@@ -59,7 +60,8 @@ class Chunks:
         grads = torch.autograd.grad((o * do).sum() + (state * x["ds"].double()).sum(), (q, k, v, g))
         found = zip(("o", "dq", "dk", "dv", "dg"), (o.detach(), *grads), strict=True)
         self.right = {name: together(one) for name, one in found}
-        self.halves = (0.5 * LOG2E.value * apart(x["g"]).sum(2)).float().contiguous().to(device)
+        g = apart(x["g"]).clamp(min=LEAST_GATE.value)
+        self.halves = (0.5 * LOG2E.value * g.sum(2)).float().contiguous().to(device)
         self.given = {name: one.to(device) for name, one in x.items()}
 
     @property

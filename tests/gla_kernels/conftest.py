@@ -59,7 +59,8 @@ def make_inputs(
     seed: int = 0, gate_dtype: torch.dtype | None = None, value_gates: str | float | None = None,
 ) -> Inputs:  # fmt: skip
     """Random inputs. gates: a strength m for m*logsigmoid(N(0, 1)), "resets" for weak gates with one in eight -1e4,
-    "closed" for -1e4 everywhere, None for no gates; value_gates: the same of the value side."""
+    "infinite" for one in eight -inf, "closed" for -1e4 everywhere, None for no gates; value_gates: those of the other
+    side."""
     B, T, H, K, V = shape
     torch.manual_seed(seed)
     q, k, v, do = (torch.randn(B, T, H, d, device=device()).to(dtype) for d in (K, K, V, V))
@@ -73,8 +74,8 @@ def make_gates(shape: tuple[int, int, int, int], gates: str | float | None, dtyp
     if gates is None:
         return None
     g = torch.nn.functional.logsigmoid(torch.randn(shape, device=device()))
-    if gates == "resets":
-        g = torch.where(torch.rand_like(g) < 0.125, torch.full_like(g, -1e4), g / 16)
+    if gates in ("resets", "infinite"):
+        g = torch.where(torch.rand_like(g) < 0.125, -1e4 if gates == "resets" else -math.inf, g / 16)
     elif gates == "closed":
         g = torch.full_like(g, -1e4)
     else:

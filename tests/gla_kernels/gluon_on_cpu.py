@@ -45,6 +45,10 @@ class Shared:
     def shape(self) -> torch.Size:
         return self.data.shape
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.data.dtype
+
     def index(self, at: Any) -> Shared:
         return Shared(self.data[int(at)])
 
@@ -53,6 +57,9 @@ class Shared:
 
     def reshape(self, shape: Sequence[int]) -> Shared:
         return Shared(self.data.view(*shape))
+
+    def _reinterpret(self, dtype: torch.dtype, shape: Sequence[int], layout: Any) -> Shared:
+        return Shared(self.data.view(-1).view(dtype)[: math.prod(shape)].view(*shape))
 
     def load(self, layout: Any) -> Tensor:
         return self.data.clone()
@@ -79,6 +86,7 @@ class Described:
 
     def __init__(self, x: Tensor, block: tuple[int, ...]) -> None:
         self.x = x.flatten(-2) if len(block) == 3 else x.view(-1, x.shape[-1])
+        self.dtype = x.dtype
 
     def part(self, at: Sequence[Any], shape: Sequence[int]) -> tuple[Tensor, tuple[slice, ...]]:
         """What of a block from ``at`` on lies in the tensor, and where in the block that is."""
@@ -96,8 +104,9 @@ def _load(p: Pointer, mask: Any = None, other: float = 0.0) -> Tensor:
 
 
 def _store(p: Pointer, x: Tensor, mask: Any = True) -> None:
-    if bool(mask):
-        p.x[torch.as_tensor(p.at)] = x
+    at = torch.as_tensor(p.at)
+    kept = torch.as_tensor(mask).expand(at.shape)
+    p.x[at[kept]] = x.expand(at.shape)[kept]
 
 
 # --- Barriers, and tiles that come and go -----------------------------------------------------------------------------
@@ -300,7 +309,7 @@ class gl:
     minimum = staticmethod(lambda x, y: torch.minimum(torch.as_tensor(x), torch.as_tensor(y)))
 
     @staticmethod
-    def maximum(x: Any, y: Any) -> Tensor:
+    def maximum(x: Any, y: Any, propagate_nan: Any = None) -> Tensor:
         x = torch.as_tensor(x)
         return torch.maximum(x, torch.as_tensor(y, dtype=x.dtype))
 

@@ -14,12 +14,15 @@ def form(q, k, v, g, s, gv=None):
     return gla_recurrent(q, k, v, g, None, s, True, gv=gv)
 
 
-@pytest.mark.parametrize("gates", [None, 0.0, 1.0, 40.0, 1e4, "resets", "closed"])
+@pytest.mark.parametrize("gates", [None, 0.0, 1.0, 40.0, 1e4, "resets", "infinite", "closed"])
 def test_every_gate_strength(judge, inputs, gates):
     judge(form, inputs((2, 40, 2, 16, 24), torch.float32, gates))
 
 
-@pytest.mark.parametrize(("gates", "value_gates"), [(1.0, 1.0), (None, 40.0), ("resets", "resets"), (1.0, "closed")])
+@pytest.mark.parametrize(
+    ("gates", "value_gates"),
+    [(1.0, 1.0), (None, 40.0), ("resets", "resets"), ("infinite", "infinite"), (1.0, "closed")],
+)
 def test_gates_on_the_value_side(judge, inputs, gates, value_gates):
     judge(form, inputs((1, 20, 1, 16, 24), torch.float32, gates, value_gates=value_gates))
 

@@ -25,7 +25,7 @@ def test_two_tokens_by_hand():
     assert o.flatten().tolist() == pytest.approx([1 * 5 + 2 * 6, 3 * 72.5 + 4 * 81.5])
 
 
-@pytest.mark.parametrize("gates", [None, 0.0, 1.0, 40.0, "resets", "closed"])
+@pytest.mark.parametrize("gates", [None, 0.0, 1.0, 40.0, "resets", "infinite", "closed"])
 @pytest.mark.parametrize(
     "other",
     [

@@ -21,7 +21,17 @@ from torch import Tensor
 from ..launch import Launcher, settle_keys
 from ..schedule import cdiv
 from ..tiles.descriptors import load_rows, load_state_tile, store_rows
-from ..tiles.gates import after_rows, between, block_decay, centred_decay, centred_rows, decay, decayed_keys, mild_block
+from ..tiles.gates import (
+    after_rows,
+    between,
+    block_decay,
+    centred_decay,
+    centred_rows,
+    decay,
+    decayed_keys,
+    limited,
+    mild_block,
+)
 from ..tiles.operands import dot, dot_half, load_operand, load_tile, store_tile
 from ..tiles.scores import diagonal_scores
 from ..tiles.slices import Slice
@@ -132,7 +142,7 @@ def _row_block(
                     b_h = tl.load(p_h + i_a * K + o_k, mask=o_k < K, other=0.0)
                     b_c = centred_decay(p_g, i_row, T, H * K, o_k, K, BT, DOT)
                     b_q = b_q.to(tl.float32) * tl.exp2(b_c + b_h[None, :])
-                    b_g = load_tile(p_g, i_col, T, H * K, o_k, K, BT)
+                    b_g = limited(load_tile(p_g, i_col, T, H * K, o_k, K, BT))
                     b_d = after_rows(b_g, p_g, i_col, T, H * K, o_k, K, BT, DOT)
                     b_d += between(p_h, i_before + 1, i_a, o_k, K, BK)[None, :]
                     b_k = b_k.to(tl.float32) * tl.exp2(b_d)

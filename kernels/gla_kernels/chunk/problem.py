@@ -322,7 +322,7 @@ class Problem(CallContext):
         self, kernel: Any, tile: Tile | None, launch_by: LaunchBy, *args: Any, **flags: Any
     ) -> Launch | None:
         """A launch of Hopper's own kernel, by another of these methods, where the plan asks for that and it can serve:
-        gated bf16 inputs, chunks of one row block of 64, and tensors that all bear descriptors."""
+        bf16 inputs, gates in bf16 or float32, chunks of one row block of 64, and tensors that all bear descriptors."""
         if kernel is None or tile is None or not self.on_hopper(tile):
             return None
         launch = launch_by(kernel, tile, *args, **flags)
@@ -330,9 +330,10 @@ class Problem(CallContext):
         return launch if all(name in launch.blocks for name in given) else None
 
     def all_native(self, *tiles: Tile | None) -> bool:
-        """Whether Hopper's own kernels can serve packed sequences in all passes of these tiles."""
+        """Whether Hopper's own kernels can serve packed sequences in all passes of these tiles: with gates in bf16."""
         B, T, H, K, V = self.dims
-        fits = 0 < T and B * H * self.n_chunks * K <= MOST_ROWS and K % WGMMA_ROWS == V % WGMMA_ROWS == 0
+        fits = self.g is not None and self.g.dtype == torch.bfloat16 and 0 < T
+        fits = fits and B * H * self.n_chunks * K <= MOST_ROWS and K % WGMMA_ROWS == V % WGMMA_ROWS == 0
         return fits and all(tile is not None and self.on_hopper(tile) for tile in tiles)
 
     def on_hopper(self, tile: Tile) -> bool:
@@ -341,7 +342,7 @@ class Problem(CallContext):
             return False  # one pass that goes by closed gates, and all do
         if not tile.hopper or self.q.device.type == "cpu":
             return False  # on the CPU the interpreter runs, which knows no Gluon
-        if self.g is None or not self.q.dtype == self.g.dtype == torch.bfloat16 or not self.scale > 0:
+        if self.g is None or self.q.dtype != torch.bfloat16 or not self.scale > 0:
             return False
         return self.schedule.chunk == self.config.block_t == WGMMA_ROWS
 

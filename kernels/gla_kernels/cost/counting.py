@@ -74,7 +74,8 @@ class Sizes:
         self.gate_products = 0
         gates = args.get("p_g")
         if self.gated and gates is not None and (self.halved or gates.dtype == torch.float16):
-            self.gate_products = 3 if gates.dtype == torch.float32 else 1
+            parts = 2 if launch.in_gluon else 3  # of float32 gates: see hopper/layouts.py
+            self.gate_products = parts if gates.dtype == torch.float32 else 1
 
         # elements of a tile of keys, of values, of scores, of a state
         self.keys, self.values = self.BT * self.BK, self.BT * self.BV

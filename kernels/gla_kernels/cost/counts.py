@@ -32,8 +32,8 @@ def _summed_gates(c: Count, times: int, along_rows: int) -> None:
     s = c.s
     if s.gate_products:
         c.gate_products += 2 * times * s.gate_products * s.scores * s.BK
-        # log2(e), and what cuts float32 gates into three parts
-        c.vector += times * (3 if s.gate_products == 3 else 1) * s.keys
+        # log2(e), and what cuts float32 gates into parts
+        c.vector += times * s.gate_products * s.keys
     else:
         c.vector += times * along_rows * s.keys
 
@@ -48,7 +48,7 @@ def _whole_decays(c: Count, times: int) -> None:
     s = c.s
     if s.gate_products:
         c.gate_products += 2 * times * s.gate_products * s.keys * ONES
-        c.vector += times * ((2 if s.gate_products == 3 else 0) * s.keys + s.BK * ONES)
+        c.vector += times * ((s.gate_products - 1) * s.keys + s.BK * ONES)
     else:
         c.vector += times * s.keys
 

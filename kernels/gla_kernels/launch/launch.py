@@ -86,7 +86,8 @@ try:
     from triton.experimental.gluon.language import NVMMASharedLayout
     from triton.experimental.gluon.nvidia import hopper
 
-    LAYOUTS = {rank: NVMMASharedLayout(128, 16, rank) for rank in (2, 3)}  # of tiles in shared memory
+    # of tiles in shared memory, by bytes of an element and axes
+    LAYOUTS = {(size, rank): NVMMASharedLayout(128, 8 * size, rank) for size in (2, 4) for rank in (2, 3)}
 except ImportError:  # an experiment of Triton's, which may move; kernels in it are then not launched
     GluonJITFunction = ()
 
@@ -103,8 +104,8 @@ def descriptor(x: torch.Tensor, block: tuple[int, ...], in_gluon: bool = False) 
     """A tensor descriptor of rows [B, T, H, D] as a tensor [B, T, H*D], with blocks (1, rows, columns), or of states
     [.., K, V] as a matrix [.. * K, V], with blocks (rows of K, columns of V).
 
-    in_gluon: for a kernel that wants to know how blocks lie in shared memory, 64 columns of 16 bits: as tensor cores
-    read them, 128 bytes a row.
+    in_gluon: for a kernel that wants to know how blocks lie in shared memory: as tensor cores read them, 128 bytes a
+    row, which are 64 columns of 16 bits or 32 of float32.
     """
     if len(block) == 3:
         B, T, H, D = x.shape
@@ -114,7 +115,7 @@ def descriptor(x: torch.Tensor, block: tuple[int, ...], in_gluon: bool = False) 
         V = x.shape[-1]
         shape, strides = [x.numel() // V, V], [V, 1]
     if in_gluon:
-        return hopper.TensorDescriptor(x, shape, strides, list(block), LAYOUTS[len(block)])
+        return hopper.TensorDescriptor(x, shape, strides, list(block), LAYOUTS[x.itemsize, len(block)])
     return TensorDescriptor(x, shape, strides, list(block))
 
 

@@ -63,9 +63,9 @@ def gla(
 
     q, k: [B, T, H, K], float32, float16 or bfloat16; K from 1 to 512.
     v: [B, T, H, V], dtype of q; V from 1 to 512.
-    g: [B, T, H, K], natural log of the decay, <= 0 and finite (-1e4 forgets all; sums with -inf would be NaN), dtype of
-        q or float32. In float32 beside bfloat16 inputs Hopper's own kernels do not serve, and untuned ones run. None:
-        no decay (plain linear attention).
+    g: [B, T, H, K], natural log of the decay, <= 0, dtype of q or float32; -inf forgets all, and its gradient is 0.
+        Beside bfloat16 inputs Hopper's own kernels take 16 bits of each float32 gate. None: no decay (plain linear
+        attention).
     scale: factor on the output; K^-1/2 by default.
     initial_state: [B, H, K, V], float32; zeros by default.
     output_final_state: whether to return the state after the last token.
@@ -91,7 +91,7 @@ def gla(
     recompute: where states are materialized, what is kept of them for the backward pass. True: nothing, which makes it
         10 to 20 % slower as a rule. False: all, B*H*ceil(T/chunk)*K*V elements (twice the size of q with K = V = 128
         and chunks of 64). None: as False, but where Hopper's own kernels lead states along, which are of bfloat16 with
-        gates in bfloat16, chunks of 64, and K and V that 64 divides: there few, of B*T*H*256 bytes at most, decays
+        gates, chunks of 64, and K and V that 64 divides: there few, of B*T*H*256 bytes at most, decays
         of chunks included. Nothing is kept where the two directions' plans have other chunks. Where states are not
         materialized one a slice is kept, if there are heads enough, and none with True.
 

@@ -76,6 +76,8 @@ def room_of(function: str, x: Inputs, asked: tuple[Any, ...] | None, recompute: 
     V, chunk = x.v.shape[-1], 64 if asked is None else asked[0]
     kept = asked is None or asked[2]
     gates = None if x.g is None or x.gv is not None else x.g.dtype
+    if x.cu_seqlens is not None and gates != torch.bfloat16:  # see `Problem.all_native`
+        gates = None
     if function == "gla" and recompute is None and leads_along(x.q.device, (x.q.dtype, gates), K, V, asked):
         chunks = (T + WGMMA_ROWS - 1) // WGMMA_ROWS
         runs = (chunks + least_run(K, V) - 1) // least_run(K, V)
@@ -96,7 +98,7 @@ def leads_along(device: torch.device, dtypes: tuple[Any, Any], K: int, V: int, a
     if device.type != "cuda" or machine_of(device).capability != HOPPER:
         return False
     ordinary = asked is None or (asked[0] == WGMMA_ROWS and asked[2])
-    return ordinary and dtypes == (torch.bfloat16, torch.bfloat16) and K % WGMMA_ROWS == V % WGMMA_ROWS == 0
+    return ordinary and dtypes[0] == torch.bfloat16 and dtypes[1] is not None and K % WGMMA_ROWS == V % WGMMA_ROWS == 0
 
 
 def call_step(x: Inputs, scale: float | None, v_first: bool) -> Tensor:

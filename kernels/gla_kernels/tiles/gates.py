@@ -33,17 +33,27 @@ MIN_COLUMNS: tl.constexpr = tl.constexpr(16)  # of a tensor-core product
 # exp2 of anything below is 0 in float32.
 CLOSED: tl.constexpr = tl.constexpr(-150.0)
 
+# A gate counts as this at least: also -inf, whose product with 0 would be no number. Every type of gates holds it.
+LEAST_GATE: tl.constexpr = tl.constexpr(-8192.0)
+NO_NUMBER: tl.constexpr = tl.constexpr(tl.PropagateNan.ALL)  # what a maximum is where a gate is no number
+
+
+@triton.jit
+def limited(b_g):
+    """Gates as they are summed: of none less than LEAST_GATE. One that is no number stays none."""
+    return tl.where(b_g < LEAST_GATE, tl.full([], LEAST_GATE, tl.float32).to(b_g.dtype), b_g)
+
 
 @triton.jit
 def load_gates(p_g, i_row, T, stride, o_k, K: tl.constexpr, BT: tl.constexpr):
     """g*log2(e) of rows i_row.., float32 [BT, BK]; 0 (no decay) outside the sequence."""
-    return load_tile(p_g, i_row, T, stride, o_k, K, BT).to(tl.float32) * LOG2E
+    return limited(load_tile(p_g, i_row, T, stride, o_k, K, BT).to(tl.float32)) * LOG2E
 
 
 @triton.jit
 def load_gate_row(p_g, i_row, m_row, stride, o_k, K: tl.constexpr):
     """g*log2(e) of one row, float32 [BK]."""
-    return load_row(p_g, i_row, m_row, stride, o_k, K) * LOG2E
+    return limited(load_row(p_g, i_row, m_row, stride, o_k, K)) * LOG2E
 
 
 @triton.jit
@@ -66,8 +76,8 @@ def decay_to_end(p_g, i_row, T, stride, o_k, K: tl.constexpr, BT: tl.constexpr):
     o_r = tl.arange(0, BT)
     m_g = ((o_r < BT - 1) & (i_row + 1 + o_r < T))[:, None] & (o_k < K)[None, :]
     p_g += (tl.cast(i_row, tl.int64) + 1) * stride
-    b_next = tl.load(p_g + o_r[:, None] * stride + o_k[None, :], mask=m_g, other=0.0).to(tl.float32) * LOG2E
-    return tl.cumsum(b_next, axis=0, reverse=True)
+    b_next = tl.load(p_g + o_r[:, None] * stride + o_k[None, :], mask=m_g, other=0.0).to(tl.float32)
+    return tl.cumsum(limited(b_next) * LOG2E, axis=0, reverse=True)
 
 
 @triton.jit

@@ -20,6 +20,7 @@ e^{sum of g} sum_e S e^{sum of gu} dS.
 import triton
 import triton.language as tl
 
+from ..tiles.gates import limited
 from ..tiles.operands import dot_half, load_operand, load_tile, operand, store_tile
 from ..tiles.products import product
 from .guard import are_mild
@@ -118,7 +119,7 @@ def _rows(
         b_own = b_partner
         if GRAD:
             b_own = load_tile(p_own, i_row, T, stride, o_d, D, C)
-        b_g = load_tile(p_g, i_row, T, stride, o_d, D, C)
+        b_g = limited(load_tile(p_g, i_row, T, stride, o_d, D, C))
         b_state *= tl.exp2(log_decay(around_sums(o_i, o_j, Y), b_g))
         if GRAD:
             b_dg = gate_gradient(around_sums(o_j, o_i, Y), b_own * b_state, b_dg, PRECISION)

@@ -10,6 +10,7 @@ side. How the exponents are kept in range is told in halving.py.
 import triton
 import triton.language as tl
 
+from ..tiles.gates import limited
 from ..tiles.operands import load_tile
 from ..tiles.products import product
 from .guard import are_mild
@@ -56,7 +57,7 @@ def _scores(
         b_x = load_tile(p_x, i_row, T, stride, o_d, D, C)
         b_y = load_tile(p_y, i_row, T, stride, o_d, D, C)
         if GATED:
-            b_g = load_tile(p_g, i_row, T, stride, o_d, D, C)
+            b_g = limited(load_tile(p_g, i_row, T, stride, o_d, D, C))
             b_a += _decayed_scores(b_x, b_y, b_g, C, SUB, PRECISION)
         else:
             b_a = product(b_x, tl.trans(b_y), b_a, DOT, PRECISION)

@@ -10,7 +10,7 @@ sums over the rows of a chunk; "after" and "until" a row, its own gate counted i
 import triton
 import triton.language as tl
 
-from ..tiles.gates import LOG2E, after_rows, up_to_rows
+from ..tiles.gates import LOG2E, after_rows, limited, up_to_rows
 from ..tiles.operands import load_state, load_tile, store_state
 from ..tiles.products import product
 
@@ -32,7 +32,7 @@ def decayed_rows(
     b_x = load_tile(p_x, i_row, T, stride, o_d, D, C)
     b_total = tl.zeros([o_d.shape[0]], dtype=tl.float32)
     if GATED:
-        b_g = load_tile(p_g, i_row, T, stride, o_d, D, C)
+        b_g = limited(load_tile(p_g, i_row, T, stride, o_d, D, C))
         b_total += total_decay(b_g)
         if UNTIL:
             b_x = b_x.to(tl.float32) * tl.exp2(up_to_rows(b_g, C, DOT))

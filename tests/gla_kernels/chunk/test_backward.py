@@ -19,7 +19,7 @@ from gla_kernels.schedule import CHUNKS
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 PAIRS = [(c, s) for c in CHUNKS for s in (16, 32, 64, 128, 256) if s <= c]
 SCHEDULES = [Schedule(c, s, m) for c, s in PAIRS for m in (True, False)]
-GATES = [None, 0.06, 1.0, 4.0, 16.0, 40.0, "resets", "closed"]
+GATES = [None, 0.06, 1.0, 4.0, 16.0, 40.0, "resets", "infinite", "closed"]
 
 
 class OnlyBackward(torch.autograd.Function):

@@ -24,14 +24,22 @@ RUNS = ("grad_qk_runs_hopper_kernel", "grad_qk_wide_runs_hopper_kernel")
 SHAPES = pytest.mark.parametrize("shape", KEPT, ids=str)
 
 
-def drawn(shape: tuple[int, ...], device: str, gates: torch.dtype = torch.bfloat16) -> Inputs:
+def drawn(
+    shape: tuple[int, ...], device: str, gates: torch.dtype | None = None, dtype: torch.dtype = torch.bfloat16
+) -> Inputs:
+    """gates: their type, that of the rest by default."""
     B, T, H, K, V = shape
-    q, k, v = (torch.empty(B, T, H, n, dtype=torch.bfloat16, device=device) for n in (K, K, V))
-    return Inputs(q, k, v, torch.empty(B, T, H, K, dtype=gates, device=device), None, None)
+    q, k, v = (torch.empty(B, T, H, n, dtype=dtype, device=device) for n in (K, K, V))
+    return Inputs(q, k, v, torch.empty(B, T, H, K, dtype=gates or dtype, device=device), None, None)
 
 
-def left_bytes(shape: tuple[int, ...], recompute: bool | None, gates: torch.dtype = torch.bfloat16) -> int:
-    x, meta = drawn(shape, "meta", gates), torch.device("meta")
+def left_bytes(
+    shape: tuple[int, ...],
+    recompute: bool | None,
+    gates: torch.dtype | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+) -> int:
+    x, meta = drawn(shape, "meta", gates, dtype), torch.device("meta")
     return Prepared(_form(x, meta, 1.0, None, True, recompute), x, False, meta).left_bytes
 
 
@@ -46,7 +54,16 @@ def test_no_more_is_kept_than_flash_linear_attention_keeps(shape):
 
 def test_all_states_are_kept_where_portable_kernels_serve():
     shape = next(iter(KEPT))
-    assert left_bytes(shape, None, torch.float32) == left_bytes(shape, False, torch.float32)
+    assert left_bytes(shape, None, dtype=torch.float16) == left_bytes(shape, False, dtype=torch.float16)
+
+
+@SHAPES
+def test_with_gates_in_float32_as_little_is_kept(shape):
+    assert left_bytes(shape, None, torch.float32) == left_bytes(shape, None)
+    with FakeTensorMode():
+        assert room_of("gla", drawn(shape, "cuda", torch.float32), None, None) == room_of(
+            "gla", drawn(shape, "cuda"), None, None
+        )
 
 
 @SHAPES

@@ -18,7 +18,7 @@ from gla_kernels.tiles import slices
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 SCHEDULES = [Schedule(c, s, m) for c, s, m in product(CHUNKS, CHUNKS, (True, False)) if s <= c]
-GATES = (None, 0.06, 1.0, 4.0, 16.0, 40.0, "resets", "closed")
+GATES = (None, 0.06, 1.0, 4.0, 16.0, 40.0, "resets", "infinite", "closed")
 FACTOR, FLOOR = 4.0, 128 * torch.finfo(torch.float32).eps  # of conftest.py
 
 

@@ -53,14 +53,21 @@ def test_all_else_by_the_portable_one(work, schedule, changes):
     assert not {"grad_qk_hopper_kernel", "grad_qk_strong_hopper_kernel"} & set(found)
 
 
-def test_gates_in_float32_go_to_the_portable_one():
-    q, v = (torch.empty(1, 64, 1, 64, dtype=torch.bfloat16, device="meta") for _ in range(2))
-    schedule = Schedule(64)
-    plan = Plan(schedule, default_config(64, 64, 2, schedule))
-    for g, kernel in ((q.float(), "grad_qk_kernel"), (q, "grad_qk_hopper_kernel")):
-        found: list[Launch] = []
-        gla_kernels.chunk.backward(problem_of(q, q, v, g, 1.0, None, plan), v, None, found.append)
-        assert kernel in [launch.name for launch in found]
+@pytest.mark.parametrize(("K", "V"), [(64, 64), (128, 128), (128, 512)])
+def test_gates_in_float32_go_where_others_do(K, V):
+    q = torch.empty(1, 3000, 1, K, dtype=torch.bfloat16, device="meta")
+    v = torch.empty(1, 3000, 1, V, dtype=torch.bfloat16, device="meta")
+    plan = Plan(Schedule(64), with_walks(default_config(K, V, 2, Schedule(64)), replace(FORWARD, K=K, V=V)))
+    found: dict[torch.dtype, list[Launch]] = {torch.bfloat16: [], torch.float32: []}
+    for dtype, launches in found.items():
+        p = problem_of(q, q, v, q.to(dtype), 1.0, None, plan)
+        kept = gla_kernels.chunk.forward(p, False, launches.append, every=p.states_apart)[-1]
+        grads = gla_kernels.chunk.backward(p, v, None, launches.append, kept)
+        assert grads.g is not None
+        assert grads.g.dtype == dtype
+    narrow, wide = found.values()
+    assert [launch.name for launch in wide] == [launch.name for launch in narrow]
+    assert all("hopper" in launch.name for launch in wide)
 
 
 def test_a_tensor_off_the_16_bytes_that_a_descriptor_wants_has_none():

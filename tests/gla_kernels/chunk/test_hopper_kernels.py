@@ -20,7 +20,7 @@ from gla_kernels.chunk.hopper.walk import walk_hopper_kernel
 from gla_kernels.chunk.problem import NARROW, Problem
 from gla_kernels.plan.apply import problem_of
 from gla_kernels.plan.choose import with_walks
-from gla_kernels.tiles.gates import LOG2E, ROW_BLOCK_LIMIT_16_BIT
+from gla_kernels.tiles.gates import LEAST_GATE, LOG2E, ROW_BLOCK_LIMIT_16_BIT
 
 # Of the norm. To round the result to bfloat16 costs 1.66e-3; states are summed of products of rounded operands besides.
 ERROR = 2.4e-3
@@ -32,24 +32,34 @@ GATES = {
     "one of three chunks decays by too much": lambda g: torch.where(
         (torch.arange(g.shape[1]) // 64 % 3 == 1)[:, None, None], 20 * g, g
     ),
+    "one of three chunks decays by all there is": lambda g: torch.where(
+        (torch.arange(g.shape[1]) % 192 == 70)[:, None, None] & (torch.arange(g.shape[-1]) % 5 > 1), -torch.inf, g
+    ),
 }
+DIMENSIONS = ((64, 64), (128, 128), (128, 192))
+BF16, FLOAT32 = torch.bfloat16, torch.float32  # of gates
 WALKS = pytest.mark.parametrize(
-    ("K", "V", "gates", "schedule"),
-    [(K, V, *one) for K, V in ((64, 64), (128, 128), (128, 192)) for one in itertools.product(GATES, SCHEDULES)],
+    ("K", "V", "gates", "schedule", "gate_type"),
+    [(K, V, *one, BF16) for K, V in DIMENSIONS for one in itertools.product(GATES, SCHEDULES)]
+    + [(K, V, gates, list(SCHEDULES)[1], FLOAT32) for K, V in DIMENSIONS for gates in GATES],
 )
 
 
 class Sequences:
-    """q, k, g, v, do, in bfloat16, and a state to begin with and the gradient of the last one [B, H, K, V]; of the
-    float64 recurrence o, dv, the states before and after every chunk, and the gradients of those after."""
+    """q, k, v, do in bfloat16, g in that or float32, a state to begin with and the gradient of the last one
+    [B, H, K, V]; of the float64 recurrence o, dv, the states before and after every chunk, and the gradients of those
+    after. Of halves of decays, what kernels leave: no gate counts as less than LEAST_GATE."""
 
-    def __init__(self, shape: tuple[int, int, int, int, int], gates: Callable[[Tensor], Tensor], place: Any) -> None:
+    def __init__(
+        self, shape: tuple[int, int, int, int, int], gates: Callable[[Tensor], Tensor], place: Any,
+        gate_type: torch.dtype = BF16,
+    ) -> None:  # fmt: skip
         B, T, H, K, V = shape
         torch.manual_seed(0)
         g = gates(torch.nn.functional.logsigmoid(torch.randn(B, T, H, K)))
         x = {"q": torch.randn(B, T, H, K), "k": torch.randn(B, T, H, K), "g": g}
         x |= {name: torch.randn(B, T, H, V) for name in ("v", "do")}
-        x = {name: one.bfloat16() for name, one in x.items()}
+        x = {name: one.to(gate_type if name == "g" else BF16) for name, one in x.items()}
         first, d_last = torch.randn(B, H, K, V), torch.randn(B, H, K, V)
         q, k, g, v, do = (x[name].double() for name in ("q", "k", "g", "v", "do"))
         rows_given = tuple(one.requires_grad_() for one in (q, k, g, v))
@@ -66,6 +76,7 @@ class Sequences:
         self.d_states = torch.autograd.grad(loss, self.befores, retain_graph=True)
         self.dq, self.dk, self.dg, self.dv = torch.autograd.grad(loss, rows_given)
         self.o, g = o.detach(), g.detach()
+        g = g.clamp(min=LEAST_GATE.value)
         chunks = torch.nn.functional.pad(g, (0, 0, 0, 0, 0, -T % 64)).unflatten(1, (-1, 64)).sum(2)
         self.halves = (0.5 * LOG2E.value * chunks).transpose(1, 2).flatten(0, 1).float().contiguous()  # [B*H, n, K]
         self.mild = (
@@ -100,8 +111,8 @@ def near(got: Tensor, right: Tensor) -> bool:
 
 
 @WALKS
-def test_states_and_output(K, V, gates, schedule, place):
-    states_and_output(K, V, gates, schedule, 1, place)
+def test_states_and_output(K, V, gates, schedule, gate_type, place):
+    states_and_output(K, V, gates, schedule, 1, place, gate_type)
 
 
 SOME = pytest.mark.parametrize(
@@ -109,20 +120,21 @@ SOME = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.parametrize("gate_type", [BF16, FLOAT32])
 @SOME
-def test_where_no_states_are_kept_those_that_strong_gates_ask_for_are_stored(gates, schedule, place):
-    states_and_output(128, 128, gates, schedule, 0, place)
+def test_where_no_states_are_kept_those_that_strong_gates_ask_for_are_stored(gates, schedule, place, gate_type):
+    states_and_output(128, 128, gates, schedule, 0, place, gate_type)
 
 
 @SOME
 @pytest.mark.parametrize("every", [3, 4])
 def test_where_few_states_are_kept_they_are_stored_apart(every, gates, schedule, place):
-    states_and_output(128, 128, gates, schedule, every, place)
+    states_and_output(128, 128, gates, schedule, every, place, BF16)
 
 
-def states_and_output(K, V, gates, schedule, every, place):
+def states_and_output(K, V, gates, schedule, every, place, gate_type):
     """every: chunks from one state that is kept to the next; 0 for none."""
-    x = Sequences((1, 340, 2, K, V), GATES[gates], place)
+    x = Sequences((1, 340, 2, K, V), GATES[gates], place, gate_type)
     p = x.problem(SCHEDULES[schedule])
     assert len(p.slices) == 1
     starts = x.boundaries(0, x.befores, p.seg_chunks).to(place.device)
@@ -134,11 +146,14 @@ def states_and_output(K, V, gates, schedule, every, place):
         "n_start": p.states_a_head(starts), "p_few": few, "n_few": 0 if few is None else few.shape[1],
         "every": max(1, every),
     }  # fmt: skip
-    flags = {"HAS_S0": True, "STORE_S": every == 1, "STORE_FEW": few is not None, "STORE_ST": True}
+    args, flags = p.with_sequences(args, "p_sn", None)
+    flags |= {"HAS_S0": True, "STORE_S": every == 1, "STORE_FEW": few is not None, "STORE_ST": True}
+    flags["S0_V_FIRST"] = False
     assert p.config.walk is not None
     place.run(p.walk_on_chip(walk_hopper_kernel, p.config.walk, args, p.slices[0], states, **flags))
     x.rows_are_right(o, x.o)
     assert torch.allclose(halves.cpu(), x.halves, rtol=1e-5)
+    assert halves.isfinite().all()
     found, right = states.unflatten(0, (1, 2)).transpose(1, 2), torch.stack(x.befores[:-1], 1).detach()
     if few is not None:
         assert near(few.unflatten(0, (1, 2)).transpose(1, 2), right[:, ::every])
@@ -151,8 +166,8 @@ def states_and_output(K, V, gates, schedule, every, place):
 
 
 @WALKS
-def test_gradients_of_states_and_dv(K, V, gates, schedule, place):
-    x = Sequences((1, 340, 2, K, V), GATES[gates], place)
+def test_gradients_of_states_and_dv(K, V, gates, schedule, gate_type, place):
+    x = Sequences((1, 340, 2, K, V), GATES[gates], place, gate_type)
     p = x.problem(SCHEDULES[schedule])
     assert len(p.slices) == 1
     ends = x.boundaries(1, x.d_states, p.seg_chunks).to(place.device)
@@ -162,7 +177,8 @@ def test_gradients_of_states_and_dv(K, V, gates, schedule, place):
         "p_h": x.halves.to(place.device), "p_dst": ends, "p_ds": grads, "p_ds0": d_first, "p_dv": dv,
         "scale": x.scale, "n_end": p.states_a_head(ends),
     }  # fmt: skip
-    flags = {"HAS_DST": True, "STORE_DS0": True}
+    args, flags = p.with_sequences(args, "p_dsn", None)
+    flags |= {"HAS_DST": True, "STORE_DS0": True, "DST_V_FIRST": False}
     assert p.config.grad_walk is not None
     place.run(p.walk_on_chip(grad_walk_hopper_kernel, p.config.grad_walk, args, p.slices[0], grads, **flags))
     x.rows_are_right(dv, x.dv)
@@ -170,22 +186,28 @@ def test_gradients_of_states_and_dv(K, V, gates, schedule, place):
     assert near(d_first, x.d_states[0])
 
 
-@pytest.mark.parametrize("every", [1, 2, 4])
-@pytest.mark.parametrize(("K", "V", "stages"), [(64, 64, 1), (128, 128, 1), (64, 192, 2), (64, 256, 5), (128, 512, 4)])
+RUNS = [(64, 64, 1), (128, 128, 1), (64, 192, 2), (64, 256, 5), (128, 512, 4)]
+
+
+@pytest.mark.parametrize(
+    ("K", "V", "stages", "every", "gate_type"),
+    [(*one, every, BF16) for one in RUNS for every in (1, 2, 4)] + [(*one, 4, FLOAT32) for one in RUNS],
+)
 @pytest.mark.parametrize("gates", GATES)
-def test_gradients_of_q_k_and_gates_over_runs_of_chunks(K, V, stages, gates, every, place):
+def test_gradients_of_q_k_and_gates_over_runs_of_chunks(K, V, stages, gates, every, gate_type, place):
     """From the state before each run; of chunks that are left alone, their states are left for another kernel."""
-    x = Sequences((1, 340, 2, K, V), GATES[gates], place)
+    x = Sequences((1, 340, 2, K, V), GATES[gates], place, gate_type)
     p, grads = x.problem(Schedule(64)), torch.stack([one.flatten(0, 1) for one in x.d_states[1:]], 1).bfloat16()
     few = torch.stack([one.detach().flatten(0, 1) for one in x.befores[:-1:every]], 1).bfloat16()
     states = p.state_buffer().fill_(torch.nan)
-    into = {name: torch.full_like(x.given["q"], torch.nan) for name in ("dq", "dk", "dg")}
+    into = {name: torch.full_like(x.given[name[1:]], torch.nan) for name in ("dq", "dk", "dg")}
     args = {f"p_{name}": one for name, one in (x.given | into).items()} | {
         "p_h": x.halves.to(place.device), "p_s": states, "p_ds": grads.to(place.device), "p_few": few.to(place.device),
         "n_few": few.shape[1],
     }  # fmt: skip
     kernel = grad_qk_runs_hopper_kernel if V <= NARROW else grad_qk_wide_runs_hopper_kernel
-    place.run(p.of_chunks(kernel, p.config.grad_qk, args, p.whole, states, every, STAGES=stages))
+    args, flags = p.with_sequences(args, "p_sn", None)
+    place.run(p.of_chunks(kernel, p.config.grad_qk, args, p.whole, states, every, STAGES=stages, **flags))
     x.rows_are_right(into["dq"], x.dq)
     x.rows_are_right(into["dk"], x.dk)
     x.rows_are_right(into["dg"], x.dg, DIFFERENCE * (x.given["q"].cpu().double() * x.dq))
@@ -195,10 +217,14 @@ def test_gradients_of_q_k_and_gates_over_runs_of_chunks(K, V, stages, gates, eve
     assert near(states[:, asked], right[:, asked])
 
 
+@pytest.mark.parametrize("gate_type", [BF16, FLOAT32])
 @pytest.mark.parametrize(("K", "V", "stages"), [(64, 64, 1), (128, 128, 2), (64, 192, 2), (192, 256, 1)])
-def test_gradients_of_q_k_and_gates(K, V, stages, place, chunks):
-    x = chunks((1, 150, 2, K, V), lambda g: torch.where(g < -3.5, -300.0, g))
+@pytest.mark.parametrize("closed", [-300.0, -torch.inf])
+def test_gradients_of_q_k_and_gates(K, V, stages, closed, gate_type, place, chunks):
+    x = chunks((1, 150, 2, K, V), lambda g: torch.where(g < -3.5, closed, g), gate_type)
     p, (args, into) = x.problem(), x.arguments("dq", "dk", "dg")
     assert 0 < x.mild_tiles.sum() < x.mild_tiles.numel()
-    place.run(p.of_chunks(grad_qk_hopper_kernel, p.config.grad_qk, args, p.whole, x.given["s"], STAGES=stages))
+    args, flags = p.with_sequences(args, "p_sn", None)
+    launch = p.of_chunks(grad_qk_hopper_kernel, p.config.grad_qk, args, p.whole, x.given["s"], STAGES=stages, **flags)
+    place.run(launch)
     x.check(into, x.mild_tiles)

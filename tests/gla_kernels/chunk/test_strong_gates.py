@@ -28,6 +28,7 @@ OUTPUTS = {
     grad_v_strong_kernel: ("dv",),
     grad_qk_strong_kernel: ("dq", "dk", "dg"),
 }
+TYPES = pytest.mark.parametrize("gate_type", [torch.bfloat16, torch.float32], ids=["bf16", "float32"])
 KERNELS = pytest.mark.parametrize("kernel", OUTPUTS, ids=lambda kernel: kernel.fn.__name__)
 
 
@@ -67,27 +68,30 @@ GATES = {
 
 
 @KERNELS
+@TYPES
 @pytest.mark.parametrize("gates", GATES)
-def test_every_gate_strength(kernel, gates, place, chunks):
-    check(chunks((1, 150, 2, 128, 128), GATES[gates]), kernel, place)
+def test_every_gate_strength(kernel, gates, gate_type, place, chunks):
+    check(chunks((1, 150, 2, 128, 128), GATES[gates], gate_type), kernel, place)
 
 
 @KERNELS
+@TYPES
 @pytest.mark.parametrize(("K", "V"), [(64, 64), (64, 192), (128, 64), (64, 256), (192, 64)])
-def test_head_dimensions(kernel, K, V, place, chunks):
+def test_head_dimensions(kernel, K, V, gate_type, place, chunks):
     if K > 128 and kernel is not grad_qk_strong_kernel:
         pytest.skip("walks have states of 128 features at most")
-    check(chunks((2, 100, 1, K, V), GATES["16"]), kernel, place)
+    check(chunks((2, 100, 1, K, V), GATES["16"], gate_type), kernel, place)
 
 
 @KERNELS
+@TYPES
 @pytest.mark.parametrize("V", [64, 192, 256])
-def test_a_program_goes_from_chunk_to_chunk(kernel, V, monkeypatch, place, chunks):
+def test_a_program_goes_from_chunk_to_chunk(kernel, V, gate_type, monkeypatch, place, chunks):
     def gates(g: Tensor) -> Tensor:
         return torch.where((torch.arange(330) // 64 == 2)[:, None, None], g, 20 * g)
 
     monkeypatch.setattr(strong_gates, "WARPS", 1)
-    x = chunks((1, 330, 1, 64, V), gates)
+    x = chunks((1, 330, 1, 64, V), gates, gate_type)
     assert x.mild.flatten().tolist() == [False, False, True, False, False, False]
     check(x, kernel, place)
 

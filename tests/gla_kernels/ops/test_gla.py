@@ -213,7 +213,7 @@ def test_full_grid(judge, inputs, schedule, dtype, gates):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("gates", [None, 0.0, 1 / 16, 1.0, 2.0, 4.0, 8.0, 40.0, 1e4, "resets", "closed"])
+@pytest.mark.parametrize("gates", [None, 0.0, 1 / 16, 1.0, 2.0, 4.0, 8.0, 40.0, 1e4, "resets", "infinite", "closed"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=name)
 @pytest.mark.parametrize("schedule", [None, Schedule(64, 16), Schedule(128, 64, False)], ids=name)
 def test_gate_strengths_at_full_size(judge, inputs, schedule, dtype, gates):
@@ -221,7 +221,9 @@ def test_gate_strengths_at_full_size(judge, inputs, schedule, dtype, gates):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("gates", [None, 0.0, 1 / 16, 1.0, 2.0, 2.5, 4.0, 8.0, 40.0, 1e4, "resets", "closed"])
+@pytest.mark.parametrize(
+    "gates", [None, 0.0, 1 / 16, 1.0, 2.0, 2.5, 4.0, 8.0, 40.0, 1e4, "resets", "infinite", "closed"]
+)
 @pytest.mark.parametrize(
     ("schedule", "K", "V"),
     [
@@ -233,7 +235,8 @@ def test_gate_strengths_at_full_size(judge, inputs, schedule, dtype, gates):
     ],
     ids=name,
 )
-def test_walks_at_every_gate_strength(judge, inputs, schedule, K, V, gates):
+@pytest.mark.parametrize("gate_dtype", [torch.bfloat16, torch.float32], ids=name)
+def test_walks_at_every_gate_strength(judge, inputs, schedule, K, V, gates, gate_dtype):
     """Fused scans, which a default plan need not have at shapes as small as these."""
     work, capability = Workload("fwd", 1, 3001, 2, K, V, gated=gates is not None), machine_of().capability
     plan = Plan(schedule, with_walks(default_config(K, V, 2, schedule, capability), work, capability))
@@ -242,8 +245,17 @@ def test_walks_at_every_gate_strength(judge, inputs, schedule, K, V, gates):
         pytest.skip(reason)
     judge(
         lambda q, k, v, g, s: gla(q, k, v, g, None, s, True, config=plan),
-        inputs((1, 3001, 2, K, V), torch.bfloat16, gates),
+        inputs((1, 3001, 2, K, V), torch.bfloat16, gates, gate_dtype=gate_dtype),
     )
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("gates", [1 / 16, 1.0, 4.0, 16.0, "resets", "infinite", "closed"])
+@pytest.mark.parametrize("recompute", [None, False], ids=["few states", "all states"])
+@pytest.mark.parametrize(("K", "V"), [(64, 64), (64, 192), (128, 128), (128, 256), (256, 512)])
+def test_gates_in_float32_at_full_size(judge, inputs, K, V, recompute, gates):
+    x = inputs((1, 3001, 2, K, V), torch.bfloat16, gates, gate_dtype=torch.float32)
+    judge(lambda q, k, v, g, s: gla(q, k, v, g, None, s, True, schedule=Schedule(64), recompute=recompute), x)
 
 
 @pytest.mark.gpu

@@ -19,7 +19,7 @@ from gla_kernels.launch import record
 from gla_kernels.ops.simple_gla import launches
 from gla_kernels.simple import call
 
-GATES = (0.06, 1.0, 4.0, 16.0, 40.0, "resets", "closed")
+GATES = (0.06, 1.0, 4.0, 16.0, 40.0, "resets", "infinite", "closed")
 KEPT, WALKED = Schedule(32), Schedule(32, materialize=False)
 
 

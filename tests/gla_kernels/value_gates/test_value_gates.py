@@ -16,8 +16,9 @@ from gla_kernels import Plan, Schedule, default_config, gla, launches, reference
 from gla_kernels.launch import execute, record
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-# key side and value side: alike, one of them, mild beside strong, and hard resets
+# key side and value side: alike, one of them, mild beside strong, and hard resets, of -inf too
 GATES = [(0.06, 0.06), (1.0, 1.0), (None, 2.0), (16.0, 0.06), (4.0, 40.0), ("resets", "resets"), (1.0, "closed")]
+GATES += [("infinite", "infinite")]
 
 
 def name(value: object) -> str:

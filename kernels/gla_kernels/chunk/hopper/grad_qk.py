@@ -42,8 +42,10 @@ from .layouts import (
     features_first,
     leading,
     matrix,
+    parts_of,
     rest,
     rounded,
+    sums_of,
     wide,
 )
 from .packed import firsts_of_rows, head_and_tail, of_rows, passes, phi_of_rows, same_scores, sums_in_sequences
@@ -74,11 +76,14 @@ def grad_qk_hopper_kernel(
 
     K and V are multiples of 64: a program is a chunk and 64 features, and goes through V 64 columns at a time, with
     STAGES of them on their way. Shared memory: q, k, g; the stages; M, then A's leading bits; its next ones; U. dq, dk
-    and dg leave from where g, k and M were. With a single stage U comes to where g was, and dq leaves from where q was.
+    and dg leave from where g, k and M were. With a single stage U comes to where g was, and dq leaves from where q was;
+    so with gates in float32, of which dg leaves from where g was.
     """
     NK: gl.constexpr = K // ROWS
     NV: gl.constexpr = V // ROWS
     SENT: gl.constexpr = STAGES if STAGES < NV else NV  # tiles of V that are sent for at the start
+    WIDE: gl.constexpr = d_g.dtype == gl.float32
+    OWN_U: gl.constexpr = STAGES > 1 and not WIDE
     i_p = gl.program_id(0)
     i_k, i_c, i_bh = i_p % NK, (i_p // NK) % n_here, i_p // (NK * n_here)
     i_batch, i_h = i_bh // H, i_bh % H
@@ -87,18 +92,18 @@ def grad_qk_hopper_kernel(
 
     s_q = gl.allocate_shared_memory(gl.bfloat16, [1, ROWS, ROWS], d_q.layout)
     s_k = gl.allocate_shared_memory(gl.bfloat16, [1, ROWS, ROWS], d_k.layout)
-    s_g = gl.allocate_shared_memory(gl.bfloat16, [1, ROWS, ROWS], d_g.layout)
+    s_g = gl.allocate_shared_memory(d_g.dtype, [1, ROWS, ROWS], d_g.layout)
     s_do = gl.allocate_shared_memory(gl.bfloat16, [STAGES, 1, ROWS, ROWS], d_do.layout)
     s_v = gl.allocate_shared_memory(gl.bfloat16, [STAGES, 1, ROWS, ROWS], d_v.layout)
     s_s = gl.allocate_shared_memory(gl.bfloat16, [STAGES, ROWS, ROWS], d_s.layout)
     s_ds = gl.allocate_shared_memory(gl.bfloat16, [STAGES, ROWS, ROWS], d_ds.layout)
     s_m = gl.allocate_shared_memory(gl.bfloat16, [ROWS, ROWS], SHARED)
     s_low = gl.allocate_shared_memory(gl.bfloat16, [ROWS, ROWS], SHARED)
-    if STAGES > 1:
+    if OWN_U:
         s_u = gl.allocate_shared_memory(gl.bfloat16, [ROWS, ROWS], SHARED)
         s_dq = s_g  # so that nothing waits until q has been read
     else:
-        s_u = matrix(s_g)
+        s_u = parts_of(s_g).index(0) if WIDE else matrix(s_g)
         s_dq = s_q
     bars = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     bar_g = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
@@ -111,7 +116,7 @@ def grad_qk_hopper_kernel(
     barrier()
 
     # everything is sent for, in the order in which it is needed
-    mbarrier.expect(bar_g, TILE_BYTES)
+    mbarrier.expect(bar_g, (2 if WIDE else 1) * TILE_BYTES)
     async_load(d_g, [i_batch, i_row, i_col], bar_g, s_g)
     for i in gl.static_range(SENT):
         _load_values(i, d_do, d_v, d_s, d_ds, s_do, s_v, s_s, s_ds, bars, i_batch, i_row, i_h, i_state, V, STAGES)
@@ -129,7 +134,7 @@ def grad_qk_hopper_kernel(
     o_i, o_j = gl.arange(0, ROWS, gl.SliceLayout(1, SPREAD)), gl.arange(0, ROWS, gl.SliceLayout(0, SPREAD))
     m_lower = o_i[:, None] >= o_j[None, :]
     s_m.store(gl.where(m_lower, 0.5, -0.5).to(gl.bfloat16))
-    if STAGES > 1:
+    if OWN_U:
         if PACKED:
             sums_in_sequences(s_u, p_marks, i_row)
         else:
@@ -139,8 +144,7 @@ def grad_qk_hopper_kernel(
 
     mbarrier.wait(bar_g, 0)
     b_zero = gl.zeros([ROWS, ROWS], gl.float32, ACCUMULATOR)
-    b_c = warpgroup_mma(matrix(s_g).permute((1, 0)), s_m.permute((1, 0)), b_zero, use_acc=False, is_async=True)
-    b_c = warpgroup_mma_wait(0, (b_c,)) * LOG2_E
+    b_c = warpgroup_mma_wait(0, (sums_of(s_g, s_m.permute((1, 0))),)) * LOG2_E
 
     # dA, and what comes through the states
     b_a, b_x, b_y = b_zero, b_zero, b_zero
@@ -174,7 +178,7 @@ def grad_qk_hopper_kernel(
     barrier()  # every warp is done with M and g
     s_m.store(b_ah)
     s_low.store(b_al)
-    if STAGES == 1:
+    if not OWN_U:
         if PACKED:
             sums_in_sequences(s_u, p_marks, i_row)
         else:
@@ -210,9 +214,15 @@ def grad_qk_hopper_kernel(
         b_dg += phi_of_rows(b_phi, tail)
     else:
         b_dg += b_phi[:, None]
-    s_m.permute((1, 0)).store(rounded(b_dg))
+    if WIDE:
+        barrier()  # every warp is done with U
+        matrix(s_g).permute((1, 0)).store(b_dg)
+        s_dg = s_g
+    else:
+        s_m.permute((1, 0)).store(rounded(b_dg))
+        s_dg = s_m.reshape([1, ROWS, ROWS])
     fence_async_shared()
     barrier()
     if mild:
-        async_store(d_dg, [i_batch, i_row, i_col], s_m.reshape([1, ROWS, ROWS]))
+        async_store(d_dg, [i_batch, i_row, i_col], s_dg)
     tma.store_wait(0)

@@ -28,6 +28,7 @@ from .layouts import (
     matrix,
     rest,
     rounded,
+    sums_of,
     wide,
 )
 from .packed import of_rows, phi_of_rows, same_scores, sequence_of, state_at
@@ -53,10 +54,10 @@ def run_of_program(p_h, H, n_blocks, n_here, first_chunk, n_stored, n_few, every
 @gluon.jit
 def places(d_q, d_k, d_g, d_do, d_v, d_ds, d_few, NV: gl.constexpr, STAGES: gl.constexpr):
     """Shared memory of a program: q, k, g and both parts of A, each with an axis of one to be indexed by a hidden zero;
-    stages of tiles of dO, V and dS; the state as products read it; U."""
+    stages of tiles of dO, V and dS; the state as products read it; U, or L where gates are in float32."""
     t_q = gl.allocate_shared_memory(gl.bfloat16, [1, 1, ROWS, ROWS], d_q.layout)
     t_k = gl.allocate_shared_memory(gl.bfloat16, [1, 1, ROWS, ROWS], d_k.layout)
-    t_g = gl.allocate_shared_memory(gl.bfloat16, [1, 1, ROWS, ROWS], d_g.layout)
+    t_g = gl.allocate_shared_memory(d_g.dtype, [1, 1, ROWS, ROWS], d_g.layout)
     s_do = gl.allocate_shared_memory(gl.bfloat16, [STAGES, 1, ROWS, ROWS], d_do.layout)
     s_v = gl.allocate_shared_memory(gl.bfloat16, [STAGES, 1, ROWS, ROWS], d_v.layout)
     s_ds = gl.allocate_shared_memory(gl.bfloat16, [STAGES, ROWS, ROWS], d_ds.layout)
@@ -70,7 +71,7 @@ def places(d_q, d_k, d_g, d_do, d_v, d_ds, d_few, NV: gl.constexpr, STAGES: gl.c
 @gluon.jit
 def send(d_x, s_x, bar, i_batch, i_row, i_col):
     """For a chunk's rows of a tensor."""
-    mbarrier.expect(bar, TILE_BYTES)
+    mbarrier.expect(bar, (2 if d_x.dtype == gl.float32 else 1) * TILE_BYTES)
     async_load(d_x, [i_batch, i_row, i_col], bar, s_x)
 
 
@@ -85,19 +86,20 @@ def send_values(d_do, d_v, d_ds, s_do, s_v, s_ds, bars, at, i_batch, i_row, i_ou
 
 
 @gluon.jit
-def triangles(s_u, s_l):
-    """U[i, t] = 1 for i >= t; L[i, j] = 1 for i > j, and all of its last column."""
+def triangles(s_u, s_l, WIDE: gl.constexpr):
+    """U[i, t] = 1 for i >= t; L[i, j] = 1 for i > j, and all of its last column. WIDE: gates are in float32, and there
+    is no room for U."""
     o_i = gl.arange(0, ROWS, gl.SliceLayout(1, SPREAD))[:, None]
     o_j = gl.arange(0, ROWS, gl.SliceLayout(0, SPREAD))[None, :]
-    s_u.store(gl.where(o_i >= o_j, 1.0, 0.0).to(gl.bfloat16))
+    if not WIDE:
+        s_u.store(gl.where(o_i >= o_j, 1.0, 0.0).to(gl.bfloat16))
     s_l.store(gl.where((o_i > o_j) | (o_j == ROWS - 1), 1.0, 0.0).to(gl.bfloat16))
 
 
 @gluon.jit
 def gates_begun(s_g, s_l):
     """D^T of 64 features."""
-    b_zero = gl.zeros([ROWS, ROWS], gl.float32, ACCUMULATOR)
-    return warpgroup_mma(matrix(s_g).permute((1, 0)), s_l, b_zero, use_acc=False, is_async=True)
+    return sums_of(s_g, s_l)
 
 
 @gluon.jit
@@ -163,7 +165,7 @@ def through_scores(b_x, b_y, b_phi, b_kh, b_kl, b_d, b_half, b_h, s_q, s_high, s
 
 @gluon.jit
 def sums_begun(b_diff, s_u):
-    """dg but for Phi."""
+    """dg but for Phi; of gates in float32 but for each row's own share, too, and with L: see `leave`."""
     b_zero = gl.zeros([ROWS, ROWS], gl.float32, ACCUMULATOR)
     b_high, b_low = leading(b_diff), rounded(rest(b_diff))
     b_dg = warpgroup_mma(gl.convert_layout(b_low, OPERAND, True), s_u, b_zero, use_acc=False, is_async=True)
@@ -172,9 +174,34 @@ def sums_begun(b_diff, s_u):
 
 @gluon.jit
 def leave(
+    b_dg, b_dk, b_phi, b_diff, mild, tail, d_dq, d_dk, d_dg, p_dg, T, stride, s_q, s_high, s_low,
+    i_batch, i_row, i_col, nil, PACKED: gl.constexpr,
+):  # fmt: skip
+    """dq, dk and dg, from where q and A are; dg in float32 from registers, as there is no room for it."""
+    if d_dg.dtype == gl.float32:
+        barrier()
+        s_high.permute((1, 0)).store(b_dk)
+        fence_async_shared()
+        barrier()
+        if mild:
+            async_store(d_dq, [i_batch, i_row, i_col], s_q)
+            async_store(d_dk, [i_batch, i_row, i_col], s_high.reshape([1, ROWS, ROWS]))
+        b_dg = warpgroup_mma_wait(0, (b_dg,))
+        o_k = gl.arange(0, ROWS, gl.SliceLayout(1, ACCUMULATOR))[:, None]
+        o_t = gl.arange(0, ROWS, gl.SliceLayout(0, ACCUMULATOR))[None, :] + nil
+        p_dg += (i_batch.to(gl.int64) * T + i_row) * stride + i_col
+        b_dg = gl.where(o_t == ROWS - 1, b_diff, b_dg + b_diff) + b_phi[:, None]  # L's last column is for other sums
+        if mild:
+            gl.store(p_dg + o_t * stride + o_k, b_dg, mask=o_t < T - i_row)
+    else:
+        _leave(b_dg, b_dk, b_phi, mild, tail, d_dq, d_dk, d_dg, s_q, s_high, s_low, i_batch, i_row, i_col, PACKED)
+
+
+@gluon.jit
+def _leave(
     b_dg, b_dk, b_phi, mild, tail, d_dq, d_dk, d_dg, s_q, s_high, s_low, i_batch, i_row, i_col, PACKED: gl.constexpr
 ):
-    """dq, dk and dg, from where q and A are."""
+    """`leave` of gates in bfloat16."""
     barrier()  # every warp is done with A
     s_high.permute((1, 0)).store(b_dk)
     b_dg = warpgroup_mma_wait(0, (b_dg,))

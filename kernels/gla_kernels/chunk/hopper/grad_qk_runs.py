@@ -39,6 +39,7 @@ from .grad_qk_rows import (
 )
 from .layouts import (
     ACCUMULATOR,
+    CLOSED_HALF,
     EVERYWHERE,
     LEAST_HALF,
     ROWS,
@@ -47,6 +48,7 @@ from .layouts import (
     barriers,
     cut,
     features_first,
+    limit,
     matrix,
     rounded,
     wide,
@@ -68,10 +70,10 @@ def _send_values(
     )  # fmt: skip
 
 
-@gluon.jit(do_not_specialize=["n_blocks", "n_here", "first_chunk", "n_stored", "n_few", "every", "n_rows"])
+@gluon.jit(do_not_specialize=["T", "n_blocks", "n_here", "first_chunk", "n_stored", "n_few", "every", "n_rows"])
 def grad_qk_runs_hopper_kernel(
-    d_q, d_k, d_v, d_g, d_do, d_s, d_few, d_ds, p_h, p_marks, p_edges, p_sn, d_dq, d_dk, d_dg,
-    scale, H, n_blocks, n_here, first_chunk, n_stored, n_few, every, n_rows, n_heads,
+    d_q, d_k, d_v, d_g, d_do, d_s, d_few, d_ds, p_h, p_marks, p_edges, p_sn, d_dq, d_dk, d_dg, p_dg,
+    scale, T, H, n_blocks, n_here, first_chunk, n_stored, n_few, every, n_rows, n_heads,
     K: gl.constexpr, V: gl.constexpr, STAGES: gl.constexpr,
     PACKED: gl.constexpr, HAS_SN: gl.constexpr, V_FIRST: gl.constexpr,
 ):  # fmt: skip
@@ -82,9 +84,11 @@ def grad_qk_runs_hopper_kernel(
     states before chunks that are not mild. PACKED: see `packed.py`; p_sn: as in `states_kernel`.
 
     Shared memory: the state, cut in two; q, k, g; STAGES tiles of V of dO, V and dS; A's leading bits, then dk; A's
-    next ones, then dg; L; U. dq leaves from where q was.
+    next ones, then dg; L; U. dq leaves from where q was. With gates in float32 D is kept where g was, dg leaves from
+    registers, and there is no U.
     """
     NV: gl.constexpr = V // ROWS
+    WIDE: gl.constexpr = d_g.dtype == gl.float32
     count, i_batch, i_row0, i_col, i_out, i_state, i_few, p_h = run_of_program(
         p_h, H, n_blocks, n_here, first_chunk, n_stored, n_few, every, K, V
     )
@@ -105,8 +109,10 @@ def grad_qk_runs_hopper_kernel(
         _send_values(i_tile, d_do, d_v, d_ds, s_do, s_v, s_ds, bars, i_batch, i_row0, i_out, i_state, K, NV, STAGES)
 
     i_feature = i_col % K
-    s_l = gl.allocate_shared_memory(gl.bfloat16, [ROWS, ROWS], SHARED)
-    triangles(s_u, s_l)
+    s_l = s_u
+    if not WIDE:
+        s_l = gl.allocate_shared_memory(gl.bfloat16, [ROWS, ROWS], SHARED)
+    triangles(s_u, s_l, WIDE)
     b_zero = gl.zeros([ROWS, ROWS], gl.float32, ACCUMULATOR)
     s_rest = gl.allocate_shared_memory(gl.bfloat16, [NV, ROWS, ROWS], d_few.layout)
     for i in gl.static_range(NV):
@@ -125,7 +131,8 @@ def grad_qk_runs_hopper_kernel(
             t_low.index(nil),
         )
         b_half = gl.load(p_h + gl.arange(0, ROWS, gl.SliceLayout(1, ACCUMULATOR)))
-        mild = gl.min(gl.load(p_h + gl.arange(0, ROWS, gl.SliceLayout(0, EVERYWHERE))), axis=0) > LEAST_HALF
+        least = gl.min(gl.load(p_h + gl.arange(0, ROWS, gl.SliceLayout(0, EVERYWHERE))), axis=0)
+        mild = least > LEAST_HALF
         p_h += K
         b_h = gl.exp2(b_half)
         wanted = not mild  # the strong kernel asks for the state
@@ -146,7 +153,12 @@ def grad_qk_runs_hopper_kernel(
             barrier()
 
         mbarrier.wait(bar_g, phase)
+        if not WIDE:
+            if least < CLOSED_HALF:  # there may be gates of -inf, and what is summed beside them would be no number
+                limit(s_g)
         b_d = after_rows(warpgroup_mma_wait(0, (gates_begun(s_g, s_l),)), nil)
+        if WIDE:
+            matrix(s_g).permute((1, 0)).store(b_d)
         mbarrier.wait(bar_k, phase)
         b_f = b_h * b_h
         if PACKED:
@@ -198,7 +210,10 @@ def grad_qk_runs_hopper_kernel(
             b_phi = b_phi * as_factor(passes(head, tail))
 
         # the gates' sums once more: they would take the registers of the state; C = h - D
-        b_d = after_rows(warpgroup_mma_wait(0, (gates_begun(s_g, s_l),)), nil)
+        if WIDE:
+            b_d = matrix(s_g).permute((1, 0)).load(ACCUMULATOR)
+        else:
+            b_d = after_rows(warpgroup_mma_wait(0, (gates_begun(s_g, s_l),)), nil)
         b_e = gl.exp2(b_d - b_half[:, None])
         b_kh, b_kl = cut(features_first(s_k) * b_e)
 
@@ -218,5 +233,8 @@ def grad_qk_runs_hopper_kernel(
         )
         b_dg = sums_begun(b_diff, s_u)
         b_dk = rounded(b_y * b_e)
-        leave(b_dg, b_dk, b_phi, mild, tail, d_dq, d_dk, d_dg, s_q, s_high, s_low, i_batch, i_row, i_col, PACKED)
+        leave(
+            b_dg, b_dk, b_phi, b_diff, mild, tail, d_dq, d_dk, d_dg, p_dg, T, H * K, s_q, s_high, s_low,
+            i_batch, i_row, i_col, nil, PACKED,
+        )  # fmt: skip
     tma.store_wait(0)

@@ -107,7 +107,7 @@ def _load_part(
         mbarrier.wait(let, free)
         s_h.store(b_half)
         barrier()
-        mbarrier.expect(rows, 2 * TILE_BYTES)
+        mbarrier.expect(rows, (3 if d_g.dtype == gl.float32 else 2) * TILE_BYTES)
         async_load(d_g, [i_batch, i_row, i_col], rows, s_g)
         async_load(d_k, [i_batch, i_row, i_col], rows, s_k)
         p_h += gl.where(i_c + 1 < count, K, 0)
@@ -146,7 +146,7 @@ def _begin(b_a, b_x, b_y, s_do, s_v, s_ds, s_s, full, made, i_c, i_v, nil, NV: g
 
 @gluon.jit
 def _products_part(
-    d_dq, d_dk, d_dg, t_q, t_k, t_g, s_do, s_v, s_ds, s_s, t_high, t_low, s_l, s_u, s_h, s_phi,
+    d_dq, d_dk, d_dg, p_dg, T, stride, t_q, t_k, t_g, s_do, s_v, s_ds, s_s, t_high, t_low, s_l, s_u, s_h, s_phi,
     full, done, made, rows, left, bar_q, q_left, summed, p_marks, p_edges, scale, i_batch, i_row0, i_col, count,
     NV: gl.constexpr, STAGES: gl.constexpr, PACKED: gl.constexpr,
 ):  # fmt: skip
@@ -217,31 +217,37 @@ def _products_part(
         if PACKED:
             b_crossing = gl.where(passes(head, tail), b_crossing, 0.0)
         b_phi += b_crossing
-        leave(b_dg, b_dk, b_phi, mild, tail, d_dq, d_dk, d_dg, s_q, s_high, s_low, i_batch, i_row, i_col, PACKED)
+        leave(
+            b_dg, b_dk, b_phi, b_diff, mild, tail, d_dq, d_dk, d_dg, p_dg, T, stride, s_q, s_high, s_low,
+            i_batch, i_row, i_col, nil, PACKED,
+        )  # fmt: skip
     tma.store_wait(0)
 
 
-@gluon.jit(do_not_specialize=["n_blocks", "n_here", "first_chunk", "n_stored", "n_few", "every", "n_rows"])
+@gluon.jit(do_not_specialize=["T", "n_blocks", "n_here", "first_chunk", "n_stored", "n_few", "every", "n_rows"])
 def grad_qk_wide_runs_hopper_kernel(
-    d_q, d_k, d_v, d_g, d_do, d_s, d_few, d_ds, p_h, p_marks, p_edges, p_sn, d_dq, d_dk, d_dg,
-    scale, H, n_blocks, n_here, first_chunk, n_stored, n_few, every, n_rows, n_heads,
+    d_q, d_k, d_v, d_g, d_do, d_s, d_few, d_ds, p_h, p_marks, p_edges, p_sn, d_dq, d_dk, d_dg, p_dg,
+    scale, T, H, n_blocks, n_here, first_chunk, n_stored, n_few, every, n_rows, n_heads,
     K: gl.constexpr, V: gl.constexpr, STAGES: gl.constexpr,
     PACKED: gl.constexpr, HAS_SN: gl.constexpr, V_FIRST: gl.constexpr,
 ):  # fmt: skip
     """As `grad_qk_runs_hopper_kernel`. STAGES is 2 or more."""
     NV: gl.constexpr = V // ROWS
+    WIDE: gl.constexpr = d_g.dtype == gl.float32
     count, i_batch, i_row0, i_col, i_out, i_state, i_few, p_h = run_of_program(
         p_h, H, n_blocks, n_here, first_chunk, n_stored, n_few, every, K, V
     )
 
     t_q, t_k, t_g, t_high, t_low, s_do, s_v, s_ds, s_s, s_u = places(d_q, d_k, d_g, d_do, d_v, d_ds, d_few, NV, STAGES)
-    s_l = gl.allocate_shared_memory(gl.bfloat16, [ROWS, ROWS], SHARED)
+    s_l = s_u
+    if not WIDE:
+        s_l = gl.allocate_shared_memory(gl.bfloat16, [ROWS, ROWS], SHARED)
     s_h = gl.allocate_shared_memory(gl.float32, [ROWS], LINE)
     s_phi = gl.allocate_shared_memory(gl.float32, [ROWS], LINE)
     full, done, empty, made = barriers(STAGES), barriers(STAGES), barriers(STAGES), barriers(NV)
     rows, left, let = barriers(1).index(0), barriers(1).index(0), barriers(1).index(0)
     bar_q, q_left, summed = barriers(1).index(0), barriers(1).index(0), barriers(1).index(0)
-    triangles(s_u, s_l)
+    triangles(s_u, s_l, WIDE)
     fence_async_shared()
     barrier()
 
@@ -250,7 +256,8 @@ def grad_qk_wide_runs_hopper_kernel(
             (
                 _products_part,
                 (
-                    d_dq, d_dk, d_dg, t_q, t_k, t_g, s_do, s_v, s_ds, s_s, t_high, t_low, s_l, s_u, s_h, s_phi,
+                    d_dq, d_dk, d_dg, p_dg, T, H * K,
+                    t_q, t_k, t_g, s_do, s_v, s_ds, s_s, t_high, t_low, s_l, s_u, s_h, s_phi,
                     full, done, made, rows, left, bar_q, q_left, summed,
                     p_marks, p_edges, scale, i_batch, i_row0, i_col, count, NV, STAGES, PACKED,
                 ),

@@ -13,7 +13,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from ...launch.tritons import async_store, barrier
 from .grad_qk_rows import after_rows, decayed_keys, first_state, gates_begun
-from .layouts import ACCUMULATOR, EVERYWHERE, LEAST_HALF, ROWS, matrix, rounded, wide
+from .layouts import ACCUMULATOR, CLOSED_HALF, EVERYWHERE, LEAST_HALF, ROWS, limit, matrix, rounded, wide
 from .packed import as_factor, head_and_tail, passes
 from .strong_gates import hidden_zero
 
@@ -37,10 +37,14 @@ def state_part(
         if PACKED:
             head, tail = head_and_tail(p_edges, i_row)
         mbarrier.wait(rows, phase)
+        least = gl.min(s_h.load(gl.SliceLayout(0, EVERYWHERE)), axis=0)
+        if s_g.dtype == gl.bfloat16:
+            if least < CLOSED_HALF:  # there may be gates of -inf, and what is summed beside them would be no number
+                limit(s_g)
         b_d = gates_begun(s_g, s_l)
         b_half = s_h.load(gl.SliceLayout(1, ACCUMULATOR))
         b_h = gl.exp2(b_half)
-        mild = gl.min(s_h.load(gl.SliceLayout(0, EVERYWHERE)), axis=0) > LEAST_HALF
+        mild = least > LEAST_HALF
         b_d = after_rows(warpgroup_mma_wait(0, (b_d,)), nil)
         b_f = b_h * b_h
         if PACKED:

@@ -18,6 +18,10 @@ A row block that is not mild has M = 1 for i >= j, else 0: then Q = scale q e^(s
 gate strength, and dS <- e^2h dS + bf16(Q)^T dO. Its dv is sent beyond the last row, where nothing is written:
 `grad_v_strong_kernel` runs after this one.
 
+Gates in float32 have the room of two blocks' in bfloat16, and are sent for as soon as C of the block before is there.
+The scores' part cuts them in two where they lie, and C takes two products. So Q's low part has a place of its own, and
+dv is laid down where A^T's parts were.
+
 Barriers: one for each pair of tiles of q, k, g and dO that may be on its way; `full`: scores -> walk, A^T's parts and
 the operands lie there; `empty`: walk -> scores, it is done with them. Each of the latter counts one arrival a block.
 """
@@ -94,8 +98,9 @@ def _walk_part(
     i_batch, i_row0, i_out, i_v, i_state, i_beyond, n_rows, stride, i_head, n_heads, store_ds0, n_here,
     K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr, HAS_DST: gl.constexpr, STORE_DS0: gl.constexpr,
     PACKED: gl.constexpr, HAS_DSN: gl.constexpr, V_FIRST: gl.constexpr, DST_V_FIRST: gl.constexpr,
+    WIDE: gl.constexpr,
 ):  # fmt: skip
-    """dS, led backward in time, and dv."""
+    """dS, led backward in time, and dv. WIDE: dv leaves from where A^T's parts are."""
     NK: gl.constexpr = K // ROWS
     OUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BV, 16])
     for i in gl.static_range(2):
@@ -173,6 +178,8 @@ def _walk_part(
                     b_db = gl.load(p_at + NEXT + o_s) * b_e[:, None]
             b_db = warpgroup_mma(matrix(s_q[1].index(i % 3)).permute((1, 0)), t_do, b_db, is_async=True)
         b_dv = warpgroup_mma_wait(NK, (b_dv,))
+        if WIDE:
+            barrier()  # every warp is done with A^T
         matrix(s_dv).store(rounded(b_dv))
         fence_async_shared()
         barrier()
@@ -186,7 +193,7 @@ def _walk_part(
             b_da = warpgroup_mma_wait(0, (b_da,))
         b_da = b_da * after_a[:, None]
         _expect_do(i + 2, n_here, bar_do, BV)
-        tma.store_wait(1)  # dS has left, dv may still be leaving
+        tma.store_wait(0 if WIDE else 1)  # dS has left, dv may still be leaving
         barrier()  # every warp is done with what scores left and with dO
         mbarrier.arrive(bar_empty, count=1)
         _send_for_do(i + 2, n_here, d_do, s_do, bar_do, i_batch, i_row0, i_out)
@@ -231,16 +238,26 @@ def grad_walk_hopper_kernel(
     if PACKED:
         p_g += i_h * K
 
+    GATE: gl.constexpr = d_g.dtype
+    WIDE: gl.constexpr = GATE == gl.float32
+    OF_GATES: gl.constexpr = d_g.layout
     OF_ROWS: gl.constexpr = d_q.layout
     OF_STATES: gl.constexpr = d_ds.layout
     s_q = each(gl.bfloat16, [3, 1, ROWS, ROWS], OF_ROWS, NK)
     s_k = each(gl.bfloat16, [3, 1, ROWS, ROWS], OF_ROWS, NK)
-    s_g = each(gl.bfloat16, [2, 1, ROWS, ROWS], OF_ROWS, NK)
+    s_g = each(GATE, [1 if WIDE else 2, 1, ROWS, ROWS], OF_GATES, NK)
     s_do = gl.allocate_shared_memory(gl.bfloat16, [2, 1, ROWS, BV], OF_ROWS)
     s_ds = each(gl.bfloat16, [ROWS, BV], OF_STATES, NK)
-    s_dv = gl.allocate_shared_memory(gl.bfloat16, [1, ROWS, BV], OF_ROWS)
-    s_ah = gl.allocate_shared_memory(gl.bfloat16, [ROWS, ROWS], SHARED)
-    s_al = gl.allocate_shared_memory(gl.bfloat16, [ROWS, ROWS], SHARED)
+    if WIDE:  # float32 gates have twice the room, but once, and no part of Q comes to where they were
+        s_ql = each(gl.bfloat16, [1, 1, ROWS, ROWS], OF_ROWS, NK)
+        s_a = gl.allocate_shared_memory(gl.bfloat16, [2, ROWS, ROWS], SHARED)
+        s_ah, s_al = s_a.index(0), s_a.index(1)
+        s_dv = s_a._reinterpret(gl.bfloat16, [1, ROWS, BV], OF_ROWS)
+    else:
+        s_ql = s_g
+        s_dv = gl.allocate_shared_memory(gl.bfloat16, [1, ROWS, BV], OF_ROWS)
+        s_ah = gl.allocate_shared_memory(gl.bfloat16, [ROWS, ROWS], SHARED)
+        s_al = gl.allocate_shared_memory(gl.bfloat16, [ROWS, ROWS], SHARED)
     s_e = each(gl.float32, [2, ROWS], LINE, NK)
     bar_q, bar_k, bar_g, bar_do = barriers_each(NK), barriers_each(NK), barriers_each(NK), barriers(2)
     one_full, one_empty = barriers(1), barriers(1)
@@ -256,13 +273,13 @@ def grad_walk_hopper_kernel(
                     d_do, d_ds, d_dv, p_h, p_dst, p_ds0, p_g, p_marks, p_edges, p_dsn,
                     s_q, s_k, s_do, s_ds, s_dv, s_ah, s_al, bar_do, bar_full, bar_empty,
                     i_batch, i_row0, i_out, i_v, i_state, i_beyond, n_rows, H * K, i_h, n_heads, i_seg == 0, n_here,
-                    K, V, BV, HAS_DST, STORE_DS0, PACKED, HAS_DSN, V_FIRST, DST_V_FIRST,
+                    K, V, BV, HAS_DST, STORE_DS0, PACKED, HAS_DSN, V_FIRST, DST_V_FIRST, WIDE,
                 ),
             ),
             (
                 scores_part,
                 (
-                    d_q, d_k, d_g, p_h, s_q, s_k, s_g, s_ah, s_al, s_e, bar_q, bar_k, bar_g, bar_full, bar_empty,
+                    d_q, d_k, d_g, p_h, s_q, s_k, s_g, s_ql, s_ah, s_al, s_e, bar_q, bar_k, bar_g, bar_full, bar_empty,
                     p_marks, p_edges, n_rows, i_batch, i_row0, i_col, n_here, scale, K, PACKED,
                 ),
             ),

@@ -7,8 +7,15 @@ moves between threads from one to the other.
 # mypy: disallow-untyped-defs=False
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
 
+from ...launch.tritons import barrier
+from ...tiles import gates
 from ...tiles.gates import LOG2E, ROW_BLOCK_LIMIT_16_BIT
 
 ROWS = gl.constexpr(64)  # of a chunk; features of a tile, too
@@ -16,6 +23,9 @@ TILE_BYTES = gl.constexpr(64 * 64 * 2)
 WARPS = gl.constexpr(4)  # a warpgroup
 LOG2_E = gl.constexpr(LOG2E.value)
 LEAST_HALF = gl.constexpr(-0.5 * ROW_BLOCK_LIMIT_16_BIT.value)  # log2 of half of a mild block's decay is above it
+LEAST_GATE = gl.constexpr(gates.LEAST_GATE.value)
+# Log2 of half of the decay of a block that has such a gate is below this.
+CLOSED_HALF = gl.constexpr(0.25 * gates.LEAST_GATE.value * LOG2E.value)
 
 # An accumulator, what of it is the left operand of a product, and what products read and write in shared memory.
 ACCUMULATOR = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))
@@ -24,6 +34,8 @@ SHARED = gl.constexpr(gl.NVMMASharedLayout(128, 16, 2))
 SPREAD = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))  # a matrix over all threads
 EVERYWHERE = gl.constexpr(gl.BlockedLayout([1, 2], [1, 32], [4, 1], [1, 0]))  # a row: all of it in every warp
 LINE = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))  # a row in shared memory
+GATES = gl.constexpr(gl.BlockedLayout([1, 4], [2, 16], [4, 1], [1, 0]))  # a matrix of float32 over all threads
+NO_NUMBER = gl.constexpr(gates.NO_NUMBER.value)
 
 
 @gluon.jit
@@ -108,6 +120,59 @@ def by_parts(b_h, b_l, s_high, s_low, b_acc, FIRST: gl.constexpr):
     return warpgroup_mma(b_l, s_high, b_acc, is_async=True)
 
 
+# Gates. In float32 they are multiplied in two parts of bfloat16, and products read them from registers, or from where
+# they came to in shared memory, which has just the bytes of both.
+
+
+@gluon.jit
+def gates_in_parts(b_g, LEAST: gl.constexpr):
+    """Gates in float32, of which none counts as less than LEAST, as the sum of two in bfloat16: 16 bits of each."""
+    b_g = gl.maximum(b_g, LEAST, propagate_nan=NO_NUMBER)
+    return leading(b_g), rounded(rest(b_g))
+
+
+@gluon.jit
+def sums_of(s_g, s_m):
+    """g^T m, [features, ROWS], begun, for gates [1, ROWS, features] and a matrix m of few bits. Of float32 gates it is
+    there already: operands in registers are not to be written before the products are done."""
+    b_sum = gl.zeros([ROWS, ROWS], gl.float32, ACCUMULATOR)
+    if s_g.dtype == gl.float32:
+        b_high, b_low = gates_in_parts(matrix(s_g).permute((1, 0)).load(ACCUMULATOR), LEAST_GATE)
+        b_high, b_low = gl.convert_layout(b_high, OPERAND, True), gl.convert_layout(b_low, OPERAND, True)
+        b_sum = warpgroup_mma(b_low, s_m, b_sum, use_acc=False, is_async=True)
+        b_sum = warpgroup_mma(b_high, s_m, b_sum, is_async=True)
+        b_sum, b_high, b_low = warpgroup_mma_wait(0, (b_sum, b_high, b_low))
+        return b_sum
+    else:  # noqa: RET505 - only one of both is compiled
+        return warpgroup_mma(matrix(s_g).permute((1, 0)), s_m, b_sum, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def limit(s_g):
+    """Have no gate of a tile of bfloat16 in shared memory count as less than LEAST_GATE."""
+    s_m = matrix(s_g)
+    s_m.store(gl.maximum(s_m.load(SPREAD).to(gl.float32), LEAST_GATE, propagate_nan=NO_NUMBER).to(gl.bfloat16))
+    fence_async_shared()
+    barrier()
+
+
+@gluon.jit
+def parts_of(s_g):
+    """Where `cut_gates` leaves both parts, [2, ROWS, ROWS]."""
+    return s_g._reinterpret(gl.bfloat16, [2, ROWS, ROWS], SHARED)
+
+
+@gluon.jit
+def cut_gates(s_g, LEAST: gl.constexpr):
+    """`gates_in_parts` of a tile [1, ROWS, ROWS] in shared memory, where it lies."""
+    b_high, b_low = gates_in_parts(matrix(s_g).load(GATES), LEAST)
+    barrier()  # every warp has read it
+    parts_of(s_g).index(0).store(b_high)
+    parts_of(s_g).index(1).store(b_low)
+    fence_async_shared()
+    barrier()
+
+
 @gluon.jit
 def each(dtype: gl.constexpr, shape: gl.constexpr, layout: gl.constexpr, NK: gl.constexpr):
     """Room in shared memory for each 64 features of NK."""
@@ -129,6 +194,16 @@ def barriers_each(NK: gl.constexpr):
 
 
 @gluon.jit
+def barriers_alone(NK: gl.constexpr):
+    """A barrier for each 64 features."""
+    a = barriers(1).index(0)
+    if NK == 1:
+        return (a,)
+    else:  # noqa: RET505 - only one of both is compiled
+        return (a, barriers(1).index(0))
+
+
+@gluon.jit
 def halves(p_row, NK: gl.constexpr):
     """A block's row of p_h, all of it in every warp."""
     o_k = gl.arange(0, ROWS, gl.SliceLayout(0, EVERYWHERE))
@@ -139,9 +214,15 @@ def halves(p_row, NK: gl.constexpr):
 
 
 @gluon.jit
-def is_mild(h, NK: gl.constexpr):
-    """Whether a block is mild, from `halves`; the same in every thread."""
+def least_of(h, NK: gl.constexpr):
+    """The least of `halves`; the same in every thread."""
     least = h[0]
     if NK == 2:
         least = gl.minimum(least, h[1])
-    return gl.min(least, axis=0) > LEAST_HALF
+    return gl.min(least, axis=0)
+
+
+@gluon.jit
+def is_mild(h, NK: gl.constexpr):
+    """Whether a block is mild, from `halves`; the same in every thread."""
+    return least_of(h, NK) > LEAST_HALF

@@ -44,8 +44,10 @@ from .layouts import (
     barriers,
     by_parts,
     cut,
+    cut_gates,
     leading,
     matrix,
+    parts_of,
     rounded,
     wide,
 )
@@ -115,9 +117,13 @@ def as_operand(b_x):
 
 @gluon.jit
 def begin_gates(b_m, s_g):
-    """m @ g for a left operand m, begun."""
-    b_zero = gl.zeros([ROWS, ROWS], gl.float32, ACCUMULATOR)
-    return warpgroup_mma(b_m, matrix(s_g), b_zero, use_acc=False, is_async=True)
+    """m @ g for a left operand m, begun: two products for gates in float32."""
+    b_sum = gl.zeros([ROWS, ROWS], gl.float32, ACCUMULATOR)
+    if s_g.dtype == gl.float32:
+        b_sum = warpgroup_mma(b_m, parts_of(s_g).index(1), b_sum, use_acc=False, is_async=True)
+        return warpgroup_mma(b_m, parts_of(s_g).index(0), b_sum, is_async=True)
+    else:  # noqa: RET505 - only one of both is compiled
+        return warpgroup_mma(b_m, matrix(s_g), b_sum, use_acc=False, is_async=True)
 
 
 @gluon.jit
@@ -175,21 +181,25 @@ def from_middle(levels, nil):
 
 @gluon.jit
 def clamp(s_g):
-    """Gates count as FORGETS at least."""
-    s_m = matrix(s_g)
-    s_m.store(gl.maximum(s_m.load(SPREAD).to(gl.float32), FORGETS).to(gl.bfloat16))
-    fence_async_shared()
-    barrier()
+    """Gates count as FORGETS at least. Those in float32 lie there in two parts from now on."""
+    if s_g.dtype == gl.float32:
+        cut_gates(s_g, FORGETS)
+    else:
+        s_m = matrix(s_g)
+        s_m.store(gl.maximum(s_m.load(SPREAD).to(gl.float32), FORGETS).to(gl.bfloat16))
+        fence_async_shared()
+        barrier()
 
 
 @gluon.jit
 def levels_of(s_g, nil, NK: gl.constexpr):
     """How many levels there are above the largest blocks that are mild in all of NK tiles. Where 16 rows would decay
     too much even if all rows decayed alike, only the smallest blocks are left."""
+    PARTS_OF_G: gl.constexpr = 2 if s_g.dtype == gl.float32 else 1
     levels, mild = gl.to_tensor(0), False
     while (not mild) & (levels < MOST_LEVELS):
         b_gates = begin_each(from_middle(levels, nil), s_g, NK)
-        b_c = warpgroup_mma_wait(NK - 1, (b_gates[0],))
+        b_c = warpgroup_mma_wait((NK - 1) * PARTS_OF_G, (b_gates[0],))
         if NK > 1:
             b_c = gl.minimum(b_c, warpgroup_mma_wait(0, (b_gates[1],)))
         least = gl.min(gl.min(b_c, axis=1), axis=0) * LOG2_E
@@ -244,6 +254,7 @@ def _scores(
     NK: gl.constexpr, BACK: gl.constexpr, PACKED: gl.constexpr,
 ):  # fmt: skip
     """Scores of a chunk's rows, [ROWS, ROWS], or, BACK, their transpose. Gates are clamped here."""
+    PARTS_OF_G: gl.constexpr = 2 if s_g.dtype == gl.float32 else 1
     o_i, o_j = rows(nil)
     o_i8, o_j8 = eights(nil)
     for t in gl.static_range(NK):
@@ -253,7 +264,7 @@ def _scores(
     b_self = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, ACCUMULATOR))
     b_gates, b_a = begin_each(from_middle(levels, nil), s_g, NK), b_zero
     for t in gl.static_range(NK):
-        b_c = warpgroup_mma_wait(PARTS if t else NK - 1, (b_gates[t],)) * LOG2_E
+        b_c = warpgroup_mma_wait(PARTS if t else (NK - 1) * PARTS_OF_G, (b_gates[t],)) * LOG2_E
         b_q, b_k = wide(matrix(s_q.index(t)).load(ACCUMULATOR)), wide(matrix(s_k.index(t)).load(ACCUMULATOR))
         b_self += gl.sum(b_q * b_k, axis=1)
         b_q, b_k = b_q * gl.exp2(b_c), b_k * gl.exp2(-b_c)
@@ -265,7 +276,7 @@ def _scores(
         half = ROWS >> (i_level + 1)
         b_gates, b_new = begin_each(to_border(half, nil), s_g, NK), b_zero
         for t in gl.static_range(NK):
-            b_e = gl.exp2(warpgroup_mma_wait(PARTS if t else NK - 1, (b_gates[t],)) * LOG2_E)
+            b_e = gl.exp2(warpgroup_mma_wait(PARTS if t else (NK - 1) * PARTS_OF_G, (b_gates[t],)) * LOG2_E)
             b_z = wide(rows_of_level(half, s_q.index(t), s_k.index(t), nil)) * b_e
             b_new = _add_scores(b_new, b_z, b_z, s_high, s_low, t)
         b_new = warpgroup_mma_wait(0, (b_new,))
@@ -285,14 +296,19 @@ def _send(
     d_q, d_k, d_g, d_x, d_s, s_q, s_k, s_g, s_x, s_s, bar, i_batch, i_row, i_col, i_out, i_state, i_v,
     K: gl.constexpr, BV: gl.constexpr,
 ):  # fmt: skip
-    """For all that a chunk needs."""
+    """For all that a chunk needs, but for x where gates are in float32."""
     NK: gl.constexpr = K // ROWS
-    mbarrier.expect(bar, 3 * NK * TILE_BYTES + (1 + NK) * (BV // ROWS) * TILE_BYTES)
+    WIDE: gl.constexpr = d_g.dtype == gl.float32
+    if WIDE:
+        mbarrier.expect(bar, 4 * NK * TILE_BYTES + NK * (BV // ROWS) * TILE_BYTES)
+    else:
+        mbarrier.expect(bar, 3 * NK * TILE_BYTES + (1 + NK) * (BV // ROWS) * TILE_BYTES)
     for t in gl.static_range(NK):
         async_load(d_g, [i_batch, i_row, i_col + t * ROWS], bar, s_g.index(t))
         async_load(d_q, [i_batch, i_row, i_col + t * ROWS], bar, s_q.index(t))
         async_load(d_k, [i_batch, i_row, i_col + t * ROWS], bar, s_k.index(t))
-    async_load(d_x, [i_batch, i_row, i_out], bar, s_x)
+    if not WIDE:
+        async_load(d_x, [i_batch, i_row, i_out], bar, s_x)
     for t in gl.static_range(NK):
         async_load(d_s, [i_state + t * ROWS, i_v], bar, s_s.index(t))
 
@@ -307,18 +323,26 @@ def _rows_part(
     gradients of states."""
     NK: gl.constexpr = K // ROWS
     NV: gl.constexpr = V // BV
+    WIDE: gl.constexpr = d_g.dtype == gl.float32
+    PARTS_OF_G: gl.constexpr = 2 if WIDE else 1
     OUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BV, 16])
     LEFT: gl.constexpr = gl.DotOperandLayout(0, OUT, 2)
     i_v, i_bh, i_first, i_end, p_h, bits = share_of(p_h, n_blocks, n_here, first_chunk, share, K, K, NV, MOST)
     if bits != 0:
         s_q = gl.allocate_shared_memory(gl.bfloat16, [NK, 1, ROWS, ROWS], d_q.layout)
         s_k = gl.allocate_shared_memory(gl.bfloat16, [NK, 1, ROWS, ROWS], d_k.layout)
-        s_g = gl.allocate_shared_memory(gl.bfloat16, [NK, 1, ROWS, ROWS], d_g.layout)
-        s_x = gl.allocate_shared_memory(gl.bfloat16, [1, ROWS, BV], d_x.layout)
+        s_g = gl.allocate_shared_memory(d_g.dtype, [NK, 1, ROWS, ROWS], d_g.layout)
         s_s = gl.allocate_shared_memory(gl.bfloat16, [NK, ROWS, BV], d_s.layout)
-        s_high = gl.allocate_shared_memory(gl.bfloat16, [ROWS, ROWS], SHARED)
-        s_low = gl.allocate_shared_memory(gl.bfloat16, [ROWS, ROWS], SHARED)
         bar = barriers(1).index(0)
+        if WIDE:  # x comes to where scores' operands were, so that two programs still fit an SM
+            s_parts = gl.allocate_shared_memory(gl.bfloat16, [2, ROWS, ROWS], SHARED)
+            s_high, s_low = s_parts.index(0), s_parts.index(1)
+            s_x = s_parts._reinterpret(gl.bfloat16, [1, ROWS, BV], d_x.layout)
+            bar_x = barriers(1).index(0)
+        else:
+            s_x = gl.allocate_shared_memory(gl.bfloat16, [1, ROWS, BV], d_x.layout)
+            s_high = gl.allocate_shared_memory(gl.bfloat16, [ROWS, ROWS], SHARED)
+            s_low = gl.allocate_shared_memory(gl.bfloat16, [ROWS, ROWS], SHARED)
         fence_async_shared()
         barrier()
         i_batch, i_h = i_bh // H, i_bh % H
@@ -335,13 +359,18 @@ def _rows_part(
                 mbarrier.wait(bar, turn & 1)
                 turn += 1
                 b_a = _scores(s_q, s_k, s_g, s_high, s_low, nil, p_marks, n_rows, i_row, NK, BACK, PACKED)
+                if WIDE:
+                    fence_async_shared()
+                    barrier()  # every warp is done with the scores' operands
+                    mbarrier.expect(bar_x, BV // ROWS * TILE_BYTES)
+                    async_load(d_x, [i_batch, i_row, i_out], bar_x, s_x)
                 head, tail = ROWS, 0
                 if PACKED:
                     head, tail = head_and_tail(p_edges, i_row)
                 b_y = gl.zeros([ROWS, BV], gl.float32, OUT)
                 b_gates = begin_each(after(nil) if BACK else up_to(nil), s_g, NK)
                 for t in gl.static_range(NK):
-                    b_e = gl.exp2(warpgroup_mma_wait(NK - 1, (b_gates[t],)) * LOG2_E)
+                    b_e = gl.exp2(warpgroup_mma_wait((NK - 1) * (1 if t else PARTS_OF_G), (b_gates[t],)) * LOG2_E)
                     b_x = wide(matrix((s_k if BACK else s_q).index(t)).load(ACCUMULATOR)) * b_e
                     if PACKED:
                         o_i, _ = rows(nil)
@@ -352,6 +381,8 @@ def _rows_part(
                     b_a = b_a * scale
                 b_high = leading(b_a)
                 b_low = rounded(b_a - wide(b_high))
+                if WIDE:
+                    mbarrier.wait(bar_x, (turn & 1) ^ 1)
                 b_y = warpgroup_mma(gl.convert_layout(b_high, LEFT, True), matrix(s_x), b_y, is_async=True)
                 b_y = warpgroup_mma(gl.convert_layout(b_low, LEFT, True), matrix(s_x), b_y, is_async=True)
                 b_y = warpgroup_mma_wait(0, (b_y,))

@@ -31,6 +31,7 @@ from .layouts import (
     cut,
     leading,
     matrix,
+    parts_of,
     rest,
     rounded,
     wide,
@@ -187,18 +188,22 @@ def grad_qk_strong_hopper_kernel(
     NK: gl.constexpr = K // ROWS
     NV: gl.constexpr = V // ROWS
     SENT: gl.constexpr = STAGES if STAGES < NV else NV
+    WIDE: gl.constexpr = d_g.dtype == gl.float32
     i_k, i_bh, i_first, i_end, p_h, bits = share_of(p_h, n_blocks, n_here, first_chunk, share, K, ROWS, NK, MOST)
     if bits != 0:
         s_q = gl.allocate_shared_memory(gl.bfloat16, [1, ROWS, ROWS], d_q.layout)
         s_k = gl.allocate_shared_memory(gl.bfloat16, [1, ROWS, ROWS], d_k.layout)
-        s_gates = gl.allocate_shared_memory(gl.bfloat16, [1, 1, ROWS, ROWS], d_g.layout)
+        s_gates = gl.allocate_shared_memory(d_g.dtype, [1, 1, ROWS, ROWS], d_g.layout)
         s_g = s_gates.index(0)
         s_do = gl.allocate_shared_memory(gl.bfloat16, [SENT, 1, ROWS, ROWS], d_do.layout)
         s_v = gl.allocate_shared_memory(gl.bfloat16, [SENT, 1, ROWS, ROWS], d_v.layout)
         s_s = gl.allocate_shared_memory(gl.bfloat16, [SENT, ROWS, ROWS], d_s.layout)
         s_ds = gl.allocate_shared_memory(gl.bfloat16, [SENT, ROWS, ROWS], d_ds.layout)
-        s_high = gl.allocate_shared_memory(gl.bfloat16, [ROWS, ROWS], SHARED)
-        s_low = gl.allocate_shared_memory(gl.bfloat16, [ROWS, ROWS], SHARED)
+        if WIDE:  # where states were, so that two programs still fit an SM
+            s_high, s_low = s_s.index(0), s_ds.index(0)
+        else:
+            s_high = gl.allocate_shared_memory(gl.bfloat16, [ROWS, ROWS], SHARED)
+            s_low = gl.allocate_shared_memory(gl.bfloat16, [ROWS, ROWS], SHARED)
         bars, bar_rows = barriers(SENT), barriers(1).index(0)
         fence_async_shared()
         barrier()
@@ -212,7 +217,7 @@ def grad_qk_strong_hopper_kernel(
                     _send_values(
                         i, d_do, d_v, d_s, d_ds, s_do, s_v, s_s, s_ds, bars, i_batch, i_row, i_out, i_state, SENT
                     )
-                mbarrier.expect(bar_rows, 3 * TILE_BYTES)
+                mbarrier.expect(bar_rows, (4 if WIDE else 3) * TILE_BYTES)
                 async_load(d_g, [i_batch, i_row, i_col], bar_rows, s_g)
                 async_load(d_k, [i_batch, i_row, i_col], bar_rows, s_k)
                 async_load(d_q, [i_batch, i_row, i_col], bar_rows, s_q)
@@ -286,8 +291,14 @@ def grad_qk_strong_hopper_kernel(
                 else:
                     b_dg += b_phi[None, :]
                 # a gate that lets nothing through has no gradient; the difference would leave rounding errors there
-                b_dg = gl.where(wide(matrix(s_g).load(ACCUMULATOR)) > FORGETS, b_dg, 0.0)
-                matrix(s_g).store(rounded(b_dg))
+                if WIDE:
+                    b_high, b_low = parts_of(s_g).index(0).load(ACCUMULATOR), parts_of(s_g).index(1).load(ACCUMULATOR)
+                    b_dg = gl.where(wide(b_high) + wide(b_low) > FORGETS, b_dg, 0.0)
+                    barrier()  # every warp is done with g
+                    matrix(s_g).store(b_dg)
+                else:
+                    b_dg = gl.where(wide(matrix(s_g).load(ACCUMULATOR)) > FORGETS, b_dg, 0.0)
+                    matrix(s_g).store(rounded(b_dg))
                 fence_async_shared()
                 barrier()
                 async_store(d_dq, [i_batch, i_row, i_col], s_q)

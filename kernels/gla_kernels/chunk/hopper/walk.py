@@ -17,6 +17,10 @@ and h are right for any gates.
 Shared memory (K = BV = 128): 2 stages of q, k, g, v 128 KiB (k's and q's places come to hold k e^-C's parts), the state
 as bf16 2 x 32, o 16, L and M 8 each; h and e^h of 2 blocks. One program an SM.
 
+Gates in float32 have one stage, of 32 KiB. The state's part reads them into registers, in two parts of bfloat16 that
+are the left operands of D, and leaves C = h - D in their place, in float32: the output's part has no product of gates,
+and no M. 64 features each come as soon as the output's part has read the C of the block before: a block ahead.
+
 Barriers, two of each, for even and odd blocks; each counts one arrival a block, in `full*` the one with the expected
 bytes:
 
@@ -26,6 +30,12 @@ bytes:
     made      the state before the block lies in its slot                     state -> output
     empty     q, k, g, h and the slot are done with (k, g by both: `taken`)   output -> producer; `full` tells the state
     empty_v   v is done with (by both: `made` of the next block)              output -> producer
+
+With gates in float32 `full` is of q and k, `taken` also says that C lies there, and there are one of each of these, for
+each 64 features:
+
+    full_g    g has come                                                      producer -> state
+    empty_g   C is done with                                                  output -> producer
 """
 
 # mypy: disallow-untyped-defs=False
@@ -43,6 +53,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from ...launch.tritons import async_load, async_store, barrier
 from .layouts import (
     ACCUMULATOR,
+    CLOSED_HALF,
     EVERYWHERE,
     LEAST_HALF,
     LINE,
@@ -52,15 +63,19 @@ from .layouts import (
     SPREAD,
     TILE_BYTES,
     barriers,
+    barriers_alone,
     by_parts,
     cut,
     each,
     inverse_exp2,
+    limit,
     matrix,
     rounded,
+    sums_of,
     wide,
 )
 from .packed import as_factor, firsts_of_rows, head_and_tail, passes, same_scores, sequence_of, state_at
+from .strong_gates import hidden_zero
 
 REGISTERS = gl.constexpr(240)  # of a thread of the state's part; the output's gets as many
 FEW_REGISTERS = gl.constexpr(24)  # of one that only loads
@@ -70,39 +85,49 @@ FEW_REGISTERS = gl.constexpr(24)  # of one that only loads
 
 
 @gluon.jit
+def _send_gates(i, d_g, s_g, full_g, empty_g, i_batch, i_row, i_col):
+    """For 64 features of the i-th block's gates in float32, whose place blocks have one after another."""
+    mbarrier.wait(empty_g, (i & 1) ^ 1)
+    mbarrier.expect(full_g, 2 * TILE_BYTES)
+    async_load(d_g, [i_batch, i_row, i_col], full_g, s_g.index(0))
+
+
+@gluon.jit
 def _load_part(
-    d_q, d_k, d_v, d_g, s_q, s_k, s_v, s_g, full, full_v, empty, empty_v, i_batch, i_row0, i_col, i_out, n_here,
-    K: gl.constexpr, BV: gl.constexpr,
+    d_q, d_k, d_v, d_g, s_q, s_k, s_v, s_g, full, full_v, full_g, empty, empty_v, empty_g,
+    i_batch, i_row0, i_col, i_out, n_here, K: gl.constexpr, BV: gl.constexpr,
 ):  # fmt: skip
     """Send for every block as soon as its stage is free."""
+    WIDE: gl.constexpr = d_g.dtype == gl.float32
     for i in range(n_here):
         at, phase, i_row = i & 1, (i >> 1) & 1, i_row0 + i * ROWS
         bar, bar_v = full.index(at), full_v.index(at)
         mbarrier.wait(empty.index(at), phase ^ 1)
-        mbarrier.expect(bar, 3 * (K // ROWS) * TILE_BYTES)
+        mbarrier.expect(bar, (2 if WIDE else 3) * (K // ROWS) * TILE_BYTES)
         for t in gl.static_range(K // ROWS):
-            async_load(d_g, [i_batch, i_row, i_col + t * ROWS], bar, s_g[t].index(at))
+            if not WIDE:
+                async_load(d_g, [i_batch, i_row, i_col + t * ROWS], bar, s_g[t].index(at))
             async_load(d_k, [i_batch, i_row, i_col + t * ROWS], bar, s_k[t].index(at))
             async_load(d_q, [i_batch, i_row, i_col + t * ROWS], bar, s_q[t].index(at))
+        if WIDE:
+            _send_gates(i, d_g, s_g[0], full_g[0], empty_g[0], i_batch, i_row, i_col)
         mbarrier.wait(empty_v.index(at), phase ^ 1)
         mbarrier.expect(bar_v, BV // ROWS * TILE_BYTES)
         async_load(d_v, [i_batch, i_row, i_out], bar_v, s_v.index(at))
+        if WIDE:
+            if K // ROWS == 2:
+                _send_gates(i, d_g, s_g[1], full_g[1], empty_g[1], i_batch, i_row, i_col + ROWS)
 
 
 # --- The state --------------------------------------------------------------------------------------------------------
 
 
 @gluon.jit
-def _sums_transposed(s_g, s_l, at):
-    """D^T of 64 features, begun; its last column is the block's sum."""
-    b_zero = gl.zeros([ROWS, ROWS], gl.float32, ACCUMULATOR)
-    return warpgroup_mma(matrix(s_g.index(at)).permute((1, 0)), s_l, b_zero, use_acc=False, is_async=True)
-
-
-@gluon.jit
-def _decayed_keys(b_d, s_k, s_h, s_e, at, p_h, store_h, tail, PACKED: gl.constexpr, HAS_SN: gl.constexpr):
-    """(k e^D)^T of 64 features as an operand, and what the state decays by; h is laid down. PACKED: of the rows from
-    tail on alone."""
+def _decayed_keys(
+    b_d, s_k, s_g, s_h, s_e, at, p_h, store_h, nil, tail, PACKED: gl.constexpr, HAS_SN: gl.constexpr
+):  # fmt: skip
+    """(k e^D)^T of 64 features as an operand, and what the state decays by; h is laid down, and C where float32 gates
+    are. PACKED: of the rows from tail on alone."""
     b_k = wide(matrix(s_k.index(at)).permute((1, 0)).load(ACCUMULATOR))
     last = (gl.arange(0, ROWS, gl.SliceLayout(0, ACCUMULATOR)) == ROWS - 1)[None, :]
     total = gl.sum(gl.where(last, b_d, 0.0), axis=1) * LOG2_E
@@ -110,7 +135,10 @@ def _decayed_keys(b_d, s_k, s_h, s_e, at, p_h, store_h, tail, PACKED: gl.constex
     s_h.index(at).store(half)
     s_e.index(at).store(gl.exp2(half))
     gl.store(p_h + gl.arange(0, ROWS, gl.SliceLayout(1, ACCUMULATOR)), half, mask=store_h)
-    b_e = gl.exp2(gl.where(last, 0.0, b_d * LOG2_E))
+    b_c = gl.where(last, 0.0, b_d * LOG2_E)
+    if s_g.dtype == gl.float32:
+        matrix(s_g.index(nil)).permute((1, 0)).store(half[:, None] - b_c)
+    b_e = gl.exp2(b_c)
     if PACKED:
         o_i = gl.arange(0, ROWS, gl.SliceLayout(0, ACCUMULATOR))
         b_e = gl.where((o_i >= tail)[None, :], b_e, 0.0)
@@ -144,7 +172,8 @@ def _least_of(s_h, at, NK: gl.constexpr):
 
 @gluon.jit
 def _state_part(
-    d_s, d_few, p_s0, p_st, p_h, p_marks, p_edges, p_sn, s_k, s_v, s_g, s_s, s_l, s_h, s_e, full, full_v, taken, made,
+    d_s, d_few, p_s0, p_st, p_h, p_marks, p_edges, p_sn,
+    s_k, s_v, s_g, s_s, s_l, s_h, s_e, full, full_v, full_g, taken, made,
     i_state, i_few, until, every, i_v, i_row0, n_rows, i_head, n_heads, store_h, store_st, n_here,
     K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr,
     HAS_S0: gl.constexpr, STORE_S: gl.constexpr, STORE_FEW: gl.constexpr, STORE_ST: gl.constexpr,
@@ -154,6 +183,7 @@ def _state_part(
     blocks before the next one of those whose state is kept by STORE_FEW."""
     STATE: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BV, 16])
     NK: gl.constexpr = K // ROWS
+    WIDE: gl.constexpr = s_g[0].dtype == gl.float32
     o_k, o_v = gl.arange(0, ROWS, gl.SliceLayout(1, STATE)), gl.arange(0, BV, gl.SliceLayout(0, STATE))
     o_s, NEXT = state_at(o_k, i_v * BV + o_v, K, V, V_FIRST)
     b_s0 = gl.zeros([ROWS, BV], gl.float32, STATE)
@@ -168,23 +198,50 @@ def _state_part(
 
     for i in range(n_here):
         at, phase = i & 1, (i >> 1) & 1
+        nil = hidden_zero(i_state + i)
         head, tail = ROWS, 0
         if PACKED:
             head, tail = next_head, next_tail
         mbarrier.wait(full.index(at), phase)
-        b_d0 = _sums_transposed(s_g[0], s_l, at)
-        if NK == 2:
-            b_d1 = _sums_transposed(s_g[1], s_l, at)
+        if WIDE:
+            mbarrier.wait(full_g[0], i & 1)
+            b_d0 = sums_of(s_g[0].index(nil), s_l)
+        else:
+            b_d0 = sums_of(s_g[0].index(at), s_l)
+        if NK == 2 and not WIDE:
+            b_d1 = sums_of(s_g[1].index(at), s_l)
             b_d0 = warpgroup_mma_wait(1, (b_d0,))
         else:
             b_d0 = warpgroup_mma_wait(0, (b_d0,))
-        b_k0, b_f0 = _decayed_keys(b_d0, s_k[0], s_h[0], s_e[0], at, p_h, store_h, tail, PACKED, HAS_SN)
+        b_k0, b_f0 = _decayed_keys(b_d0, s_k[0], s_g[0], s_h[0], s_e[0], at, p_h, store_h, nil, tail, PACKED, HAS_SN)
         if NK == 2:
+            if WIDE:  # which come half a block later
+                mbarrier.wait(full_g[1], i & 1)
+                b_d1 = sums_of(s_g[1].index(nil), s_l)
             b_d1 = warpgroup_mma_wait(0, (b_d1,))
-            b_k1, b_f1 = _decayed_keys(b_d1, s_k[1], s_h[1], s_e[1], at, p_h + ROWS, store_h, tail, PACKED, HAS_SN)
-        p_h += K
+            b_k1, b_f1 = _decayed_keys(
+                b_d1, s_k[1], s_g[1], s_h[1], s_e[1], at, p_h + ROWS, store_h, nil, tail, PACKED, HAS_SN
+            )
         tma.store_wait(NK if STORE_S else 0)  # the state before the last one has left the slot
+        if WIDE:
+            fence_async_shared()
         barrier()  # every warp has read k and g, and h lies there
+        least = _least_of(s_h, at, NK)
+        if not WIDE:
+            if least < CLOSED_HALF:  # there may be gates of -inf, and what was summed beside them is no number
+                for t in gl.static_range(NK):
+                    limit(s_g[t].index(at))
+                b_d0 = warpgroup_mma_wait(0, (sums_of(s_g[0].index(at), s_l),))
+                b_k0, b_f0 = _decayed_keys(
+                    b_d0, s_k[0], s_g[0], s_h[0], s_e[0], at, p_h, store_h, nil, tail, PACKED, HAS_SN
+                )
+                if NK == 2:
+                    b_d1 = warpgroup_mma_wait(0, (sums_of(s_g[1].index(at), s_l),))
+                    b_k1, b_f1 = _decayed_keys(
+                        b_d1, s_k[1], s_g[1], s_h[1], s_e[1], at, p_h + ROWS, store_h, nil, tail, PACKED, HAS_SN
+                    )
+                barrier()
+        p_h += K
         mbarrier.arrive(taken.index(at))
         # the slot is free: `full` came after `empty` of the block before the last one
         s_s[0].index(at).store(rounded(b_s0))
@@ -195,7 +252,7 @@ def _state_part(
         mbarrier.arrive(made.index(at))
         if PACKED:
             next_head, next_tail = head_and_tail(p_edges, i_row0 + gl.minimum(i + 1, n_here - 1) * ROWS)
-        wanted = True if STORE_S else _least_of(s_h, at, NK) <= LEAST_HALF
+        wanted = True if STORE_S else least <= LEAST_HALF
         if wanted:
             for t in gl.static_range(NK):
                 async_store(d_s, [i_state + i * K + t * ROWS, i_v * BV], s_s[t].index(at))
@@ -286,20 +343,25 @@ def _scores(b_qh, b_ql, s_q, s_k, at, b_a, FIRST: gl.constexpr):
 
 @gluon.jit
 def _output_part(
-    d_o, p_marks, p_edges, s_q, s_k, s_v, s_g, s_s, s_o, s_m, s_h, s_e, full, full_v, taken, made, empty, empty_v,
+    d_o, p_marks, p_edges, s_q, s_k, s_v, s_g, s_s, s_o, s_m, s_h, s_e,
+    full, full_v, taken, made, empty, empty_v, empty_g,
     scale, i_batch, i_row0, i_out, n_here, K: gl.constexpr, BV: gl.constexpr, PACKED: gl.constexpr,
 ):  # fmt: skip
     """O of every block. Its last product ends in the next turn, while that one's keys are prepared."""
     OUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BV, 16])
     LEFT: gl.constexpr = gl.DotOperandLayout(0, OUT, 2)
     NK: gl.constexpr = K // ROWS
+    WIDE: gl.constexpr = s_g[0].dtype == gl.float32
     b_o = warpgroup_mma_init(gl.zeros([ROWS, BV], gl.float32, OUT))
     mild = n_here < 0  # of the block before
     if PACKED:
         next_head, _ = head_and_tail(p_edges, i_row0)
         b_next = firsts_of_rows(p_marks, i_row0)
     mbarrier.wait(full.index(0), 0)
-    b_c0 = warpgroup_mma_wait(0, (_sums(s_g[0], s_m, 0),))
+    if WIDE:  # what goes around the loop has been waited for, or the compiler has all products of it wait
+        b_o = warpgroup_mma_init(warpgroup_mma_wait(0, (b_o,)))
+    else:
+        b_c0 = warpgroup_mma_wait(0, (_sums(s_g[0], s_m, 0),))
 
     for i in range(n_here):
         # on their way: both products A V of the block before
@@ -307,8 +369,13 @@ def _output_part(
         head = ROWS
         if PACKED:
             head, b_first = next_head, b_next
-        b_c = b_c0 * LOG2_E
-        b_qw = _keys(b_c, s_q[0], s_k[0], at, taken, phase, True)
+        if WIDE:
+            mbarrier.wait(taken.index(at), phase)
+            nil = hidden_zero(i_row0 + i)
+            b_c = matrix(s_g[0].index(nil)).load(ACCUMULATOR)
+        else:
+            b_c = b_c0 * LOG2_E
+        b_qw = _keys(b_c, s_q[0], s_k[0], at, taken, phase, not WIDE)
         b_x = wide(b_qw) * gl.exp2(b_c)
         b_out, b_x = warpgroup_mma_wait(0, (b_o, b_x))  # with b_x, or the compiler makes it only after the wait
         b_out = rounded(b_out * scale)
@@ -316,7 +383,9 @@ def _output_part(
         fence_async_shared()
         tma.store_wait(0)
         barrier()  # the keys lie there; every warp is done with the block before; its o may be laid down
-        if NK == 2:
+        if WIDE:
+            mbarrier.arrive(empty_g[0])
+        elif NK == 2:
             b_c1 = _sums(s_g[1], s_m, at)
         b_a = gl.zeros([ROWS, ROWS], gl.float32, ACCUMULATOR)
         b_a = _scores(b_qh, b_ql, s_q[0], s_k[0], at, b_a, True)
@@ -326,7 +395,10 @@ def _output_part(
         b_o = gl.zeros([ROWS, BV], gl.float32, OUT)
         b_o = warpgroup_mma(gl.convert_layout(b_qd, LEFT, True), s_s[0].index(at), b_o, use_acc=False, is_async=True)
         if NK == 2:
-            b_c = warpgroup_mma_wait(4, (b_c1,)) * LOG2_E
+            if WIDE:  # noqa: SIM108 - only one of both is compiled
+                b_c = matrix(s_g[1].index(nil)).load(ACCUMULATOR)
+            else:
+                b_c = warpgroup_mma_wait(4, (b_c1,)) * LOG2_E
             b_qw = _keys(b_c, s_q[1], s_k[1], at, taken, phase, False)
             b_a = warpgroup_mma_init(warpgroup_mma_wait(1, (b_a,)))  # registers for the queries
             b_qh, b_ql, b_qd = _queries(wide(b_qw) * gl.exp2(b_c), s_e[1], at, head, PACKED)
@@ -335,14 +407,17 @@ def _output_part(
         if mild:
             async_store(d_o, [i_batch, i_row0 + (i - 1) * ROWS, i_out], s_o)
         if NK == 2:
+            if WIDE:
+                mbarrier.arrive(empty_g[1])
             b_a = _scores(b_qh, b_ql, s_q[1], s_k[1], at, b_a, False)
             b_o = warpgroup_mma(gl.convert_layout(b_qd, LEFT, True), s_s[1].index(at), b_o, is_async=True)
         mild = _least_of(s_h, at, NK) > LEAST_HALF
 
         # the next block's sums begin; of the last block's, which nobody asks for, the operand is what lies there
         mbarrier.wait(full.index(at ^ 1), ((i + 1) >> 1) & 1, pred=i + 1 < n_here)
-        b_c0 = _sums(s_g[0], s_m, at ^ 1)
-        b_a = warpgroup_mma_wait(2 if NK == 2 else 1, (b_a,))
+        if not WIDE:
+            b_c0 = _sums(s_g[0], s_m, at ^ 1)
+        b_a = warpgroup_mma_wait(2 if NK == 2 and not WIDE else 1, (b_a,))
         o_i, o_j = (
             gl.arange(0, ROWS, gl.SliceLayout(1, ACCUMULATOR)),
             gl.arange(0, ROWS, gl.SliceLayout(0, ACCUMULATOR)),
@@ -351,7 +426,10 @@ def _output_part(
         if PACKED:
             b_a = same_scores(b_a, b_first)
         b_ah, b_al = cut(b_a)
-        b_o, b_c0 = warpgroup_mma_wait(0, (b_o, b_c0))
+        if WIDE:
+            b_o = warpgroup_mma_wait(0, (b_o,))
+        else:
+            b_o, b_c0 = warpgroup_mma_wait(0, (b_o, b_c0))
         b_o = warpgroup_mma_init(b_o)
         barrier()  # every warp is done with q, k, g, h and the state
         mbarrier.arrive(empty.index(at))
@@ -405,24 +483,33 @@ def walk_hopper_kernel(
     if STORE_ST and not PACKED:
         p_st += i_bh.to(gl.int64) * K * V
 
+    GATE: gl.constexpr = d_g.dtype
+    WIDE: gl.constexpr = GATE == gl.float32
+    OF_GATES: gl.constexpr = d_g.layout
     OF_ROWS: gl.constexpr = d_q.layout
     OF_STATES: gl.constexpr = d_s.layout
     s_q = each(gl.bfloat16, [2, 1, ROWS, ROWS], OF_ROWS, NK)
     s_k = each(gl.bfloat16, [2, 1, ROWS, ROWS], OF_ROWS, NK)
-    s_g = each(gl.bfloat16, [2, 1, ROWS, ROWS], OF_ROWS, NK)
+    s_g = each(GATE, [1 if WIDE else 2, 1, ROWS, ROWS], OF_GATES, NK)
     s_s = each(gl.bfloat16, [2, ROWS, BV], OF_STATES, NK)
     s_h, s_e = each(gl.float32, [2, ROWS], LINE, NK), each(gl.float32, [2, ROWS], LINE, NK)
     s_v = gl.allocate_shared_memory(gl.bfloat16, [2, 1, ROWS, BV], OF_ROWS)
     s_o = gl.allocate_shared_memory(gl.bfloat16, [1, ROWS, BV], OF_ROWS)
     s_l = gl.allocate_shared_memory(gl.bfloat16, [ROWS, ROWS], SHARED)
-    s_m = gl.allocate_shared_memory(gl.bfloat16, [ROWS, ROWS], SHARED)
+    s_m = s_l
+    full_g, empty_g = (), ()
+    if WIDE:
+        full_g, empty_g = barriers_alone(NK), barriers_alone(NK)
+    else:
+        s_m = gl.allocate_shared_memory(gl.bfloat16, [ROWS, ROWS], SHARED)
     full, full_v, taken, made = barriers(2), barriers(2), barriers(2), barriers(2)
     empty, empty_v = barriers(2), barriers(2)
     o_i, o_j = (
         gl.arange(0, ROWS, gl.SliceLayout(1, SPREAD))[:, None],
         gl.arange(0, ROWS, gl.SliceLayout(0, SPREAD))[None, :],
     )
-    s_m.store(gl.where(o_i >= o_j, 0.5, -0.5).to(gl.bfloat16))
+    if not WIDE:
+        s_m.store(gl.where(o_i >= o_j, 0.5, -0.5).to(gl.bfloat16))
     s_l.store(gl.where((o_i > o_j) | (o_j == ROWS - 1), 1.0, 0.0).to(gl.bfloat16))
     fence_async_shared()
     barrier()
@@ -433,7 +520,7 @@ def walk_hopper_kernel(
                 _output_part,
                 (
                     d_o, p_marks, p_edges, s_q, s_k, s_v, s_g, s_s, s_o, s_m, s_h, s_e,
-                    full, full_v, taken, made, empty, empty_v,
+                    full, full_v, taken, made, empty, empty_v, empty_g,
                     scale, i_batch, i_row0, i_out, n_here, K, BV, PACKED,
                 ),
             ),
@@ -441,7 +528,7 @@ def walk_hopper_kernel(
                 _state_part,
                 (
                     d_s, d_few, p_s0, p_st, p_h, p_marks, p_edges, p_sn,
-                    s_k, s_v, s_g, s_s, s_l, s_h, s_e, full, full_v, taken, made,
+                    s_k, s_v, s_g, s_s, s_l, s_h, s_e, full, full_v, full_g, taken, made,
                     i_state, i_few, until, every, i_v, i_row0, n_rows, i_h, n_heads,
                     i_v == 0, i_seg == n_seg - 1, n_here,
                     K, V, BV, HAS_S0, STORE_S, STORE_FEW, STORE_ST, PACKED, HAS_SN, V_FIRST, S0_V_FIRST,
@@ -450,7 +537,7 @@ def walk_hopper_kernel(
             (
                 _load_part,
                 (
-                    d_q, d_k, d_v, d_g, s_q, s_k, s_v, s_g, full, full_v, empty, empty_v,
+                    d_q, d_k, d_v, d_g, s_q, s_k, s_v, s_g, full, full_v, full_g, empty, empty_v, empty_g,
                     i_batch, i_row0, i_col, i_out, n_here, K, BV,
                 ),
             ),
