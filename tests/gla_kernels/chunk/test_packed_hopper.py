@@ -1,0 +1,124 @@
+"""Packed sequences by Hopper's own kernels, all passes of both directions, against float64. On a CPU the kernels'
+source runs (gluon_on_cpu.py), and Triton's interpreter beside it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import accumulate, pairwise
+from typing import Any
+
+import pytest
+import torch
+
+from gla_kernels import Plan, Schedule, Workload, chunk, default_config
+from gla_kernels.chunk import hopper
+from gla_kernels.chunk.packing import packed
+from gla_kernels.chunk.problem import Problem
+from gla_kernels.launch import execute
+from gla_kernels.plan.apply import problem_of
+from gla_kernels.plan.choose import with_walks
+
+ERROR = 4e-3  # of the norm: rounding to bfloat16 costs 1.66e-3, and rows at a sequence's edge round states besides
+OWN = {getattr(hopper, name) for name in hopper.__all__}
+MIXED = (40, 24, 66, 1, 69)
+BF16, FLOAT32 = torch.bfloat16, torch.float32  # of gates
+GATES: dict[str, Any] = {
+    "mild": lambda g: 0.3 * g,
+    "strong": lambda g: 20 * g,
+    "resets": lambda g: torch.where(torch.rand_like(g) < 0.01, -1e4, 0.3 * g),
+    "infinite": lambda g: torch.where(torch.rand_like(g) < 0.01, -torch.inf, 0.3 * g),
+}
+
+
+@pytest.fixture
+def launch(place, monkeypatch):
+    """Runs any launch; on a CPU, too, plans are served by Hopper's own kernels."""
+    if place.device == "cuda":
+        return execute
+    original = Problem.on_hopper
+
+    def serves(self: Problem, tile: Any) -> bool:
+        elsewhere = replace(self, q=self.q.to("meta")) if self.q.device.type == "cpu" else self
+        return original(elsewhere, tile)
+
+    monkeypatch.setattr(Problem, "on_hopper", serves)
+    return lambda one: (place.run if one.kernel in OWN else execute)(one)
+
+
+def recurrence(given, scale, lengths):
+    """o and the last states, in float64, of q, k, v, g and the states before sequences."""
+    q, k, v, g, states = given
+    rows, last = [], []
+    for n, (first, end) in enumerate(pairwise([0, *accumulate(lengths)])):
+        state = states[n]
+        for t in range(first, end):
+            state = g[0, t].exp()[..., None] * state + k[0, t, :, :, None] * v[0, t, :, None, :]
+            rows.append(scale * torch.einsum("hk,hkv->hv", q[0, t], state))
+        last.append(state)
+    return torch.stack(rows)[None], torch.stack(last)
+
+
+def check(launch, place, lengths, dims, gates, states=True, v_first=False, every=None, keep=True, schedule=None, gate_type=BF16):
+    """every: chunks from one kept state to the next."""
+    torch.manual_seed(0)
+    schedule, (H, K, V), T = schedule or Schedule(64), dims, sum(lengths)
+    g = GATES[gates](torch.nn.functional.logsigmoid(torch.randn(1, T, H, K))).to(gate_type)
+    q, k = (torch.randn(1, T, H, K).bfloat16() for _ in range(2))
+    v, do = (torch.randn(1, T, H, V).bfloat16() for _ in range(2))
+    first, d_last = (torch.randn(len(lengths), H, K, V) * states for _ in range(2))
+
+    exact = [x.double().requires_grad_() for x in (q, k, v, g, first)]
+    o, last = recurrence(exact, K**-0.5, lengths)
+    right = {"o": o.detach(), "last": last.detach()}
+    found = torch.autograd.grad((o * do.double()).sum() + (last * d_last.double()).sum(), exact)
+    right |= dict(zip(("dq", "dk", "dv", "dg", "d_first"), found, strict=True))
+
+    def lay(x):
+        return (x.mT.contiguous() if v_first else x).to(place.device)
+
+    config = with_walks(default_config(K, V, 2, schedule), Workload("fwd", 1, T, H, K, V))
+    q, k, v, g = (x.to(place.device) for x in (q, k, v, g))
+    p = problem_of(q, k, v, g, K**-0.5, lay(first) if states else None, Plan(schedule, config))
+    assert p.all_native(config.walk, config.grad_walk, config.grad_qk)
+    cu_seqlens = torch.tensor([0, *accumulate(lengths)], device=place.device)
+    p = packed(replace(p, v_first=v_first, run=every), cu_seqlens, True, launch)
+    o, last, kept = chunk.forward(p, states, launch, keep, p.states_apart)
+    grads = chunk.backward(p, do.to(place.device), lay(d_last) if states else None, launch, kept)
+    got: dict[str, Any] = {"o": o, "dq": grads.q, "dk": grads.k, "dv": grads.v, "dg": grads.g}
+    if states:
+        assert last is not None
+        assert grads.initial_state is not None
+        got |= {"last": last, "d_first": grads.initial_state}
+    for name, x in got.items():
+        if v_first and name in ("last", "d_first"):
+            x = x.mT
+        assert (x.cpu().double() - right[name]).norm() <= ERROR * right[name].norm(), name
+
+
+@pytest.mark.parametrize("gates", GATES)
+@pytest.mark.parametrize(("states", "gate_type"), [(True, BF16), (True, FLOAT32), (False, BF16)])
+def test_mixed_lengths(launch, place, gates, states, gate_type):
+    check(launch, place, MIXED, (1, 64, 64), gates, states, gate_type=gate_type)
+
+
+@pytest.mark.parametrize("lengths", [(64, 0, 64, 64), (8,) * 20, (130,)], ids=str)
+def test_lengths_alike(launch, place, lengths):
+    check(launch, place, lengths, (1, 64, 64), "mild")
+
+
+@pytest.mark.parametrize(("K", "V", "every"), [(64, 64, 2), (128, 128, 3), (64, 192, 2)])
+@pytest.mark.parametrize("gate_type", [BF16, FLOAT32])
+def test_few_states(launch, place, K, V, every, gate_type):
+    check(launch, place, (*MIXED, 130), (1, K, V), "mild", v_first=True, every=every, gate_type=gate_type)
+
+
+def test_several_heads_and_features(launch, place):
+    check(launch, place, (40, 24, 0, 80), (2, 128, 128), "resets", v_first=True)
+
+
+def test_states_made_again(launch, place):
+    check(launch, place, MIXED, (1, 64, 64), "mild", keep=False)
+
+
+def test_segments(launch, place):
+    check(launch, place, (*MIXED, 220), (1, 64, 64), "mild", schedule=Schedule(64, 64, states_every=2))
