@@ -58,7 +58,10 @@ def recurrence(given, scale, lengths):
     return torch.stack(rows)[None], torch.stack(last)
 
 
-def check(launch, place, lengths, dims, gates, states=True, v_first=False, every=None, keep=True, schedule=None, gate_type=BF16):
+def check(
+    launch, place, lengths, dims, gates, states=True, v_first=False, every=None, keep=True, schedule=None,
+    gate_type=BF16,
+):  # fmt: skip
     """every: chunks from one kept state to the next."""
     torch.manual_seed(0)
     schedule, (H, K, V), T = schedule or Schedule(64), dims, sum(lengths)
