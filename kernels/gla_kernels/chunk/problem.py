@@ -330,10 +330,9 @@ class Problem(CallContext):
         return launch if all(name in launch.blocks for name in given) else None
 
     def all_native(self, *tiles: Tile | None) -> bool:
-        """Whether Hopper's own kernels can serve packed sequences in all passes of these tiles: with gates in bf16."""
+        """Whether Hopper's own kernels can serve packed sequences in all passes of these tiles."""
         B, T, H, K, V = self.dims
-        fits = self.g is not None and self.g.dtype == torch.bfloat16 and 0 < T
-        fits = fits and B * H * self.n_chunks * K <= MOST_ROWS and K % WGMMA_ROWS == V % WGMMA_ROWS == 0
+        fits = 0 < T and B * H * self.n_chunks * K <= MOST_ROWS and K % WGMMA_ROWS == V % WGMMA_ROWS == 0
         return fits and all(tile is not None and self.on_hopper(tile) for tile in tiles)
 
     def on_hopper(self, tile: Tile) -> bool:

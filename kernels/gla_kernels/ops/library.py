@@ -76,8 +76,6 @@ def room_of(function: str, x: Inputs, asked: tuple[Any, ...] | None, recompute: 
     V, chunk = x.v.shape[-1], 64 if asked is None else asked[0]
     kept = asked is None or asked[2]
     gates = None if x.g is None or x.gv is not None else x.g.dtype
-    if x.cu_seqlens is not None and gates != torch.bfloat16:  # see `Problem.all_native`
-        gates = None
     if function == "gla" and recompute is None and leads_along(x.q.device, (x.q.dtype, gates), K, V, asked):
         chunks = (T + WGMMA_ROWS - 1) // WGMMA_ROWS
         runs = (chunks + least_run(K, V) - 1) // least_run(K, V)

@@ -10,6 +10,7 @@ import torch
 
 import gla_kernels.chunk
 from gla_kernels import Plan, Schedule, Workload, default_config
+from gla_kernels.chunk.packing import packed
 from gla_kernels.launch import Launch
 from gla_kernels.plan.apply import all_launches, problem_of
 from gla_kernels.plan.choose import with_walks
@@ -54,13 +55,18 @@ def test_all_else_by_the_portable_one(work, schedule, changes):
 
 
 @pytest.mark.parametrize(("K", "V"), [(64, 64), (128, 128), (128, 512)])
-def test_gates_in_float32_go_where_others_do(K, V):
+@pytest.mark.parametrize("sequences", [None, 5])
+def test_gates_in_float32_go_where_others_do(K, V, sequences):
     q = torch.empty(1, 3000, 1, K, dtype=torch.bfloat16, device="meta")
     v = torch.empty(1, 3000, 1, V, dtype=torch.bfloat16, device="meta")
     plan = Plan(Schedule(64), with_walks(default_config(K, V, 2, Schedule(64)), replace(FORWARD, K=K, V=V)))
     found: dict[torch.dtype, list[Launch]] = {torch.bfloat16: [], torch.float32: []}
     for dtype, launches in found.items():
         p = problem_of(q, q, v, q.to(dtype), 1.0, None, plan)
+        if sequences:
+            ends = torch.empty(sequences + 1, dtype=torch.int32, device="meta")
+            native = p.all_native(p.config.walk, p.config.grad_walk, p.config.grad_qk)
+            p = packed(p, ends, native, lambda _: None)
         kept = gla_kernels.chunk.forward(p, False, launches.append, every=p.states_apart)[-1]
         grads = gla_kernels.chunk.backward(p, v, None, launches.append, kept)
         assert grads.g is not None

@@ -21,10 +21,12 @@ from gla_kernels.plan.choose import with_walks
 ERROR = 4e-3  # of the norm: rounding to bfloat16 costs 1.66e-3, and rows at a sequence's edge round states besides
 OWN = {getattr(hopper, name) for name in hopper.__all__}
 MIXED = (40, 24, 66, 1, 69)
+BF16, FLOAT32 = torch.bfloat16, torch.float32  # of gates
 GATES: dict[str, Any] = {
     "mild": lambda g: 0.3 * g,
     "strong": lambda g: 20 * g,
     "resets": lambda g: torch.where(torch.rand_like(g) < 0.01, -1e4, 0.3 * g),
+    "infinite": lambda g: torch.where(torch.rand_like(g) < 0.01, -torch.inf, 0.3 * g),
 }
 
 
@@ -56,11 +58,14 @@ def recurrence(given, scale, lengths):
     return torch.stack(rows)[None], torch.stack(last)
 
 
-def check(launch, place, lengths, dims, gates, states=True, v_first=False, every=None, keep=True, schedule=None):
+def check(
+    launch, place, lengths, dims, gates, states=True, v_first=False, every=None, keep=True, schedule=None,
+    gate_type=BF16,
+):  # fmt: skip
     """every: chunks from one kept state to the next."""
     torch.manual_seed(0)
     schedule, (H, K, V), T = schedule or Schedule(64), dims, sum(lengths)
-    g = GATES[gates](torch.nn.functional.logsigmoid(torch.randn(1, T, H, K))).bfloat16()
+    g = GATES[gates](torch.nn.functional.logsigmoid(torch.randn(1, T, H, K))).to(gate_type)
     q, k = (torch.randn(1, T, H, K).bfloat16() for _ in range(2))
     v, do = (torch.randn(1, T, H, V).bfloat16() for _ in range(2))
     first, d_last = (torch.randn(len(lengths), H, K, V) * states for _ in range(2))
@@ -94,9 +99,9 @@ def check(launch, place, lengths, dims, gates, states=True, v_first=False, every
 
 
 @pytest.mark.parametrize("gates", GATES)
-@pytest.mark.parametrize("states", [True, False])
-def test_mixed_lengths(launch, place, gates, states):
-    check(launch, place, MIXED, (1, 64, 64), gates, states)
+@pytest.mark.parametrize(("states", "gate_type"), [(True, BF16), (True, FLOAT32), (False, BF16)])
+def test_mixed_lengths(launch, place, gates, states, gate_type):
+    check(launch, place, MIXED, (1, 64, 64), gates, states, gate_type=gate_type)
 
 
 @pytest.mark.parametrize("lengths", [(64, 0, 64, 64), (8,) * 20, (130,)], ids=str)
@@ -105,8 +110,9 @@ def test_lengths_alike(launch, place, lengths):
 
 
 @pytest.mark.parametrize(("K", "V", "every"), [(64, 64, 2), (128, 128, 3), (64, 192, 2)])
-def test_few_states(launch, place, K, V, every):
-    check(launch, place, (*MIXED, 130), (1, K, V), "mild", v_first=True, every=every)
+@pytest.mark.parametrize("gate_type", [BF16, FLOAT32])
+def test_few_states(launch, place, K, V, every, gate_type):
+    check(launch, place, (*MIXED, 130), (1, K, V), "mild", v_first=True, every=every, gate_type=gate_type)
 
 
 def test_several_heads_and_features(launch, place):

@@ -31,7 +31,7 @@ from .layouts import (
     sums_of,
     wide,
 )
-from .packed import of_rows, phi_of_rows, same_scores, sequence_of, state_at
+from .packed import of_rows, phi_of_rows, same_scores, sequence_of, state_at, sums_in_sequences
 
 
 @gluon.jit
@@ -165,7 +165,7 @@ def through_scores(b_x, b_y, b_phi, b_kh, b_kl, b_d, b_half, b_h, s_q, s_high, s
 
 @gluon.jit
 def sums_begun(b_diff, s_u):
-    """dg but for Phi; of gates in float32 but for each row's own share, too, and with L: see `leave`."""
+    """dg but for Phi; of gates in float32 by L, but for each row's own share, too: see `leave`."""
     b_zero = gl.zeros([ROWS, ROWS], gl.float32, ACCUMULATOR)
     b_high, b_low = leading(b_diff), rounded(rest(b_diff))
     b_dg = warpgroup_mma(gl.convert_layout(b_low, OPERAND, True), s_u, b_zero, use_acc=False, is_async=True)
@@ -174,23 +174,31 @@ def sums_begun(b_diff, s_u):
 
 @gluon.jit
 def leave(
-    b_dg, b_dk, b_phi, b_diff, mild, tail, d_dq, d_dk, d_dg, p_dg, T, stride, s_q, s_high, s_low,
+    b_dg, b_dk, b_phi, b_diff, mild, tail, d_dq, d_dk, d_dg, p_dg, T, stride, s_q, s_high, s_low, p_marks,
     i_batch, i_row, i_col, nil, PACKED: gl.constexpr,
 ):  # fmt: skip
-    """dq, dk and dg, from where q and A are; dg in float32 from registers, as there is no room for it."""
+    """dq, dk and dg, from where q and A are; dg in float32 from registers, as there is no room for it. PACKED: U of
+    sequences comes to where A was, as L may be read by others; dg has not begun."""
     if d_dg.dtype == gl.float32:
-        barrier()
+        barrier()  # every warp is done with A
         s_high.permute((1, 0)).store(b_dk)
+        if PACKED:
+            sums_in_sequences(s_low, p_marks, i_row)
         fence_async_shared()
         barrier()
         if mild:
             async_store(d_dq, [i_batch, i_row, i_col], s_q)
             async_store(d_dk, [i_batch, i_row, i_col], s_high.reshape([1, ROWS, ROWS]))
+        if PACKED:
+            b_dg = sums_begun(b_diff, s_low)
         b_dg = warpgroup_mma_wait(0, (b_dg,))
         o_k = gl.arange(0, ROWS, gl.SliceLayout(1, ACCUMULATOR))[:, None]
         o_t = gl.arange(0, ROWS, gl.SliceLayout(0, ACCUMULATOR))[None, :] + nil
         p_dg += (i_batch.to(gl.int64) * T + i_row) * stride + i_col
-        b_dg = gl.where(o_t == ROWS - 1, b_diff, b_dg + b_diff) + b_phi[:, None]  # L's last column is for other sums
+        if PACKED:
+            b_dg += phi_of_rows(b_phi, tail)
+        else:
+            b_dg = gl.where(o_t == ROWS - 1, b_diff, b_dg + b_diff) + b_phi[:, None]  # L's last column: other sums
         if mild:
             gl.store(p_dg + o_t * stride + o_k, b_dg, mask=o_t < T - i_row)
     else:

@@ -85,7 +85,7 @@ def grad_qk_runs_hopper_kernel(
 
     Shared memory: the state, cut in two; q, k, g; STAGES tiles of V of dO, V and dS; A's leading bits, then dk; A's
     next ones, then dg; L; U. dq leaves from where q was. With gates in float32 D is kept where g was, dg leaves from
-    registers, and there is no U.
+    registers, and there is no U; PACKED it comes to where A's next ones were.
     """
     NV: gl.constexpr = V // ROWS
     WIDE: gl.constexpr = d_g.dtype == gl.float32
@@ -141,9 +141,10 @@ def grad_qk_runs_hopper_kernel(
             head, tail = head_and_tail(p_edges, i_row)
             b_first = firsts_of_rows(p_marks, i_row)
             wanted = wanted | ((head > 0) & (not passes(head, tail)))  # and so does `edges`, where a sequence ends
-            if mixed | (not passes(head, tail)):
-                sums_in_sequences(s_u, p_marks, i_row)
-            mixed = not passes(head, tail)
+            if not WIDE:
+                if mixed | (not passes(head, tail)):
+                    sums_in_sequences(s_u, p_marks, i_row)
+                mixed = not passes(head, tail)
         fence_async_shared()
         barrier()
         if wanted:
@@ -231,10 +232,12 @@ def grad_qk_runs_hopper_kernel(
         b_y, b_diff, b_phi = through_scores(
             b_x, b_y, b_phi, b_kh, b_kl, b_d, b_half, b_h, s_q, s_high, s_low, bar_q, phase
         )
-        b_dg = sums_begun(b_diff, s_u)
+        b_dg = b_diff
+        if not (WIDE and PACKED):
+            b_dg = sums_begun(b_diff, s_u)
         b_dk = rounded(b_y * b_e)
         leave(
-            b_dg, b_dk, b_phi, b_diff, mild, tail, d_dq, d_dk, d_dg, p_dg, T, H * K, s_q, s_high, s_low,
+            b_dg, b_dk, b_phi, b_diff, mild, tail, d_dq, d_dk, d_dg, p_dg, T, H * K, s_q, s_high, s_low, p_marks,
             i_batch, i_row, i_col, nil, PACKED,
         )  # fmt: skip
     tma.store_wait(0)

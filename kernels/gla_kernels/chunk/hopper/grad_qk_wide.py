@@ -151,6 +151,7 @@ def _products_part(
     NV: gl.constexpr, STAGES: gl.constexpr, PACKED: gl.constexpr,
 ):  # fmt: skip
     """dq, dk and dg of every chunk."""
+    WIDE: gl.constexpr = t_g.dtype == gl.float32
     mixed = count < 0  # whether U is of several sequences
     for i_c in range(count):
         i_row, phase = i_row0 + i_c * ROWS, i_c & 1
@@ -196,9 +197,10 @@ def _products_part(
         if PACKED:
             if not passes(head, tail):
                 b_x, b_y = of_rows(b_x, 0, head), of_rows(b_y, tail, ROWS)
-            if mixed | (not passes(head, tail)):
-                sums_in_sequences(s_u, p_marks, i_row)
-            mixed = not passes(head, tail)
+            if not WIDE:
+                if mixed | (not passes(head, tail)):
+                    sums_in_sequences(s_u, p_marks, i_row)
+                mixed = not passes(head, tail)
         b_ah, b_al = scores_in_parts(b_a, scale, nil, head, b_first, PACKED)
         s_high.store(b_ah)
         s_low.store(b_al)
@@ -210,7 +212,9 @@ def _products_part(
         b_y, b_diff, b_phi = through_scores(
             b_x, b_y, b_phi, b_kh, b_kl, b_d, b_half, b_h, s_q, s_high, s_low, bar_q, phase
         )
-        b_dg = sums_begun(b_diff, s_u)
+        b_dg = b_diff
+        if not (WIDE and PACKED):
+            b_dg = sums_begun(b_diff, s_u)
         b_dk = rounded(b_y * inverse_exp2(b_half[:, None] - b_d))
         mbarrier.wait(summed, phase)
         b_crossing = s_phi.load(gl.SliceLayout(1, ACCUMULATOR)) * (b_h * b_h)
@@ -218,7 +222,7 @@ def _products_part(
             b_crossing = gl.where(passes(head, tail), b_crossing, 0.0)
         b_phi += b_crossing
         leave(
-            b_dg, b_dk, b_phi, b_diff, mild, tail, d_dq, d_dk, d_dg, p_dg, T, stride, s_q, s_high, s_low,
+            b_dg, b_dk, b_phi, b_diff, mild, tail, d_dq, d_dk, d_dg, p_dg, T, stride, s_q, s_high, s_low, p_marks,
             i_batch, i_row, i_col, nil, PACKED,
         )  # fmt: skip
     tma.store_wait(0)
