@@ -210,7 +210,7 @@ def test_operators_keep_what_pytorch_is_promised(function, value_gates):
     torch.library.opcheck(torch.ops.gla_kernels.forward.default, (*x, *how))
     with torch.no_grad():
         _, *left = torch.ops.gla_kernels.forward(*x, *how)
-    needed = [t is not None for t in x]
+    needed = [t is not None for t in x[:6]]
     grads = torch.randn_like(v), torch.randn_like(state)
     torch.library.opcheck(torch.ops.gla_kernels.backward.default, (*x, left, *grads, needed, *how))
 
@@ -222,7 +222,7 @@ def test_a_step_of_decoding_changes_the_state_in_a_graph():
     in_graph = torch.compile(lambda *given: gla_step(*given) * 2, fullgraph=True, backend="aot_eager")
     assert torch.equal(in_graph(q, k, v, g, state), gla_step(q, k, v, g, other) * 2)
     assert torch.equal(state, other)
-    torch.library.opcheck(torch.ops.gla_kernels.step.default, (q, k, v, g, None, state, 0.25))
+    torch.library.opcheck(torch.ops.gla_kernels.step.default, (q, k, v, g, None, state, 0.25, False))
 
 
 def test_steps_of_batches_of_any_size_share_a_graph():
