@@ -122,8 +122,9 @@ def test_examples_of_the_kernels_run(device: torch.device) -> None:
         exec(compile(block, "docs/kernels.md", "exec"), names)
     x = torch.randn(1, 20, 32, device=device, dtype=torch.bfloat16)
     assert names["Mixer"](32, 2).to(x.device, x.dtype)(x).shape == x.shape
-    assert names["o"].shape == names["v"].shape
-    assert names["o"].isfinite().all()
+    assert names["out"].shape == names["packed"][2].shape
+    assert names["out"].isfinite().all()
+    assert len(names["states"]) == 3
 
 
 def test_changelog_has_the_current_version() -> None:
