@@ -45,13 +45,6 @@ def limited(b_g):
 
 
 @triton.jit
-def has_infinite(b_total):
-    """Whether one of a block's gates is -inf, from `whole_decay`, which then is. Hardly ever: gates that go from memory
-    into products need not be `limited` on their way, where registers are few."""
-    return tl.min(b_total, axis=0) == float("-inf")
-
-
-@triton.jit
 def load_gates(p_g, i_row, T, stride, o_k, K: tl.constexpr, BT: tl.constexpr):
     """g*log2(e) of rows i_row.., float32 [BT, BK]; 0 (no decay) outside the sequence."""
     return limited(load_tile(p_g, i_row, T, stride, o_k, K, BT).to(tl.float32)) * LOG2E
