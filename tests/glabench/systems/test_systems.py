@@ -19,6 +19,7 @@ from glabench.systems import flex, load
 from glabench.systems.inputs import make_inputs
 
 CASE = Case("gla", 1, 64, 2, 16, 16)
+MOST = 1  # graphs that Dynamo would make of one function
 
 
 @pytest.mark.parametrize("name", CATALOG)
@@ -52,11 +53,9 @@ def test_gpu_systems_say_so_on_a_cpu(name: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
+@torch._dynamo.config.patch(recompile_limit=MOST, accumulated_recompile_limit=MOST)  # and as they were, after
 def test_every_length_of_flex_attention_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a compiler that is made up, past the number of shapes at which Dynamo gives up by itself."""
-    most = 1
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", most)
-    monkeypatch.setattr(torch._dynamo.config, "accumulated_recompile_limit", most)
     graphs = []
 
     def backend(graph: Any, inputs: Any) -> Any:
@@ -67,12 +66,12 @@ def test_every_length_of_flex_attention_is_compiled(monkeypatch: pytest.MonkeyPa
     system = load("flex")
     flex.compiled.cache_clear()
     try:
-        for T in range(128, 128 * (most + 3), 128):
+        for T in range(128, 128 * (MOST + 3), 128):
             case = Case("flex", 1, T, 1, 16, 16, dtype="fp32")
             system.forward(make_inputs(case, "attention", "cpu"), case)
     finally:
         flex.compiled.cache_clear()
-    assert len(graphs) == most + 2
+    assert len(graphs) == MOST + 2
 
 
 @pytest.mark.parametrize(
