@@ -226,3 +226,18 @@ def least_of(h, NK: gl.constexpr):
 def is_mild(h, NK: gl.constexpr):
     """Whether a block is mild, from `halves`; the same in every thread."""
     return least_of(h, NK) > LEAST_HALF
+
+
+@gluon.jit
+def _least_half(s_h, at):
+    """Of 64 features, the least h."""
+    return gl.min(s_h.index(at).load(gl.SliceLayout(0, EVERYWHERE)), axis=0)
+
+
+@gluon.jit
+def least_half_of(s_h, at, NK: gl.constexpr):
+    """Of all features, the least h: the same in every thread."""
+    least = _least_half(s_h[0], at)
+    if NK == 2:
+        least = gl.minimum(least, _least_half(s_h[1], at))
+    return least

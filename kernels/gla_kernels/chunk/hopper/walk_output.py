@@ -1,0 +1,178 @@
+"""The part of the walk (walk.py) that makes the output. The equations and the barriers are there."""
+
+# mypy: disallow-untyped-defs=False
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_init,
+    warpgroup_mma_wait,
+)
+
+from ...launch.tritons import async_store, barrier
+from .layouts import (
+    ACCUMULATOR,
+    LEAST_HALF,
+    LOG2_E,
+    ROWS,
+    by_parts,
+    cut,
+    inverse_exp2,
+    least_half_of,
+    matrix,
+    rounded,
+    wide,
+)
+from .packed import firsts_of_rows, head_and_tail, same_scores
+from .strong_gates import hidden_zero
+
+
+@gluon.jit
+def _sums(s_g, s_m, at):
+    """M g of 64 features, begun."""
+    b_zero = gl.zeros([ROWS, ROWS], gl.float32, ACCUMULATOR)
+    return warpgroup_mma(s_m, matrix(s_g.index(at)), b_zero, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def _keys(b_c, s_q, s_k, at, taken, phase, FIRST: gl.constexpr):
+    """k e^-C in two parts to where k and q were; q as loaded."""
+    b_k, b_q = matrix(s_k.index(at)), matrix(s_q.index(at))
+    b_kw, b_qw = b_k.load(ACCUMULATOR), b_q.load(ACCUMULATOR)
+    b_kh, b_kl = cut(wide(b_kw) * inverse_exp2(b_c))
+    if FIRST:
+        mbarrier.wait(taken.index(at), phase)
+    b_k.store(b_kh)
+    b_q.store(b_kl)
+    return b_qw
+
+
+@gluon.jit
+def _queries(b_x, s_e, at, head, PACKED: gl.constexpr):
+    """Of q e^C: its two parts, and q e^{C+h}, PACKED of the first ``head`` rows alone."""
+    b_qh, b_ql = cut(b_x)
+    b_x = b_x * s_e.index(at).load(gl.SliceLayout(0, ACCUMULATOR))[None, :]
+    if PACKED:
+        b_x = gl.where((gl.arange(0, ROWS, gl.SliceLayout(1, ACCUMULATOR)) < head)[:, None], b_x, 0.0)
+    return b_qh, b_ql, rounded(b_x)
+
+
+@gluon.jit
+def _scores(b_qh, b_ql, s_q, s_k, at, b_a, FIRST: gl.constexpr):
+    """a + (q e^C)(k e^-C)^T, begun."""
+    s_high, s_low = matrix(s_k.index(at)).permute((1, 0)), matrix(s_q.index(at)).permute((1, 0))
+    return by_parts(b_qh, b_ql, s_high, s_low, b_a, FIRST)
+
+
+@gluon.jit
+def output_part(
+    d_o, p_marks, p_edges, s_q, s_k, s_v, s_g, s_s, s_o, s_m, s_h, s_e,
+    full, full_v, taken, made, empty, empty_v, empty_g,
+    scale, i_batch, i_row0, i_out, n_here, K: gl.constexpr, BV: gl.constexpr, PACKED: gl.constexpr,
+):  # fmt: skip
+    """O of every block. Its last product ends in the next turn, while that one's keys are prepared."""
+    OUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BV, 16])
+    LEFT: gl.constexpr = gl.DotOperandLayout(0, OUT, 2)
+    NK: gl.constexpr = K // ROWS
+    WIDE: gl.constexpr = s_g[0].dtype == gl.float32
+    b_o = warpgroup_mma_init(gl.zeros([ROWS, BV], gl.float32, OUT))
+    mild = n_here < 0  # of the block before
+    if PACKED:
+        next_head, _ = head_and_tail(p_edges, i_row0)
+        b_next = firsts_of_rows(p_marks, i_row0)
+    mbarrier.wait(full.index(0), 0)
+    if WIDE:  # what goes around the loop has been waited for, or the compiler has all products of it wait
+        b_o = warpgroup_mma_init(warpgroup_mma_wait(0, (b_o,)))
+    else:
+        b_c0 = warpgroup_mma_wait(0, (_sums(s_g[0], s_m, 0),))
+
+    for i in range(n_here):
+        # on their way: both products A V of the block before
+        at, phase = i & 1, (i >> 1) & 1
+        head = ROWS
+        if PACKED:
+            head, b_first = next_head, b_next
+        if WIDE:
+            mbarrier.wait(taken.index(at), phase)
+            nil = hidden_zero(i_row0 + i)
+            b_c = matrix(s_g[0].index(nil)).load(ACCUMULATOR)
+        else:
+            b_c = b_c0 * LOG2_E
+        b_qw = _keys(b_c, s_q[0], s_k[0], at, taken, phase, not WIDE)
+        b_x = wide(b_qw) * gl.exp2(b_c)
+        b_out, b_x = warpgroup_mma_wait(0, (b_o, b_x))  # with b_x, or the compiler makes it only after the wait
+        b_out = rounded(b_out * scale)
+        b_qh, b_ql, b_qd = _queries(b_x, s_e[0], at, head, PACKED)
+        fence_async_shared()
+        tma.store_wait(0)
+        barrier()  # the keys lie there; every warp is done with the block before; its o may be laid down
+        if WIDE:
+            mbarrier.arrive(empty_g[0])
+        elif NK == 2:
+            b_c1 = _sums(s_g[1], s_m, at)
+        b_a = gl.zeros([ROWS, ROWS], gl.float32, ACCUMULATOR)
+        b_a = _scores(b_qh, b_ql, s_q[0], s_k[0], at, b_a, True)
+        matrix(s_o).store(b_out)
+        mbarrier.wait(made.index(at), phase)  # which comes after the state's part has read the v of the block before
+        mbarrier.arrive(empty_v.index(at ^ 1), pred=i > 0)
+        b_o = gl.zeros([ROWS, BV], gl.float32, OUT)
+        b_o = warpgroup_mma(gl.convert_layout(b_qd, LEFT, True), s_s[0].index(at), b_o, use_acc=False, is_async=True)
+        if NK == 2:
+            if WIDE:  # noqa: SIM108 - only one of both is compiled
+                b_c = matrix(s_g[1].index(nil)).load(ACCUMULATOR)
+            else:
+                b_c = warpgroup_mma_wait(4, (b_c1,)) * LOG2_E
+            b_qw = _keys(b_c, s_q[1], s_k[1], at, taken, phase, False)
+            b_a = warpgroup_mma_init(warpgroup_mma_wait(1, (b_a,)))  # registers for the queries
+            b_qh, b_ql, b_qd = _queries(wide(b_qw) * gl.exp2(b_c), s_e[1], at, head, PACKED)
+        fence_async_shared()
+        barrier()  # the keys and the o of the block before lie there
+        if mild:
+            async_store(d_o, [i_batch, i_row0 + (i - 1) * ROWS, i_out], s_o)
+        if NK == 2:
+            if WIDE:
+                mbarrier.arrive(empty_g[1])
+            b_a = _scores(b_qh, b_ql, s_q[1], s_k[1], at, b_a, False)
+            b_o = warpgroup_mma(gl.convert_layout(b_qd, LEFT, True), s_s[1].index(at), b_o, is_async=True)
+        mild = least_half_of(s_h, at, NK) > LEAST_HALF
+
+        # the next block's sums begin; of the last block's, which nobody asks for, the operand is what lies there
+        mbarrier.wait(full.index(at ^ 1), ((i + 1) >> 1) & 1, pred=i + 1 < n_here)
+        if not WIDE:
+            b_c0 = _sums(s_g[0], s_m, at ^ 1)
+        b_a = warpgroup_mma_wait(2 if NK == 2 and not WIDE else 1, (b_a,))
+        o_i, o_j = (
+            gl.arange(0, ROWS, gl.SliceLayout(1, ACCUMULATOR)),
+            gl.arange(0, ROWS, gl.SliceLayout(0, ACCUMULATOR)),
+        )
+        b_a = gl.where(o_i[:, None] >= o_j[None, :], b_a, 0.0)
+        if PACKED:
+            b_a = same_scores(b_a, b_first)
+        b_ah, b_al = cut(b_a)
+        if WIDE:
+            b_o = warpgroup_mma_wait(0, (b_o,))
+        else:
+            b_o, b_c0 = warpgroup_mma_wait(0, (b_o, b_c0))
+        b_o = warpgroup_mma_init(b_o)
+        barrier()  # every warp is done with q, k, g, h and the state
+        mbarrier.arrive(empty.index(at))
+        if PACKED:
+            i_next = i_row0 + gl.minimum(i + 1, n_here - 1) * ROWS
+            next_head, _ = head_and_tail(p_edges, i_next)
+            b_next = firsts_of_rows(p_marks, i_next)
+        mbarrier.wait(full_v.index(at), phase)
+        b_v = matrix(s_v.index(at))
+        b_o = warpgroup_mma(gl.convert_layout(b_ah, LEFT, True), b_v, b_o, is_async=True)
+        b_o = warpgroup_mma(gl.convert_layout(b_al, LEFT, True), b_v, b_o, is_async=True)
+    b_out = warpgroup_mma_wait(0, (b_o,))
+    tma.store_wait(0)
+    barrier()
+    matrix(s_o).store(rounded(b_out * scale))
+    fence_async_shared()
+    barrier()
+    if mild:
+        async_store(d_o, [i_batch, i_row0 + (n_here - 1) * ROWS, i_out], s_o)
+    tma.store_wait(0)
