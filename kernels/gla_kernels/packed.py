@@ -17,7 +17,10 @@ from .schedule import cdiv
 
 ROWS = 256  # of a program, and what the rows of marks are a multiple of: no chunk is longer
 
-FIRST, END, SEQUENCE = 0, 1, 2  # rows of what `marks` makes
+BLOCK = 4096  # numbers of a program
+
+# A gate whose exponential is 0 in float32, and which no chunk is mild with (gates.row_block_limit).
+CLOSED: tl.constexpr = tl.constexpr(-256.0)
 
 
 @triton.jit(do_not_specialize=["T", "N", "n_rows"])
@@ -39,7 +42,19 @@ def marks_kernel(p_lengths, p_marks, T, N, n_rows, BLOCK: tl.constexpr):
     tl.store(p_marks + 2 * n_rows + o_t, b_low)
 
 
-settle_keys(marks_kernel)
+@triton.jit(do_not_specialize=["n"])
+def close_kernel(p_g, p_marks, p_closed, n, W: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr):
+    """p_closed [T, W], n numbers in all: see `closed`. p_marks [3, n_rows]."""
+    o_g = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    o_t = o_g // W
+    b_g = tl.load(p_g + o_g, mask=o_g < n, other=0.0).to(tl.float32)
+    m_close = tl.load(p_marks + o_t, mask=o_g < n, other=-1) == o_t
+    if CHUNK > 0:
+        m_close &= o_t % CHUNK != 0
+    tl.store(p_closed + o_g, tl.where(m_close, CLOSED, b_g).to(p_closed.dtype.element_ty), mask=o_g < n)
+
+
+settle_keys(marks_kernel, close_kernel)
 
 
 def marks(cu_seqlens: Tensor, T: int, launch: Launcher) -> Tensor:
@@ -50,3 +65,14 @@ def marks(cu_seqlens: Tensor, T: int, launch: Launcher) -> Tensor:
     args = {"p_lengths": cu_seqlens, "p_marks": found, "T": T, "N": cu_seqlens.shape[0] - 1, "n_rows": n_rows}
     launch(Launch(marks_kernel, (n_rows // ROWS,), args, {"BLOCK": ROWS}))
     return found
+
+
+def closed(g: Tensor, marks: Tensor, launch: Launcher, chunk: int = 0) -> Tensor:
+    """A copy of gates [1, T, H, D], closed in the row that a sequence begins with, for passes that go by gates alone:
+    nothing passes from one sequence to the next. chunk: but for the first rows of chunks of so many, where the state
+    before the chunk says so."""
+    into = torch.empty_like(g)
+    args = {"p_g": g, "p_marks": marks, "p_closed": into, "n": g.numel()}
+    sizes = {"W": g.shape[2] * g.shape[3], "CHUNK": chunk, "BLOCK": BLOCK}
+    launch(Launch(close_kernel, (cdiv(g.numel(), BLOCK),), args, sizes))
+    return into

@@ -11,16 +11,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .. import packed
 from ..copies import copied
 from ..launch import Launch, Launcher, settle_keys
-from ..packed import marks
 from ..schedule import WGMMA_ROWS, cdiv
 
 if TYPE_CHECKING:
     from .problem import Problem
-
-# A gate that forgets all: exp of it is 0, and a sum of those of a chunk is finite in any dtype's float32 sums.
-CLOSED: tl.constexpr = tl.constexpr(-1e4)
 
 
 @dataclass(frozen=True)
@@ -42,16 +39,6 @@ class Packed:
 
 
 @triton.jit
-def close_kernel(p_g, p_marks, p_y, n, chunk, W: tl.constexpr, BLOCK: tl.constexpr):
-    """y [n / W, W] = g, but for the rows inside a chunk that a sequence begins with: those are closed."""
-    o_y = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    i_row = o_y // W
-    b_g = tl.load(p_g + o_y, mask=o_y < n, other=0.0)
-    begins = (tl.load(p_marks + i_row, mask=o_y < n, other=-1) == i_row) & (i_row % chunk != 0)
-    tl.store(p_y + o_y, tl.where(begins, CLOSED, b_g.to(tl.float32)).to(p_y.dtype.element_ty), mask=o_y < n)
-
-
-@triton.jit
 def edges_kernel(p_marks, p_edges, n_rows, n_chunks, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     """p_edges [n_chunks, 2]: see `edges`. p_marks [3, n_rows]."""
     o_c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -64,9 +51,8 @@ def edges_kernel(p_marks, p_edges, n_rows, n_chunks, ROWS: tl.constexpr, BLOCK: 
     tl.store(p_edges + 2 * o_c + 1, tl.where(b_end > i_next, tl.maximum(b_first - i_row, 0), ROWS), mask=m_c)
 
 
-settle_keys(close_kernel, edges_kernel)
+settle_keys(edges_kernel)
 
-BLOCK = 2048
 CHUNKS = 128  # of a program
 
 
@@ -80,14 +66,14 @@ def edges(marks: Tensor, launch: Launcher) -> Tensor:
     return found
 
 
-def packed(p: Problem, cu_seqlens: Tensor, native: bool, launch: Launcher) -> Problem:
+def of_sequences(p: Problem, cu_seqlens: Tensor, native: bool, launch: Launcher) -> Problem:
     """The problem of sequences. native: whether Hopper's own kernels do all of its direction, which know marks. Without
     gates it has some that let everything through: a sequence's start is one that does not."""
     if p.g is None:
         g = torch.empty_like(p.q)
         launch(copied(None, g))
         p = replace(p, g=g)
-    found = marks(cu_seqlens, p.q.shape[1], launch)
+    found = packed.marks(cu_seqlens, p.q.shape[1], launch)
     return replace(p, packed=Packed(cu_seqlens, found, edges(found, launch) if native else None), native=native)
 
 
@@ -96,8 +82,5 @@ def closed(p: Problem, again: bool, launch: Launcher) -> Problem:
     if p.packed is None or (p.native and p.n_seg == 1 and not again):
         return p
     assert p.g is not None
-    gates = torch.empty_like(p.g)
-    n, W = gates.numel(), gates.shape[2] * gates.shape[3]
-    args = {"p_g": p.g, "p_marks": p.packed.marks, "p_y": gates, "n": n, "chunk": p.schedule.chunk}
-    launch(Launch(close_kernel, (cdiv(n, BLOCK),), args, {"W": W, "BLOCK": BLOCK}))
+    gates = packed.closed(p.g, p.packed.marks, launch, p.schedule.chunk)
     return replace(p, packed=replace(p.packed, closed=gates))

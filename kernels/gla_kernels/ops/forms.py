@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from .. import chunk, recurrent
-from ..chunk.packing import packed
+from ..chunk.packing import of_sequences
 from ..chunk.problem import Problem
 from ..launch import Launch, Launcher
 from ..plan.apply import problem_of
@@ -52,7 +52,7 @@ class Chunkwise:
         if x.cu_seqlens is None:
             return p
         tiles = (p.config.grad_walk, p.config.grad_qk) if backward else (p.config.walk,)
-        return packed(p, x.cu_seqlens, p.all_native(*tiles), launch)
+        return of_sequences(p, x.cu_seqlens, p.all_native(*tiles), launch)
 
     def _apart(self, backward: Problem) -> int:
         """Chunks from one kept state to the next."""

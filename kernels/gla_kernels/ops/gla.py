@@ -63,10 +63,9 @@ def gla(
 
     q, k: [B, T, H, K], float32, float16 or bfloat16; K from 1 to 512.
     v: [B, T, H, V], dtype of q; V from 1 to 512.
-    g: [B, T, H, K], natural log of the decay, <= 0, dtype of q or float32; -inf forgets all, and its gradient is 0;
-        with K > 128 in 16 bits gates have to be finite, as -1e4.
-        Beside bfloat16 inputs Hopper's own kernels take 16 bits of each float32 gate. None: no decay (plain linear
-        attention).
+    g: [B, T, H, K], natural log of the decay, <= 0, dtype of q or float32; -inf forgets all, and its gradient is 0. With
+        K > 128 and q in 16 bits gates have to be finite: -1e4 forgets all, too. Beside bfloat16 inputs Hopper's own
+        kernels take 16 bits of each float32 gate. None: no decay (plain linear attention).
     scale: factor on the output; K^-1/2 by default.
     initial_state: [B, H, K, V], float32; zeros by default.
     output_final_state: whether to return the state after the last token.

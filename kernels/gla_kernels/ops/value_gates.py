@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from .. import packed
 from ..launch import Launcher
 from ..schedule import Schedule
-from ..value_gates import backward, closed, forward
+from ..value_gates import backward, forward
 from ..value_gates.problem import MAX_CHUNK, Problem
 from .form import Inputs, Left
 from .forms import Recurrent
@@ -70,5 +71,5 @@ class ValueGated:
     def _problem(self, x: Inputs, launch: Launcher) -> Problem:
         gv = x.gv
         if x.cu_seqlens is not None and gv is not None:
-            gv = closed(gv, x.cu_seqlens, launch)
+            gv = packed.closed(gv, packed.marks(x.cu_seqlens, gv.shape[1], launch), launch)
         return Problem(x.q, x.k, x.v, x.g, gv, self.scale, x.initial_state, self.schedule, self.v_first)

@@ -18,13 +18,12 @@ from torch import Tensor
 
 from ..launch import Launcher, settle_keys
 from .apply import gv_apply_kernel
-from .closed import closed, gv_closed_kernel
 from .mild import gv_mild_kernel
 from .problem import MAX_CHUNK, Problem, Side
 from .scores import gv_scores_kernel
 from .walk import gv_walk_kernel
 
-settle_keys(gv_walk_kernel, gv_mild_kernel, gv_scores_kernel, gv_apply_kernel, gv_closed_kernel)
+settle_keys(gv_walk_kernel, gv_mild_kernel, gv_scores_kernel, gv_apply_kernel)
 
 # The chunks' states where they are materialized, and the state before each slice.
 Kept = tuple[Tensor | None, list[Tensor]]
@@ -83,4 +82,4 @@ def _boundary_states(p: Problem, sides: tuple[Side, Side], launch: Launcher) -> 
     return boundary
 
 
-__all__ = ["MAX_CHUNK", "Kept", "Problem", "backward", "closed", "forward"]
+__all__ = ["MAX_CHUNK", "Kept", "Problem", "backward", "forward"]

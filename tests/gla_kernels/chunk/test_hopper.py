@@ -10,7 +10,7 @@ import torch
 
 import gla_kernels.chunk
 from gla_kernels import Plan, Schedule, Workload, default_config
-from gla_kernels.chunk.packing import packed
+from gla_kernels.chunk.packing import of_sequences
 from gla_kernels.launch import Launch
 from gla_kernels.plan.apply import all_launches, problem_of
 from gla_kernels.plan.choose import with_walks
@@ -66,7 +66,7 @@ def test_gates_in_float32_go_where_others_do(K, V, sequences):
         if sequences:
             ends = torch.empty(sequences + 1, dtype=torch.int32, device="meta")
             native = p.all_native(p.config.walk, p.config.grad_walk, p.config.grad_qk)
-            p = packed(p, ends, native, lambda _: None)
+            p = of_sequences(p, ends, native, lambda _: None)
         kept = gla_kernels.chunk.forward(p, False, launches.append, every=p.states_apart)[-1]
         grads = gla_kernels.chunk.backward(p, v, None, launches.append, kept)
         assert grads.g is not None

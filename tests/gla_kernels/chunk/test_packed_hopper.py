@@ -12,7 +12,7 @@ import torch
 
 from gla_kernels import Plan, Schedule, Workload, chunk, default_config
 from gla_kernels.chunk import hopper
-from gla_kernels.chunk.packing import packed
+from gla_kernels.chunk.packing import of_sequences
 from gla_kernels.chunk.problem import Problem
 from gla_kernels.launch import execute
 from gla_kernels.plan.apply import problem_of
@@ -84,7 +84,7 @@ def check(
     p = problem_of(q, k, v, g, K**-0.5, lay(first) if states else None, Plan(schedule, config))
     assert p.all_native(config.walk, config.grad_walk, config.grad_qk)
     cu_seqlens = torch.tensor([0, *accumulate(lengths)], device=place.device)
-    p = packed(replace(p, v_first=v_first, run=every), cu_seqlens, True, launch)
+    p = of_sequences(replace(p, v_first=v_first, run=every), cu_seqlens, True, launch)
     o, last, kept = chunk.forward(p, states, launch, keep, p.states_apart)
     grads = chunk.backward(p, do.to(place.device), lay(d_last) if states else None, launch, kept)
     got: dict[str, Any] = {"o": o, "dq": grads.q, "dk": grads.k, "dv": grads.v, "dg": grads.g}
