@@ -45,6 +45,15 @@ def _tile(N_TILES: tl.constexpr, heads):
 
 
 @triton.jit
+def _state_tile(H, heads, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr):
+    """The program's sequence and head, where their state lies, and which of its features and columns it has."""
+    NV: tl.constexpr = (V + BV - 1) // BV
+    i_n, i_h, i_t = _tile(((K + BK - 1) // BK) * NV, heads)
+    o_k, o_v = (i_t // NV) * BK + tl.arange(0, BK), (i_t % NV) * BV + tl.arange(0, BV)
+    return i_n, i_h, (i_n.to(tl.int64) * H + i_h) * K * V, o_k, o_v
+
+
+@triton.jit
 def _rows(p_lengths, i_n, CHUNK: tl.constexpr):
     """A sequence's first row, the row after its last, and the chunks that they are in."""
     first, end = tl.load(p_lengths + i_n).to(tl.int32), tl.load(p_lengths + i_n + 1).to(tl.int32)
@@ -79,11 +88,8 @@ def edge_final_kernel(
 ):  # fmt: skip
     """p_st [N, H, K, V], float32: the state after each sequence, from the one before the row block that it ends in,
     which lies there where it came from the block before, else from p_s0 [N, H, K, V], or from zero."""
-    NV: tl.constexpr = (V + BV - 1) // BV
-    i_n, i_h, i_t = _tile(((K + BK - 1) // BK) * NV, heads)
+    i_n, i_h, i_state, o_k, o_v = _state_tile(H, heads, K, V, BK, BV)
     first, end, i_first, i_last = _rows(p_lengths, i_n, BT)
-    o_k, o_v = (i_t // NV) * BK + tl.arange(0, BK), (i_t % NV) * BV + tl.arange(0, BV)
-    i_state = (i_n.to(tl.int64) * H + i_h) * K * V
     b_s = tl.zeros([BK, BV], dtype=tl.float32)
     if i_first < i_last:
         b_s = load_state(p_st + i_state, o_k, o_v, K, V, V_FIRST)
@@ -104,11 +110,8 @@ def edge_first_kernel(
 ):  # fmt: skip
     """p_ds0 [N, H, K, V], float32: the gradient of the state before each sequence, from the one after the row block
     that it begins in, which lies there where it goes on in the next one, else from p_dst [N, H, K, V], or from zero."""
-    NV: tl.constexpr = (V + BV - 1) // BV
-    i_n, i_h, i_t = _tile(((K + BK - 1) // BK) * NV, heads)
+    i_n, i_h, i_state, o_k, o_v = _state_tile(H, heads, K, V, BK, BV)
     first, end, i_first, i_last = _rows(p_lengths, i_n, BT)
-    o_k, o_v = (i_t // NV) * BK + tl.arange(0, BK), (i_t % NV) * BV + tl.arange(0, BV)
-    i_state = (i_n.to(tl.int64) * H + i_h) * K * V
     b_ds = tl.zeros([BK, BV], dtype=tl.float32)
     if i_first < i_last:
         b_ds = load_state(p_ds0 + i_state, o_k, o_v, K, V, V_FIRST)

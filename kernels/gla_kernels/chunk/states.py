@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .problem import Problem
 
 CLOSED: tl.constexpr = tl.constexpr(-1e4)  # log2 of what forgets all
-# K up to which gates may be -inf in 16 bits: beyond, to cut them off takes them through registers that are not there.
+# K up to which gates of 16 bits may be -inf: beyond, to cut them off takes them through registers that are not there.
 LIMITED: tl.constexpr = tl.constexpr(128)
 PREFETCH: tl.constexpr = tl.constexpr(4)  # segments whose loads are in flight at once, in combine_kernel
 
@@ -100,7 +100,7 @@ def states_kernel(
         b_v = load_rows(d_v, p_v, i_batch, i_h, i_row, T, H, i_v * BV, V, BT, BV)
         if GATED:
             b_g = load_rows(d_g, p_g, i_batch, i_h, i_row, T, H, i_k * BK, K, BT, BK)
-            if K <= LIMITED:
+            if K <= LIMITED or b_g.dtype == tl.float32:  # which go through registers anyway
                 b_g = limited(b_g)
             b_d = after_rows(b_g, p_g, i_row, T, H * K, o_k, K, BT, DOT)
             b_total = whole_decay(b_g, BT, DOT)
@@ -187,7 +187,7 @@ def grad_states_kernel(
         b_do = load_rows(d_do, p_do, i_batch, i_h, i_row, T, H, i_v * BV, V, BT, BV)
         if GATED:
             b_g = load_rows(d_g, p_g, i_batch, i_h, i_row, T, H, i_k * BK, K, BT, BK)
-            if K <= LIMITED:
+            if K <= LIMITED or b_g.dtype == tl.float32:  # which go through registers anyway
                 b_g = limited(b_g)
             b_d = up_to_rows(b_g, BT, DOT)
             b_total = whole_decay(b_g, BT, DOT)

@@ -63,8 +63,8 @@ def gla(
 
     q, k: [B, T, H, K], float32, float16 or bfloat16; K from 1 to 512.
     v: [B, T, H, V], dtype of q; V from 1 to 512.
-    g: [B, T, H, K], natural log of the decay, <= 0, dtype of q or float32; -inf forgets all, and its gradient is 0. With
-        K > 128 and q in 16 bits gates have to be finite: -1e4 forgets all, too. Beside bfloat16 inputs Hopper's own
+    g: [B, T, H, K], natural log of the decay, <= 0, dtype of q or float32; -inf forgets all, and its gradient is 0.
+        Gates of 16 bits have to be finite with K > 128: -1e4 forgets all, too. Beside bfloat16 inputs Hopper's own
         kernels take 16 bits of each float32 gate. None: no decay (plain linear attention).
     scale: factor on the output; K^-1/2 by default.
     initial_state: [B, H, K, V], float32; zeros by default.
