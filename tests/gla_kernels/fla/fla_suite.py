@@ -4,7 +4,8 @@ PATH: files or folders of FLA's repository, at the version that is installed: te
 test_retention.py and test_linear_attn.py, with tests/conftest.py above them, or tests/models/test_modeling_gla.py. They
 are collected after `accelerate`; further options are pytest's. FLA's tests compare one function with another;
 ``--theirs fused_recurrent_gla``, with several names separated by commas, keeps FLA's own of these, so that ours are
-compared with theirs.
+compared with theirs. ``--part 2/6`` takes every sixth test from the second on: FLA's kernels take most of the time to
+compile, which six processes do at once.
 
 Says how often each function ran these kernels, and what went to FLA's own for which reason. Exit code: that of pytest;
 or 1 if something went to FLA's own, or a function that the tests import never ran these kernels.
@@ -13,6 +14,7 @@ or 1 if something went to FLA's own, or a function that the tests import never r
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable
 from types import FrameType
@@ -25,19 +27,23 @@ from gla_kernels.fla.patch import OURS, _replace
 from gla_kernels.fla.which import THEIRS
 
 THEIRS_OPTION = "--theirs"
+PART_OPTION = "--part"
 GUARD = "_is_called_from_fla"  # of FLA's conftest
 
 
 class Ours:
     """A plugin of pytest: FLA is accelerated before tests are collected; what the collected ones import is noted."""
 
-    def __init__(self, theirs: set[str]) -> None:
-        self.theirs = theirs
+    def __init__(self, theirs: set[str], part: slice) -> None:
+        self.theirs, self.part = theirs, part
         self.tested: set[str] = set()
 
     def pytest_configure(self, config: pytest.Config) -> None:
         accelerate()
         _replace({OURS[name]: THEIRS[name] for name in self.theirs})
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        items[:] = items[self.part]
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         for conftest in session.config.pluginmanager.get_plugins():
@@ -76,16 +82,23 @@ def not_for_ours(guarded: Callable[[], bool]) -> Callable[[], bool]:
     return wanted
 
 
+def take(arguments: list[str], option: str, default: str) -> str:
+    """An option's value, taken out of the arguments."""
+    if option not in arguments:
+        return default
+    at = arguments.index(option)
+    value = arguments[at + 1] if at + 1 < len(arguments) else ""
+    del arguments[at : at + 2]
+    return value
+
+
 def main(arguments: list[str]) -> int:
-    theirs: set[str] = set()
-    if THEIRS_OPTION in arguments:
-        at = arguments.index(THEIRS_OPTION)
-        theirs = set(arguments[at + 1].split(","))
-        del arguments[at : at + 2]
-    if not arguments or not theirs <= set(OURS):
+    theirs = {name for name in take(arguments, THEIRS_OPTION, "").split(",") if name}
+    part = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", take(arguments, PART_OPTION, "1/1"))
+    if not arguments or not theirs <= set(OURS) or part is None or int(part[1]) > int(part[2]):
         print(__doc__, f"Names: {', '.join(OURS)}", sep="\n", file=sys.stderr)
         return 2
-    plugin = Ours(theirs)
+    plugin = Ours(theirs, slice(int(part[1]) - 1, None, int(part[2])))
     code = pytest.main(
         ["-c", os.devnull, "-p", "no:cacheprovider", *arguments], plugins=[plugin]
     )  # FLA's are no tests of ours
