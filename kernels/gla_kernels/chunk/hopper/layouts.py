@@ -194,13 +194,11 @@ def barriers_each(NK: gl.constexpr):
 
 
 @gluon.jit
-def barriers_alone(NK: gl.constexpr):
-    """A barrier for each 64 features."""
-    a = barriers(1).index(0)
-    if NK == 1:
-        return (a,)
-    else:  # noqa: RET505 - only one of both is compiled
-        return (a, barriers(1).index(0))
+def turn_of(i, t: gl.constexpr, NK: gl.constexpr):
+    """For the t-th 64 features of the i-th block: which of NK + 1 places it is their turn for, and the phase of that
+    place's barrier."""
+    n = i * NK + t
+    return n % (NK + 1), (n // (NK + 1)) & 1
 
 
 @gluon.jit

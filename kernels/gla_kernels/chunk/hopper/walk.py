@@ -17,9 +17,10 @@ and h are right for any gates.
 Shared memory (K = BV = 128): 2 stages of q, k, g, v 128 KiB (k's and q's places come to hold k e^-C's parts), the state
 as bf16 2 x 32, o 16, L and M 8 each; h and e^h of 2 blocks. One program an SM.
 
-Gates in float32 have one stage, of 32 KiB. The state's part reads them into registers, in two parts of bfloat16 that
-are the left operands of D, and leaves C = h - D in their place, in float32: the output's part has no product of gates,
-and no M. 64 features each come as soon as the output's part has read the C of the block before: a block ahead.
+Gates in float32 have three places of 64 features, 16 KiB each, which take turns; o has none of its own, but leaves from
+where v of its block was. The state's part reads gates into registers, in two parts of bfloat16 that are the left
+operands of D, and leaves C = h - D in their place, in float32: the output's part has no product of gates, and no M.
+With two places a block's last gates came half a block after its first ones, and the output's part waited for them.
 
 Barriers, two of each, for even and odd blocks; each counts one arrival a block, in `full*` the one with the expected
 bytes:
@@ -31,8 +32,8 @@ bytes:
     empty     q, k, g, h and the slot are done with (k, g by both: `taken`)   output -> producer; `full` tells the state
     empty_v   v is done with (by both: `made` of the next block)              output -> producer
 
-With gates in float32 `full` is of q and k, `taken` also says that C lies there, and there are one of each of these, for
-each 64 features:
+With gates in float32 `full` is of q and k, `taken` also says that C lies there, `empty_v` that o has left, and there is
+one of each of these for each place of gates:
 
     full_g    g has come                                                      producer -> state
     empty_g   C is done with                                                  output -> producer
@@ -51,8 +52,8 @@ from .layouts import (
     SPREAD,
     TILE_BYTES,
     barriers,
-    barriers_alone,
     each,
+    turn_of,
 )
 from .walk_output import output_part
 from .walk_state import state_part
@@ -62,11 +63,13 @@ FEW_REGISTERS = gl.constexpr(24)  # of one that only loads
 
 
 @gluon.jit
-def _send_gates(i, d_g, s_g, full_g, empty_g, i_batch, i_row, i_col):
-    """For 64 features of the i-th block's gates in float32, whose place blocks have one after another."""
-    mbarrier.wait(empty_g, (i & 1) ^ 1)
-    mbarrier.expect(full_g, 2 * TILE_BYTES)
-    async_load(d_g, [i_batch, i_row, i_col], full_g, s_g.index(0))
+def _send_gates(i, t: gl.constexpr, d_g, s_g, full_g, empty_g, i_batch, i_row, i_col, NK: gl.constexpr):
+    """For the t-th 64 features of the i-th block's gates in float32."""
+    at, phase = turn_of(i, t, NK)
+    bar = full_g.index(at)
+    mbarrier.wait(empty_g.index(at), phase ^ 1)
+    mbarrier.expect(bar, 2 * TILE_BYTES)
+    async_load(d_g, [i_batch, i_row, i_col + t * ROWS], bar, s_g.index(at))
 
 
 @gluon.jit
@@ -76,24 +79,23 @@ def _load_part(
 ):  # fmt: skip
     """Send for every block as soon as its stage is free."""
     WIDE: gl.constexpr = d_g.dtype == gl.float32
+    NK: gl.constexpr = K // ROWS
     for i in range(n_here):
         at, phase, i_row = i & 1, (i >> 1) & 1, i_row0 + i * ROWS
         bar, bar_v = full.index(at), full_v.index(at)
         mbarrier.wait(empty.index(at), phase ^ 1)
-        mbarrier.expect(bar, (2 if WIDE else 3) * (K // ROWS) * TILE_BYTES)
-        for t in gl.static_range(K // ROWS):
+        mbarrier.expect(bar, (2 if WIDE else 3) * NK * TILE_BYTES)
+        for t in gl.static_range(NK):
             if not WIDE:
                 async_load(d_g, [i_batch, i_row, i_col + t * ROWS], bar, s_g[t].index(at))
             async_load(d_k, [i_batch, i_row, i_col + t * ROWS], bar, s_k[t].index(at))
             async_load(d_q, [i_batch, i_row, i_col + t * ROWS], bar, s_q[t].index(at))
         if WIDE:
-            _send_gates(i, d_g, s_g[0], full_g[0], empty_g[0], i_batch, i_row, i_col)
+            for t in gl.static_range(NK):
+                _send_gates(i, t, d_g, s_g[0], full_g, empty_g, i_batch, i_row, i_col, NK)
         mbarrier.wait(empty_v.index(at), phase ^ 1)
         mbarrier.expect(bar_v, BV // ROWS * TILE_BYTES)
         async_load(d_v, [i_batch, i_row, i_out], bar_v, s_v.index(at))
-        if WIDE:
-            if K // ROWS == 2:
-                _send_gates(i, d_g, s_g[1], full_g[1], empty_g[1], i_batch, i_row, i_col + ROWS)
 
 
 @gluon.jit(do_not_specialize=["T", "n_seg", "first_seg", "n_start", "n_stored", "seg_rows", "n_few", "every", "n_rows"])
@@ -134,17 +136,20 @@ def walk_hopper_kernel(
     OF_STATES: gl.constexpr = d_s.layout
     s_q = each(gl.bfloat16, [2, 1, ROWS, ROWS], OF_ROWS, NK)
     s_k = each(gl.bfloat16, [2, 1, ROWS, ROWS], OF_ROWS, NK)
-    s_g = each(GATE, [1 if WIDE else 2, 1, ROWS, ROWS], OF_GATES, NK)
+    if WIDE:
+        s_g = (gl.allocate_shared_memory(GATE, [NK + 1, 1, ROWS, ROWS], OF_GATES),)
+    else:
+        s_g = each(GATE, [2, 1, ROWS, ROWS], OF_GATES, NK)
     s_s = each(gl.bfloat16, [2, ROWS, BV], OF_STATES, NK)
     s_h, s_e = each(gl.float32, [2, ROWS], LINE, NK), each(gl.float32, [2, ROWS], LINE, NK)
     s_v = gl.allocate_shared_memory(gl.bfloat16, [2, 1, ROWS, BV], OF_ROWS)
-    s_o = gl.allocate_shared_memory(gl.bfloat16, [1, ROWS, BV], OF_ROWS)
     s_l = gl.allocate_shared_memory(gl.bfloat16, [ROWS, ROWS], SHARED)
-    s_m = s_l
+    s_m, s_o = s_l, s_v
     full_g, empty_g = (), ()
     if WIDE:
-        full_g, empty_g = barriers_alone(NK), barriers_alone(NK)
+        full_g, empty_g = barriers(NK + 1), barriers(NK + 1)
     else:
+        s_o = gl.allocate_shared_memory(gl.bfloat16, [1, 1, ROWS, BV], OF_ROWS)
         s_m = gl.allocate_shared_memory(gl.bfloat16, [ROWS, ROWS], SHARED)
     full, full_v, taken, made = barriers(2), barriers(2), barriers(2), barriers(2)
     empty, empty_v = barriers(2), barriers(2)

@@ -24,10 +24,10 @@ from .layouts import (
     least_half_of,
     matrix,
     rounded,
+    turn_of,
     wide,
 )
 from .packed import firsts_of_rows, head_and_tail, same_scores
-from .strong_gates import hidden_zero
 
 
 @gluon.jit
@@ -95,10 +95,11 @@ def output_part(
         head = ROWS
         if PACKED:
             head, b_first = next_head, b_next
+        s_out = s_o.index(at ^ 1 if WIDE else 0)
         if WIDE:
             mbarrier.wait(taken.index(at), phase)
-            nil = hidden_zero(i_row0 + i)
-            b_c = matrix(s_g[0].index(nil)).load(ACCUMULATOR)
+            turn, _ = turn_of(i, 0, NK)
+            b_c = matrix(s_g[0].index(turn)).load(ACCUMULATOR)
         else:
             b_c = b_c0 * LOG2_E
         b_qw = _keys(b_c, s_q[0], s_k[0], at, taken, phase, not WIDE)
@@ -110,19 +111,25 @@ def output_part(
         tma.store_wait(0)
         barrier()  # the keys lie there; every warp is done with the block before; its o may be laid down
         if WIDE:
-            mbarrier.arrive(empty_g[0])
+            mbarrier.arrive(empty_g.index(turn))
         elif NK == 2:
             b_c1 = _sums(s_g[1], s_m, at)
         b_a = gl.zeros([ROWS, ROWS], gl.float32, ACCUMULATOR)
         b_a = _scores(b_qh, b_ql, s_q[0], s_k[0], at, b_a, True)
-        matrix(s_o).store(b_out)
+        if not WIDE:
+            matrix(s_out).store(b_out)
         mbarrier.wait(made.index(at), phase)  # which comes after the state's part has read the v of the block before
-        mbarrier.arrive(empty_v.index(at ^ 1), pred=i > 0)
+        if WIDE:
+            if i > 0:  # else a v comes there
+                matrix(s_out).store(b_out)
+        else:
+            mbarrier.arrive(empty_v.index(at ^ 1), pred=i > 0)
         b_o = gl.zeros([ROWS, BV], gl.float32, OUT)
         b_o = warpgroup_mma(gl.convert_layout(b_qd, LEFT, True), s_s[0].index(at), b_o, use_acc=False, is_async=True)
         if NK == 2:
-            if WIDE:  # noqa: SIM108 - only one of both is compiled
-                b_c = matrix(s_g[1].index(nil)).load(ACCUMULATOR)
+            if WIDE:
+                turn, _ = turn_of(i, 1, NK)
+                b_c = matrix(s_g[0].index(turn)).load(ACCUMULATOR)
             else:
                 b_c = warpgroup_mma_wait(4, (b_c1,)) * LOG2_E
             b_qw = _keys(b_c, s_q[1], s_k[1], at, taken, phase, False)
@@ -131,10 +138,10 @@ def output_part(
         fence_async_shared()
         barrier()  # the keys and the o of the block before lie there
         if mild:
-            async_store(d_o, [i_batch, i_row0 + (i - 1) * ROWS, i_out], s_o)
+            async_store(d_o, [i_batch, i_row0 + (i - 1) * ROWS, i_out], s_out)
         if NK == 2:
             if WIDE:
-                mbarrier.arrive(empty_g[1])
+                mbarrier.arrive(empty_g.index(turn))
             b_a = _scores(b_qh, b_ql, s_q[1], s_k[1], at, b_a, False)
             b_o = warpgroup_mma(gl.convert_layout(b_qd, LEFT, True), s_s[1].index(at), b_o, is_async=True)
         mild = least_half_of(s_h, at, NK) > LEAST_HALF
@@ -157,8 +164,12 @@ def output_part(
         else:
             b_o, b_c0 = warpgroup_mma_wait(0, (b_o, b_c0))
         b_o = warpgroup_mma_init(b_o)
+        if WIDE:
+            tma.store_wait(0)
         barrier()  # every warp is done with q, k, g, h and the state
         mbarrier.arrive(empty.index(at))
+        if WIDE:
+            mbarrier.arrive(empty_v.index(at ^ 1), pred=i > 0)
         if PACKED:
             i_next = i_row0 + gl.minimum(i + 1, n_here - 1) * ROWS
             next_head, _ = head_and_tail(p_edges, i_next)
@@ -170,9 +181,10 @@ def output_part(
     b_out = warpgroup_mma_wait(0, (b_o,))
     tma.store_wait(0)
     barrier()
-    matrix(s_o).store(rounded(b_out * scale))
+    s_out = s_o.index(n_here & 1 if WIDE else 0)  # not where the state's part reads v
+    matrix(s_out).store(rounded(b_out * scale))
     fence_async_shared()
     barrier()
     if mild:
-        async_store(d_o, [i_batch, i_row0 + (n_here - 1) * ROWS, i_out], s_o)
+        async_store(d_o, [i_batch, i_row0 + (n_here - 1) * ROWS, i_out], s_out)
     tma.store_wait(0)

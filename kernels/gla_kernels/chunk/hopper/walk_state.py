@@ -23,18 +23,18 @@ from .layouts import (
     matrix,
     rounded,
     sums_of,
+    turn_of,
     wide,
 )
 from .packed import as_factor, head_and_tail, passes, sequence_of, state_at
-from .strong_gates import hidden_zero
 
 
 @gluon.jit
 def _decayed_keys(
-    b_d, s_k, s_g, s_h, s_e, at, p_h, store_h, nil, tail, PACKED: gl.constexpr, HAS_SN: gl.constexpr
+    b_d, s_k, s_g, s_h, s_e, at, p_h, store_h, tail, PACKED: gl.constexpr, HAS_SN: gl.constexpr
 ):  # fmt: skip
     """(k e^D)^T of 64 features as an operand, and what the state decays by; h is laid down, and C where float32 gates
-    are. PACKED: of the rows from tail on alone."""
+    came to. PACKED: of the rows from tail on alone."""
     b_k = wide(matrix(s_k.index(at)).permute((1, 0)).load(ACCUMULATOR))
     last = (gl.arange(0, ROWS, gl.SliceLayout(0, ACCUMULATOR)) == ROWS - 1)[None, :]
     total = gl.sum(gl.where(last, b_d, 0.0), axis=1) * LOG2_E
@@ -44,7 +44,7 @@ def _decayed_keys(
     gl.store(p_h + gl.arange(0, ROWS, gl.SliceLayout(1, ACCUMULATOR)), half, mask=store_h)
     b_c = gl.where(last, 0.0, b_d * LOG2_E)
     if s_g.dtype == gl.float32:
-        matrix(s_g.index(nil)).permute((1, 0)).store(half[:, None] - b_c)
+        matrix(s_g).permute((1, 0)).store(half[:, None] - b_c)
     b_e = gl.exp2(b_c)
     if PACKED:
         o_i = gl.arange(0, ROWS, gl.SliceLayout(0, ACCUMULATOR))
@@ -90,29 +90,33 @@ def state_part(
 
     for i in range(n_here):
         at, phase = i & 1, (i >> 1) & 1
-        nil = hidden_zero(i_state + i)
+        s_g0 = s_g[0].index(at)
+        s_g1 = s_g0
         head, tail = ROWS, 0
         if PACKED:
             head, tail = next_head, next_tail
         mbarrier.wait(full.index(at), phase)
         if WIDE:
-            mbarrier.wait(full_g[0], i & 1)
-            b_d0 = sums_of(s_g[0].index(nil), s_l)
-        else:
-            b_d0 = sums_of(s_g[0].index(at), s_l)
+            turn, phase_g = turn_of(i, 0, NK)
+            s_g0 = s_g[0].index(turn)
+            mbarrier.wait(full_g.index(turn), phase_g)
+        b_d0 = sums_of(s_g0, s_l)
         if NK == 2 and not WIDE:
-            b_d1 = sums_of(s_g[1].index(at), s_l)
+            s_g1 = s_g[1].index(at)
+            b_d1 = sums_of(s_g1, s_l)
             b_d0 = warpgroup_mma_wait(1, (b_d0,))
         else:
             b_d0 = warpgroup_mma_wait(0, (b_d0,))
-        b_k0, b_f0 = _decayed_keys(b_d0, s_k[0], s_g[0], s_h[0], s_e[0], at, p_h, store_h, nil, tail, PACKED, HAS_SN)
+        b_k0, b_f0 = _decayed_keys(b_d0, s_k[0], s_g0, s_h[0], s_e[0], at, p_h, store_h, tail, PACKED, HAS_SN)
         if NK == 2:
-            if WIDE:  # which come half a block later
-                mbarrier.wait(full_g[1], i & 1)
-                b_d1 = sums_of(s_g[1].index(nil), s_l)
+            if WIDE:
+                turn, phase_g = turn_of(i, 1, NK)
+                s_g1 = s_g[0].index(turn)
+                mbarrier.wait(full_g.index(turn), phase_g)
+                b_d1 = sums_of(s_g1, s_l)
             b_d1 = warpgroup_mma_wait(0, (b_d1,))
             b_k1, b_f1 = _decayed_keys(
-                b_d1, s_k[1], s_g[1], s_h[1], s_e[1], at, p_h + ROWS, store_h, nil, tail, PACKED, HAS_SN
+                b_d1, s_k[1], s_g1, s_h[1], s_e[1], at, p_h + ROWS, store_h, tail, PACKED, HAS_SN
             )
         tma.store_wait(NK if STORE_S else 0)  # the state before the last one has left the slot
         if WIDE:
@@ -123,14 +127,12 @@ def state_part(
             if least < CLOSED_HALF:  # there may be gates of -inf, and what was summed beside them is no number
                 for t in gl.static_range(NK):
                     limit(s_g[t].index(at))
-                b_d0 = warpgroup_mma_wait(0, (sums_of(s_g[0].index(at), s_l),))
-                b_k0, b_f0 = _decayed_keys(
-                    b_d0, s_k[0], s_g[0], s_h[0], s_e[0], at, p_h, store_h, nil, tail, PACKED, HAS_SN
-                )
+                b_d0 = warpgroup_mma_wait(0, (sums_of(s_g0, s_l),))
+                b_k0, b_f0 = _decayed_keys(b_d0, s_k[0], s_g0, s_h[0], s_e[0], at, p_h, store_h, tail, PACKED, HAS_SN)
                 if NK == 2:
-                    b_d1 = warpgroup_mma_wait(0, (sums_of(s_g[1].index(at), s_l),))
+                    b_d1 = warpgroup_mma_wait(0, (sums_of(s_g1, s_l),))
                     b_k1, b_f1 = _decayed_keys(
-                        b_d1, s_k[1], s_g[1], s_h[1], s_e[1], at, p_h + ROWS, store_h, nil, tail, PACKED, HAS_SN
+                        b_d1, s_k[1], s_g1, s_h[1], s_e[1], at, p_h + ROWS, store_h, tail, PACKED, HAS_SN
                     )
                 barrier()
         p_h += K
