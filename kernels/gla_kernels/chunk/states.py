@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..launch import Launcher, settle_keys
 from ..tiles.descriptors import load_rows, store_state_tile
-from ..tiles.gates import after_rows, limited, up_to_rows, whole_decay
+from ..tiles.gates import after_rows, limited, up_to_rows, whole_decay, wide_decays
 from ..tiles.operands import dot, load_state, load_tile, store_state
 from ..tiles.packed import begins_here, decay_of_rows, ends_here, sequence_of
 from ..tiles.products import product
@@ -100,10 +100,13 @@ def states_kernel(
         b_v = load_rows(d_v, p_v, i_batch, i_h, i_row, T, H, i_v * BV, V, BT, BV)
         if GATED:
             b_g = load_rows(d_g, p_g, i_batch, i_h, i_row, T, H, i_k * BK, K, BT, BK)
-            if K <= LIMITED or b_g.dtype == tl.float32:  # which go through registers anyway
-                b_g = limited(b_g)
-            b_d = after_rows(b_g, p_g, i_row, T, H * K, o_k, K, BT, DOT)
-            b_total = whole_decay(b_g, BT, DOT)
+            if b_g.dtype == tl.float32 and DOT == tl.bfloat16:
+                b_d, b_total = wide_decays(b_g, True, BT)
+            else:
+                if K <= LIMITED or b_g.dtype == tl.float32:  # which go through registers anyway
+                    b_g = limited(b_g)
+                b_d = after_rows(b_g, p_g, i_row, T, H * K, o_k, K, BT, DOT)
+                b_total = whole_decay(b_g, BT, DOT)
             if STORE_H:
                 b_half = 0.5 * b_total
                 if OPEN_H:
@@ -187,10 +190,13 @@ def grad_states_kernel(
         b_do = load_rows(d_do, p_do, i_batch, i_h, i_row, T, H, i_v * BV, V, BT, BV)
         if GATED:
             b_g = load_rows(d_g, p_g, i_batch, i_h, i_row, T, H, i_k * BK, K, BT, BK)
-            if K <= LIMITED or b_g.dtype == tl.float32:  # which go through registers anyway
-                b_g = limited(b_g)
-            b_d = up_to_rows(b_g, BT, DOT)
-            b_total = whole_decay(b_g, BT, DOT)
+            if b_g.dtype == tl.float32 and DOT == tl.bfloat16:
+                b_d, b_total = wide_decays(b_g, False, BT)
+            else:
+                if K <= LIMITED or b_g.dtype == tl.float32:  # which go through registers anyway
+                    b_g = limited(b_g)
+                b_d = up_to_rows(b_g, BT, DOT)
+                b_total = whole_decay(b_g, BT, DOT)
             b_q = b_q.to(tl.float32) * (scale * tl.exp2(b_d))
             if LAST:
                 b_gamma += b_total

@@ -53,6 +53,17 @@ def _whole_decays(c: Count, times: int) -> None:
         c.vector += times * s.keys
 
 
+def _gates_over_time(c: Count) -> None:
+    """Decays of each row and over all of a block; gates.wide_decays, of float32 gates: two parts, and a sum."""
+    s = c.s
+    if s.gate_products > 1:
+        c.gate_products += 2 * s.blocks * 2 * s.scores * s.BK
+        c.vector += s.blocks * 3 * s.keys
+    else:
+        _summed_gates(c, s.blocks, 2)
+        _whole_decays(c, s.blocks)
+
+
 def _half_product(c: Count, times: int, multiplied: int) -> None:
     """tiles.dot_half, whose left operand is a tile of scores."""
     s = c.s
@@ -79,8 +90,7 @@ def _states(c: Count) -> None:
     if s.gated:
         if not s.gate_products:  # gates.decay_to_end: all rows but each block's first
             c.load(s.T - s.blocks, "g", again=True)
-        _summed_gates(c, s.blocks, 2)
-        _whole_decays(c, s.blocks)
+        _gates_over_time(c)
         c.exps += s.blocks * (s.keys + s.BK)
         c.vector += s.blocks * (s.keys + s.state)
         if s.constexprs["STORE_H"]:
@@ -98,8 +108,7 @@ def _grad_states(c: Count) -> None:
     c.load(s.T, "q", "do", "g")
     c.dot(s.blocks, s.keys * s.BV)
     if s.gated:
-        _summed_gates(c, s.blocks, 2)
-        _whole_decays(c, s.blocks)
+        _gates_over_time(c)
         c.exps += s.blocks * (s.keys + s.BK)
         c.vector += s.blocks * (2 * s.keys + s.state)
         if s.constexprs["LAST"]:

@@ -12,7 +12,7 @@ Gates are carried as g*log2(e), so that exp2 serves; that never leaves the kerne
 import triton
 import triton.language as tl
 
-from .operands import load_row, load_tile
+from .operands import load_row, load_tile, split
 
 LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 
@@ -231,6 +231,22 @@ def whole_decay(b_g, BT: tl.constexpr, DOT: tl.constexpr):
     else:
         b_total = tl.sum(b_g.to(tl.float32), axis=0)
     return b_total * LOG2E
+
+
+@triton.jit
+def wide_decays(b_g, AFTER: tl.constexpr, BT: tl.constexpr):
+    """`after_rows`, or without AFTER `up_to_rows`, of a block's float32 gates [BT, BK], and `whole_decay`: float32
+    [BT, BK] and [BK], for products of bfloat16.
+
+    Features are the product's rows: gates enter it from registers, and what leaves it has the layout that the decayed
+    rows of k or q, turned, have in the product after. Parts of gates in shared memory would take the room of a second
+    program. Two leave out 2^-17 of a gate, where k and q lose 2^-9; what the state decays by is a sum of floats.
+    """
+    b_gt = limited(tl.trans(b_g))
+    b_high, b_low = split(b_gt, tl.bfloat16)
+    b_m = strict_triangle(1.0, 0.0, BT, tl.bfloat16) if AFTER else tl.trans(triangle(1.0, 0.0, BT, tl.bfloat16))
+    b_d = tl.dot(b_high, b_m, tl.dot(b_low, b_m))
+    return tl.trans(b_d) * LOG2E, tl.sum(b_gt, axis=1) * LOG2E
 
 
 @triton.jit
