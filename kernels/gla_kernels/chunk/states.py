@@ -110,7 +110,8 @@ def states_kernel(
             if STORE_H:
                 b_half = 0.5 * b_total
                 if OPEN_H:
-                    b_half = 0.5 * whole_decay(load_tile(p_open + i_row0 * K, i_row, T, H * K, o_k, K, BT), BT, DOT)
+                    b_open = limited(load_tile(p_open + i_row0 * K, i_row, T, H * K, o_k, K, BT))
+                    b_half = 0.5 * whole_decay(b_open, BT, DOT)
                 tl.store(p_h + i_t * K, b_half, mask=(o_k < K) & (i_v == 0))
             b_k = b_k.to(tl.float32) * tl.exp2(b_d)
             if LAST:
