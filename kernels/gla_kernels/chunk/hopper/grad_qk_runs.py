@@ -119,6 +119,9 @@ def grad_qk_runs_hopper_kernel(
     for i in gl.static_range(NV):
         s_rest.index(i).store(b_zero.to(gl.bfloat16))
     mbarrier.wait(bar_s, 0)
+    if WIDE:  # whose sums are made before the loop's own barrier
+        fence_async_shared()
+        barrier()
 
     mixed = count < 0  # whether U is of several sequences
     for i_c in range(count):
@@ -137,7 +140,11 @@ def grad_qk_runs_hopper_kernel(
             head, tail = head_and_tail(p_edges, i_row)
             passing = passes(head, tail)
         b_half = gl.load(p_h + gl.arange(0, ROWS, gl.SliceLayout(1, ACCUMULATOR)))
-        least = gl.min(gl.load(p_h + gl.arange(0, ROWS, gl.SliceLayout(0, EVERYWHERE))), axis=0)
+        b_line = gl.load(p_h + gl.arange(0, ROWS, gl.SliceLayout(0, EVERYWHERE)))
+        if WIDE:  # nothing here waits for h
+            mbarrier.wait(bar_g, phase)
+            b_d = after_rows(gates_begun(s_g, s_l), nil)
+        least = gl.min(b_line, axis=0)
         mild = least > LEAST_HALF
         p_h += K
         b_h = gl.exp2(b_half)
@@ -156,13 +163,13 @@ def grad_qk_runs_hopper_kernel(
             tma.store_wait(0)
             barrier()
 
-        mbarrier.wait(bar_g, phase)
-        if not WIDE:
-            if least < CLOSED_HALF:  # there may be gates of -inf, and what is summed beside them would be no number
-                limit(s_g)
-        b_d = after_rows(warpgroup_mma_wait(0, (gates_begun(s_g, s_l),)), nil)
         if WIDE:
             matrix(s_g).permute((1, 0)).store(b_d)
+        else:
+            mbarrier.wait(bar_g, phase)
+            if least < CLOSED_HALF:  # there may be gates of -inf, and what is summed beside them would be no number
+                limit(s_g)
+            b_d = after_rows(warpgroup_mma_wait(0, (gates_begun(s_g, s_l),)), nil)
         mbarrier.wait(bar_k, phase)
         b_f = b_h * b_h
         b_begun = b_half
