@@ -8,6 +8,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
+    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
@@ -54,8 +55,10 @@ def run_of_program(p_h, H, n_blocks, n_here, first_chunk, n_stored, n_few, every
 @gluon.jit
 def places(d_q, d_k, d_g, d_do, d_v, d_ds, d_few, NV: gl.constexpr, STAGES: gl.constexpr):
     """Shared memory of a program: q, k, g and both parts of A, each with an axis of one to be indexed by a hidden zero;
-    stages of tiles of dO, V and dS; the state as products read it; U, or L where gates are in float32."""
-    t_q = gl.allocate_shared_memory(gl.bfloat16, [1, 1, ROWS, ROWS], d_q.layout)
+    stages of tiles of dO, V and dS; the state as products read it; U, or L where gates are in float32. And where dg
+    in float32 comes to: q and A's next part lie together then, and it takes the place of both."""
+    WIDE: gl.constexpr = d_g.dtype == gl.float32
+    t_q = gl.allocate_shared_memory(gl.bfloat16, [2 if WIDE else 1, 1, ROWS, ROWS], d_q.layout)
     t_k = gl.allocate_shared_memory(gl.bfloat16, [1, 1, ROWS, ROWS], d_k.layout)
     t_g = gl.allocate_shared_memory(d_g.dtype, [1, 1, ROWS, ROWS], d_g.layout)
     s_do = gl.allocate_shared_memory(gl.bfloat16, [STAGES, 1, ROWS, ROWS], d_do.layout)
@@ -63,9 +66,14 @@ def places(d_q, d_k, d_g, d_do, d_v, d_ds, d_few, NV: gl.constexpr, STAGES: gl.c
     s_ds = gl.allocate_shared_memory(gl.bfloat16, [STAGES, ROWS, ROWS], d_ds.layout)
     s_s = gl.allocate_shared_memory(gl.bfloat16, [NV, ROWS, ROWS], d_few.layout)
     t_high = gl.allocate_shared_memory(gl.bfloat16, [1, ROWS, ROWS], SHARED)
-    t_low = gl.allocate_shared_memory(gl.bfloat16, [1, ROWS, ROWS], SHARED)
+    t_low, t_dg = t_q, t_q
+    if WIDE:
+        t_low = t_q.index(1)._reinterpret(gl.bfloat16, [1, ROWS, ROWS], SHARED)
+        t_dg = t_q._reinterpret(gl.float32, [1, 1, ROWS, ROWS], d_g.layout)
+    else:
+        t_low = gl.allocate_shared_memory(gl.bfloat16, [1, ROWS, ROWS], SHARED)
     s_u = gl.allocate_shared_memory(gl.bfloat16, [ROWS, ROWS], SHARED)
-    return t_q, t_k, t_g, t_high, t_low, s_do, s_v, s_ds, s_s, s_u
+    return t_q, t_k, t_g, t_high, t_low, t_dg, s_do, s_v, s_ds, s_s, s_u
 
 
 @gluon.jit
@@ -190,14 +198,17 @@ def _with_phi(b_dg, b_phi, passing, p_edges, i_row, PACKED: gl.constexpr):
 
 @gluon.jit
 def leave(
-    b_dg, b_dk, b_phi, b_diff, mild, passing, d_dq, d_dk, d_dg, p_dg, T, stride, s_q, s_high, s_low, p_marks, p_edges,
+    b_dg, b_dk, b_phi, b_diff, mild, passing, d_dq, d_dk, d_dg, s_q, s_high, s_low, s_dg, p_marks, p_edges,
     i_batch, i_row, i_col, nil, PACKED: gl.constexpr,
 ):  # fmt: skip
-    """dq, dk and dg, from where q and A are; dg in float32 from registers, as there is no room for it. PACKED: whether
-    the chunk is of one sequence that `passes`. Where not, U of gates in float32 comes to where A was, as L may be read
-    by others."""
+    """dq, dk and dg, from where q and A are; dg in float32 from s_dg, where q and A's next part are, so after dq.
+    PACKED: whether the chunk is of one sequence that `passes`. Where not, U of gates in float32 comes to where A was,
+    as L may be read by others."""
     if d_dg.dtype == gl.float32:
+        fence_async_shared()
         barrier()  # every warp is done with A
+        if mild:
+            async_store(d_dq, [i_batch, i_row, i_col], s_q)
         s_high.permute((1, 0)).store(b_dk)
         if PACKED:
             if not passing:
@@ -205,19 +216,21 @@ def leave(
         fence_async_shared()
         barrier()
         if mild:
-            async_store(d_dq, [i_batch, i_row, i_col], s_q)
             async_store(d_dk, [i_batch, i_row, i_col], s_high.reshape([1, ROWS, ROWS]))
         b_dg = warpgroup_mma_wait(0, (b_dg,))
-        o_k = gl.arange(0, ROWS, gl.SliceLayout(1, ACCUMULATOR))[:, None]
         o_t = gl.arange(0, ROWS, gl.SliceLayout(0, ACCUMULATOR))[None, :] + nil
         b_dg = gl.where(o_t == ROWS - 1, b_diff, b_dg)  # L's last column: other sums
         if PACKED:
             if not passing:
                 b_dg = warpgroup_mma_wait(0, (sums_begun(b_diff, s_low, False),))
         b_dg = _with_phi(b_dg, b_phi, passing, p_edges, i_row, PACKED)
-        p_dg += (i_batch.to(gl.int64) * T + i_row) * stride + i_col
+        tma.store_wait(1)
+        barrier()  # dq has left
+        matrix(s_dg).permute((1, 0)).store(b_dg)
+        fence_async_shared()
+        barrier()
         if mild:
-            gl.store(p_dg + o_t * stride + o_k, b_dg, mask=o_t < T - i_row)
+            async_store(d_dg, [i_batch, i_row, i_col], s_dg)
     else:
         _leave(
             b_dg, b_dk, b_phi, mild, passing, d_dq, d_dk, d_dg, s_q, s_high, s_low, p_edges,

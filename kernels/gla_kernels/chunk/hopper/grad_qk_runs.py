@@ -94,7 +94,9 @@ def grad_qk_runs_hopper_kernel(
         p_h, H, n_blocks, n_here, first_chunk, n_stored, n_few, every, K, V
     )
 
-    t_q, t_k, t_g, t_high, t_low, s_do, s_v, s_ds, s_s, s_u = places(d_q, d_k, d_g, d_do, d_v, d_ds, d_few, NV, STAGES)
+    t_q, t_k, t_g, t_high, t_low, t_dg, s_do, s_v, s_ds, s_s, s_u = places(
+        d_q, d_k, d_g, d_do, d_v, d_ds, d_few, NV, STAGES
+    )
     bars, bar_s = barriers(STAGES), barriers(1).index(0)
     bar_g, bar_k, bar_q = barriers(1).index(0), barriers(1).index(0), barriers(1).index(0)
     fence_async_shared()
@@ -248,7 +250,7 @@ def grad_qk_runs_hopper_kernel(
         b_dg = sums_begun(b_diff, s_u, WIDE)
         b_dk = rounded(b_y * b_e)
         leave(
-            b_dg, b_dk, b_phi, b_diff, mild, passing, d_dq, d_dk, d_dg, p_dg, T, H * K, s_q, s_high, s_low,
+            b_dg, b_dk, b_phi, b_diff, mild, passing, d_dq, d_dk, d_dg, s_q, s_high, s_low, t_dg.index(nil),
             p_marks, p_edges, i_batch, i_row, i_col, nil, PACKED,
         )  # fmt: skip
     tma.store_wait(0)

@@ -146,7 +146,7 @@ def _begin(b_a, b_x, b_y, s_do, s_v, s_ds, s_s, full, made, i_c, i_v, nil, NV: g
 
 @gluon.jit
 def _products_part(
-    d_dq, d_dk, d_dg, p_dg, T, stride, t_q, t_k, t_g, s_do, s_v, s_ds, s_s, t_high, t_low, s_l, s_u, s_h, s_phi,
+    d_dq, d_dk, d_dg, t_q, t_k, t_g, s_do, s_v, s_ds, s_s, t_high, t_low, t_dg, s_l, s_u, s_h, s_phi,
     full, done, made, rows, left, bar_q, q_left, summed, p_marks, p_edges, scale, i_batch, i_row0, i_col, count,
     NV: gl.constexpr, STAGES: gl.constexpr, PACKED: gl.constexpr,
 ):  # fmt: skip
@@ -220,7 +220,7 @@ def _products_part(
             b_crossing = gl.where(passing, b_crossing, 0.0)
         b_phi += b_crossing
         leave(
-            b_dg, b_dk, b_phi, b_diff, mild, passing, d_dq, d_dk, d_dg, p_dg, T, stride, s_q, s_high, s_low,
+            b_dg, b_dk, b_phi, b_diff, mild, passing, d_dq, d_dk, d_dg, s_q, s_high, s_low, t_dg.index(nil),
             p_marks, p_edges, i_batch, i_row, i_col, nil, PACKED,
         )  # fmt: skip
     tma.store_wait(0)
@@ -240,7 +240,9 @@ def grad_qk_wide_runs_hopper_kernel(
         p_h, H, n_blocks, n_here, first_chunk, n_stored, n_few, every, K, V
     )
 
-    t_q, t_k, t_g, t_high, t_low, s_do, s_v, s_ds, s_s, s_u = places(d_q, d_k, d_g, d_do, d_v, d_ds, d_few, NV, STAGES)
+    t_q, t_k, t_g, t_high, t_low, t_dg, s_do, s_v, s_ds, s_s, s_u = places(
+        d_q, d_k, d_g, d_do, d_v, d_ds, d_few, NV, STAGES
+    )
     s_l = s_u
     if not WIDE:
         s_l = gl.allocate_shared_memory(gl.bfloat16, [ROWS, ROWS], SHARED)
@@ -258,8 +260,8 @@ def grad_qk_wide_runs_hopper_kernel(
             (
                 _products_part,
                 (
-                    d_dq, d_dk, d_dg, p_dg, T, H * K,
-                    t_q, t_k, t_g, s_do, s_v, s_ds, s_s, t_high, t_low, s_l, s_u, s_h, s_phi,
+                    d_dq, d_dk, d_dg,
+                    t_q, t_k, t_g, s_do, s_v, s_ds, s_s, t_high, t_low, t_dg, s_l, s_u, s_h, s_phi,
                     full, done, made, rows, left, bar_q, q_left, summed,
                     p_marks, p_edges, scale, i_batch, i_row0, i_col, count, NV, STAGES, PACKED,
                 ),
