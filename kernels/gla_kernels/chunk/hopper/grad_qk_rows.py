@@ -8,6 +8,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
+    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
@@ -31,7 +32,7 @@ from .layouts import (
     sums_of,
     wide,
 )
-from .packed import of_rows, phi_of_rows, same_scores, sequence_of, state_at, sums_in_sequences
+from .packed import head_and_tail, phi_of_rows, sequence_of, state_at, sums_in_sequences
 
 
 @gluon.jit
@@ -54,8 +55,10 @@ def run_of_program(p_h, H, n_blocks, n_here, first_chunk, n_stored, n_few, every
 @gluon.jit
 def places(d_q, d_k, d_g, d_do, d_v, d_ds, d_few, NV: gl.constexpr, STAGES: gl.constexpr):
     """Shared memory of a program: q, k, g and both parts of A, each with an axis of one to be indexed by a hidden zero;
-    stages of tiles of dO, V and dS; the state as products read it; U, or L where gates are in float32."""
-    t_q = gl.allocate_shared_memory(gl.bfloat16, [1, 1, ROWS, ROWS], d_q.layout)
+    stages of tiles of dO, V and dS; the state as products read it; U, or L where gates are in float32. And where dg
+    in float32 comes to: q and A's next part lie together then, and it takes the place of both."""
+    WIDE: gl.constexpr = d_g.dtype == gl.float32
+    t_q = gl.allocate_shared_memory(gl.bfloat16, [2 if WIDE else 1, 1, ROWS, ROWS], d_q.layout)
     t_k = gl.allocate_shared_memory(gl.bfloat16, [1, 1, ROWS, ROWS], d_k.layout)
     t_g = gl.allocate_shared_memory(d_g.dtype, [1, 1, ROWS, ROWS], d_g.layout)
     s_do = gl.allocate_shared_memory(gl.bfloat16, [STAGES, 1, ROWS, ROWS], d_do.layout)
@@ -63,9 +66,14 @@ def places(d_q, d_k, d_g, d_do, d_v, d_ds, d_few, NV: gl.constexpr, STAGES: gl.c
     s_ds = gl.allocate_shared_memory(gl.bfloat16, [STAGES, ROWS, ROWS], d_ds.layout)
     s_s = gl.allocate_shared_memory(gl.bfloat16, [NV, ROWS, ROWS], d_few.layout)
     t_high = gl.allocate_shared_memory(gl.bfloat16, [1, ROWS, ROWS], SHARED)
-    t_low = gl.allocate_shared_memory(gl.bfloat16, [1, ROWS, ROWS], SHARED)
+    t_low, t_dg = t_q, t_q
+    if WIDE:
+        t_low = t_q.index(1)._reinterpret(gl.bfloat16, [1, ROWS, ROWS], SHARED)
+        t_dg = t_q._reinterpret(gl.float32, [1, 1, ROWS, ROWS], d_g.layout)
+    else:
+        t_low = gl.allocate_shared_memory(gl.bfloat16, [1, ROWS, ROWS], SHARED)
     s_u = gl.allocate_shared_memory(gl.bfloat16, [ROWS, ROWS], SHARED)
-    return t_q, t_k, t_g, t_high, t_low, s_do, s_v, s_ds, s_s, s_u
+    return t_q, t_k, t_g, t_high, t_low, t_dg, s_do, s_v, s_ds, s_s, s_u
 
 
 @gluon.jit
@@ -110,38 +118,41 @@ def after_rows(b_d, nil):
 
 
 @gluon.jit
-def decayed_keys(s_k, b_d, tail, PACKED: gl.constexpr):
-    """(k e^D)^T as an operand, PACKED of the rows from tail on."""
+def decayed_keys(s_k, b_d):
+    """(k e^D)^T as an operand."""
     b_e = gl.exp2(b_d)
-    if PACKED:
-        b_e = of_rows(b_e, tail, ROWS)
     return gl.convert_layout(rounded(features_first(s_k) * b_e), OPERAND, True)
 
 
 @gluon.jit
-def first_state(p_sn, p_marks, n_rows, i_row, i_head, n_heads, i_feature, i_v, b_d, b_half, tail,
-                K: gl.constexpr, V: gl.constexpr, V_FIRST: gl.constexpr):  # fmt: skip
-    """64 features and columns of the state before the sequence that begins at row ``tail`` of a chunk, decayed over the
-    rows from there on: as `after_rows` has it before, or over all."""
+def from_tail(b_d, b_half, p_edges, i_row):
+    """Of a chunk that is not of one sequence: D of the rows that reach the state after it, and -inf elsewhere; and what
+    a state decays by over these rows."""
+    _, tail = head_and_tail(p_edges, i_row)
     o_t = gl.arange(0, ROWS, gl.SliceLayout(0, ACCUMULATOR))
-    o_k = i_feature + gl.arange(0, ROWS, gl.SliceLayout(1, ACCUMULATOR))
     b_e = gl.sum(gl.where((o_t == tail - 1)[None, :], b_d, 0.0), axis=1)
     b_e = gl.exp2(gl.where(tail == 0, 2.0 * b_half, b_e))
+    return gl.where((o_t >= tail)[None, :], b_d, float("-inf")), b_e
+
+
+@gluon.jit
+def first_state(p_sn, p_marks, n_rows, i_row, i_head, n_heads, i_feature, i_v, b_e,
+                K: gl.constexpr, V: gl.constexpr, V_FIRST: gl.constexpr):  # fmt: skip
+    """64 features and columns of the state before the sequence that goes on after a chunk and began in it, decayed by
+    b_e."""
+    o_t = gl.arange(0, ROWS, gl.SliceLayout(0, ACCUMULATOR))
+    o_k = i_feature + gl.arange(0, ROWS, gl.SliceLayout(1, ACCUMULATOR))
     o_s, _ = state_at(o_k, i_v + o_t, K, V, V_FIRST)
     p_sn += (sequence_of(p_marks, n_rows, i_row + ROWS - 1) * n_heads + i_head) * K * V
     return gl.load(p_sn + o_s) * b_e[:, None]
 
 
 @gluon.jit
-def scores_in_parts(b_a, scale, nil, head, b_first, PACKED: gl.constexpr):
-    """A, in two parts. b_first: `packed.firsts_of_rows`, if they are."""
+def scores_in_parts(b_a, scale, nil):
+    """A, in two parts."""
     o_r = gl.arange(0, ROWS, gl.SliceLayout(1, ACCUMULATOR))
     o_t = gl.arange(0, ROWS, gl.SliceLayout(0, ACCUMULATOR))
-    b_a = gl.where(o_r[:, None] + nil >= o_t[None, :], b_a * scale, 0.0)
-    if PACKED:
-        if head < ROWS:
-            b_a = same_scores(b_a, b_first)
-    return cut(b_a)
+    return cut(gl.where(o_r[:, None] + nil >= o_t[None, :], b_a * scale, 0.0))
 
 
 @gluon.jit
@@ -164,59 +175,79 @@ def through_scores(b_x, b_y, b_phi, b_kh, b_kl, b_d, b_half, b_h, s_q, s_high, s
 
 
 @gluon.jit
-def sums_begun(b_diff, s_u):
-    """dg but for Phi; of gates in float32 by L, but for each row's own share, too: see `leave`."""
-    b_zero = gl.zeros([ROWS, ROWS], gl.float32, ACCUMULATOR)
+def sums_begun(b_diff, s_m, ITSELF: gl.constexpr):
+    """dg but for Phi, b_diff by a matrix. ITSELF: by L, and each row's own share is added to it."""
+    b_dg = b_diff
+    if not ITSELF:
+        b_dg = gl.zeros([ROWS, ROWS], gl.float32, ACCUMULATOR)
     b_high, b_low = leading(b_diff), rounded(rest(b_diff))
-    b_dg = warpgroup_mma(gl.convert_layout(b_low, OPERAND, True), s_u, b_zero, use_acc=False, is_async=True)
-    return warpgroup_mma(gl.convert_layout(b_high, OPERAND, True), s_u, b_dg, is_async=True)
+    b_dg = warpgroup_mma(gl.convert_layout(b_low, OPERAND, True), s_m, b_dg, use_acc=ITSELF, is_async=True)
+    return warpgroup_mma(gl.convert_layout(b_high, OPERAND, True), s_m, b_dg, is_async=True)
+
+
+@gluon.jit
+def _with_phi(b_dg, b_phi, passing, p_edges, i_row, PACKED: gl.constexpr):
+    """dg. Without a branch for both kinds of chunks: nothing of a tile is in registers twice."""
+    if PACKED:
+        if not passing:
+            _, tail = head_and_tail(p_edges, i_row)
+            b_dg += phi_of_rows(b_phi, tail)
+            b_phi = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, ACCUMULATOR))
+    return b_dg + b_phi[:, None]
 
 
 @gluon.jit
 def leave(
-    b_dg, b_dk, b_phi, b_diff, mild, tail, d_dq, d_dk, d_dg, p_dg, T, stride, s_q, s_high, s_low, p_marks,
+    b_dg, b_dk, b_phi, b_diff, mild, passing, d_dq, d_dk, d_dg, s_q, s_high, s_low, s_dg, p_marks, p_edges,
     i_batch, i_row, i_col, nil, PACKED: gl.constexpr,
 ):  # fmt: skip
-    """dq, dk and dg, from where q and A are; dg in float32 from registers, as there is no room for it. PACKED: U of
-    sequences comes to where A was, as L may be read by others; dg has not begun."""
+    """dq, dk and dg, from where q and A are; dg in float32 from s_dg, where q and A's next part are, so after dq.
+    PACKED: whether the chunk is of one sequence that `passes`. Where not, U of gates in float32 comes to where A was,
+    as L may be read by others."""
     if d_dg.dtype == gl.float32:
+        fence_async_shared()
         barrier()  # every warp is done with A
+        if mild:
+            async_store(d_dq, [i_batch, i_row, i_col], s_q)
         s_high.permute((1, 0)).store(b_dk)
         if PACKED:
-            sums_in_sequences(s_low, p_marks, i_row)
+            if not passing:
+                sums_in_sequences(s_low, p_marks, i_row)
         fence_async_shared()
         barrier()
         if mild:
-            async_store(d_dq, [i_batch, i_row, i_col], s_q)
             async_store(d_dk, [i_batch, i_row, i_col], s_high.reshape([1, ROWS, ROWS]))
-        if PACKED:
-            b_dg = sums_begun(b_diff, s_low)
         b_dg = warpgroup_mma_wait(0, (b_dg,))
-        o_k = gl.arange(0, ROWS, gl.SliceLayout(1, ACCUMULATOR))[:, None]
         o_t = gl.arange(0, ROWS, gl.SliceLayout(0, ACCUMULATOR))[None, :] + nil
-        p_dg += (i_batch.to(gl.int64) * T + i_row) * stride + i_col
+        b_dg = gl.where(o_t == ROWS - 1, b_diff, b_dg)  # L's last column: other sums
         if PACKED:
-            b_dg += phi_of_rows(b_phi, tail)
-        else:
-            b_dg = gl.where(o_t == ROWS - 1, b_diff, b_dg + b_diff) + b_phi[:, None]  # L's last column: other sums
+            if not passing:
+                b_dg = warpgroup_mma_wait(0, (sums_begun(b_diff, s_low, False),))
+        b_dg = _with_phi(b_dg, b_phi, passing, p_edges, i_row, PACKED)
+        tma.store_wait(1)
+        barrier()  # dq has left
+        matrix(s_dg).permute((1, 0)).store(b_dg)
+        fence_async_shared()
+        barrier()
         if mild:
-            gl.store(p_dg + o_t * stride + o_k, b_dg, mask=o_t < T - i_row)
+            async_store(d_dg, [i_batch, i_row, i_col], s_dg)
     else:
-        _leave(b_dg, b_dk, b_phi, mild, tail, d_dq, d_dk, d_dg, s_q, s_high, s_low, i_batch, i_row, i_col, PACKED)
+        _leave(
+            b_dg, b_dk, b_phi, mild, passing, d_dq, d_dk, d_dg, s_q, s_high, s_low, p_edges,
+            i_batch, i_row, i_col, PACKED,
+        )  # fmt: skip
 
 
 @gluon.jit
 def _leave(
-    b_dg, b_dk, b_phi, mild, tail, d_dq, d_dk, d_dg, s_q, s_high, s_low, i_batch, i_row, i_col, PACKED: gl.constexpr
-):
+    b_dg, b_dk, b_phi, mild, passing, d_dq, d_dk, d_dg, s_q, s_high, s_low, p_edges,
+    i_batch, i_row, i_col, PACKED: gl.constexpr,
+):  # fmt: skip
     """`leave` of gates in bfloat16."""
     barrier()  # every warp is done with A
     s_high.permute((1, 0)).store(b_dk)
     b_dg = warpgroup_mma_wait(0, (b_dg,))
-    if PACKED:
-        b_dg += phi_of_rows(b_phi, tail)
-    else:
-        b_dg += b_phi[:, None]
+    b_dg = _with_phi(b_dg, b_phi, passing, p_edges, i_row, PACKED)
     s_low.permute((1, 0)).store(rounded(b_dg))
     fence_async_shared()
     barrier()

@@ -26,6 +26,7 @@ from .grad_qk_rows import (
     after_rows,
     decayed_keys,
     first_state,
+    from_tail,
     gates_begun,
     leave,
     places,
@@ -53,7 +54,7 @@ from .layouts import (
     rounded,
     wide,
 )
-from .packed import as_factor, firsts_of_rows, head_and_tail, of_rows, passes, sums_in_sequences
+from .packed import head_and_tail, passes, sums_in_sequences, within_sequences
 from .strong_gates import hidden_zero
 
 
@@ -85,7 +86,7 @@ def grad_qk_runs_hopper_kernel(
 
     Shared memory: the state, cut in two; q, k, g; STAGES tiles of V of dO, V and dS; A's leading bits, then dk; A's
     next ones, then dg; L; U. dq leaves from where q was. With gates in float32 D is kept where g was, dg leaves from
-    registers, and there is no U; PACKED it comes to where A's next ones were.
+    registers, and there is no U; where sequences want one it comes to where A's next ones were.
     """
     NV: gl.constexpr = V // ROWS
     WIDE: gl.constexpr = d_g.dtype == gl.float32
@@ -93,7 +94,9 @@ def grad_qk_runs_hopper_kernel(
         p_h, H, n_blocks, n_here, first_chunk, n_stored, n_few, every, K, V
     )
 
-    t_q, t_k, t_g, t_high, t_low, s_do, s_v, s_ds, s_s, s_u = places(d_q, d_k, d_g, d_do, d_v, d_ds, d_few, NV, STAGES)
+    t_q, t_k, t_g, t_high, t_low, t_dg, s_do, s_v, s_ds, s_s, s_u = places(
+        d_q, d_k, d_g, d_do, d_v, d_ds, d_few, NV, STAGES
+    )
     bars, bar_s = barriers(STAGES), barriers(1).index(0)
     bar_g, bar_k, bar_q = barriers(1).index(0), barriers(1).index(0), barriers(1).index(0)
     fence_async_shared()
@@ -118,6 +121,9 @@ def grad_qk_runs_hopper_kernel(
     for i in gl.static_range(NV):
         s_rest.index(i).store(b_zero.to(gl.bfloat16))
     mbarrier.wait(bar_s, 0)
+    if WIDE:  # whose sums are made before the loop's own barrier
+        fence_async_shared()
+        barrier()
 
     mixed = count < 0  # whether U is of several sequences
     for i_c in range(count):
@@ -130,21 +136,27 @@ def grad_qk_runs_hopper_kernel(
             t_high.index(nil),
             t_low.index(nil),
         )
+        passing = count > 0
+        head, tail = ROWS, 0
+        if PACKED:  # before h: each would wait for the other
+            head, tail = head_and_tail(p_edges, i_row)
+            passing = passes(head, tail)
         b_half = gl.load(p_h + gl.arange(0, ROWS, gl.SliceLayout(1, ACCUMULATOR)))
-        least = gl.min(gl.load(p_h + gl.arange(0, ROWS, gl.SliceLayout(0, EVERYWHERE))), axis=0)
+        b_line = gl.load(p_h + gl.arange(0, ROWS, gl.SliceLayout(0, EVERYWHERE)))
+        if WIDE:  # nothing here waits for h
+            mbarrier.wait(bar_g, phase)
+            b_d = after_rows(gates_begun(s_g, s_l), nil)
+        least = gl.min(b_line, axis=0)
         mild = least > LEAST_HALF
         p_h += K
         b_h = gl.exp2(b_half)
         wanted = not mild  # the strong kernel asks for the state
-        head, tail, b_first = ROWS, 0, None
         if PACKED:
-            head, tail = head_and_tail(p_edges, i_row)
-            b_first = firsts_of_rows(p_marks, i_row)
-            wanted = wanted | ((head > 0) & (not passes(head, tail)))  # and so does `edges`, where a sequence ends
+            wanted = wanted | ((head > 0) & (not passing))  # and so does `edges`, where a sequence ends
             if not WIDE:
-                if mixed | (not passes(head, tail)):
+                if mixed | (not passing):
                     sums_in_sequences(s_u, p_marks, i_row)
-                mixed = not passes(head, tail)
+                mixed = not passing
         fence_async_shared()
         barrier()
         if wanted:
@@ -153,18 +165,21 @@ def grad_qk_runs_hopper_kernel(
             tma.store_wait(0)
             barrier()
 
-        mbarrier.wait(bar_g, phase)
-        if not WIDE:
-            if least < CLOSED_HALF:  # there may be gates of -inf, and what is summed beside them would be no number
-                limit(s_g)
-        b_d = after_rows(warpgroup_mma_wait(0, (gates_begun(s_g, s_l),)), nil)
         if WIDE:
             matrix(s_g).permute((1, 0)).store(b_d)
+        else:
+            mbarrier.wait(bar_g, phase)
+            if least < CLOSED_HALF:  # there may be gates of -inf, and what is summed beside them would be no number
+                limit(s_g)
+            b_d = after_rows(warpgroup_mma_wait(0, (gates_begun(s_g, s_l),)), nil)
         mbarrier.wait(bar_k, phase)
         b_f = b_h * b_h
+        b_begun = b_half
         if PACKED:
-            b_f = b_f * as_factor(passes(head, tail))
-        b_kd = decayed_keys(s_k, b_d, tail, PACKED)
+            if not passing:
+                b_d, b_begun = from_tail(b_d, b_half, p_edges, i_row)
+                b_f = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, ACCUMULATOR))
+        b_kd = decayed_keys(s_k, b_d)
         tma.store_wait(0)
         barrier()  # the dq of the chunk before has left
         send(d_q, s_q, bar_q, i_batch, i_row, i_col)
@@ -186,10 +201,10 @@ def grad_qk_runs_hopper_kernel(
             b_next = (b_sw + wide(s_rest.index(i_v + nil).load(ACCUMULATOR))) * b_f[:, None]
             if PACKED:
                 if HAS_SN:
-                    if (not passes(head, tail)) & (tail < ROWS):
+                    if (not passing) & (tail < ROWS):
                         b_next = first_state(
-                            p_sn, p_marks, n_rows, i_row, i_out // V, n_heads, i_feature, i_v * ROWS, b_d, b_half,
-                            tail, K, V, V_FIRST,
+                            p_sn, p_marks, n_rows, i_row, i_out // V, n_heads, i_feature, i_v * ROWS, b_begun,
+                            K, V, V_FIRST,
                         )  # fmt: skip
             b_next = warpgroup_mma(b_kd, b_v, b_next, is_async=True)
             b_a, b_x, b_y, b_next = warpgroup_mma_wait(0, (b_a, b_x, b_y, b_next))
@@ -206,9 +221,9 @@ def grad_qk_runs_hopper_kernel(
                 s_rest.index(i_v + nil).store(rounded(b_next - wide(b_sh)))
 
         if PACKED:
-            if not passes(head, tail):
-                b_x, b_y = of_rows(b_x, 0, head), of_rows(b_y, tail, ROWS)
-            b_phi = b_phi * as_factor(passes(head, tail))
+            if not passing:
+                b_a, b_x, b_y = within_sequences(b_a, b_x, b_y, p_marks, p_edges, i_row)
+                b_phi = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, ACCUMULATOR))
 
         # the gates' sums once more: they would take the registers of the state; C = h - D
         if WIDE:
@@ -219,7 +234,7 @@ def grad_qk_runs_hopper_kernel(
         b_kh, b_kl = cut(features_first(s_k) * b_e)
 
         # A, into shared memory
-        b_ah, b_al = scores_in_parts(b_a, scale, nil, head, b_first, PACKED)
+        b_ah, b_al = scores_in_parts(b_a, scale, nil)
         s_high.store(b_ah)
         s_low.store(b_al)
         b_x = b_x * (scale * b_h)[:, None]
@@ -232,12 +247,10 @@ def grad_qk_runs_hopper_kernel(
         b_y, b_diff, b_phi = through_scores(
             b_x, b_y, b_phi, b_kh, b_kl, b_d, b_half, b_h, s_q, s_high, s_low, bar_q, phase
         )
-        b_dg = b_diff
-        if not (WIDE and PACKED):
-            b_dg = sums_begun(b_diff, s_u)
+        b_dg = sums_begun(b_diff, s_u, WIDE)
         b_dk = rounded(b_y * b_e)
         leave(
-            b_dg, b_dk, b_phi, b_diff, mild, tail, d_dq, d_dk, d_dg, p_dg, T, H * K, s_q, s_high, s_low, p_marks,
-            i_batch, i_row, i_col, nil, PACKED,
+            b_dg, b_dk, b_phi, b_diff, mild, passing, d_dq, d_dk, d_dg, s_q, s_high, s_low, t_dg.index(nil),
+            p_marks, p_edges, i_batch, i_row, i_col, nil, PACKED,
         )  # fmt: skip
     tma.store_wait(0)

@@ -76,7 +76,7 @@ from .layouts import (
     matrix,
     rounded,
 )
-from .packed import firsts_of_rows, head_and_tail, of_rows, passes, sums_in_sequences
+from .packed import head_and_tail, passes, sums_in_sequences, within_sequences
 from .strong_gates import hidden_zero
 from .walk import FEW_REGISTERS, REGISTERS
 
@@ -146,7 +146,7 @@ def _begin(b_a, b_x, b_y, s_do, s_v, s_ds, s_s, full, made, i_c, i_v, nil, NV: g
 
 @gluon.jit
 def _products_part(
-    d_dq, d_dk, d_dg, p_dg, T, stride, t_q, t_k, t_g, s_do, s_v, s_ds, s_s, t_high, t_low, s_l, s_u, s_h, s_phi,
+    d_dq, d_dk, d_dg, t_q, t_k, t_g, s_do, s_v, s_ds, s_s, t_high, t_low, t_dg, s_l, s_u, s_h, s_phi,
     full, done, made, rows, left, bar_q, q_left, summed, p_marks, p_edges, scale, i_batch, i_row0, i_col, count,
     NV: gl.constexpr, STAGES: gl.constexpr, PACKED: gl.constexpr,
 ):  # fmt: skip
@@ -164,10 +164,10 @@ def _products_part(
             t_low.index(nil),
         )
         b_zero = gl.zeros([ROWS, ROWS], gl.float32, ACCUMULATOR)
-        head, tail, b_first = ROWS, 0, None
+        passing = count > 0
         if PACKED:
             head, tail = head_and_tail(p_edges, i_row)
-            b_first = firsts_of_rows(p_marks, i_row)
+            passing = passes(head, tail)
         mbarrier.wait(rows, phase)
         b_d = gates_begun(s_g, s_l)
         b_half = s_h.load(gl.SliceLayout(1, ACCUMULATOR))
@@ -195,13 +195,13 @@ def _products_part(
         mbarrier.arrive(done.index(at))
 
         if PACKED:
-            if not passes(head, tail):
-                b_x, b_y = of_rows(b_x, 0, head), of_rows(b_y, tail, ROWS)
+            if not passing:
+                b_a, b_x, b_y = within_sequences(b_a, b_x, b_y, p_marks, p_edges, i_row)
             if not WIDE:
-                if mixed | (not passes(head, tail)):
+                if mixed | (not passing):
                     sums_in_sequences(s_u, p_marks, i_row)
-                mixed = not passes(head, tail)
-        b_ah, b_al = scores_in_parts(b_a, scale, nil, head, b_first, PACKED)
+                mixed = not passing
+        b_ah, b_al = scores_in_parts(b_a, scale, nil)
         s_high.store(b_ah)
         s_low.store(b_al)
         b_h = gl.exp2(b_half)
@@ -212,18 +212,16 @@ def _products_part(
         b_y, b_diff, b_phi = through_scores(
             b_x, b_y, b_phi, b_kh, b_kl, b_d, b_half, b_h, s_q, s_high, s_low, bar_q, phase
         )
-        b_dg = b_diff
-        if not (WIDE and PACKED):
-            b_dg = sums_begun(b_diff, s_u)
+        b_dg = sums_begun(b_diff, s_u, WIDE)
         b_dk = rounded(b_y * inverse_exp2(b_half[:, None] - b_d))
         mbarrier.wait(summed, phase)
         b_crossing = s_phi.load(gl.SliceLayout(1, ACCUMULATOR)) * (b_h * b_h)
         if PACKED:
-            b_crossing = gl.where(passes(head, tail), b_crossing, 0.0)
+            b_crossing = gl.where(passing, b_crossing, 0.0)
         b_phi += b_crossing
         leave(
-            b_dg, b_dk, b_phi, b_diff, mild, tail, d_dq, d_dk, d_dg, p_dg, T, stride, s_q, s_high, s_low, p_marks,
-            i_batch, i_row, i_col, nil, PACKED,
+            b_dg, b_dk, b_phi, b_diff, mild, passing, d_dq, d_dk, d_dg, s_q, s_high, s_low, t_dg.index(nil),
+            p_marks, p_edges, i_batch, i_row, i_col, nil, PACKED,
         )  # fmt: skip
     tma.store_wait(0)
 
@@ -242,7 +240,9 @@ def grad_qk_wide_runs_hopper_kernel(
         p_h, H, n_blocks, n_here, first_chunk, n_stored, n_few, every, K, V
     )
 
-    t_q, t_k, t_g, t_high, t_low, s_do, s_v, s_ds, s_s, s_u = places(d_q, d_k, d_g, d_do, d_v, d_ds, d_few, NV, STAGES)
+    t_q, t_k, t_g, t_high, t_low, t_dg, s_do, s_v, s_ds, s_s, s_u = places(
+        d_q, d_k, d_g, d_do, d_v, d_ds, d_few, NV, STAGES
+    )
     s_l = s_u
     if not WIDE:
         s_l = gl.allocate_shared_memory(gl.bfloat16, [ROWS, ROWS], SHARED)
@@ -260,8 +260,8 @@ def grad_qk_wide_runs_hopper_kernel(
             (
                 _products_part,
                 (
-                    d_dq, d_dk, d_dg, p_dg, T, H * K,
-                    t_q, t_k, t_g, s_do, s_v, s_ds, s_s, t_high, t_low, s_l, s_u, s_h, s_phi,
+                    d_dq, d_dk, d_dg,
+                    t_q, t_k, t_g, s_do, s_v, s_ds, s_s, t_high, t_low, t_dg, s_l, s_u, s_h, s_phi,
                     full, done, made, rows, left, bar_q, q_left, summed,
                     p_marks, p_edges, scale, i_batch, i_row0, i_col, count, NV, STAGES, PACKED,
                 ),

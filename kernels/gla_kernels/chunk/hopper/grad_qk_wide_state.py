@@ -12,9 +12,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from ...launch.tritons import async_store, barrier
-from .grad_qk_rows import after_rows, decayed_keys, first_state, gates_begun
+from .grad_qk_rows import after_rows, decayed_keys, first_state, from_tail, gates_begun
 from .layouts import ACCUMULATOR, CLOSED_HALF, EVERYWHERE, LEAST_HALF, ROWS, limit, matrix, rounded, wide
-from .packed import as_factor, head_and_tail, passes
+from .packed import head_and_tail, passes
 from .strong_gates import hidden_zero
 
 
@@ -33,9 +33,10 @@ def state_part(
         b_rest = b_rest + (b_zero.to(gl.bfloat16),)  # noqa: RUF005
     for i_c in range(count):
         phase, nil, i_row = i_c & 1, hidden_zero(i_state + i_c), i_row0 + i_c * ROWS
-        head, tail = ROWS, 0
+        head, tail, passing = ROWS, 0, count > 0
         if PACKED:
             head, tail = head_and_tail(p_edges, i_row)
+            passing = passes(head, tail)
         mbarrier.wait(rows, phase)
         least = gl.min(s_h.load(gl.SliceLayout(0, EVERYWHERE)), axis=0)
         if s_g.dtype == gl.bfloat16:
@@ -47,14 +48,17 @@ def state_part(
         mild = least > LEAST_HALF
         b_d = after_rows(warpgroup_mma_wait(0, (b_d,)), nil)
         b_f = b_h * b_h
+        b_begun = b_half
         if PACKED:
-            b_f = b_f * as_factor(passes(head, tail))
-        b_kd = decayed_keys(s_k, b_d, tail, PACKED)
+            if not passing:
+                b_d, b_begun = from_tail(b_d, b_half, p_edges, i_row)
+                b_f = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, ACCUMULATOR))
+        b_kd = decayed_keys(s_k, b_d)
         barrier()  # every warp is done with g, k and h
         mbarrier.arrive(let)
         wanted = not mild  # the strong kernel asks for the state
         if PACKED:
-            wanted = wanted | ((head > 0) & (not passes(head, tail)))  # and so does `edges`, where a sequence ends
+            wanted = wanted | ((head > 0) & (not passing))  # and so does `edges`, where a sequence ends
         if wanted:
             for i_v in gl.static_range(NV):
                 mbarrier.wait(made.index(i_v), phase)
@@ -73,10 +77,10 @@ def state_part(
             b_next = (b_sw + wide(b_rest[i_v])) * b_f[:, None]
             if PACKED:
                 if HAS_SN:
-                    if (not passes(head, tail)) & (tail < ROWS):
+                    if (not passing) & (tail < ROWS):
                         b_next = first_state(
-                            p_sn, p_marks, n_rows, i_row, i_head, n_heads, i_feature, i_v * ROWS, b_d, b_half,
-                            tail, K, V, V_FIRST,
+                            p_sn, p_marks, n_rows, i_row, i_head, n_heads, i_feature, i_v * ROWS, b_begun,
+                            K, V, V_FIRST,
                         )  # fmt: skip
             mbarrier.wait(full.index(at), turn)
             b_next = warpgroup_mma(b_kd, matrix(s_v.index(at)), b_next, is_async=True)

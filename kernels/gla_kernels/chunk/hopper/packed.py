@@ -15,7 +15,9 @@ from .layouts import ACCUMULATOR, ROWS, SPREAD
 @gluon.jit
 def head_and_tail(p_edges, i_row):
     """Of the chunk that begins at row i_row: 0 .. ROWS, both; tail is ROWS where no sequence goes on. p_edges: see
-    `packing.edges`. Where a chunk waits for nothing else from memory, they are loaded a chunk before."""
+    `packing.edges`. Where a chunk waits for nothing else from memory, they are loaded a chunk before. What only chunks
+    need that are not of one sequence loads them again, in a branch of its own: nothing is kept in registers for it, and
+    with a load the branch stays one. Of masks alone the compiler makes selections, in every chunk."""
     p_edges += i_row // ROWS * 2
     return gl.load(p_edges), gl.load(p_edges + 1)
 
@@ -72,6 +74,15 @@ def same_scores(b_a, b_first):
     b_first: `firsts`."""
     o_j = gl.arange(0, ROWS, gl.SliceLayout(0, ACCUMULATOR))
     return gl.where(o_j[None, :] >= b_first[:, None], b_a, 0.0)
+
+
+@gluon.jit
+def within_sequences(b_a, b_x, b_y, p_marks, p_edges, i_row):
+    """Of a chunk that is not of one sequence: the scores that are, X [features, rows] of the rows that a state from
+    before it reaches, and Y of those that reach the state after it."""
+    head, tail = head_and_tail(p_edges, i_row)
+    b_a = same_scores(b_a, firsts_of_rows(p_marks, i_row))
+    return b_a, of_rows(b_x, 0, head), of_rows(b_y, tail, ROWS)
 
 
 @gluon.jit
