@@ -39,15 +39,15 @@ GATES = {
 BF16, FLOAT32 = torch.bfloat16, torch.float32  # of gates
 STRONG, CLOSED = list(GATES)[2:]
 ONE, SEGMENTS = SCHEDULES
-SMALL = [(64, 64, *one, BF16) for one in itertools.product(GATES, SCHEDULES)]
+SMALL: list[tuple[Any, ...]] = [(64, 64, *one, BF16) for one in itertools.product(GATES, SCHEDULES)]
 SMALL += [(64, 64, gates, SEGMENTS, FLOAT32) for gates in GATES]
 # A GPU takes no time over all cases; elsewhere small heads have all, others each kind of gates, schedule and type.
-LARGE = [
+LARGE: list[tuple[Any, ...]] = [
     (128, 128, "weak", ONE, FLOAT32), (128, 128, STRONG, SEGMENTS, BF16), (128, 128, CLOSED, SEGMENTS, FLOAT32),
     (128, 192, "mild", SEGMENTS, FLOAT32), (128, 192, STRONG, SEGMENTS, FLOAT32), (128, 192, CLOSED, ONE, BF16),
 ]  # fmt: skip
 if torch.cuda.is_available():
-    LARGE = [(128, V, *one) for V in (128, 192) for _, _, *one in SMALL]
+    LARGE = [(128, V, *one[2:]) for V in (128, 192) for one in SMALL]
 WALKS = pytest.mark.parametrize(("K", "V", "gates", "schedule", "gate_type"), SMALL + LARGE)
 
 
@@ -88,12 +88,12 @@ class Sequences:
             .repeat_interleave(64, 2)
             .transpose(1, 2)[:, :T]
         )
-        self.given = {name: one.to(device) for name, one in x.items()}
+        self.given: dict[str, Any] = {name: one.to(device) for name, one in x.items()}
         self.first = first.to(device)
 
     def problem(self, schedule: Schedule) -> Problem:
         x = self.given
-        B, T, H, K, V = *x["q"].shape, x["v"].shape[-1]
+        (B, T, H, K), V = x["q"].shape, x["v"].shape[-1]
         config = with_walks(default_config(K, V, 2, schedule), Workload("fwd", B, T, H, K, V))
         return problem_of(x["q"], x["k"], x["v"], x["g"], self.scale, self.first, Plan(schedule, config))
 
@@ -190,11 +190,11 @@ def test_gradients_of_states_and_dv(K, V, gates, schedule, gate_type, place):
     assert near(d_first, x.d_states[0])
 
 
-RUNS = [(64, 64, 1, *one) for one in itertools.product(GATES, (1, 2, 4), (BF16,))]
+RUNS: list[tuple[Any, ...]] = [(64, 64, 1, *one) for one in itertools.product(GATES, (1, 2, 4), (BF16,))]
 RUNS += [(64, 64, 1, gates, 4, FLOAT32) for gates in GATES]
-SOME_RUNS = [("mild", 1, BF16), ("weak", 4, FLOAT32), (STRONG, 2, FLOAT32), (CLOSED, 4, BF16)]
+SOME_RUNS: list[tuple[Any, ...]] = [("mild", 1, BF16), ("weak", 4, FLOAT32), (STRONG, 2, FLOAT32), (CLOSED, 4, BF16)]
 if torch.cuda.is_available():
-    SOME_RUNS = [one for _, _, _, *one in RUNS]
+    SOME_RUNS = [one[3:] for one in RUNS]
 RUNS += [(*one, *run) for one in ((128, 128, 1), (64, 192, 2), (64, 256, 5), (128, 512, 4)) for run in SOME_RUNS]
 
 

@@ -123,7 +123,7 @@ def test_few_states(launch, place, K, V, every, gate_type):
 
 
 def test_few_states_where_sequences_begin_with_none(launch, place):
-    check(launch, place, (40, 66), (1, 64, 64), "weak", states=False, every=2)
+    check(launch, place, (100, 80), (1, 64, 64), "weak", states=False, every=3)
 
 
 def test_several_heads_and_features(launch, place):
