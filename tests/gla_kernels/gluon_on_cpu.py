@@ -11,6 +11,7 @@ PyTorch (`ASSEMBLY`).
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import inspect
 import math
@@ -336,6 +337,7 @@ HOPPER: dict[str, Any] = {
 }  # fmt: skip
 
 
+@functools.cache  # kernels share most of what they import, and each launch asks again
 def _names(module: Any) -> dict[str, Any]:
     """A module of Gluon's with stand-ins for the language, and what it imports from others of ours, likewise."""
     names: dict[str, Any] = {"__name__": module.__name__}

@@ -3,8 +3,8 @@ source runs (gluon_on_cpu.py), on a GPU they do."""
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -36,13 +36,19 @@ GATES = {
         (torch.arange(g.shape[1]) % 192 == 70)[:, None, None] & (torch.arange(g.shape[-1]) % 5 > 1), -torch.inf, g
     ),
 }
-DIMENSIONS = ((64, 64), (128, 128), (128, 192))
 BF16, FLOAT32 = torch.bfloat16, torch.float32  # of gates
-WALKS = pytest.mark.parametrize(
-    ("K", "V", "gates", "schedule", "gate_type"),
-    [(K, V, *one, BF16) for K, V in DIMENSIONS for one in itertools.product(GATES, SCHEDULES)]
-    + [(K, V, gates, list(SCHEDULES)[1], FLOAT32) for K, V in DIMENSIONS for gates in GATES],
-)
+STRONG, CLOSED = list(GATES)[2:]
+ONE, SEGMENTS = SCHEDULES
+SMALL: list[tuple[Any, ...]] = [(64, 64, *one, BF16) for one in itertools.product(GATES, SCHEDULES)]
+SMALL += [(64, 64, gates, SEGMENTS, FLOAT32) for gates in GATES]
+# A GPU takes no time over all cases; elsewhere small heads have all, others each kind of gates, schedule and type.
+LARGE: list[tuple[Any, ...]] = [
+    (128, 128, "weak", ONE, FLOAT32), (128, 128, STRONG, SEGMENTS, BF16), (128, 128, CLOSED, SEGMENTS, FLOAT32),
+    (128, 192, "mild", SEGMENTS, FLOAT32), (128, 192, STRONG, SEGMENTS, FLOAT32), (128, 192, CLOSED, ONE, BF16),
+]  # fmt: skip
+if torch.cuda.is_available():
+    LARGE = [(128, V, *one[2:]) for V in (128, 192) for one in SMALL]
+WALKS = pytest.mark.parametrize(("K", "V", "gates", "schedule", "gate_type"), SMALL + LARGE)
 
 
 class Sequences:
@@ -50,13 +56,10 @@ class Sequences:
     [B, H, K, V]; of the float64 recurrence o, dv, the states before and after every chunk, and the gradients of those
     after. Of halves of decays, what kernels leave: no gate counts as less than LEAST_GATE."""
 
-    def __init__(
-        self, shape: tuple[int, int, int, int, int], gates: Callable[[Tensor], Tensor], place: Any,
-        gate_type: torch.dtype = BF16,
-    ) -> None:  # fmt: skip
-        B, T, H, K, V = shape
+    def __init__(self, K: int, V: int, gates: str, gate_type: torch.dtype, device: str) -> None:
+        B, T, H = 1, 276, 128 // K  # a few segments and runs of chunks, the last one cut off
         torch.manual_seed(0)
-        g = gates(torch.nn.functional.logsigmoid(torch.randn(B, T, H, K)))
+        g = GATES[gates](torch.nn.functional.logsigmoid(torch.randn(B, T, H, K)))
         x = {"q": torch.randn(B, T, H, K), "k": torch.randn(B, T, H, K), "g": g}
         x |= {name: torch.randn(B, T, H, V) for name in ("v", "do")}
         x = {name: one.to(gate_type if name == "g" else BF16) for name, one in x.items()}
@@ -64,17 +67,17 @@ class Sequences:
         q, k, g, v, do = (x[name].double() for name in ("q", "k", "g", "v", "do"))
         rows_given = tuple(one.requires_grad_() for one in (q, k, g, v))
         state = first.double().requires_grad_()
-        self.befores, rows, self.scale = [state], [], K**-0.5
+        befores, rows, self.scale = [state], [], K**-0.5
         for t in range(T):
             state = g[:, t].exp()[..., None] * state + k[:, t, :, :, None] * v[:, t, :, None, :]
             rows.append(torch.einsum("bhk,bhkv->bhv", self.scale * q[:, t], state))
             if t % 64 == 63 or t == T - 1:
                 state = state.clone()  # so that its gradient knows nothing of the row before
-                self.befores.append(state)
+                befores.append(state)
         o = torch.stack(rows, 1)
         loss = (o * do).sum() + (state * d_last.double()).sum()
-        self.d_states = torch.autograd.grad(loss, self.befores, retain_graph=True)
-        self.dq, self.dk, self.dg, self.dv = torch.autograd.grad(loss, rows_given)
+        *d_states, self.dq, self.dk, self.dg, self.dv = torch.autograd.grad(loss, (*befores, *rows_given))
+        self.d_states, self.befores = d_states, [one.detach() for one in befores]
         self.o, g = o.detach(), g.detach()
         g = g.clamp(min=LEAST_GATE.value)
         chunks = torch.nn.functional.pad(g, (0, 0, 0, 0, 0, -T % 64)).unflatten(1, (-1, 64)).sum(2)
@@ -85,25 +88,28 @@ class Sequences:
             .repeat_interleave(64, 2)
             .transpose(1, 2)[:, :T]
         )
-        self.given = {name: one.to(place.device) for name, one in x.items()}
-        self.first = first.to(place.device)
+        self.given: dict[str, Any] = {name: one.to(device) for name, one in x.items()}
+        self.first = first.to(device)
 
     def problem(self, schedule: Schedule) -> Problem:
         x = self.given
-        B, T, H, K, V = *x["q"].shape, x["v"].shape[-1]
+        (B, T, H, K), V = x["q"].shape, x["v"].shape[-1]
         config = with_walks(default_config(K, V, 2, schedule), Workload("fwd", B, T, H, K, V))
         return problem_of(x["q"], x["k"], x["v"], x["g"], self.scale, self.first, Plan(schedule, config))
 
     def boundaries(self, at: int, states: Any, every: int) -> Tensor:
         """[B*H, n, K, V] in float32: of the states before (0) or after (1) chunks those at each segment of so many."""
         picked = states[:-1:every] if at == 0 else [*states[every:-1:every], states[-1]]
-        return torch.stack([one.detach().flatten(0, 1) for one in picked], 1).float().contiguous()
+        return torch.stack([one.flatten(0, 1) for one in picked], 1).float().contiguous()
 
     def rows_are_right(self, got: Tensor, right: Tensor, more: Tensor | None = None) -> None:
         """more: of whose norm the error may be, besides."""
         got, allowed = got.cpu().double(), ERROR * right[self.mild].norm()
         assert bool(got[~self.mild].isnan().all()), "rows were written that are another kernel's"
         assert (got - right)[self.mild].norm() <= allowed + (0.0 if more is None else more[self.mild].norm())
+
+
+sequences = functools.cache(Sequences)  # which kernels only read
 
 
 def near(got: Tensor, right: Tensor) -> bool:
@@ -115,9 +121,7 @@ def test_states_and_output(K, V, gates, schedule, gate_type, place):
     states_and_output(K, V, gates, schedule, 1, place, gate_type)
 
 
-SOME = pytest.mark.parametrize(
-    ("gates", "schedule"), [("mild", "one walk"), (list(GATES)[-1], "segments of two chunks")]
-)
+SOME = pytest.mark.parametrize(("gates", "schedule"), [("mild", ONE), (CLOSED, SEGMENTS)])
 
 
 @pytest.mark.parametrize("gate_type", [BF16, FLOAT32])
@@ -134,7 +138,7 @@ def test_where_few_states_are_kept_they_are_stored_apart(every, gates, schedule,
 
 def states_and_output(K, V, gates, schedule, every, place, gate_type):
     """every: chunks from one state that is kept to the next; 0 for none."""
-    x = Sequences((1, 340, 2, K, V), GATES[gates], place, gate_type)
+    x = sequences(K, V, gates, gate_type, place.device)
     p = x.problem(SCHEDULES[schedule])
     assert len(p.slices) == 1
     starts = x.boundaries(0, x.befores, p.seg_chunks).to(place.device)
@@ -154,20 +158,20 @@ def states_and_output(K, V, gates, schedule, every, place, gate_type):
     x.rows_are_right(o, x.o)
     assert torch.allclose(halves.cpu(), x.halves, rtol=1e-5)
     assert halves.isfinite().all()
-    found, right = states.unflatten(0, (1, 2)).transpose(1, 2), torch.stack(x.befores[:-1], 1).detach()
+    found, right = states.unflatten(0, (1, -1)).transpose(1, 2), torch.stack(x.befores[:-1], 1)
     if few is not None:
-        assert near(few.unflatten(0, (1, 2)).transpose(1, 2), right[:, ::every])
+        assert near(few.unflatten(0, (1, -1)).transpose(1, 2), right[:, ::every])
     if every != 1:  # only those that strong gates ask for
         asked = torch.arange(found.shape[1]) % 3 == 1 if "decays" in gates else torch.zeros(found.shape[1]).bool()
         assert found[:, ~asked].isnan().all()
         found, right = found[:, asked], right[:, asked]
     assert near(found, right)
-    assert near(final, x.befores[-1].detach())
+    assert near(final, x.befores[-1])
 
 
 @WALKS
 def test_gradients_of_states_and_dv(K, V, gates, schedule, gate_type, place):
-    x = Sequences((1, 340, 2, K, V), GATES[gates], place, gate_type)
+    x = sequences(K, V, gates, gate_type, place.device)
     p = x.problem(SCHEDULES[schedule])
     assert len(p.slices) == 1
     ends = x.boundaries(1, x.d_states, p.seg_chunks).to(place.device)
@@ -182,23 +186,24 @@ def test_gradients_of_states_and_dv(K, V, gates, schedule, gate_type, place):
     assert p.config.grad_walk is not None
     place.run(p.walk_on_chip(grad_walk_hopper_kernel, p.config.grad_walk, args, p.slices[0], grads, **flags))
     x.rows_are_right(dv, x.dv)
-    assert near(grads.unflatten(0, (1, 2)).transpose(1, 2), torch.stack(x.d_states[1:], 1))
+    assert near(grads.unflatten(0, (1, -1)).transpose(1, 2), torch.stack(x.d_states[1:], 1))
     assert near(d_first, x.d_states[0])
 
 
-RUNS = [(64, 64, 1), (128, 128, 1), (64, 192, 2), (64, 256, 5), (128, 512, 4)]
+RUNS: list[tuple[Any, ...]] = [(64, 64, 1, *one) for one in itertools.product(GATES, (1, 2, 4), (BF16,))]
+RUNS += [(64, 64, 1, gates, 4, FLOAT32) for gates in GATES]
+SOME_RUNS: list[tuple[Any, ...]] = [("mild", 1, BF16), ("weak", 4, FLOAT32), (STRONG, 2, FLOAT32), (CLOSED, 4, BF16)]
+if torch.cuda.is_available():
+    SOME_RUNS = [one[3:] for one in RUNS]
+RUNS += [(*one, *run) for one in ((128, 128, 1), (64, 192, 2), (64, 256, 5), (128, 512, 4)) for run in SOME_RUNS]
 
 
-@pytest.mark.parametrize(
-    ("K", "V", "stages", "every", "gate_type"),
-    [(*one, every, BF16) for one in RUNS for every in (1, 2, 4)] + [(*one, 4, FLOAT32) for one in RUNS],
-)
-@pytest.mark.parametrize("gates", GATES)
+@pytest.mark.parametrize(("K", "V", "stages", "gates", "every", "gate_type"), RUNS)
 def test_gradients_of_q_k_and_gates_over_runs_of_chunks(K, V, stages, gates, every, gate_type, place):
     """From the state before each run; of chunks that are left alone, their states are left for another kernel."""
-    x = Sequences((1, 340, 2, K, V), GATES[gates], place, gate_type)
+    x = sequences(K, V, gates, gate_type, place.device)
     p, grads = x.problem(Schedule(64)), torch.stack([one.flatten(0, 1) for one in x.d_states[1:]], 1).bfloat16()
-    few = torch.stack([one.detach().flatten(0, 1) for one in x.befores[:-1:every]], 1).bfloat16()
+    few = torch.stack([one.flatten(0, 1) for one in x.befores[:-1:every]], 1).bfloat16()
     states = p.state_buffer().fill_(torch.nan)
     into = {name: torch.full_like(x.given[name[1:]], torch.nan) for name in ("dq", "dk", "dg")}
     args = {f"p_{name}": one for name, one in (x.given | into).items()} | {
@@ -213,7 +218,7 @@ def test_gradients_of_q_k_and_gates_over_runs_of_chunks(K, V, stages, gates, eve
     x.rows_are_right(into["dg"], x.dg, DIFFERENCE * (x.given["q"].cpu().double() * x.dq))
     asked = torch.arange(states.shape[1]) % 3 == 1 if "decays" in gates else torch.zeros(states.shape[1]).bool()
     assert states[:, ~asked].isnan().all()
-    right = torch.stack([one.detach().flatten(0, 1) for one in x.befores[:-1]], 1)
+    right = torch.stack([one.flatten(0, 1) for one in x.befores[:-1]], 1)
     assert near(states[:, asked], right[:, asked])
 
 

@@ -27,10 +27,9 @@ def judged(judge, packed, inputs, lengths, dims, dtype, gates, v_first=False, in
     judge(run, x, lambda reference: packed.one_by_one(reference, lengths, v_first))
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(("seed", "schedule"), list(enumerate(SCHEDULES.values())), ids=SCHEDULES)
 def test_drawn_lengths(judge, packed, inputs, seed, schedule):
-    lengths = packed.drawn(seed, total=70, chunk=16)
+    lengths = packed.drawn(seed % 2, total=70, chunk=16)
     judged(judge, packed, inputs, lengths, (2, 12, 20), torch.float32, "resets", seed % 2 == 1, schedule=schedule)
 
 
@@ -41,8 +40,11 @@ def test_states_given_and_asked_for(judge, packed, inputs, lengths, initial, fin
     judged(judge, packed, inputs, lengths, (1, 16, 16), torch.float32, 0.2, False, initial, final, schedule=schedule)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("gates", [None, 0.1, 40.0])
+@pytest.mark.parametrize(
+    ("dtype", "gates"),
+    [(torch.float16, None), (torch.float16, 40.0), (torch.bfloat16, 0.1), (torch.bfloat16, 40.0)],
+    ids=str,
+)
 def test_16_bits(judge, packed, inputs, dtype, gates):
     judged(judge, packed, inputs, (20, 0, 37), (2, 16, 24), dtype, gates, v_first=True)
 

@@ -24,6 +24,7 @@ MIXED = (40, 24, 66, 1, 69)
 BF16, FLOAT32 = torch.bfloat16, torch.float32  # of gates
 GATES: dict[str, Any] = {
     "mild": lambda g: 0.3 * g,
+    "weak": lambda g: 0.03 * g,  # that a state shows a chunk behind where it is given
     "strong": lambda g: 20 * g,
     "resets": lambda g: torch.where(torch.rand_like(g) < 0.01, -1e4, 0.3 * g),
     "infinite": lambda g: torch.where(torch.rand_like(g) < 0.01, -torch.inf, 0.3 * g),
@@ -98,8 +99,12 @@ def check(
         assert (x.cpu().double() - right[name]).norm() <= ERROR * right[name].norm(), name
 
 
-@pytest.mark.parametrize("gates", GATES)
-@pytest.mark.parametrize(("states", "gate_type"), [(True, BF16), (True, FLOAT32), (False, BF16)])
+ALL = [(gates, *one) for gates in GATES for one in ((True, BF16), (True, FLOAT32), (False, BF16))]
+SOME = [("mild", True, BF16), ("strong", True, FLOAT32), ("weak", False, BF16)]
+SOME += [("resets", True, BF16), ("infinite", True, FLOAT32), ("infinite", False, BF16)]
+
+
+@pytest.mark.parametrize(("gates", "states", "gate_type"), ALL if torch.cuda.is_available() else SOME)
 def test_mixed_lengths(launch, place, gates, states, gate_type):
     check(launch, place, MIXED, (1, 64, 64), gates, states, gate_type=gate_type)
 
@@ -109,10 +114,16 @@ def test_lengths_alike(launch, place, lengths):
     check(launch, place, lengths, (1, 64, 64), "mild")
 
 
-@pytest.mark.parametrize(("K", "V", "every"), [(64, 64, 2), (128, 128, 3), (64, 192, 2)])
-@pytest.mark.parametrize("gate_type", [BF16, FLOAT32])
+@pytest.mark.parametrize(
+    ("K", "V", "every", "gate_type"),
+    [(64, 64, 2, BF16), (64, 64, 2, FLOAT32), (128, 128, 3, BF16), (64, 192, 2, FLOAT32)],
+)
 def test_few_states(launch, place, K, V, every, gate_type):
-    check(launch, place, (*MIXED, 130), (1, K, V), "mild", v_first=True, every=every, gate_type=gate_type)
+    check(launch, place, (40, 66, 1, 130), (1, K, V), "weak", v_first=True, every=every, gate_type=gate_type)
+
+
+def test_few_states_where_sequences_begin_with_none(launch, place):
+    check(launch, place, (100, 80), (1, 64, 64), "weak", states=False, every=3)
 
 
 def test_several_heads_and_features(launch, place):

@@ -38,22 +38,37 @@ TESTS = {
 }
 
 
-@pytest.mark.parametrize(("more", "options", "code", "says"), TESTS.values(), ids=TESTS)
-def test_exit_code_and_what_is_said(fake, python_process, monkeypatch, more, options, code, says):
-    path = fake / "test_of_fla.py"
-    path.write_text(f"{HEAD}\ndef test_recurrent():\n    {more}\n")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(fake), os.environ.get("PYTHONPATH", "")]))
-    interpret = not torch.cuda.is_available()
-    done = python_process(str(SUITE), *options, str(path), interpret=interpret, check=False)
-    assert done.returncode == code, done.stdout + done.stderr
-    assert [line for line in says if line not in done.stdout] == []
-
-
-def test_a_function_is_named_rightly(capsys):
+@pytest.fixture
+def suite() -> Any:
+    """The program, as a module."""
     spec = importlib.util.spec_from_file_location("fla_suite", SUITE)
     assert spec is not None
     assert spec.loader is not None
-    suite: Any = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(suite)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(("more", "options", "code", "says"), TESTS.values(), ids=TESTS)
+def test_exit_code_and_what_is_said(fake, suite, capsys, more, options, code, says):
+    path = fake / f"test_of_fla_{code}_{len(options)}.py"  # a module of this process, as long as it runs
+    path.write_text(f"{HEAD}\ndef test_recurrent():\n    {more}\n")
+    assert suite.main([*options, str(path)]) == code
+    said = capsys.readouterr().out
+    assert [line for line in says if line not in said] == []
+
+
+def test_as_a_program_it_fails_where_a_function_never_ran_them(fake, python_process, monkeypatch):
+    path = fake / "test_of_fla.py"
+    path.write_text(HEAD)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(fake), os.environ.get("PYTHONPATH", "")]))
+    interpret = not torch.cuda.is_available()
+    done = python_process(str(SUITE), str(path), interpret=interpret, check=False)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "1 chunk_gla: these" in done.stdout
+    assert "fused_recurrent_gla never ran these kernels" in done.stdout
+
+
+def test_a_function_is_named_rightly(suite, capsys):
     assert suite.main(["--theirs", "chunk", "test_gla.py"]) == 2
     assert "chunk_simple_gla" in capsys.readouterr().err

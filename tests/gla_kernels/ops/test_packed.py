@@ -59,7 +59,7 @@ def results(call: Call, given: list[torch.Tensor], lies: torch.Tensor, states: b
 def test_one_graph_serves_all_lengths_that_are_marked_as_dynamic(packed, call, states):
     frames = CompileCounterWithBackend("aot_eager")
     in_graph = torch.compile(call, fullgraph=True, backend=frames)
-    for lengths in ((4, 20, 13), (20, 0, 1, 30)):
+    for lengths in ((4, 9, 5), (9, 0, 1, 13)):
         lies, given = packed.ends(lengths, DEVICE), drawn(sum(lengths), len(lengths))
         want = results(call, given, lies, states)
         for x in (lies, given[-1]):

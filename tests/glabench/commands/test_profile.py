@@ -89,6 +89,17 @@ def command(python_process: Process, here: Path) -> Callable[..., str]:
     return lambda *arguments: python_process("-c", ON_ONE_CORE, *arguments, cwd=str(here)).stdout
 
 
+@pytest.fixture(scope="module")
+def profiled(python_process: Process, tmp_path_factory: pytest.TempPathFactory, device: Any) -> str:
+    """The rows of `glabench profile tiny.yaml`, which takes seconds."""
+    if device.type == "cuda":
+        pytest.skip("this is about machines without a GPU")
+    folder = tmp_path_factory.mktemp("profiled")
+    (folder / "tiny.yaml").write_text(TINY)
+    python_process("-c", ON_ONE_CORE, "profile", "tiny.yaml", "--out", "rows.jsonl", cwd=str(folder))
+    return (folder / "rows.jsonl").read_text()
+
+
 def test_a_shape_is_modelled_for_a_gpu_that_is_not_there(command: Callable[..., str], here: Path) -> None:
     said = command("profile", SHAPE, "--system", "gla_recurrent", "--gpu", "a100")
     path = here / "results/local/profile-1x128x1x16x16-model-a100.jsonl"
@@ -121,11 +132,11 @@ def test_a_shape_s_case_is_one_that_its_system_takes() -> None:
 
 
 def test_a_rerun_does_what_is_missing_and_another_gpu_is_another_question(
-    command: Callable[..., str], here: Path
+    command: Callable[..., str], here: Path, profiled: str
 ) -> None:
     path = here / "rows.jsonl"
     again = ("profile", "tiny.yaml", "--out", str(path))
-    command(*again)
+    path.write_text(profiled)
     cases = [row["case"] for row in rows(path)]  # as they are done
     ours = [("gla_recurrent", 16), ("gla_recurrent", 32)]
     assert sorted((case["system"], case["K"]) for case in cases) == ours  # no model of the other
@@ -139,14 +150,18 @@ def test_a_rerun_does_what_is_missing_and_another_gpu_is_another_question(
 
 @pytest.mark.parametrize("profile", [{}, {"target": None}, {"target": {"here": False}}])
 def test_a_row_that_does_not_say_what_it_profiled_is_done_again(
-    command: Callable[..., str], here: Path, profile: dict[str, Any]
+    here: Path, profiled: str, monkeypatch: pytest.MonkeyPatch, profile: dict[str, Any]
 ) -> None:
     path = here / "rows.jsonl"
-    again = ("profile", "tiny.yaml", "--out", str(path))
-    command(*again)
+    path.write_text(profiled)
     first, second = store.read(path)
     path.write_text("".join(store.to_json(row) + "\n" for row in (replace(first, profile=profile), second)))
-    assert "1 of them finished earlier" in command(*again)
+    finished: list[str] = []
+    monkeypatch.setattr("glabench.commands.profile.run_cases", lambda _, done, *rest: finished.extend(done))
+    monkeypatch.chdir(here)
+    with pytest.raises(SystemExit) as stop:
+        main(["profile", "tiny.yaml", "--out", str(path)])
+    assert (stop.value.code, finished) == (0, [second.case_id])
 
 
 def test_what_a_sweep_measured_stays_as_it_was(
