@@ -126,6 +126,13 @@ def test_few_states_where_sequences_begin_with_none(launch, place):
     check(launch, place, (100, 80), (1, 64, 64), "weak", states=False, every=3)
 
 
+@pytest.mark.parametrize(("states", "gate_type"), [(True, BF16), (False, FLOAT32)])
+def test_runs_of_one_sequence_beside_others(launch, place, states, gate_type):
+    """Runs of two chunks: one sequence's own; one that ends with its last row; two of which the second one is of
+    several; one that begins inside; one that goes through."""
+    check(launch, place, (128, 256, 90, 230), (1, 64, 64), "weak", states, every=2, gate_type=gate_type)
+
+
 def test_several_heads_and_features(launch, place):
     check(launch, place, (40, 24, 0, 80), (2, 128, 128), "resets", v_first=True)
 

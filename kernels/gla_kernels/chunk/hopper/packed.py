@@ -9,7 +9,7 @@ one that goes on in the next chunk. A single sequence that does both has head = 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from .layouts import ACCUMULATOR, ROWS, SPREAD
+from .layouts import ACCUMULATOR, EVERYWHERE, ROWS, SPREAD
 
 
 @gluon.jit
@@ -26,6 +26,25 @@ def head_and_tail(p_edges, i_row):
 def passes(head, tail):
     """Whether one sequence comes from the chunk before and goes on in the next one."""
     return (head == ROWS) & (tail == 0)
+
+
+@gluon.jit
+def is_whole(p_edges, i_row, count, HAS_STATES: gl.constexpr):
+    """Whether all rows of a run of chunks are computed as those of one sequence are: none begins or ends in it, but for
+    one that begins with its first row, from a state that is zero (not HAS_STATES), or ends with its last row. The same
+    in every thread."""
+    whole = count > 0
+    for i in range(0, count, ROWS):
+        o_c = i + gl.arange(0, ROWS, gl.SliceLayout(0, EVERYWHERE))
+        p_c = p_edges + (i_row // ROWS + o_c) * 2
+        b_head, b_tail = gl.load(p_c, mask=o_c < count, other=ROWS), gl.load(p_c + 1, mask=o_c < count, other=0)
+        m_begun = b_head == ROWS
+        m_goes_on = b_tail == 0
+        if not HAS_STATES:
+            m_begun = m_begun | ((b_head == 0) & (o_c == 0) & m_goes_on)
+        m_goes_on = m_goes_on | ((b_tail == ROWS) & (o_c == count - 1))
+        whole = whole & (gl.min((m_begun & m_goes_on).to(gl.int32), axis=0) == 1)
+    return whole
 
 
 @gluon.jit
