@@ -37,13 +37,11 @@ def is_whole(p_edges, i_row, count, HAS_STATES: gl.constexpr):
     for i in range(0, count, ROWS):
         o_c = i + gl.arange(0, ROWS, gl.SliceLayout(0, EVERYWHERE))
         p_c = p_edges + (i_row // ROWS + o_c) * 2
-        b_head, b_tail = gl.load(p_c, mask=o_c < count, other=ROWS), gl.load(p_c + 1, mask=o_c < count, other=0)
-        m_begun = b_head == ROWS
-        m_goes_on = b_tail == 0
+        m_whole = gl.load(p_c, mask=o_c < count, other=ROWS) == ROWS
         if not HAS_STATES:
-            m_begun = m_begun | ((b_head == 0) & (o_c == 0) & m_goes_on)
-        m_goes_on = m_goes_on | ((b_tail == ROWS) & (o_c == count - 1))
-        whole = whole & (gl.min((m_begun & m_goes_on).to(gl.int32), axis=0) == 1)
+            _, tail = head_and_tail(p_edges, i_row)
+            m_whole = m_whole | ((o_c == 0) & (tail == 0))
+        whole = whole & (gl.min(m_whole.to(gl.int32), axis=0) == 1)
     return whole
 
 
