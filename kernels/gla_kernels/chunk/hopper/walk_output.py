@@ -55,9 +55,11 @@ def _queries(b_x, s_e, at, head, PACKED: gl.constexpr):
     """Of q e^C: its two parts, and q e^{C+h}, PACKED of the first ``head`` rows alone."""
     b_qh, b_ql = cut(b_x)
     b_x = b_x * s_e.index(at).load(gl.SliceLayout(0, ACCUMULATOR))[None, :]
+    b_qd = rounded(b_x)
     if PACKED:
-        b_x = gl.where((gl.arange(0, ROWS, gl.SliceLayout(1, ACCUMULATOR)) < head)[:, None], b_x, 0.0)
-    return b_qh, b_ql, rounded(b_x)
+        if head < ROWS:
+            b_qd = gl.where((gl.arange(0, ROWS, gl.SliceLayout(1, ACCUMULATOR)) < head)[:, None], b_qd, 0.0)
+    return b_qh, b_ql, b_qd
 
 
 @gluon.jit
@@ -82,7 +84,6 @@ def output_part(
     mild = n_here < 0  # of the block before
     if PACKED:
         next_head, _ = head_and_tail(p_edges, i_row0)
-        b_next = firsts_of_rows(p_marks, i_row0)
     mbarrier.wait(full.index(0), 0)
     if WIDE:  # what goes around the loop has been waited for, or the compiler has all products of it wait
         b_o = warpgroup_mma_init(warpgroup_mma_wait(0, (b_o,)))
@@ -94,7 +95,7 @@ def output_part(
         at, phase = i & 1, (i >> 1) & 1
         head = ROWS
         if PACKED:
-            head, b_first = next_head, b_next
+            head = next_head
         s_out = s_o.index(at ^ 1 if WIDE else 0)
         if WIDE:
             mbarrier.wait(taken.index(at), phase)
@@ -157,7 +158,8 @@ def output_part(
         )
         b_a = gl.where(o_i[:, None] >= o_j[None, :], b_a, 0.0)
         if PACKED:
-            b_a = same_scores(b_a, b_first)
+            if head < ROWS:
+                b_a = same_scores(b_a, firsts_of_rows(p_marks, i_row0 + i * ROWS))
         b_ah, b_al = cut(b_a)
         if WIDE:
             b_o = warpgroup_mma_wait(0, (b_o,))
@@ -173,7 +175,6 @@ def output_part(
         if PACKED:
             i_next = i_row0 + gl.minimum(i + 1, n_here - 1) * ROWS
             next_head, _ = head_and_tail(p_edges, i_next)
-            b_next = firsts_of_rows(p_marks, i_next)
         mbarrier.wait(full_v.index(at), phase)
         b_v = matrix(s_v.index(at))
         b_o = warpgroup_mma(gl.convert_layout(b_ah, LEFT, True), b_v, b_o, is_async=True)

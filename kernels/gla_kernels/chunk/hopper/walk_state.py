@@ -46,12 +46,14 @@ def _decayed_keys(
     if s_g.dtype == gl.float32:
         matrix(s_g).permute((1, 0)).store(half[:, None] - b_c)
     b_e = gl.exp2(b_c)
+    b_k = rounded(b_k * b_e)
     if PACKED:
         o_i = gl.arange(0, ROWS, gl.SliceLayout(0, ACCUMULATOR))
-        b_e = gl.where((o_i >= tail)[None, :], b_e, 0.0)
+        if tail > 0:
+            b_k = gl.where((o_i >= tail)[None, :], b_k, 0.0)
         if HAS_SN:  # the gates from the tail on are those after the row before it
             total = gl.sum(gl.where((o_i == (tail - 1) & (ROWS - 1))[None, :], b_d, 0.0), axis=1) * LOG2_E
-    return rounded(b_k * b_e), gl.exp2(total)
+    return b_k, gl.exp2(total)
 
 
 @gluon.jit
