@@ -158,13 +158,6 @@ def make_grad_qk(
         run, V = args | {"p_few": few, "n_few": few.shape[1]}, p.dims[-1]
         kernel = grad_qk_runs_hopper_kernel if V <= NARROW else grad_qk_wide_runs_hopper_kernel
         flags["STAGES"] = stages_of(V)
-        if V <= NARROW:
-            flags["WHOLE"] = False
-            if p.packed is not None:  # runs of one sequence by themselves
-                whole = flags | {"PACKED": False, "WHOLE": True}
-                native = p.hopper_launch(kernel, tile, p.of_chunks, run, piece, states, every, **whole)
-                assert native is not None
-                launch(native)
         native = p.hopper_launch(kernel, tile, p.of_chunks, run, piece, states, every, **flags)
         assert native is not None  # `Problem.states_apart` has seen to it
     launch(native or p.of_chunks(grad_qk_kernel, tile, args | {"p_g": p.gates}, piece, states))

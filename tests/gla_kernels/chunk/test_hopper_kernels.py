@@ -212,8 +212,6 @@ def test_gradients_of_q_k_and_gates_over_runs_of_chunks(K, V, stages, gates, eve
     }  # fmt: skip
     kernel = grad_qk_runs_hopper_kernel if V <= NARROW else grad_qk_wide_runs_hopper_kernel
     args, flags = p.with_sequences(args, "p_sn", None)
-    if V <= NARROW:
-        flags["WHOLE"] = False
     place.run(p.of_chunks(kernel, p.config.grad_qk, args, p.whole, states, every, STAGES=stages, **flags))
     x.rows_are_right(into["dq"], x.dq)
     x.rows_are_right(into["dk"], x.dk)

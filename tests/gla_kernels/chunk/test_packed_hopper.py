@@ -127,9 +127,9 @@ def test_few_states_where_sequences_begin_with_none(launch, place):
 
 
 @pytest.mark.parametrize(("states", "gate_type"), [(True, BF16), (False, FLOAT32)])
-def test_runs_of_one_sequence_beside_others(launch, place, states, gate_type):
-    """Runs of two chunks: a sequence's own; of one that goes on, and ends with its last row; of one that ends inside and
-    one that begins there; of one that ends with its last row; and a chunk of two sequences."""
+def test_chunks_of_one_sequence_beside_others(launch, place, states, gate_type):
+    """Runs of two chunks: a sequence's own; of one that goes on, and ends with its last row; of one that ends
+    inside, and one that begins there; of one that ends with its last row; and a chunk of two sequences."""
     check(launch, place, (128, 256, 90, 166, 20, 44), (1, 64, 64), "weak", states, every=2, gate_type=gate_type)
 
 

@@ -54,7 +54,7 @@ from .layouts import (
     rounded,
     wide,
 )
-from .packed import head_and_tail, is_whole, passes, sums_in_sequences, within_sequences
+from .packed import head_and_tail, passes, sums_in_sequences, within_sequences
 from .strong_gates import hidden_zero
 
 
@@ -76,17 +76,13 @@ def grad_qk_runs_hopper_kernel(
     d_q, d_k, d_v, d_g, d_do, d_s, d_few, d_ds, p_h, p_marks, p_edges, p_sn, d_dq, d_dk, d_dg, p_dg,
     scale, T, H, n_blocks, n_here, first_chunk, n_stored, n_few, every, n_rows, n_heads,
     K: gl.constexpr, V: gl.constexpr, STAGES: gl.constexpr,
-    PACKED: gl.constexpr, WHOLE: gl.constexpr, HAS_SN: gl.constexpr, V_FIRST: gl.constexpr,
+    PACKED: gl.constexpr, HAS_SN: gl.constexpr, V_FIRST: gl.constexpr,
 ):  # fmt: skip
     """dq, dk and dg [B, T, H, K] of n_here chunks from first_chunk on, of tiles that are mild: see grad_qk.py. bf16.
 
     K and V are multiples of 64: a program has 64 features of a run of ``every`` chunks. It starts from the state before
     the run, in p_few [B*H, n_few, K, V], and leads it along as walk.py does. p_s [B*H, n_stored, K, V] is given the
     states before chunks that are not mild. PACKED: see `packed.py`; p_sn: as in `states_kernel`.
-
-    Packed sequences take two launches. WHOLE without PACKED serves the runs that `is_whole` names, most of them where
-    sequences are long, with what a single sequence costs: what the masks of the others take of registers is spilled,
-    and there is not much of a cache for that beside two programs' shared memory. PACKED serves the rest.
 
     Shared memory: the state, cut in two; q, k, g; STAGES tiles of V of dO, V and dS; A's leading bits, then dk; A's
     next ones, then dg; L; U. dq leaves from where q was. With gates in float32 D is kept where g was, dg leaves from
@@ -97,10 +93,6 @@ def grad_qk_runs_hopper_kernel(
     count, i_batch, i_row0, i_col, i_out, i_state, i_few, p_h = run_of_program(
         p_h, H, n_blocks, n_here, first_chunk, n_stored, n_few, every, K, V
     )
-
-    if PACKED or WHOLE:
-        if is_whole(p_edges, i_row0, count, HAS_SN) != WHOLE:
-            return
 
     t_q, t_k, t_g, t_high, t_low, t_dg, s_do, s_v, s_ds, s_s, s_u = places(
         d_q, d_k, d_g, d_do, d_v, d_ds, d_few, NV, STAGES
@@ -159,10 +151,6 @@ def grad_qk_runs_hopper_kernel(
         p_h += K
         b_h = gl.exp2(b_half)
         wanted = not mild  # the strong kernel asks for the state
-        if WHOLE:
-            if not more:  # and so does `edges`, where a sequence ends
-                _, tail = head_and_tail(p_edges, i_row)
-                wanted = wanted | (tail == ROWS)
         if PACKED:
             wanted = wanted | ((head > 0) & (not passing))  # and so does `edges`, where a sequence ends
             if not WIDE:

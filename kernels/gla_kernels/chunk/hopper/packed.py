@@ -9,7 +9,7 @@ one that goes on in the next chunk. A single sequence that does both has head = 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from .layouts import ACCUMULATOR, EVERYWHERE, ROWS, SPREAD
+from .layouts import ACCUMULATOR, ROWS, SPREAD
 
 
 @gluon.jit
@@ -26,23 +26,6 @@ def head_and_tail(p_edges, i_row):
 def passes(head, tail):
     """Whether one sequence comes from the chunk before and goes on in the next one."""
     return (head == ROWS) & (tail == 0)
-
-
-@gluon.jit
-def is_whole(p_edges, i_row, count, HAS_STATES: gl.constexpr):
-    """Whether all rows of a run of chunks are computed as those of one sequence are: none begins or ends in it, but for
-    one that begins with its first row, from a state that is zero (not HAS_STATES), or ends with its last row. The same
-    in every thread."""
-    whole = count > 0
-    for i in range(0, count, ROWS):
-        o_c = i + gl.arange(0, ROWS, gl.SliceLayout(0, EVERYWHERE))
-        p_c = p_edges + (i_row // ROWS + o_c) * 2
-        m_whole = gl.load(p_c, mask=o_c < count, other=ROWS) == ROWS
-        if not HAS_STATES:
-            _, tail = head_and_tail(p_edges, i_row)
-            m_whole = m_whole | ((o_c == 0) & (tail == 0))
-        whole = whole & (gl.min(m_whole.to(gl.int32), axis=0) == 1)
-    return whole
 
 
 @gluon.jit
