@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -26,6 +27,7 @@ from glabench.report.svg import Hit, hit, inline
 WIDTH, HEIGHT = 4.0, 2.95  # of a panel, inches; text is sized so that it still reads when that is a phone's width
 ENTRY, LETTER = 0.72, 0.067  # of a legend's entry: its line with the room around it, and a letter on average, inches
 LINE = 0.16  # of the name of a category, inches
+HEADLINE = 0.18  # a line of a figure's title, inches
 SPREAD = 0.03  # intervals narrower than this share of the value are thinner than the marker, and are not drawn
 SETTINGS = {
     "font.family": ["DejaVu Sans"], "font.size": 9, "axes.edgecolor": AXIS.light, "axes.linewidth": 0.7,
@@ -84,7 +86,7 @@ def whole(figure: Figure) -> Canvas:
     entries_wide = _legend_columns([title for _, title in figure.keys], columns)
     entries = 0.22 * math.ceil(len(figure.keys) / entries_wide)
     canvas = Canvas(figsize=(WIDTH * columns, tallest * rows + 0.45 + entries), layout="constrained")
-    canvas.suptitle(figure.title, x=0.01, ha="left", fontsize=11, fontweight="bold")
+    _headline(canvas, figure.title)
     titles = [draw(canvas.add_subplot(rows, columns, i), panel) for i, panel in enumerate(figure.panels, 1)]
     handles = [_legend_line(key, title, figure.stacked) for key, title in figure.keys]
     canvas.legend(handles=handles, loc="outside lower left", ncols=entries_wide, frameon=False, handlelength=3)
@@ -92,6 +94,15 @@ def whole(figure: Figure) -> Canvas:
     for axes, title in zip(canvas.axes, titles, strict=True):
         _fit(axes, title)
     return canvas
+
+
+def _headline(canvas: Canvas, title: str) -> None:
+    """The figure's title, in as many lines as it takes; the figure grows by those after the first."""
+    words = canvas.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
+    wide = words.get_window_extent().width / (0.98 * canvas.bbox.width)
+    if wide > 1:
+        words.set_text(textwrap.fill(title, int(len(title) / wide)))
+        canvas.set_figheight(canvas.get_figheight() + HEADLINE * words.get_text().count("\n"))
 
 
 def _fit(axes: Axes, title: Text) -> None:

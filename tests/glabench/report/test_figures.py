@@ -142,6 +142,18 @@ def test_words_stay_inside_a_panel_with_long_categories() -> None:
         assert all(one.x1 < other.x0 for one, other in pairwise(boxes))
 
 
+def test_a_long_title_stays_inside_its_figure() -> None:
+    found = Series("gla", "GLA", (Point(0, 0.19), Point(1, 4.1)))
+    panel = Panel("forward", "", "tokens/s", (found,), categories=("one sequence", "packed"))
+    short, long = (draw.whole(Figure("f", title, "", (panel,))) for title in ("Packed", "Packed sequences of " * 9))
+    for canvas in (short, long):
+        (title,) = (words for words in canvas.texts if words.get_text().startswith("Packed"))
+        box = title.get_window_extent()
+        assert 0 <= box.x0 < box.x1 <= canvas.bbox.width
+        assert box.y1 <= canvas.bbox.height + 1
+    assert long.get_figheight() > short.get_figheight()
+
+
 def test_a_panel_on_the_page_has_a_hit_with_values_for_every_point(board_figures: Figures) -> None:
     forward = panel(board_figures["speed"][0], "forward")
     svg = ElementTree.fromstring(draw.panel_svg(forward, "p0"))
