@@ -40,8 +40,9 @@ NO_NUMBER: tl.constexpr = tl.constexpr(tl.PropagateNan.ALL)  # what a maximum is
 
 @triton.jit
 def limited(b_g):
-    """Gates as they are summed: of none less than LEAST_GATE. One that is no number stays none."""
-    return tl.where(b_g < LEAST_GATE, tl.full([], LEAST_GATE, tl.float32).to(b_g.dtype), b_g)
+    """Gates as they are summed: of none less than LEAST_GATE. One that is no number stays none. Compared in float32, as
+    Triton did by itself up to 3.7: the interpreter of 3.9 compares bfloat16 as integers."""
+    return tl.where(b_g.to(tl.float32) < LEAST_GATE, tl.full([], LEAST_GATE, tl.float32).to(b_g.dtype), b_g)
 
 
 @triton.jit
