@@ -33,7 +33,7 @@ LINEAGE = {
     "43fec845499bce85": "28b8cfb22576a567",  # few states kept: the kernel for it has no tiles to choose
     "73c116c0d16f9670": "28b8cfb22576a567",  # another kernel for few states where V is wide; names for all Tritons
     "f59415fa4449b694": "28b8cfb22576a567",  # packed sequences, gates in float32 and -inf: the rest is as before
-    "490e69376f38e49d": "28b8cfb22576a567",  # float32 gates and packed sequences by other ways: the rest is as before
+    "1973f65e48d0124b": "28b8cfb22576a567",  # float32 gates and packed sequences by other ways: the rest is as before
 }
 MAX_BYTES = 16 * 2**20  # of a file
 MAX_ENTRIES = 50_000  # about as many fit in

@@ -66,12 +66,12 @@ def places(d_q, d_k, d_g, d_do, d_v, d_ds, d_few, NV: gl.constexpr, STAGES: gl.c
     s_ds = gl.allocate_shared_memory(gl.bfloat16, [STAGES, ROWS, ROWS], d_ds.layout)
     s_s = gl.allocate_shared_memory(gl.bfloat16, [NV, ROWS, ROWS], d_few.layout)
     t_high = gl.allocate_shared_memory(gl.bfloat16, [1, ROWS, ROWS], SHARED)
-    t_low, t_dg = t_q, t_q
     if WIDE:
         t_low = t_q.index(1)._reinterpret(gl.bfloat16, [1, ROWS, ROWS], SHARED)
         t_dg = t_q._reinterpret(gl.float32, [1, 1, ROWS, ROWS], d_g.layout)
     else:
         t_low = gl.allocate_shared_memory(gl.bfloat16, [1, ROWS, ROWS], SHARED)
+        t_dg = t_q  # which nothing comes to
     s_u = gl.allocate_shared_memory(gl.bfloat16, [ROWS, ROWS], SHARED)
     return t_q, t_k, t_g, t_high, t_low, t_dg, s_do, s_v, s_ds, s_s, s_u
 

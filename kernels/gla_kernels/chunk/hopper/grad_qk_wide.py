@@ -226,10 +226,10 @@ def _products_part(
     tma.store_wait(0)
 
 
-@gluon.jit(do_not_specialize=["T", "n_blocks", "n_here", "first_chunk", "n_stored", "n_few", "every", "n_rows"])
+@gluon.jit(do_not_specialize=["n_blocks", "n_here", "first_chunk", "n_stored", "n_few", "every", "n_rows"])
 def grad_qk_wide_runs_hopper_kernel(
     d_q, d_k, d_v, d_g, d_do, d_s, d_few, d_ds, p_h, p_marks, p_edges, p_sn, d_dq, d_dk, d_dg,
-    scale, T, H, n_blocks, n_here, first_chunk, n_stored, n_few, every, n_rows, n_heads,
+    scale, H, n_blocks, n_here, first_chunk, n_stored, n_few, every, n_rows, n_heads,
     K: gl.constexpr, V: gl.constexpr, STAGES: gl.constexpr,
     PACKED: gl.constexpr, HAS_SN: gl.constexpr, V_FIRST: gl.constexpr,
 ):  # fmt: skip

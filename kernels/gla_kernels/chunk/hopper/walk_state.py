@@ -92,8 +92,6 @@ def state_part(
 
     for i in range(n_here):
         at, phase = i & 1, (i >> 1) & 1
-        s_g0 = s_g[0].index(at)
-        s_g1 = s_g0
         head, tail = ROWS, 0
         if PACKED:
             head, tail = next_head, next_tail
@@ -102,6 +100,8 @@ def state_part(
             turn, phase_g = turn_of(i, 0, NK)
             s_g0 = s_g[0].index(turn)
             mbarrier.wait(full_g.index(turn), phase_g)
+        else:
+            s_g0 = s_g[0].index(at)
         b_d0 = sums_of(s_g0, s_l)
         if NK == 2 and not WIDE:
             s_g1 = s_g[1].index(at)
