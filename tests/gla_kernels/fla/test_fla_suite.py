@@ -58,6 +58,19 @@ def test_exit_code_and_what_is_said(fake, suite, capsys, more, options, code, sa
     assert [line for line in says if line not in said] == []
 
 
+def test_parts_share_the_tests_out(fake, suite, capsys):
+    path = fake / "test_of_fla_in_parts.py"
+    path.write_text(
+        HEAD.replace(", fused_recurrent_gla", "") + "".join(f"\ndef test_{i}():\n    test_chunk()\n" for i in range(4))
+    )
+    for part, passed in (("1/2", 3), ("2/2", 2)):
+        assert suite.main(["--part", part, str(path)]) == 0
+        assert f"{passed} passed" in capsys.readouterr().out
+    for part in ("3/2", "0/2", "half"):
+        assert suite.main(["--part", part, str(path)]) == 2
+        assert "--part" in capsys.readouterr().err
+
+
 def test_as_a_program_it_fails_where_a_function_never_ran_them(fake, python_process, monkeypatch):
     path = fake / "test_of_fla.py"
     path.write_text(HEAD)
