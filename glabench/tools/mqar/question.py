@@ -39,8 +39,8 @@ class Task(_Strict):
 
 
 class Question(_Strict):
-    """A model for each system, width, learning rate and seed. Each is trained on all tasks, a batch of one after a batch
-    of another, and tested on each."""
+    """A model for each system, width, learning rate and seed. Each is trained on all tasks, a batch of one after a
+    batch of another, and tested on each."""
 
     title: Annotated[str, Field(min_length=1)]
     tasks: Annotated[list[Task], Field(min_length=1)]
@@ -60,9 +60,8 @@ class Question(_Strict):
         if self.batch_tokens < longest:
             raise ValueError(f"batch_tokens: expected at least the longest task, {longest}, got {self.batch_tokens}")
         if self.vocabulary <= longest:
-            raise ValueError(
-                f"vocabulary: expected more than the longest task has tokens, {longest}, got {self.vocabulary}"
-            )
+            least = f"more than a sequence has tokens, {longest}"
+            raise ValueError(f"vocabulary: expected {least}, got {self.vocabulary}")
         if wrong := [width for width in self.widths if width % 32]:
             raise ValueError(f"widths: expected multiples of 32, got {wrong[0]}")
         return self
@@ -97,7 +96,9 @@ def read(path: Path, systems: tuple[str, ...]) -> Question:
     try:
         question = Question.model_validate(source.data)
     except ValidationError as error:
-        raise _told(source, dict(error.errors()[0])) from None
+        # a key that is missing may only be misspelt: others are told first
+        first = min(error.errors(), key=lambda item: item["type"] == "missing")
+        raise _told(source, dict(first)) from None
     for i, name in enumerate(question.systems):
         if name not in systems:
             raise source.error(("systems", i), f"unknown system {name!r}{did_you_mean(name, systems)}")

@@ -41,13 +41,15 @@ class Trainer:
         with device:
             self.model = LanguageModel(config_of(question, run.width), run.system, longest)
         self.master = [p.detach().clone().requires_grad_() for p in self.model.parameters()]
-        for weight in self.master:
-            weight.grad = torch.zeros_like(weight)
+        self.gradients = [torch.zeros_like(weight) for weight in self.master]
+        for weight, gradient in zip(self.master, self.gradients, strict=True):
+            weight.grad = gradient
         if device.type == "cuda":
             self.model.to(torch.bfloat16)
         self.rate, self.top = torch.zeros((), device=device), run.learning_rate
-        given = {"lr": self.rate, "weight_decay": WEIGHT_DECAY, "fused": True}
-        self.optimizer = torch.optim.AdamW(self.master, capturable=device.type == "cuda", **given)
+        self.optimizer = torch.optim.AdamW(
+            self.master, lr=self.rate, weight_decay=WEIGHT_DECAY, fused=True, capturable=device.type == "cuda"
+        )
 
     def set_rate(self, step: int) -> None:
         """The learning rate of a step."""
@@ -59,7 +61,7 @@ class Trainer:
         """One step, queued; the mean loss of the batch's queries before it, float32."""
         loss = self.loss(batch)
         gradients = torch.autograd.grad(loss, list(self.model.parameters()))
-        torch._foreach_copy_([weight.grad for weight in self.master], gradients)
+        torch._foreach_copy_(self.gradients, gradients)
         torch.nn.utils.clip_grad_norm_(self.master, MOST_GRADIENT, foreach=True)
         self.optimizer.step()
         with torch.no_grad():

@@ -62,9 +62,9 @@ def test_runs_are_all_combinations_the_widest_first(tmp_path: Path) -> None:
         ("0.001", "1.5", "FILE:6: learning_rates.0: input should be less than 1, got 1.5"),
         ("batch_tokens: 128", "batch_tokens: 32", "FILE:1: batch_tokens: expected at least the longest task, 64, got"),
         (
-            "steps: 10",
-            "steps: 10\nvocabulary: 60",
-            "FILE:1: vocabulary: expected more than the longest task has tokens, 64, got 60",
+            "title: Any",
+            "title: Any\nvocabulary: 60",
+            "FILE:1: vocabulary: expected more than a sequence has tokens, 64",
         ),
     ],
 )
