@@ -17,7 +17,7 @@ from typing import Annotated
 import typer
 
 from glabench.errors import UserError, in_one_line
-from glabench.tools.mqar.figure import figure, show
+from glabench.tools.mqar.figure import figure, line_of, show
 from glabench.tools.mqar.question import Question, Run, Task, read
 from glabench.tools.rows import Row, append, rows_of, wide_enough
 from glabench.tools.step import check_names
@@ -87,11 +87,12 @@ def measured(question: Question, processes: int, graphs: bool, out: Path | None)
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     here = environment(device, bandwidth=False)
-    rows = []
-    for row in _trained(question, list(question.runs()), device, processes, graphs):
+    runs, rows = list(question.runs()), list[Row]()
+    for row in _trained(question, runs, device, processes, graphs):
         row["environment"] = here
         append([row], out)
         rows.append(row)
+        typer.echo(f"{len(rows)} of {len(runs)}: {line_of(row)}", err=True)
     return rows
 
 

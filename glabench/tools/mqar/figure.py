@@ -91,15 +91,19 @@ def show(rows: Sequence[Row], console: Console) -> None:
         console.print(table)
     for row in rows:
         if row["error"]:
-            console.print(f"{name_of(row)}: {row['error']}", soft_wrap=True)
+            console.print(line_of(row), soft_wrap=True)
 
 
 def _cell(found: Sequence[Row], task: str) -> str:
     return f"{100 * mean(found, task):.1f} at {found[0]['learning_rate']:g}" if found else "-"
 
 
-def name_of(row: Row) -> str:
-    return f"{row['system']}, width {row['width']}, learning rate {row['learning_rate']:g}, seed {row['seed']}"
+def line_of(row: Row) -> str:
+    """A model and what came of it: its accuracy by task, or its error."""
+    name = f"{row['system']}, width {row['width']}, learning rate {row['learning_rate']:g}, seed {row['seed']}"
+    if row["error"]:
+        return f"{name}: {row['error']}"
+    return f"{name}: {', '.join(f'{100 * share:.1f} %' for share in row['accuracy'].values())}"
 
 
-__all__ = ["figure", "show"]
+__all__ = ["figure", "line_of", "show"]

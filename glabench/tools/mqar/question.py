@@ -82,10 +82,6 @@ class Run(_Strict):
     learning_rate: float
     seed: int
 
-    @property
-    def name(self) -> str:
-        return f"{self.system}, width {self.width}, learning rate {self.learning_rate:g}, seed {self.seed}"
-
 
 def read(path: Path, systems: tuple[str, ...]) -> Question:
     """The question of a file. UserError with file, line and what was expected for one that is none, or that asks for a

@@ -9,7 +9,7 @@ import pytest
 from glabench.errors import UserError
 from glabench.systems.models.model import SYSTEMS
 from glabench.tools.mqar.__main__ import QUESTION
-from glabench.tools.mqar.question import read
+from glabench.tools.mqar.question import Run, read
 
 FILE = """\
 title: Any
@@ -45,7 +45,7 @@ def test_runs_are_all_combinations_the_widest_first(tmp_path: Path) -> None:
     runs = list(read(path, tuple(SYSTEMS)).runs())
     assert len(set(runs)) == 2 * 2 * 2
     assert [run.width for run in runs] == [128] * 4 + [64] * 4
-    assert runs[0].name == "gla, width 128, learning rate 0.001, seed 0"
+    assert runs[0] == Run(system="gla", width=128, learning_rate=0.001, seed=0)
 
 
 @pytest.mark.parametrize(
