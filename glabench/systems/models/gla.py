@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gla_kernels import gla
+from gla_kernels import gla, reference
+
+from .operators import Operator
 
 RANK = 16  # of the projection that gates come from
 TEMPERATURE = 16  # gates are that much closer to 1 than a sigmoid
 EPS = 1e-5
+
+
+def by_gla(q: Tensor, k: Tensor, v: Tensor, g: Tensor, recompute: bool | None = None) -> Tensor:
+    """``gla`` without states at the ends; recompute: what it calls so."""
+    return gla(q, k, v, g, recompute=recompute)[0]
 
 
 class GatedLinearAttention(nn.Module):
@@ -17,13 +27,13 @@ class GatedLinearAttention(nn.Module):
 
     The norm of each head is an RMS norm with one weight for all heads, where the paper has a LayerNorm without saying
     which weights; it is the norm of the rest of the model. The paper's output gate has a bias, which is left out.
-    recompute: what ``gla`` calls so.
+    operator: (q, k [B, T, H, K], v [B, T, H, V], g [B, T, H, K]) -> o [B, T, H, V].
     """
 
-    def __init__(self, width: int, heads: int, recompute: bool | None = None) -> None:
+    def __init__(self, width: int, heads: int, operator: Operator = by_gla) -> None:
         super().__init__()
         keys = width // 2
-        self.heads, self.recompute = heads, recompute
+        self.heads, self.operator = heads, operator
         # One product for queries, keys, values, the output gate and the gates' low rank, as attention has one for
         # three: gla copies its slices, which costs less than products of their own.
         self.sizes = (keys, keys, width, width, RANK)
@@ -36,13 +46,26 @@ class GatedLinearAttention(nn.Module):
         """x [B, T, width] -> the same shape. Gates are in x's dtype, with which all kernels serve."""
         q, k, v, output_gate, low_rank = self.project(x).split(self.sizes, -1)
         q, k, v, gate = (self._by_head(y) for y in (q, k, v, self.gate(low_rank)))
-        o, _ = gla(q, k, v, F.logsigmoid(gate) / TEMPERATURE, recompute=self.recompute)
+        o = self.operator(q, k, v, F.logsigmoid(gate) / TEMPERATURE)
         mixed: Tensor = self.out((F.silu(self._by_head(output_gate)) * self.norm(o)).flatten(2))
         return mixed
+
+    @torch.no_grad()
+    def attend_to_itself(self) -> None:
+        """Make each token's key its query."""
+        queries, keys, *_ = self.project.weight.split(self.sizes)
+        keys.copy_(queries)
+
+    @staticmethod
+    def plain(q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> Tensor:
+        """The chunkwise form in PyTorch."""
+        return reference.chunkwise(q, k, v, g)[0]
 
     def _by_head(self, x: Tensor) -> Tensor:
         """x [B, T, H * dim] as a view [B, T, H, dim]."""
         return x.unflatten(-1, (self.heads, -1))
 
 
-__all__ = ["GatedLinearAttention"]
+recomputed = partial(by_gla, recompute=True)
+
+__all__ = ["GatedLinearAttention", "by_gla", "recomputed"]
