@@ -34,27 +34,25 @@ class GatedLinearAttention(nn.Module):
         super().__init__()
         keys = width // 2
         self.heads, self.operator = heads, operator
-        # One product for queries, keys, values, the output gate and the gates' low rank, as attention has one for
-        # three: gla copies its slices, which costs less than products of their own.
-        self.sizes = (keys, keys, width, width, RANK)
-        self.project = nn.Linear(width, sum(self.sizes), bias=False)
-        self.gate = nn.Linear(RANK, keys)
+        # Products of their own, where attention has one for three: gla would copy slices of one, and keep the copies
+        # for the backward pass beside what they are of.
+        self.queries, self.keys = (nn.Linear(width, keys, bias=False) for _ in range(2))
+        self.values, self.output_gate = (nn.Linear(width, width, bias=False) for _ in range(2))
+        self.gate = nn.Sequential(nn.Linear(width, RANK, bias=False), nn.Linear(RANK, keys))
         self.norm = nn.RMSNorm(width // heads, EPS)
         self.out = nn.Linear(width, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [B, T, width] -> the same shape. Gates are in x's dtype, with which all kernels serve."""
-        q, k, v, output_gate, low_rank = self.project(x).split(self.sizes, -1)
-        q, k, v, gate = (self._by_head(y) for y in (q, k, v, self.gate(low_rank)))
+        q, k, v, gate = (self._by_head(f(x)) for f in (self.queries, self.keys, self.values, self.gate))
         o = self.operator(q, k, v, F.logsigmoid(gate) / TEMPERATURE)
-        mixed: Tensor = self.out((F.silu(self._by_head(output_gate)) * self.norm(o)).flatten(2))
+        mixed: Tensor = self.out((F.silu(self._by_head(self.output_gate(x))) * self.norm(o)).flatten(2))
         return mixed
 
     @torch.no_grad()
     def attend_to_itself(self) -> None:
         """Make each token's key its query."""
-        queries, keys, *_ = self.project.weight.split(self.sizes)
-        keys.copy_(queries)
+        self.keys.weight.copy_(self.queries.weight)
 
     @staticmethod
     def plain(q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> Tensor:
