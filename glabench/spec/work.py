@@ -68,12 +68,15 @@ def operator_work(case: dict[str, Any]) -> dict[str, int]:
 
 def _training_flops(case: dict[str, Any]) -> int:
     """The embedding multiplies once, as the head. Biases, norms and gates' projections of low rank do not count."""
-    config = CONFIGS[case["model"]]
-    mixing, mlp = 4 * config.width**2, 3 * config.width * config.hidden
-    weights = config.layers * (mixing + mlp) + config.width * config.vocabulary
+    config, info = CONFIGS[case["model"]], CATALOG[case["system"]]
+    block, layers = 4 * config.width**2 + 3 * config.width * config.hidden, config.layers
     heads = {"attn_heads": config.attention_heads, "attn_dim": config.width // config.attention_heads}
-    inside = {**case, **heads, "system": CATALOG[case["system"]].inside, "mode": "fwdbwd"}
-    return 6 * weights * case["B"] * case["T"] + config.layers * operator_work(inside)["flops"]
+    if info.inside == "mamba2_ssd":  # a block is two layers of Mamba-2, and has no MLP
+        block, layers = 2 * 6 * config.width**2, 2 * layers
+        heads = {"H": 2 * config.width // 64, "K": 128, "V": 64}
+    inside = {**case, **heads, "system": info.inside, "mode": "fwdbwd"}
+    weights = config.layers * block + config.width * config.vocabulary
+    return 6 * weights * case["B"] * case["T"] + layers * operator_work(inside)["flops"]
 
 
 def floor_ms(hbm_bytes: int, bytes_per_s: float) -> float:

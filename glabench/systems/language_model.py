@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from glabench.systems.models.operators import Operator
 
 # system -> the name of its layers in ``models.model.SYSTEMS``
-LAYERS = {"gla_lm": "gla", "gla_lm_fla": "gla", "transformer_lm": "fa2"}
+LAYERS = {
+    "gla_lm": "gla", "gla_lm_fla": "gla", "retnet_lm": "retnet", "linear_lm": "linear", "mamba2_lm": "mamba2",
+    "transformer_lm": "fa2",
+}  # fmt: skip
 
 
 class LanguageModelSystem(System):
@@ -104,6 +107,47 @@ class TransformerSystem(LanguageModelSystem):
 
         name = backend(torch.device("cuda" if torch.cuda.is_available() else "cpu")).name
         return f"SDPA {name}; {self.executed(case)}"
+
+
+class UngatedSystem(LanguageModelSystem):
+    """Linear attention."""
+
+    def operator_case(self, case: Case) -> Case:
+        return replace(super().operator_case(case), gate_strength=None)
+
+
+class RetnetSystem(LanguageModelSystem):
+    """RetNet, which has heads of its own."""
+
+    def operator_case(self, case: Case) -> Case:
+        config = CONFIGS[case.model or "tiny"]
+        heads, width = config.retention_heads, config.width
+        return replace(super().operator_case(case), H=heads, K=width // 2 // heads, V=width // heads)
+
+
+class Mamba2System(LanguageModelSystem):
+    """Mamba-2: mamba_ssm's own layer, or the plain one."""
+
+    @property
+    def in_one_graph(self) -> bool:  # type: ignore[override]  # a class attribute of all others
+        """mamba_ssm's kernels are left alone."""
+        from glabench.systems.models import mamba2
+
+        return not mamba2.official()
+
+    def unavailable(self, device: Device) -> Unavailable | None:
+        return None
+
+    def unsupported(self, case: Case, device: Device) -> str | None:
+        return None
+
+    def implementation(self, case: Case) -> str:
+        from glabench.systems.models import mamba2
+
+        return f"{mamba2.implementation()}; {self.executed(case)}"
+
+    def launches(self, case: Case, arch: str) -> list[Launch]:
+        return []
 
 
 class FlaOperatorSystem(LanguageModelSystem):

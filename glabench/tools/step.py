@@ -49,7 +49,9 @@ class Question:
 
 @app.command()
 def step(
-    systems: Annotated[str, typer.Option(help="Comma-separated: gla, gla-recompute, fa2.")] = "gla,gla-recompute,fa2",
+    systems: Annotated[
+        str, typer.Option(help="Comma-separated names of docs/models.md, as gla, fla, retnet, fa2.")
+    ] = "gla,gla-recompute,fa2",
     compile_: Annotated[str, typer.Option("--compile", help="none, blocks or both.")] = "both",
     model: Annotated[str, typer.Option(help="340m, 1.3b or tiny.")] = "340m",
     batch: Annotated[int, typer.Option("--B", help="Sequences.", min=1)] = 8,
@@ -67,10 +69,13 @@ def step(
         return
     import torch
 
-    from glabench.systems.models.model import CONFIGS, SYSTEMS
+    from glabench.systems.models.model import CONFIGS, SYSTEMS, missing
 
     names = systems.split(",")
     check_names(names, SYSTEMS, "--systems")
+    for name in names:
+        if why := missing(name):
+            raise typer.BadParameter(f"{name!r} cannot run here: {why}", param_hint="--systems")
     check_names([model], CONFIGS, "--model")
     check_names([compile_], MODES, "--compile")
     device: Device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -97,7 +102,7 @@ def measure(asked: Question, device: Device) -> list[Row]:
     from glabench.run.step_kernels import kernel_ms, kernels_of
     from glabench.run.train import Variant, measure_in_turns, warmed_up
     from glabench.systems.models.attention import backend
-    from glabench.systems.models.model import CONFIGS
+    from glabench.systems.models.model import CONFIGS, implementation
 
     config, place = CONFIGS[asked.model], torch.device(device)
     variants = [Variant(system, compiled) for compiled in asked.modes for system in asked.systems]
@@ -110,6 +115,7 @@ def measure(asked: Question, device: Device) -> list[Row]:
         row: Row = {"kind": "training step", "recorded_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
         row |= {"model": asked.model, "config": asdict(config), "B": asked.B, "T": asked.T, "dtype": "bf16"}
         row |= {"attention": f"SDPA {backend(place).name}", "steps": asked.steps}
+        row["implementation"] = implementation(found.system, place)
         row |= asdict(found) | {"trains": found.trains}
         row |= {"median_wall_ms": wall, "quartile_queue_ms": queued, "tokens_per_s": asked.B * asked.T / wall * 1e3}
         row["kernel_ms"] = None

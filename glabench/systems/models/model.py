@@ -5,16 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
+from glabench.hardware.environment import package_version
 from glabench.spec.models import CONFIGS, Config
+from glabench.systems.gla import kernels_version
 
+from . import fla, mamba, mamba2
 from .attention import Attention, Rotary, backend
 from .gla import EPS, GatedLinearAttention, by_gla, recomputed
+from .linear_attention import LinearAttention
 from .operators import Form, Mixer, Operator, operator_of
+from .retnet import MultiScaleRetention
 
 STD = 0.02  # of all weights at the start, but the norms'
 
@@ -35,14 +41,17 @@ class SwiGLU(nn.Module):
 
 
 class Block(nn.Module):
-    """A layer that mixes tokens and an MLP, each after an RMS norm and beside a residual."""
+    """A layer that mixes tokens and an MLP, each after an RMS norm and beside a residual.
 
-    def __init__(self, config: Config, mixer: nn.Module) -> None:
+    mlp: SwiGLU, or for Mamba, whose models have no MLP, a second layer that mixes tokens.
+    """
+
+    def __init__(self, config: Config, mixer: nn.Module, mlp: nn.Module) -> None:
         super().__init__()
         self.mixer_norm = nn.RMSNorm(config.width, EPS)
         self.mixer = mixer
         self.mlp_norm = nn.RMSNorm(config.width, EPS)
-        self.mlp = SwiGLU(config.width, config.hidden)
+        self.mlp = mlp
 
     def forward(self, x: Tensor) -> Tensor:
         """x [B, T, width] -> the same shape."""
@@ -56,24 +65,26 @@ class LanguageModel(nn.Module):
 
     Weights and activations share one dtype, ``.to(torch.bfloat16)`` for bf16; norms compute in float32 inside.
     system: a name of SYSTEMS. length: the most tokens of a sequence.
+
+    Raises ValueError for a system that cannot run here.
     """
 
     def __init__(self, config: Config, system: str, length: int) -> None:
         super().__init__()
+        if why := missing(system):
+            raise ValueError(f"system: {system!r} cannot run here: {why}")
         self.embedding = nn.Embedding(config.vocabulary, config.width)
-        self.blocks = nn.ModuleList(Block(config, mixer) for mixer in SYSTEMS[system](config, length))
+        self.blocks = nn.ModuleList(_blocks(config, SYSTEMS[system](config, length)))
         self.norm = nn.RMSNorm(config.width, EPS)
         self.keeps_activations = True  # or computes each block's again in the backward pass
         self.apply(_initialize)
 
     @property
     def mixers(self) -> list[Mixer]:
-        """The layers that mix tokens. TypeError for one whose operator cannot be another."""
-        found: list[Mixer] = []
-        for block in self.blocks:
-            if not isinstance(block.mixer, Mixer):
-                raise TypeError(f"{type(block.mixer).__name__} has no operator of its own")
-            found.append(block.mixer)
+        """The layers that mix tokens. TypeError where their operator cannot be another."""
+        found: list[Mixer] = [module for module in self.modules() if isinstance(module, Mixer)]
+        if not found:
+            raise TypeError(f"{type(self.blocks[0].mixer).__name__} has no operator of its own")
         return found
 
     def attend_to_themselves(self) -> None:
@@ -111,14 +122,49 @@ class LanguageModel(nn.Module):
 
 
 def _initialize(module: nn.Module) -> None:
+    bias = getattr(module, "bias", None)
+    if getattr(bias, "_no_reinit", False):
+        return  # Mamba's steps begin as its layer has them
     if isinstance(module, nn.Linear | nn.Embedding):
         nn.init.normal_(module.weight, std=STD)
-    if isinstance(module, nn.Linear) and module.bias is not None:
-        nn.init.zeros_(module.bias)
+    if isinstance(module, nn.Linear) and bias is not None:
+        nn.init.zeros_(bias)
+
+
+def _blocks(config: Config, layers: list[nn.Module]) -> list[Block]:
+    """A block for each layer, with an MLP; of twice as many layers as the model has blocks, one for each two."""
+    if len(layers) == config.layers:
+        return [Block(config, layer, SwiGLU(config.width, config.hidden)) for layer in layers]
+    return [Block(config, *pair) for pair in zip(layers[::2], layers[1::2], strict=True)]
 
 
 def _gla(config: Config, length: int, operator: Operator = by_gla) -> list[nn.Module]:
     return [GatedLinearAttention(config.width, config.gla_heads, operator) for _ in range(config.layers)]
+
+
+def _fla(config: Config, length: int, accelerated: bool = False) -> list[nn.Module]:
+    return [fla.FlaLayer(config.width, config.gla_heads, accelerated) for _ in range(config.layers)]
+
+
+def _fla_accelerated(config: Config, length: int) -> list[nn.Module]:
+    return _fla(config, length, accelerated=True)
+
+
+def _retnet(config: Config, length: int) -> list[nn.Module]:
+    rotary = Rotary(length, config.width // 2 // config.retention_heads)
+    return [MultiScaleRetention(config.width, config.retention_heads, rotary) for _ in range(config.layers)]
+
+
+def _linear(config: Config, length: int) -> list[nn.Module]:
+    return [LinearAttention(config.width, config.gla_heads) for _ in range(config.layers)]
+
+
+def _mamba(config: Config, length: int) -> list[nn.Module]:
+    return [mamba.mamba(config.width) for _ in range(2 * config.layers)]
+
+
+def _mamba2(config: Config, length: int) -> list[nn.Module]:
+    return [mamba2.mamba2(config.width) for _ in range(2 * config.layers)]
 
 
 def _attention(config: Config, length: int) -> list[nn.Module]:
@@ -126,11 +172,35 @@ def _attention(config: Config, length: int) -> list[nn.Module]:
     return [Attention(config.width, config.attention_heads, rotary) for _ in range(config.layers)]
 
 
-# (sizes, the most tokens) -> a layer for each block.
+# (sizes, the most tokens) -> a layer for each block, or two.
 SYSTEMS: dict[str, Callable[[Config, int], list[nn.Module]]] = {
     "gla": _gla,
     "gla-recompute": partial(_gla, operator=recomputed),
+    "fla": _fla,
+    "fla-accelerated": _fla_accelerated,
+    "retnet": _retnet,
+    "linear": _linear,
+    "mamba": _mamba,
+    "mamba2": _mamba2,
     "fa2": _attention,
 }
+ONE_GRAPH = ("gla", "gla-recompute", "retnet", "linear", "mamba2", "fa2")  # a block of these compiles whole
 
-__all__ = ["CONFIGS", "SYSTEMS", "Config", "LanguageModel"]
+
+def missing(system: str) -> str | None:
+    """Why a system of SYSTEMS cannot run on this machine, and how to get what it needs; or None."""
+    return fla.missing() if system.startswith("fla") else None
+
+
+def implementation(system: str, device: torch.device) -> str:
+    """What really runs in a system's layers there, with its version."""
+    if system.startswith("fla"):
+        return fla.implementation(system == "fla-accelerated")
+    if system in ("mamba", "mamba2"):
+        return mamba.implementation() if system == "mamba" else mamba2.implementation()
+    if system == "fa2":
+        return f"torch {package_version('torch')} SDPA {backend(device).name}"
+    return kernels_version()
+
+
+__all__ = ["CONFIGS", "ONE_GRAPH", "SYSTEMS", "Config", "LanguageModel", "implementation", "missing"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import sys
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,7 @@ def test_a_row_a_system_with_raw_samples(rows: list[Row]) -> None:
         assert len(row["queue_ms"]) == 2 * QUEUED
         assert min(row["wall_ms"]) <= row["median_wall_ms"] <= max(row["wall_ms"])
         assert row["tokens_per_s"] == pytest.approx(16 / row["median_wall_ms"] * 1e3)
+        assert ("gla_kernels" in row["implementation"]) == (row["system"] == "gla")
         assert {"commit", "dirty", "torch", "triton", "device"} <= set(row["environment"])
 
 
@@ -72,7 +74,7 @@ def printed(rows: list[Row]) -> str:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--systems", "gla,fa3"], "did you mean 'fa2'"),
+        (["--systems", "gla,fa-2"], "did you mean 'fa2'"),
         (["--model", "340"], "did you mean '340m'"),
         (["--compile", "block"], "did you mean 'blocks'"),
     ],
@@ -81,6 +83,14 @@ def test_misspelt_names_are_told(arguments: list[str], says: str) -> None:
     done = CliRunner().invoke(app, arguments, env={"COLUMNS": "200"})
     assert done.exit_code == 2
     assert says in done.output
+
+
+def test_a_package_that_is_missing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fla.layers", None)  # as if it were not there
+    done = CliRunner().invoke(app, [*ARGUMENTS, "--systems", "gla,fla"], env={"COLUMNS": "200"})
+    assert done.exit_code == 2
+    assert "'fla' cannot run here" in done.output
+    assert "pip install flash-linear-attention" in done.output
 
 
 @pytest.mark.parametrize(("last", "trains"), [(1.9, True), (2.0, False), (math.nan, False), (-math.inf, False)])
