@@ -124,9 +124,9 @@ class BoundBy:
                 whole.append(str(chunk))
                 continue
             memory, computing = _needs(kernels["states"], ceilings)
-            found.append(_larger(memory, computing, f"between chunks of {chunk}, HBM over FLOPs"))
+            found.append(_larger(memory, computing, f"between chunks of {chunk}"))
             memory, computing = _needs(kernels["output"], ceilings, without="s")
-            found.append(_larger(computing, memory, f"inside chunks of {chunk}, FLOPs over HBM"))
+            found.append(_larger(computing, memory, f"inside chunks of {chunk}"))
             times += [_times_of_floor(kernels[step], ceilings) for step in ("states", "output")]
         outcome = settle(found)
         if not found:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from typing import Literal
 
 from glabench.analysis import labels, tuned
@@ -153,20 +152,21 @@ def _sentence(*words: str) -> str:
 
 
 def pair_names(found: Iterable[Weighed]) -> tuple[str, ...]:
-    """ "GLA w/ m. C64/64 (tuned) over FlashAttention-2", each pair once, with how its sides were tuned at any place."""
-    states: dict[tuple[str, ...], tuple[list[str], ...]] = {}
+    """ "GLA w/ m. C64/64 (tuned) over FlashAttention-2", each pair once, those of one row together, with how its sides
+    were tuned at any place."""
+    states: dict[str, list[str]] = {}
+    pairs: dict[str, list[str]] = {}
     for one in found:
-        if one.sides:
-            known = states.setdefault(tuple(side(line) for line in one.sides), tuple([] for _ in one.sides))
-            for words, line in zip(known, one.sides, strict=True):
-                words.append(tuned.WORDS[tuned.state(line)])
-    return tuple(_pair(names, known) for names, known in states.items())
-
-
-def _pair(names: tuple[str, ...], words: tuple[list[str], ...]) -> str:
-    if len(set(names)) == 1:
-        return f"{_with(names[0], chain.from_iterable(words))} over itself"
-    return " over ".join(_with(name, known) for name, known in zip(names, words, strict=True))
+        names = [side(line) for line in one.sides]
+        for name, line in zip(names, one.sides, strict=True):
+            states.setdefault(name, []).append(tuned.WORDS[tuned.state(line)])
+        if names:
+            pairs.setdefault(names[0], []).append(names[1])
+    said = {name: _with(name, words) for name, words in states.items()}
+    return tuple(
+        f"{said[own]} over {', '.join('itself' if other == own else said[other] for other in dict.fromkeys(others))}"
+        for own, others in pairs.items()
+    )
 
 
 def _with(name: str, words: Iterable[str]) -> str:

@@ -106,7 +106,7 @@ def claims_table(found: Sequence[Judged]) -> Table:
             Cell(short(one.outcome.found) or "–", flag="wrap"),
             Cell(values(one.claim.printed) or "no number", flag="wrap"),
             Cell(compared(one), flag="wrap"),
-            Cell(why(one), flag="wrap"),
+            Cell(why(one), flag="prose"),
             Cell(f"{one.claim.paper.short}, {one.claim.where}", flag="wrap"),
         )
         for one in found
@@ -138,9 +138,10 @@ def compared(one: Judged) -> str:
 
 def why(one: Judged) -> str:
     """What became of it, and why it is judged by these pairs."""
-    needs = f"{one.claim.needs} on a GPU measures it" if one.outcome.verdict == "not measured" else ""
+    needs = f"to be measured by {one.claim.needs}, on a GPU" if one.outcome.verdict == "not measured" else ""
     became = "; ".join(filter(None, (one.outcome.why, needs)))
-    return " ".join(filter(None, (text.sentence(became) if became else "", one.claim.reason)))
+    first = text.sentence(became[0].upper() + became[1:]) if became else ""
+    return " ".join(filter(None, (first, one.claim.reason)))
 
 
 def html(rows: Sequence[Row], out: Path) -> list[Path]:
