@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 from glabench.analysis import labels, printed
@@ -78,7 +79,7 @@ def lengths(name: str, evidence: Evidence) -> Figure | None:
         "Batch 32, width 1024, bf16: GLA in 4 heads of 128×256, attention in 16 heads of 64. The printed milliseconds "
         f"are of another GPU ({printed.V2023.gpu}); the ratio is what compares."
     )
-    caption += papers_ours.not_drawn(twin)
+    caption += papers_ours.not_drawn(twin) + _not_tuned(evidence, keys, LAYER.values())
     return Figure(slug("papers-lengths", name), "Time over sequence length", caption, tuple(panels))
 
 
@@ -126,6 +127,8 @@ def chunks(name: str, evidence: Evidence) -> Figure | None:
     if evidence.split_commits:
         commits = ", ".join(evidence.split_commits)
         caption += f" The parts are of a profile of other kernels (commit {commits}) than the rows of this page."
+    loose = [str(c) for c, both in evidence.split.items() if not both.tuned]
+    caption += f" Not tuned: chunks of {text.listing(loose)}." if loose else ""
     return Figure(slug("papers-chunks", name), "Inside chunks and between them, by chunk size", caption, panels)
 
 
@@ -154,6 +157,7 @@ def recurrent(name: str, evidence: Evidence) -> Figure | None:
         "with a CUDA implementation, here it is one in Triton, with gates on the key side alone. It prints no number "
         f"for {OUT_OF_MEMORY.at}, where that one ran out of memory."
     )
+    caption += _not_tuned(evidence, (OURS,), both_sides(places)) + _not_tuned(evidence, ("recurrent_hbm",), places)
     title = "GLA over the recurrent form with states in HBM"
     return Figure(slug("papers-recurrent", name), title, caption, tuple(panels))
 
@@ -168,8 +172,8 @@ def ungated(name: str, evidence: Evidence) -> Figure | None:
                              UNGATED, "ms", MS, caption)  # fmt: skip
     decaying = [title for key, title in found.keys if labels.family(key) in DECAYING] if found else []
     if found and decaying:
-        return replace(found, caption=f"{caption} With a decay all the same: {text.sentence(text.listing(decaying))}")
-    return found
+        found = replace(found, caption=f"{caption} With a decay all the same: {text.sentence(text.listing(decaying))}")
+    return replace(found, caption=found.caption + _not_tuned(evidence, keys, UNGATED.values())) if found else None
 
 
 def layer(name: str, evidence: Evidence) -> Figure | None:
@@ -180,6 +184,7 @@ def layer(name: str, evidence: Evidence) -> Figure | None:
         "whole models in training on one H100, and prints no values: its claims are judged by steps of training, and "
         "not by this."
     )
+    caption += _not_tuned(evidence, keys, BIG_LAYER.values())
     return _time_and_memory(slug("papers-layer", name), "Throughput and memory over sequence length", evidence, keys,
                             BIG_LAYER, "tokens_per_s", "tokens per second, millions", caption, 1e6)  # fmt: skip
 
@@ -213,6 +218,12 @@ def over(
 def _point(row: Line, at: float, column: str, tip: Tip, unit: float = 1.0) -> Point:
     low, high = (row["ms_lo"], row["ms_hi"]) if column == "ms" else (math.nan, math.nan)
     return Point(float(at), float(row[column]) / unit, low, high, tip(row))
+
+
+def _not_tuned(evidence: Evidence, keys: Iterable[str], places: Iterable[Place]) -> str:
+    """`papers_ours.not_tuned` of the rows that curves of these variants are drawn by."""
+    rows = (evidence.row(key, place) for key, place in product(keys, places))
+    return papers_ours.not_tuned(row for row in rows if row)
 
 
 def _speed_ups(evidence: Evidence, keys: Iterable[str], base: str, places: Mapping[int, Place]) -> tuple[Series, ...]:

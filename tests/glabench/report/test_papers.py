@@ -81,6 +81,19 @@ def test_what_is_not_tuned_is_told_where_it_is_compared(papers_rows: list[Row]) 
     assert re.search(r"C128/64 \(not tuned\) over GLA w/o? m\. C64/64 \(tuned\)", rows["two-levels"][4].text)
 
 
+def test_figures_say_what_is_not_tuned(papers_rows: list[Row]) -> None:
+    told = [
+        replace(row, implementation="gla_kernels 0.1, triton 3.6; fwd 128/64 w/ m. by size")
+        if row.case["system"] == "gla" and row.case["chunk"] == 128 else row
+        for row in papers_rows
+    ]  # fmt: skip
+    figures = {section.name: figure for section in Pages(told).sections() for figure in section.figures}
+    assert "Not tuned: " in figures["front"].caption
+    assert "GLA w/ m. C128/64" in figures["front"].caption.split("Not tuned: ")[1]
+    assert figures["chunks"].caption.endswith("Not tuned: chunks of 128.")
+    assert not any("Not tuned" in figures[name].caption for name in ("ungated", "decoding"))
+
+
 def test_the_document_says_of_every_claim_why_it_is_judged_so() -> None:
     text = (Path(__file__).parents[3] / "docs" / "papers.md").read_text(encoding="utf-8")
     rows = [f"| {one.paper.short}, {one.where} | {one.says} | {one.reason} |" for one in CLAIMS]
