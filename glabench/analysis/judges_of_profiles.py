@@ -57,7 +57,9 @@ def _apart(split: Mapping[int, Parts]) -> Iterator[str]:
         if abs(whole - 1) > SAME_WORK:
             yield f"at chunks of {chunk} the parts, of another program, come to {whole:.3g} times what runs"
     loose = [str(chunk) for chunk, parts in split.items() if not parts.tuned]
-    if 0 < len(loose) < len(split):
+    if len(loose) == len(split):
+        yield "no chunk size is tuned"
+    elif loose:
         yield f"tuned compared with untuned: chunks of {', '.join(loose)} are not tuned"
 
 

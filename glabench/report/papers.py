@@ -68,7 +68,7 @@ def render(pages: Pages, sections: Sequence[Section]) -> str:
     machines = environments.environments([*pages.rows, *pages.profiled])
     own = {
         "answers": [(name, findings(found)) for name, found in pages.claimed.items()],
-        "papers": (V2023, V2024), "left_out": LEFT_OUT, "tie": f"{TIE:.0%}".replace("%", " %"),
+        "papers": (V2023, V2024), "untried": LEFT_OUT, "tie": f"{TIE:.0%}".replace("%", " %"),
         "claimed": [(name, claims_table(found)) for name, found in pages.claimed.items()],
         "environments": machines, "mixed": environments.mixed(machines), "profiles": len(pages.profiled),
     }  # fmt: skip

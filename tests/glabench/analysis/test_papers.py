@@ -379,6 +379,8 @@ def test_parts_of_another_program_than_the_one_that_runs_are_not_judged() -> Non
     )
     found = Split()(Evidence(frame([]), {16: parts(5.0, 1.0, tuned=False), 256: parts(1.0, 4.0)}))
     assert (found.verdict, found.why) == (OPEN, "tuned compared with untuned: chunks of 16 are not tuned")
+    found = Split()(Evidence(frame([]), {chunk: parts(16 / chunk, chunk, tuned=False) for chunk in (16, 64)}))
+    assert (found.verdict, found.why) == (OPEN, "no chunk size is tuned")
 
 
 # --- What kernels compute ---------------------------------------------------------------------------------------------
