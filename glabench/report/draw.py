@@ -178,7 +178,7 @@ def _lines(axes: Axes, panel: Panel) -> None:
     axes.grid(True, axis="y", color=RULE.light, linewidth=0.7)
     axes.set_axisbelow(True)
     axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
+    axes.set_yscale("linear" if panel.linear else "log")
     for series in panel.series:
         look = style.style(series.key)
         colour = look.colour.light
@@ -193,11 +193,17 @@ def _lines(axes: Axes, panel: Panel) -> None:
         axes.axhline(panel.reference[0], color=AXIS.light, linewidth=1.1, zorder=1)
     ats = sorted({p.at for s in panel.series for p in s.points})
     axes.margins(x=0.04, y=0.08)
+    ticks.place(axes.xaxis, *ticks.lengths(ats))
+    if panel.linear and panel.value_range:
+        low, high = panel.value_range
+        room = 0.03 * (high - low)  # for markers at either end
+        axes.set_ylim(low - room, high + room)
+        ticks.place(axes.yaxis, *ticks.round_values(low, high))
+        return
     if panel.value_range:
         low, high = panel.value_range
         axes.set_ylim(low / 1.08, high * 1.08)
     _widen(axes)
-    ticks.place(axes.xaxis, *ticks.lengths(ats))
     ticks.place(axes.yaxis, *ticks.values(*axes.get_ylim()))
 
 

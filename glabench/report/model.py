@@ -42,6 +42,7 @@ class Panel:
     scatter: marks without lines, both axes values of one unit, with the line on which they are equal.
     front: marks without lines, each axis with a unit of its own; the series called "front" is a line.
     stacked: with categories, bars that add up instead of dots, from zero on a linear scale.
+    linear: lines with values on a linear scale, from one end of value_range to the other.
     roofs: marks without lines under these ceilings: a roofline plot.
     """
 
@@ -55,6 +56,7 @@ class Panel:
     scatter: bool = False
     front: bool = False
     stacked: bool = False
+    linear: bool = False
     roofs: tuple[Roof, ...] = ()
 
 

@@ -155,6 +155,18 @@ PAPERS: dict[str, Style] = {
     "whole": Style(INK, "X"),
     "front": Style(INK, "", _DOT),
 }
+# Models, each in the look of its operator.
+MODELS: dict[str, Style] = {
+    "model:fa2": STYLES["fa2"],
+    "model:gla": STYLES["gla:wo"],
+    "model:gla-recompute": Style(VERMILLION, "o", _DASH, False),
+    "model:fla": STYLES["fla"],
+    "model:fla-accelerated": Style(ORANGE, "v", _DOT, False),
+    "model:mamba2": Style(GREEN, "^", _DASH),
+    "model:mamba": STYLES["mamba_scan"],
+    "model:retnet": STYLES["retention"],
+    "model:linear": Style(PURPLE, "D", _DOT, False),
+}
 _STRANGERS = tuple(Style(colour, "*", _DASH, False) for colour in (GREY, OLIVE, SKY, INK, GREEN))
 
 
@@ -170,6 +182,7 @@ def style(key: str) -> Style:
         or PROFILE.get(key)
         or TRAINING.get(key)
         or PAPERS.get(key)
+        or MODELS.get(key)
         or _STRANGERS[sum(key.encode()) % len(_STRANGERS)]
     )
 

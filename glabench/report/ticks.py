@@ -43,11 +43,16 @@ def values(low: float, high: float, most: int = 8) -> tuple[list[float], list[st
             return inside, [f"{p:,.10g}" for p in inside]
     if high / low < 100:
         # Too close together for round numbers on a log axis: round on a linear one.
-        inside = [float(p) for p in MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high) if low <= p <= high]
-        return inside, [f"{p:,.6g}" for p in inside]
+        return round_values(low, high)
     whole = [10.0**e for e in decades if low <= 10.0**e <= high]
     thinned = whole[:: math.ceil(len(whole) / most) or 1]
     return thinned, [f"{p:,.10g}" for p in thinned]
+
+
+def round_values(low: float, high: float) -> tuple[list[float], list[str]]:
+    """Round values between the ends of a linear axis."""
+    inside = [float(p) for p in MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high) if low <= p <= high]
+    return inside, [f"{p:,.6g}" for p in inside]
 
 
 def thin(axis: Axis) -> None:

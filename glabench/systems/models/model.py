@@ -106,11 +106,16 @@ class LanguageModel(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits [B, T, vocabulary] of the token after each of ``tokens`` [B, T]."""
+        return F.linear(self.hidden(tokens), self.embedding.weight)
+
+    def hidden(self, tokens: Tensor) -> Tensor:
+        """What the head is given: [B, T, width]."""
         x = self.embedding(tokens)
         with sdpa_kernel(backend(tokens.device)):
             for block in self.blocks:
                 x = block(x) if self.keeps_activations else checkpoint(block, x, use_reentrant=False)
-        return F.linear(self.norm(x), self.embedding.weight)
+        normed: Tensor = self.norm(x)
+        return normed
 
     def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """Mean cross entropy, in float32, of ``targets`` [B, T] after ``tokens`` [B, T]."""
