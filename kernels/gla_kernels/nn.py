@@ -260,13 +260,13 @@ class Joined(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, *weights = ctx.saved_tensors
-        x_wanted, *wanted = ctx.needs_input_grad
-        dx = dy @ _join(weights, dy.dtype) if x_wanted else None
-        if not any(wanted):
+        wanted = ctx.needs_input_grad
+        dx = dy @ _join(weights, dy.dtype) if wanted[0] else None
+        if not any(wanted[1:]):
             return dx, *(None for _ in weights)
         joined = dy.flatten(0, -2).mT @ x.flatten(0, -2)
         parts = joined.split([len(weight) for weight in weights])
-        return dx, *(dw.to(w.dtype) if yes else None for dw, w, yes in zip(parts, weights, wanted, strict=True))
+        return dx, *(part.to(weight.dtype) for part, weight in zip(parts, weights, strict=True))
 
 
 def _join(weights: Sequence[Tensor], dtype: torch.dtype) -> Tensor:

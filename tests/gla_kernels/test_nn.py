@@ -66,7 +66,7 @@ def afresh() -> Iterator[None]:
 @pytest.fixture
 def made(device: torch.device) -> Callable[..., GatedLinearAttention]:
     def make(dtype: torch.dtype = torch.float32, **how: Any) -> GatedLinearAttention:
-        layer = GatedLinearAttention(hidden_size=WIDTH, num_heads=HEADS, **how)
+        layer = GatedLinearAttention(**{"hidden_size": WIDTH, "num_heads": HEADS, **how})
         for parameter in layer.parameters():  # the norm's weights, too, and gates that forget
             nn.init.normal_(parameter, std=1.0 if parameter.dim() == 1 else 0.3)
         return layer.to(device, dtype)
@@ -123,7 +123,7 @@ def differentiated(outputs: tuple[Tensor, Tensor], ups: tuple[Tensor, Tensor], l
 
 MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # the layer's arguments, and those of `plain`
     "as it is": ({}, {}),
-    "grouped": ({"num_kv_heads": 1}, {"kv_heads": 1}),
+    "grouped": ({"num_heads": 4, "num_kv_heads": 2}, {"heads": 4, "kv_heads": 2}),
     "mapped and clamped": (
         {"feature_map": "relu", "gate_fn": "sigmoid", "clamp_min": -0.05},
         {"feature_map": F.relu, "gate": torch.sigmoid, "clamp": -0.05},
@@ -141,7 +141,8 @@ def test_outputs_and_gradients_are_as_near_to_float64_as_plain_pytorch(made, mod
     how, also = MODELS[model]
     layer = made(dtype, gate_dtype=gate_dtype, **how)
     x = drawn(layer, 2, 37)
-    state, up = (torch.randn(2, HEADS, 12, 24, device=x.device) for _ in range(2))
+    heads = also.get("heads", HEADS)
+    state, up = (torch.randn(2, heads, 24 // heads, 48 // heads, device=x.device) for _ in range(2))
     ups = drawn(layer, 2, 37), up
 
     def leaves_of(kind: torch.dtype | None) -> dict[str, Tensor]:
@@ -189,6 +190,7 @@ def test_a_prompt_and_then_a_token_at_a_time_is_the_whole(made, how):
     layer = made(**how)
     x = drawn(layer, 2, 24)
     whole, last = layer(x, output_final_state=True)
+    assert layer(x)[1] is None
     y, state = layer(x[:, :20], None, True)
     assert near(y, whole[:, :20])
     kept, before = state, state.clone()
@@ -334,12 +336,13 @@ def test_a_projection_that_is_no_plain_one_is_called(made):
     layer = made()
     x, other = drawn(layer, 2, 20), copy.deepcopy(layer)
     with torch.no_grad():
-        other.v_proj.weight *= 2
+        other.g_proj.weight *= 2
     want = other(x)[0]
-    layer.v_proj = Doubled(layer.v_proj)
+    layer.g_proj = Doubled(layer.g_proj)
     assert near(layer(x)[0], want)
-    layer.v_proj = layer.v_proj.inner
-    layer.v_proj.register_forward_hook(lambda _, given, out: 2 * out)
+    layer.g_proj = layer.g_proj.inner
+    assert not near(layer(x)[0], want)
+    layer.g_proj.register_forward_hook(lambda _, given, out: 2 * out)
     assert near(layer(x)[0], want)
 
 
@@ -386,15 +389,29 @@ def test_a_checkpoint_and_recomputed_states_come_to_the_same_bits(made):
     assert all(map(torch.equal, want, gradients(layer(x)[0])))
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_under_autocast_the_operator_takes_16_bits_and_weights_keep_theirs(made, device, monkeypatch, dtype):
-    layer, seen = made(), []
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[list[torch.dtype]]:
+    """The dtypes of q, k, v and g in each call of `gla` by a layer."""
+    found = list[list[torch.dtype]]()
 
     def watched(*given: Any, **how: Any) -> Any:
-        seen.append({x.dtype for x in given if isinstance(x, Tensor)})
+        found.append([x.dtype for x in given[:4]])
         return gla(*given, **how)
 
     monkeypatch.setattr("gla_kernels.nn.gla", watched)
+    return found
+
+
+def test_gates_are_in_the_dtype_that_is_asked_for(made, seen):
+    for gate_dtype in (None, torch.float32):
+        layer = made(torch.bfloat16, gate_dtype=gate_dtype)
+        layer(drawn(layer, 1, 20))
+    assert seen == [[torch.bfloat16] * 4, [torch.bfloat16] * 3 + [torch.float32]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_under_autocast_the_operator_takes_16_bits_and_weights_keep_theirs(made, device, seen, dtype):
+    layer = made()
     x = drawn(layer, 2, 20)
     want = layer(x)[0]
     seen.clear()
@@ -402,7 +419,8 @@ def test_under_autocast_the_operator_takes_16_bits_and_weights_keep_theirs(made,
         y, _ = layer(x)
         token = layer(x[:, :1])[0]
     assert y.dtype == token.dtype == dtype
-    assert seen == [{dtype}]
+    assert seen == [[dtype] * 4]
+    assert layer.g_norm_swish_gate(x.to(dtype)[..., :24]).dtype == dtype
     near = layer.to(dtype)(x.to(dtype))[0]  # all of it in 16 bits
     assert (y - want).norm() <= 2 * (near - want).norm()
     layer = made()
