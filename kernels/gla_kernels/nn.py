@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .ops.gla import gla, gla_recurrent, gla_step
-from .ops.signature import PLAIN
 from .schedule import MAX_HEAD_DIM, Schedule
 
 
@@ -64,13 +63,9 @@ class GatedLinearAttention(nn.Module):
     gate_dtype: torch.float32 for gates in float32 from the sigmoid's logarithm on; None: in the dtype of x.
     schedule, recompute: as of `gla`, in mode "chunk".
 
-    Projections of x are modules of their own, as FLA has them: not in checkpoints alone, but for optimizers, sharding,
-    distributed checkpoints and whatever replaces a projection by its name, too. Yet x is multiplied once. The weights
-    are joined in each call and once more for its backward pass, so that no copy is kept. At the default sizes that
-    reads and writes 12 hidden_size² elements a step, with 16,384 tokens a byte for 12,000 FLOPs of these products, in
-    16 bits. Five products would move 24 B T hidden_size more: each reads x twice, and their gradients of x are added
-    up. One token is multiplied five times instead, for the copy would take longer than all else; and so is x where a
-    projection is anything but a plain ``nn.Linear`` (LoRA, quantized, sharded by itself, with hooks).
+    Projections of x are modules and products of their own, as FLA has them: for optimizers, sharding, and whatever
+    replaces a projection by its name. One product of all would be cut into slices, which `gla` copies; the copies would
+    be kept for the backward pass beside what they are of.
 
     Raises ValueError, naming the argument, for what is wrong or not supported.
     """
@@ -170,12 +165,7 @@ class GatedLinearAttention(nn.Module):
         """
         self._check(x, "B, T")
         q, k, v, g, gate = self._inputs(x)
-        packed: dict[str, Any] = {"cu_seqlens": cu_seqlens}
-        if self.mode == "chunk" and x.shape[1] != 1:
-            packed |= {"schedule": self.schedule, "recompute": self.recompute}
-            o, state = gla(q, k, v, g, None, initial_state, output_final_state, **packed)
-        else:
-            o, state = gla_recurrent(q, k, v, g, None, initial_state, output_final_state, **packed)
+        o, state = self._mixed(q, k, v, g, initial_state, output_final_state, cu_seqlens)
         return self._output(o, gate), state
 
     def step(self, x: Tensor, state: Tensor) -> Tensor:
@@ -199,28 +189,15 @@ class GatedLinearAttention(nn.Module):
             raise ValueError(f"x: expected a tensor [{lead}, {self.hidden_size}], got {type(x).__name__}")
         if x.dim() != len(lead.split()) + 1 or x.shape[-1] != self.hidden_size:
             raise ValueError(f"x: expected shape [{lead}, {self.hidden_size}], got {list(x.shape)}")
-
-    def _projected(self, x: Tensor) -> Sequence[Tensor]:
-        """q, k, v, the gates' low rank, and the output gate if there is one; x is [.., hidden_size]. Raises
-        ValueError."""
-        layers: list[Any] = [self.q_proj, self.k_proj, self.v_proj, self.gk_proj[0]]
-        if self.use_output_gate:
-            layers.append(self.g_proj)
-        if _transformed() or not all(map(_plain, layers)):
-            return [layer(x) for layer in layers]
-        dtype = _autocast_dtype(x.device.type)
-        if dtype is None and x.dtype != self.q_proj.weight.dtype:
-            raise ValueError(f"x: expected dtype {self.q_proj.weight.dtype} as of the weights, got {x.dtype}")
-        if x.dim() == 2 or x.shape[1] == 1:
-            return [layer(x) for layer in layers]
-        joined = Joined.apply(x if dtype is None else x.to(dtype), *(layer.weight for layer in layers))
-        return joined.split([len(layer.weight) for layer in layers], -1)
+        weight = getattr(self.q_proj, "weight", x)  # a projection may be another module by now, with none of its own
+        if weight.is_floating_point() and x.dtype != weight.dtype and not _autocasting(x.device.type):
+            raise ValueError(f"x: expected dtype {weight.dtype} as of the weights, got {x.dtype}")
 
     def _inputs(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
         """q, k, v and g as kernels take them, by heads, and the output gate if there is one; x is [.., hidden_size]."""
-        q, k, v, low_rank, *output_gate = self._projected(x)
-        q, k, g = (y.unflatten(-1, (-1, self.head_k_dim)) for y in (q, k, self.gk_proj[1](low_rank)))
-        v, *output_gate = (y.unflatten(-1, (-1, self.head_v_dim)) for y in (v, *output_gate))
+        q, k, g = (layer(x).unflatten(-1, (-1, self.head_k_dim)) for layer in (self.q_proj, self.k_proj, self.gk_proj))
+        v = self.v_proj(x).unflatten(-1, (-1, self.head_v_dim))
+        gate = self.g_proj(x).unflatten(-1, (-1, self.head_v_dim)) if self.use_output_gate else None
         g = F.logsigmoid(g if self.gate_dtype is None else g.to(self.gate_dtype)) / self.gate_logit_normalizer
         if self.clamp_min is not None:
             g = g.clamp_min(self.clamp_min)
@@ -228,7 +205,17 @@ class GatedLinearAttention(nn.Module):
             q, k = self.feature_map_fn(q), self.feature_map_fn(k)
         if self.num_kv_groups > 1:
             k, v, g = (y.repeat_interleave(self.num_kv_groups, -2) for y in (k, v, g))
-        return q, k, v, g, output_gate[0] if output_gate else None
+        return q, k, v, g, gate
+
+    def _mixed(
+        self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, initial_state: Tensor | None, output_final_state: bool,
+        cu_seqlens: Tensor | None,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        """The operator: o [B, T, H, V], and the final state where it is asked for."""
+        given = (q, k, v, g, None, initial_state, output_final_state)
+        if self.mode == "fused_recurrent" or q.shape[1] == 1:
+            return gla_recurrent(*given, cu_seqlens=cu_seqlens)
+        return gla(*given, cu_seqlens=cu_seqlens, schedule=self.schedule, recompute=self.recompute)
 
     def _output(self, o: Tensor, gate: Tensor | None) -> Tensor:
         """y of what the heads put out, both [.., H, V]."""
@@ -247,49 +234,8 @@ class HeadNorm(nn.RMSNorm):
         return F.rms_norm(x, x.shape[-1:], None if weight is None else weight.to(x.dtype), self.eps).to(x.dtype)
 
 
-class Joined(torch.autograd.Function):
-    """x by several weights as one product, of which the backward pass joins the weights again: copies that are kept
-    would be another 3 hidden_size² elements a layer, of a sharded model whole."""
-
-    # With a setup_context, which torch.func needs, PyTorch binds arguments in Python: longer than all the rest takes.
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, *weights: Tensor) -> Tensor:
-        ctx.save_for_backward(x, *weights)
-        return F.linear(x, _join(weights, x.dtype))
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x, *weights = ctx.saved_tensors
-        wanted = ctx.needs_input_grad
-        dx = dy @ _join(weights, dy.dtype) if wanted[0] else None
-        if not any(wanted[1:]):
-            return dx, *(None for _ in weights)
-        joined = dy.flatten(0, -2).mT @ x.flatten(0, -2)
-        parts = joined.split([len(weight) for weight in weights])
-        return dx, *(part.to(weight.dtype) for part, weight in zip(parts, weights, strict=True))
-
-
-def _join(weights: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-    return torch.cat([weight.to(dtype) for weight in weights])
-
-
-def _autocast_dtype(device: str) -> torch.dtype | None:
-    """The dtype of products under autocast; None without it."""
-    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
-        return None
-    return torch.get_autocast_dtype(device)
-
-
-def _transformed() -> bool:
-    """Whether a transform of torch.func is at work outside of a graph."""
-    return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
-
-
-def _plain(layer: nn.Module) -> bool:
-    """Whether a projection is a product with its weight and nothing else."""
-    if type(layer) is not nn.Linear or layer.bias is not None or type(layer.weight) not in PLAIN:
-        return False
-    return not (layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks)
+def _autocasting(device: str) -> bool:
+    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
 
 
 def _one_of(name: str, value: object, known: Sequence[str] | dict[str, Any]) -> None:
