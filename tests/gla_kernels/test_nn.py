@@ -389,7 +389,6 @@ def test_under_autocast_the_operator_takes_16_bits_and_weights_keep_theirs(made,
         token = layer(x[:, :1])[0]
     assert y.dtype == token.dtype == dtype
     assert seen == [[dtype] * 4]
-    assert layer.g_norm_swish_gate(x.to(dtype)[..., :24]).dtype == dtype
     near = layer.to(dtype)(x.to(dtype))[0]  # all of it in 16 bits
     assert (y - want).norm() <= 2 * (near - want).norm()
     layer = made()
