@@ -48,6 +48,9 @@ class CaseValues(Part):
     value_gate: bool | None = None
     gate_dtype: str | None = None
     lengths: str | None = None
+    model: str | None = None
+    execution: str | None = None
+    recompute: bool | None = None
     gate_strength: Amount | None = None
     seed: Count | None = None
 
@@ -86,6 +89,13 @@ class Eager(Part):
     wall_ms: Times | None = None
 
 
+class Training(Part):
+    parameters: Count | None = None
+    loss_first: Number | None = None
+    loss_last: Number | None = None
+    kernel_ms: dict[str, Amount] | None = None
+
+
 class Time(Part):
     clock: str
     samples_ms: Times
@@ -97,6 +107,8 @@ class Time(Part):
     eager: Eager | None = None
     parts: ForwardParts | None = None
     tuned: dict[str, str] | None = None
+    steps: Count | None = None
+    training: Training | None = None
 
 
 class Memory(Part):

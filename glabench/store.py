@@ -58,6 +58,8 @@ class Row:
     #  "eager": {"host_ms": [...], "wall_ms": [...]} on a GPU: see run/eager.py; "host_ms": f before schema 5,
     #  "parts": {"intra_ms": [...], "inter_ms": [...]} or {"refused": str}, where run/forward_parts.py was asked,
     #  "tuned": {kernel: config}: what kernels that tune themselves chose at this shape, where there are any}
+    # of mode "train" {"clock": "steps_wall", "samples_ms": [of a step], "steps": int, of a sample, "stopped": str,
+    #  "training": {"parameters": int, "loss_first": f, "loss_last": f, "kernel_ms": {group: f}}}: see run/training.py
     time: dict[str, Any] | None = None
     # {"peak_bytes": int, "inputs_bytes": int, "beyond_inputs_bytes": int}, or {"refused": str}: why there is none;
     #  "kept_bytes": int or None besides, where there is a backward pass: see run/memory.py

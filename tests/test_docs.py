@@ -127,5 +127,14 @@ def test_examples_of_the_kernels_run(device: torch.device) -> None:
     assert len(names["states"]) == 3
 
 
+def test_examples_of_the_layer_run(device: torch.device) -> None:
+    names: dict[str, Any] = {}
+    for block in fences("docs/layer.md", "python"):
+        exec(compile(block, "docs/layer.md", "exec"), names)
+    assert names["layer"].q_proj.weight.device.type == device.type
+    assert names["y"].isfinite().all()
+    assert names["tokens"].shape == (len(names["states"]), names["layer"].hidden_size)
+
+
 def test_changelog_has_the_current_version() -> None:
     assert f"## [{glabench.__version__}]" in text("CHANGELOG.md")

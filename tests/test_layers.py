@@ -41,7 +41,7 @@ KERNEL_FLOORS = (
     ("cost",),
     ("plan",),
     ("ops",),
-    ("__init__", "fla"),
+    ("__init__", "fla", "nn"),
 )
 KERNEL_FLOOR = {room: floor for floor, rooms in enumerate(KERNEL_FLOORS) for room in rooms}
 KERNELS = ROOT / "kernels" / "gla_kernels"

@@ -10,16 +10,17 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from glabench.analysis import labels
+from glabench.analysis import labels, tuned
 from glabench.analysis.accuracy import Error
-from glabench.analysis.load import device
+from glabench.analysis.load import device, modelled_for
 from glabench.analysis.statistics import Estimate, estimate
 from glabench.store import Row
 
-Quantity = Literal["ms", "peak_mib"]
+Quantity = Literal["ms", "wall_ms", "peak_mib"]  # of kernels, of eager calls, and memory with its inputs
 Line = dict[Any, Any]  # a line of the table of analysis.frame
 
 SHAPE = ["B", "T", "H", "K", "V", "mode"]
+TIE = 0.01  # a ratio this near to a limit is on neither side of it
 OURS = "ours"  # as a key: our chunkwise kernels, at whichever of their schedules does best
 
 
@@ -37,30 +38,39 @@ class Place:
     gate: str = "1"  # as analysis.labels.gate writes it; systems without gates are found at any
     attn_dim: int = 64  # head dimension of attention
     chunk: int | None = None  # of all schedules, those with this chunk size
+    sub_chunk: int | None = None  # and with these sub-chunks
 
 
 @dataclass(frozen=True)
 class Parts:
-    """The time of the forward pass between chunks and inside them, ms."""
+    """The time of the forward pass between chunks and inside them, ms; that of the whole pass as it runs where no part
+    is asked; and whether that one's plan is tuned."""
 
     inter: Estimate
     intra: Estimate
+    whole: Estimate
+    tuned: bool = True
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Of one device: the table of ``analysis.frame``, what profiles say of chunk sizes, errors by gate strength."""
+    """Of one device: the table of ``analysis.frame``, what profiles say of chunk sizes and of kernels, errors by gate
+    strength."""
 
     table: pd.DataFrame
     split: Mapping[int, Parts] = field(default_factory=dict)  # see ``split_by_chunk``
     # of ``split``, where that is of other kernels than the rows: see ``other_commits``
     split_commits: Sequence[str] = ()
     errors: Sequence[Error] = ()  # see ``accuracy.by_strength``
+    profiles: Sequence[Row] = ()  # see ``profiles_of``
 
     def row(self, key: str, place: Place, quantity: Quantity = "ms") -> Line | None:
         """The ok row of a variant (or OURS) at a place with the least of the quantity; None where there is none."""
-        known = [line for line in self.rows(key, place) if line["status"] == "ok" and line[quantity] > 0]
-        return min(known, key=lambda line: float(line[quantity]), default=None)
+        return least(self.known(key, place, quantity), quantity)
+
+    def known(self, key: str, place: Place, quantity: Quantity = "ms") -> list[Line]:
+        """The ok rows of a variant (or OURS) at a place that have the quantity."""
+        return [line for line in self.rows(key, place) if line["status"] == "ok" and line[quantity] > 0]
 
     def by_chunk(self, key: str, place: Place) -> dict[int, Line]:
         """The fastest ok row of each chunk size, by chunk size."""
@@ -86,6 +96,11 @@ class Evidence:
         return found
 
 
+def least(lines: Sequence[Line], quantity: Quantity) -> Line | None:
+    """The line with the least of the quantity; None of none."""
+    return min(lines, key=lambda line: float(line[quantity]), default=None)
+
+
 def _is(line: Line, key: str) -> bool:
     """Attention is found by its system: which heads it has is asked by the place."""
     if key == OURS or line["family"] == "attention":
@@ -97,11 +112,22 @@ def _asks(line: Line, place: Place) -> bool:
     """Whether a line of the place's shape asks for what the place does."""
     if line["dtype"] != "bf16" or line["initial_state"] or line["lengths"]:
         return False
-    if place.chunk is not None and line["chunk"] != place.chunk:
+    if any(wanted is not None and line[name] != wanted for name, wanted in _schedule(place)):
         return False
     if line["family"] == "attention":
         return bool(line["attn_dim"] == place.attn_dim)
     return bool(line["family"] != "gla" or line["gate"] == place.gate)
+
+
+def _schedule(place: Place) -> tuple[tuple[str, int | None], ...]:
+    return (("chunk", place.chunk), ("sub_chunk", place.sub_chunk))
+
+
+def profiles_of(rows: Sequence[Row], name: str) -> list[Row]:
+    """Profiles of the device ``name``; then those that a model made for it where there was no GPU."""
+    known = [row for row in rows if row.status == "ok" and row.profile]
+    others = [row for row in known if device(row) != name]
+    return [row for row in known if device(row) == name] + [row for row in others if modelled_for(row) == name]
 
 
 def taken_apart(rows: Sequence[Row], name: str, place: Place) -> list[Row]:
@@ -123,8 +149,9 @@ def split_by_chunk(rows: Sequence[Row]) -> dict[int, Parts]:
     """chunk -> its parts, from rows of ``taken_apart``; by chunk size."""
     found = {}
     for row in rows:
-        parts = _parts(row)
-        found[int(row.case["chunk"])] = Parts(*(estimate(parts.get(f"{part}_ms") or ()) for part in ("inter", "intra")))
+        inter, intra = (estimate(_parts(row).get(f"{part}_ms") or ()) for part in ("inter", "intra"))
+        whole = estimate((row.profile or row.time or {}).get("samples_ms") or ())
+        found[int(row.case["chunk"])] = Parts(inter, intra, whole, not tuned.untuned(vars(row)))
     return dict(sorted(found.items()))
 
 
@@ -154,20 +181,23 @@ def over(top: Estimate, bottom: Estimate, at: str) -> Ratio:
 def ratio(top: Line, bottom: Line, quantity: Quantity, at: str) -> Ratio:
     """``top`` over ``bottom``. Memory is the same at every call, so its interval is a point."""
     value = top[quantity] / bottom[quantity]
-    if quantity != "ms":
+    if quantity == "peak_mib":
         return Ratio(at, value, value, value)
-    return Ratio(at, value, top["ms_lo"] / bottom["ms_hi"], top["ms_hi"] / bottom["ms_lo"])
+    return Ratio(
+        at, value, top[f"{quantity}_lo"] / bottom[f"{quantity}_hi"], top[f"{quantity}_hi"] / bottom[f"{quantity}_lo"]
+    )
 
 
-def speed_up(own: Line, other: Line, at: str) -> Ratio:
+def speed_up(own: Line, other: Line, at: str, quantity: Quantity = "ms") -> Ratio:
     """How many times as fast ``own`` is."""
-    return ratio(other, own, "ms", at)
+    return ratio(other, own, quantity, at)
 
 
 def within(found: Ratio, least: float, most: float) -> bool | None:
-    """Whether a ratio is within both limits; None where its interval does not say, or there is none."""
+    """Whether a ratio is within both limits; None where its interval does not say, where it is a tie with a limit, or
+    where there is none."""
     if math.isnan(found.low) or math.isnan(found.high):
         return None
-    if found.low >= least and found.high <= most:
+    if found.low >= least * (1 + TIE) and found.high <= most * (1 - TIE):
         return True
-    return False if found.high < least or found.low > most else None
+    return False if found.high < least * (1 - TIE) or found.low > most * (1 + TIE) else None

@@ -18,7 +18,7 @@ MIB = 2.0**20
 
 CASE_COLUMNS = (
     "system", "B", "T", "H", "K", "V", "dtype", "mode", "chunk", "sub_chunk", "materialize", "gate_strength",
-    "initial_state", "attn_heads", "attn_dim", "seed",
+    "initial_state", "attn_heads", "attn_dim", "seed", "model",
 )  # fmt: skip
 
 
@@ -26,15 +26,16 @@ def frame(rows: Sequence[Row]) -> pd.DataFrame:
     """One line a row, in the order of ``rows`` (the index is the position in ``rows``).
 
     Columns besides the case's own: variant, label, family, gate (text key of the gates), lengths (of packed sequences,
-    "" without), sequences (how many these are), padding (the share of tokens that would be padding if they were padded
-    to the longest), device, kind, status, ms with ms_lo and ms_hi (on a GPU of its work alone), samples and interval
-    (how lo and hi came about), host_ms (what Python takes to queue a call), wall_ms with wall_ms_lo and wall_ms_hi (one
-    of many eager calls), wall_over (wall_ms / ms), tokens_per_s, peak_mib, beyond_mib (peak memory beyond the inputs,
-    MiB), kept_mib (what a forward pass keeps for its backward pass beyond inputs and outputs, MiB), floor_ms
-    (compulsory HBM bytes over the copy bandwidth measured on that GPU), over_floor (ms / floor_ms), error_share (worst
-    error / tolerance), clocks and versions, and gates_vary (of all rows together: whether those that have gates differ
-    in their strength or dtype). What a row does not have is NaN or None. Expects what ``load.latest`` returns: one row
-    for each case and device.
+    "" without), training (the model of a training step and how it is executed, "" for anything else), sequences (how
+    many these are), padding (the share of tokens that would be padding if they were padded to the longest), device,
+    kind, status, ms with ms_lo and ms_hi (on a GPU of its work alone), samples and interval (how lo and hi came about),
+    host_ms (what Python takes to queue a call), wall_ms with wall_ms_lo and wall_ms_hi (one of many eager calls),
+    wall_over (wall_ms / ms), tokens_per_s, peak_mib, beyond_mib (peak memory beyond the inputs, MiB), kept_mib (what a
+    forward pass keeps for its backward pass beyond inputs and outputs, MiB), floor_ms (compulsory HBM bytes over the
+    copy bandwidth measured on that GPU), over_floor (ms / floor_ms), error_share (worst error / tolerance), clocks and
+    versions, kernel_ms (of a training step, the GPU's milliseconds by group of kernels), and gates_vary (of all rows
+    together: whether those that have gates differ in their strength or dtype). What a row does not have is NaN or None.
+    Expects what ``load.latest`` returns: one row for each case and device.
     """
     table = pd.DataFrame([_line(row) for row in rows], columns=_columns())
     numbers = [name for name, kind in _KINDS.items() if kind == "number"]
@@ -43,8 +44,9 @@ def frame(rows: Sequence[Row]) -> pd.DataFrame:
 
 
 def label(case: dict[str, Any]) -> str:
-    """The system with its schedule: "GLA w/o m. C64/16"."""
-    return f"{labels.title(labels.variant(case))} {labels.schedule(case)}".strip()
+    """The system with its schedule: "GLA w/o m. C64/16"; of a training step with its model and execution."""
+    words = f"{labels.title(labels.variant(case))} {labels.schedule(case)}".strip()
+    return f"{words}, {training}" if (training := labels.training(case)) else words
 
 
 def timing(row: Row) -> Estimate:
@@ -60,9 +62,9 @@ def timing(row: Row) -> Estimate:
 _KINDS = {
     "case_id": "text", "sweep": "text", "device": "text", "kind": "text", "status": "text", "reason": "text",
     "implementation": "text", "variant": "text", "label": "text", "family": "text", "gate": "text", "lengths": "text",
-    "sequences": "number", "padding": "number",
+    "training": "text", "sequences": "number", "padding": "number",
     "ms": "number", "ms_lo": "number", "ms_hi": "number", "samples": "number", "interval": "text", "clock": "text",
-    "launch_bound": "text",
+    "launch_bound": "text", "kernel_ms": "text",
     "host_ms": "number", "wall_ms": "number", "wall_ms_lo": "number", "wall_ms_hi": "number", "wall_over": "number",
     "tokens_per_s": "number", "peak_mib": "number", "beyond_mib": "number", "kept_mib": "number", "floor_ms": "number",
     "over_floor": "number", "tflop_per_s": "number", "error_share": "number", "gated": "text",
@@ -82,7 +84,7 @@ def _line(row: Row) -> dict[str, Any]:
         "case_id": row.case_id, "sweep": row.sweep, "device": device(row), "kind": environment.get("kind"),
         "status": row.status, "reason": row.reason, "implementation": row.implementation,
         "variant": key, "label": label(case), "family": labels.family(key),
-        "gate": labels.gate(case), **_packing(case),
+        "gate": labels.gate(case), "training": labels.training(case), **_packing(case),
         **_time(row), **_eager(row), **_memory(row), **_accuracy(row), **_clocks(row),
         "commit": environment.get("commit"), "dirty": environment.get("dirty"),
         "fingerprint": environment.get("fingerprint"), "started": row.started, "wall_s": row.wall_s,
@@ -108,6 +110,7 @@ def _time(row: Row) -> dict[str, Any]:
         "ms": found.median, "ms_lo": found.low, "ms_hi": found.high, "samples": found.samples,
         "interval": found.kind, "clock": (row.time or {}).get("clock") if found.samples else None,
         "launch_bound": bool((row.time or {}).get("launch_bound")),
+        "kernel_ms": ((row.time or {}).get("training") or {}).get("kernel_ms"),
         "tokens_per_s": tokens / found.median * 1e3 if found.median > 0 else math.nan,
         "floor_ms": floor, "over_floor": found.median / floor,
         "tflop_per_s": (work.get("flops") or math.nan) / found.median / 1e9 if found.median > 0 else math.nan,

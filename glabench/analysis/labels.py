@@ -35,6 +35,15 @@ TITLES: dict[str, str] = {
     "parallel_triton": "Parallel, tiled",
     "lightning2": "LightningAttention-2, no gates",
     "mamba_scan": "Mamba's selective scan",
+    "gla_lm:wo": "GLA Transformer w/o m.",
+    "gla_lm:w": "GLA Transformer w/ m.",
+    "gla_lm:re": "GLA Transformer, recomputed",
+    "gla_lm": "GLA Transformer",
+    "gla_lm_fla": "GLA Transformer, FLA's operator",
+    "retnet_lm": "RetNet",
+    "linear_lm": "Linear attention",
+    "mamba2_lm": "Mamba-2",
+    "transformer_lm": "Transformer++",
     "fa2": "FlashAttention-2",
     "fa3": "FlashAttention-3",
     "cudnn": "cuDNN attention",
@@ -47,7 +56,8 @@ OURS = ("gla:wo", "gla:w", "gla", "gla_recurrent")
 # Families that do less than gated linear attention is asked: shown beside it, never ahead of it.
 LESS = ("linear", "scalar")
 
-MODE_TITLES = {"fwd": "forward", "bwd": "backward", "fwdbwd": "forward + backward", "step": "one decoding step"}
+MODE_TITLES = {"fwd": "forward", "bwd": "backward", "fwdbwd": "forward + backward", "step": "one decoding step",
+               "train": "a training step"}  # fmt: skip
 MODE_ORDER = tuple(MODE_TITLES)
 
 STATUS_TITLES = {
@@ -62,11 +72,13 @@ STATUS_TITLES = {
 
 
 def variant(case: Mapping[str, Any]) -> str:
-    """The key of the curve that a case belongs to: its system, for ``gla`` whether states are materialized, and for
-    attention its heads where they are others than the question's: "fa2:16x64"."""
+    """The key of the curve that a case belongs to: its system, for ``gla`` whether states are materialized or, in a
+    model, recomputed, and for attention its heads where they are others than the question's: "fa2:16x64"."""
     system = str(case["system"])
-    if system == "gla" and case.get("materialize") is not None:
-        return "gla:w" if case["materialize"] else "gla:wo"
+    if case.get("recompute"):
+        return f"{system}:re"
+    if system in ("gla", "gla_lm") and case.get("materialize") is not None:
+        return f"{system}:w" if case["materialize"] else f"{system}:wo"
     if family(system) == "attention":
         heads, dim = case.get("attn_heads") or case["H"], case.get("attn_dim") or case["V"]
         return system if (heads, dim) == (case["H"], case["V"]) else f"{system}:{int(heads)}x{int(dim)}"
@@ -98,6 +110,12 @@ def family(key: str) -> str:
     not know counts as "gla"."""
     info = CATALOG.get(key.split(":")[0])
     return info.family if info else "gla"
+
+
+def training(case: Mapping[str, Any]) -> str:
+    """The model of a training step and how it is executed: "1.3b, compiled"; "" for what is no training step."""
+    model, execution = case.get("model"), case.get("execution")
+    return f"{model}, {execution if isinstance(execution, str) else 'eager'}" if isinstance(model, str) else ""
 
 
 def order(key: str) -> tuple[int, str]:

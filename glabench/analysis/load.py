@@ -187,7 +187,7 @@ def latest(rows: Iterable[Row]) -> list[Row]:
     predicted for a GPU that is not there is told from those for others."""
     kept: dict[tuple[str, str, str], Row] = {}
     for row in rows:
-        key = (row.case_id, device(row), _elsewhere(row))
+        key = (row.case_id, device(row), modelled_for(row))
         old = kept.get(key)
         if old is None or row.started >= old.started:
             kept.pop(key, None)
@@ -195,7 +195,7 @@ def latest(rows: Iterable[Row]) -> list[Row]:
     return list(kept.values())
 
 
-def _elsewhere(row: Row) -> str:
+def modelled_for(row: Row) -> str:
     """The GPU that a profile is predicted for; empty for what was measured."""
     target = (row.profile or {}).get("target") or {}
     return "" if target.get("here", True) else str(target.get("name"))

@@ -21,7 +21,7 @@ from glabench.analysis import labels
 from glabench.analysis.bounds import RESOURCES, bounds, number, rate, ratio, tensor_flops, total
 from glabench.analysis.load import Profiled, device_name
 from glabench.analysis.statistics import NOTHING, Estimate, estimate
-from glabench.spec.work import floor_ms, work
+from glabench.spec.work import floor_ms, operator_work
 from glabench.store import Row
 
 STEPS = ("T", "chunk", "sub_chunk")  # of a case: what its question is asked over
@@ -232,7 +232,7 @@ def _floor(case: Mapping[str, Any], mode: str, ceilings: Mapping[str, Any]) -> f
     version's catalog."""
     copy = rate(ceilings, "hbm_copy_bytes_per_s")
     try:
-        return floor_ms(work({**case, "mode": mode})["hbm_bytes"], copy) if copy > 0 else math.nan
+        return floor_ms(operator_work({**case, "mode": mode})["hbm_bytes"], copy) if copy > 0 else math.nan
     except KeyError:
         return math.nan
 

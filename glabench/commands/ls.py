@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 FAMILIES = {
     "gla": "gated linear attention", "linear": "linear attention", "attention": "softmax attention",
-    "ssm": "selective state space", "scalar": "linear attention with one decay a head",
+    "ssm": "selective state space", "model": "language model", "scalar": "linear attention with one decay a head",
 }  # fmt: skip
 
 

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.autograd import DeviceType  # type: ignore[attr-defined]  # it is not in __all__
 
 from glabench.run.cold import SPIN_MARGIN_S, Call, ColdSampler
+from glabench.run.gpu_events import Event, gpu_events
 from glabench.run.measure import BATCH_MOST
 
 CALLS = 30
@@ -28,19 +28,6 @@ EVENTS = 30_000  # about as many are collected: fewer calls where one call has t
 FEWEST_CALLS = 5
 SPIN = "spin_kernel"  # part of the name of the kernel behind torch.cuda._sleep
 OPENS_US = SPIN_MARGIN_S * 1e6 / 2  # a spin this long opens a call; the one that closes it takes a few microseconds
-
-
-@dataclass(frozen=True)
-class Event:
-    """One kernel, copy or fill on the GPU. Times are in microseconds, from any start."""
-
-    name: str
-    start_us: float
-    dur_us: float
-
-    @property
-    def end_us(self) -> float:
-        return self.start_us + self.dur_us
 
 
 @dataclass(frozen=True)
@@ -132,15 +119,6 @@ def _marked(sampler: ColdSampler) -> None:
     call = sampler.cold()
     call()
     torch.cuda._sleep(1)
-
-
-def gpu_events(events: Iterable[Any]) -> list[Event]:
-    """torch's FunctionEvents of the GPU, without those that only repeat a name given on the CPU."""
-    return [
-        Event(event.name, event.time_range.start, event.time_range.end - event.time_range.start)
-        for event in events
-        if event.device_type == DeviceType.CUDA and not getattr(event, "is_user_annotation", False)
-    ]
 
 
 def write_trace(run: Call, path: Path) -> None:

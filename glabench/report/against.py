@@ -15,7 +15,7 @@ from glabench.report.parts import conditions
 
 OWN = "gla"
 RIVALS = ("fla", "helion", "fa2", "fa3", "cudnn", "flex")  # those of them that have a time get a column
-SHORT = {"fwd": "fwd", "bwd": "bwd", "fwdbwd": "fwd+bwd", "step": "step"}
+SHORT = {"fwd": "fwd", "bwd": "bwd", "fwdbwd": "fwd+bwd", "step": "step", "train": "training step"}
 # column: (its heading, what it says of the default schedule). The last three need rows with the time of an eager call.
 FACTS = {
     "ms": ("kernels, ms", "the median of its kernels"),

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pandas as pd
 
 from glabench.analysis.compare import answers
-from glabench.report import eager, lengths, packing, schedules, shapes
+from glabench.report import eager, lengths, packing, schedules, shapes, training
 from glabench.report.model import Figure, Section
 from glabench.report.parts import devices
 
@@ -39,9 +39,12 @@ def _joined(parts: list[tuple[str, Section]]) -> Section:
     return replace(parts[0][1], figures=figures)
 
 
-def _sections(table: pd.DataFrame) -> list[Section]:
+def _sections(whole: pd.DataFrame) -> list[Section]:
+    table = whole[whole["mode"] != "train"]
     best = answers(table)
     return [
+        Section("training", "Training", "Training steps of language models", training.figures(whole),
+                "No row is of a training step. A GPU and `glabench sweep training` give this."),
         Section("speed", "Speed", "Speed", lengths.speed(best) + shapes.every_shape(best),
                 "No row has a time over several sequence lengths or at a shape of its own. "
                 "`glabench sweep sequence_length` measures them."),

@@ -26,6 +26,7 @@ from glabench.report import text
 from glabench.report.lengths import held, lean
 from glabench.report.parts import modes
 from glabench.report.shapes import nearest_in_words, nearest_to_floor
+from glabench.report.training import against
 
 RIVALS = ("fa2", "cudnn", "sdpa")
 OWN = ("gla", "gla:w", "gla:wo")  # of these the first that has an eager call's time is told
@@ -43,8 +44,9 @@ class Finding:
 def findings(table: pd.DataFrame, device: str) -> list[Finding]:
     """What the rows of one device say, the most asked first; never empty."""
     rows = table[table["device"] == device]
-    best = answers(rows)
+    best = answers(rows[rows["mode"] != "train"])
     found = [
+        *_training(rows),
         *_winners(best),
         *_winners(answers(eager(rows))),
         *_against(best),
@@ -56,6 +58,20 @@ def findings(table: pd.DataFrame, device: str) -> list[Finding]:
     ]
     found += _failures(rows)
     return found or [Finding("0", "cases ran on this device", "There is nothing to compare.")]
+
+
+def _training(rows: pd.DataFrame) -> list[Finding]:
+    """Tokens a second of our models against each rival's, by length."""
+    found = []
+    for one in against(rows):
+        last_t, last, _ = one.at[-1]
+        said = ", ".join(f"{text.times(ratio)} at T = {text.length(t)}" for t, ratio, _ in one.at)
+        memory = text.listing(sorted({text.times(least) for _, _, least in one.at}))
+        where = f"GLA Transformer, {one.training}, T = {text.length(last_t)}"
+        lead = f"the tokens a second of {labels.title(one.rival)}: {where}"
+        sentence = f"{said}; of our schedules the fastest. Peak memory of the leanest: {memory}"
+        found.append(Finding(text.times(last), lead, text.sentence(sentence)))
+    return found
 
 
 def _winners(best: pd.DataFrame) -> list[Finding]:

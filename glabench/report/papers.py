@@ -11,11 +11,11 @@ import pandas as pd
 
 from glabench.analysis.accuracy import by_strength
 from glabench.analysis.claims import CLAIMS, LAYER_FORWARD
-from glabench.analysis.evidence import OURS, Evidence, other_commits, split_by_chunk, taken_apart
+from glabench.analysis.evidence import OURS, TIE, Evidence, other_commits, profiles_of, split_by_chunk, taken_apart
 from glabench.analysis.frame import frame
 from glabench.analysis.load import device, latest
 from glabench.analysis.papers import VERDICTS, Judged, Value, judged
-from glabench.analysis.printed import V2023, V2024, Paper
+from glabench.analysis.printed import LEFT_OUT, V2023, V2024, Paper
 from glabench.errors import UserError
 from glabench.report import environments, export, markdown, page, papers_figures, text
 from glabench.report.figures import all_figures, by_device
@@ -26,7 +26,7 @@ from glabench.report.tables import Cell, Table
 from glabench.store import Row
 
 SWEEP = "papers"  # rows of the sweep of this name get this page by themselves
-COLUMNS = ("claim", "verdict", "here", "printed", "why", "paper")
+COLUMNS = ("claim", "verdict", "here", "printed", "compared", "why", "paper")
 MOST_VALUES = 4  # of a cell
 NOT_A_CASE = "the rows hold profiles alone: give those of `glabench sweep papers` beside them"
 
@@ -52,7 +52,8 @@ class Pages:
 
     def _evidence(self, name: str) -> Evidence:
         own = [row for row in self.rows if device(row) == name]
-        found = Evidence(self.table[self.table["device"] == name], errors=by_strength(own))
+        profiles = profiles_of(self.profiled, name)
+        found = Evidence(self.table[self.table["device"] == name], errors=by_strength(own), profiles=profiles)
         apart = taken_apart(self.rows, name, LAYER_FORWARD) or taken_apart(self.profiled, name, LAYER_FORWARD)
         beside = found.rows(OURS, LAYER_FORWARD) or found.table.to_dict("records")
         return replace(found, split=split_by_chunk(apart), split_commits=other_commits(apart, beside) if apart else ())
@@ -67,7 +68,7 @@ def render(pages: Pages, sections: Sequence[Section]) -> str:
     machines = environments.environments([*pages.rows, *pages.profiled])
     own = {
         "answers": [(name, findings(found)) for name, found in pages.claimed.items()],
-        "papers": (V2023, V2024),
+        "papers": (V2023, V2024), "untried": LEFT_OUT, "tie": f"{TIE:.0%}".replace("%", " %"),
         "claimed": [(name, claims_table(found)) for name, found in pages.claimed.items()],
         "environments": machines, "mixed": environments.mixed(machines), "profiles": len(pages.profiled),
     }  # fmt: skip
@@ -104,7 +105,8 @@ def claims_table(found: Sequence[Judged]) -> Table:
             ),
             Cell(short(one.outcome.found) or "–", flag="wrap"),
             Cell(values(one.claim.printed) or "no number", flag="wrap"),
-            Cell(why(one), flag="wrap"),
+            Cell(compared(one), flag="wrap"),
+            Cell(why(one), flag="prose"),
             Cell(f"{one.claim.paper.short}, {one.claim.where}", flag="wrap"),
         )
         for one in found
@@ -129,9 +131,17 @@ def _number(one: Value) -> str:
     return text.times(one.value) if one.unit == "×" else f"{one.value:g}"
 
 
+def compared(one: Judged) -> str:
+    """What stood beside what, and whether it was tuned."""
+    return "; ".join(one.outcome.pairs) or "–"
+
+
 def why(one: Judged) -> str:
-    needs = f"{one.claim.needs} on a GPU measures it" if one.outcome.verdict == "not measured" else ""
-    return "; ".join(filter(None, (one.outcome.why, needs)))
+    """What became of it, and why it is judged by these pairs."""
+    needs = f"to be measured by {one.claim.needs}, on a GPU" if one.outcome.verdict == "not measured" else ""
+    became = "; ".join(filter(None, (one.outcome.why, needs)))
+    first = text.sentence(became[0].upper() + became[1:]) if became else ""
+    return " ".join(filter(None, (first, one.claim.reason)))
 
 
 def html(rows: Sequence[Row], out: Path) -> list[Path]:
@@ -157,7 +167,7 @@ def csv(rows: Sequence[Row], out: Path) -> list[Path]:
     lines = [
         {"device": name, "claim": one.claim.name, "says": one.claim.says, "paper": one.claim.paper.short,
          "where": one.claim.where, "printed": values(one.claim.printed), "here": values(one.outcome.found),
-         "verdict": one.outcome.verdict, "why": why(one)}
+         "verdict": one.outcome.verdict, "compared": compared(one), "why": why(one)}
         for name, found in Pages(rows).claimed.items() for one in found
     ]  # fmt: skip
     return [export.write_text(out, pd.DataFrame(lines).to_csv(index=False))]

@@ -8,10 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 from glabench.analysis import labels, printed
-from glabench.analysis.claims import BIG_LAYER, LAYER, LAYER_FORWARD, OUT_OF_MEMORY, TABLE, UNGATED
+from glabench.analysis.claims import BIG_LAYER, LAYER, LAYER_FORWARD, OUT_OF_MEMORY, TABLE, UNGATED, both_sides
 from glabench.analysis.compare import variants
 from glabench.analysis.evidence import OURS, Evidence, Line, Place, Quantity, ratio, speed_up
 from glabench.report import papers_ours, text
@@ -78,7 +79,7 @@ def lengths(name: str, evidence: Evidence) -> Figure | None:
         "Batch 32, width 1024, bf16: GLA in 4 heads of 128×256, attention in 16 heads of 64. The printed milliseconds "
         f"are of another GPU ({printed.V2023.gpu}); the ratio is what compares."
     )
-    caption += papers_ours.not_drawn(twin)
+    caption += papers_ours.not_drawn(twin) + _not_tuned(evidence, keys, LAYER.values())
     return Figure(slug("papers-lengths", name), "Time over sequence length", caption, tuple(panels))
 
 
@@ -120,11 +121,14 @@ def chunks(name: str, evidence: Evidence) -> Figure | None:
     caption = (
         "Batch 32, 2048 tokens, 4 heads of 128×256, states materialized. Between chunks: the pass that makes the "
         "states, and what the output takes longer for using them. The printed curve that falls is taken for the work "
-        f"between chunks. Printed times are of another GPU ({printed.V2023.gpu})."
+        "between chunks, by the paper's text: the legend of its figure has the two the other way round. Printed times "
+        f"are of another GPU ({printed.V2023.gpu})."
     )
     if evidence.split_commits:
         commits = ", ".join(evidence.split_commits)
         caption += f" The parts are of a profile of other kernels (commit {commits}) than the rows of this page."
+    loose = [str(c) for c, both in evidence.split.items() if not both.tuned]
+    caption += f" Not tuned: chunks of {text.listing(loose)}." if loose else ""
     return Figure(slug("papers-chunks", name), "Inside chunks and between them, by chunk size", caption, panels)
 
 
@@ -140,7 +144,8 @@ def recurrent(name: str, evidence: Evidence) -> Figure | None:
     )
     panels = []
     for title, label, quantity, theirs in kinds:
-        points = [_over(evidence, OURS, "recurrent_hbm", place, i, quantity) for i, place in enumerate(places)]
+        points = [_over(evidence, OURS, "recurrent_hbm", own, i, quantity, place)
+                  for i, (own, place) in enumerate(zip(both_sides(places), places, strict=True))]  # fmt: skip
         ours = Series("gla", labels.system_title("gla"), tuple(point for point in points if point))
         paper = as_printed("gla", "GLA", printed.V2023, dict(enumerate(theirs)), "×", names)
         if ours.points:
@@ -148,9 +153,11 @@ def recurrent(name: str, evidence: Evidence) -> Figure | None:
     if not panels:
         return None
     caption = (
-        "Forward and backward, batch 32, width 1024. The paper compares with a CUDA implementation, here it is one in "
-        f"Triton. It prints no number for {OUT_OF_MEMORY.at}, where that one ran out of memory."
+        "Forward and backward, batch 32, width 1024, GLA with gates on both sides as in the table. The paper compares "
+        "with a CUDA implementation, here it is one in Triton, with gates on the key side alone. It prints no number "
+        f"for {OUT_OF_MEMORY.at}, where that one ran out of memory."
     )
+    caption += _not_tuned(evidence, (OURS,), both_sides(places)) + _not_tuned(evidence, ("recurrent_hbm",), places)
     title = "GLA over the recurrent form with states in HBM"
     return Figure(slug("papers-recurrent", name), title, caption, tuple(panels))
 
@@ -165,8 +172,8 @@ def ungated(name: str, evidence: Evidence) -> Figure | None:
                              UNGATED, "ms", MS, caption)  # fmt: skip
     decaying = [title for key, title in found.keys if labels.family(key) in DECAYING] if found else []
     if found and decaying:
-        return replace(found, caption=f"{caption} With a decay all the same: {text.sentence(text.listing(decaying))}")
-    return found
+        found = replace(found, caption=f"{caption} With a decay all the same: {text.sentence(text.listing(decaying))}")
+    return replace(found, caption=found.caption + _not_tuned(evidence, keys, UNGATED.values())) if found else None
 
 
 def layer(name: str, evidence: Evidence) -> Figure | None:
@@ -174,8 +181,10 @@ def layer(name: str, evidence: Evidence) -> Figure | None:
     caption = (
         "Forward and backward of one layer's operator at the width of the 1.3B model: GLA in 4 heads of 256×512, "
         "attention in 32 heads of 64, Mamba's scan over twice the width. Higher is better on the left. The paper draws "
-        "whole models in training on one H100, and prints no values: orders compare, sizes do not."
+        "whole models in training on one H100, and prints no values: its claims are judged by steps of training, and "
+        "not by this."
     )
+    caption += _not_tuned(evidence, keys, BIG_LAYER.values())
     return _time_and_memory(slug("papers-layer", name), "Throughput and memory over sequence length", evidence, keys,
                             BIG_LAYER, "tokens_per_s", "tokens per second, millions", caption, 1e6)  # fmt: skip
 
@@ -211,6 +220,12 @@ def _point(row: Line, at: float, column: str, tip: Tip, unit: float = 1.0) -> Po
     return Point(float(at), float(row[column]) / unit, low, high, tip(row))
 
 
+def _not_tuned(evidence: Evidence, keys: Iterable[str], places: Iterable[Place]) -> str:
+    """`papers_ours.not_tuned` of the rows that curves of these variants are drawn by."""
+    rows = (evidence.row(key, place) for key, place in product(keys, places))
+    return papers_ours.not_tuned(row for row in rows if row)
+
+
 def _speed_ups(evidence: Evidence, keys: Iterable[str], base: str, places: Mapping[int, Place]) -> tuple[Series, ...]:
     found = []
     for key in keys:
@@ -221,10 +236,11 @@ def _speed_ups(evidence: Evidence, keys: Iterable[str], base: str, places: Mappi
 
 
 def _over(
-    evidence: Evidence, key: str, base: str, place: Place, at: float, quantity: Quantity
+    evidence: Evidence, key: str, base: str, place: Place, at: float, quantity: Quantity, base_at: Place | None = None
 ) -> Point | None:  # fmt: skip
-    """The speed-up over a baseline, or the share of its memory, with both numbers on hover; None without both."""
-    own, rival = evidence.row(key, place, quantity), evidence.row(base, place, quantity)
+    """The speed-up over a baseline, which stands beside it or at another place, or the share of its memory, with both
+    numbers on hover; None without both."""
+    own, rival = evidence.row(key, place, quantity), evidence.row(base, base_at or place, quantity)
     if own is None or rival is None:
         return None
     one = speed_up(own, rival, place.at) if quantity == "ms" else ratio(own, rival, quantity, place.at)

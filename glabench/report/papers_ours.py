@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import pandas as pd
 
-from glabench.analysis import labels
+from glabench.analysis import labels, tuned
 from glabench.analysis.accuracy import Error
 from glabench.analysis.claims import LAYER
 from glabench.analysis.compare import Crossover, answers, by, crossovers_by_head_dimension
@@ -21,6 +22,7 @@ FRONT_T = 2048
 RIVALS = ("fa2", "cudnn")
 MOST_PANELS = 3
 TWIN = 1.01
+MOST_NAMES = 6  # of what is not tuned; of more, what is
 SWEEP = "`glabench sweep papers` does."
 
 
@@ -65,7 +67,7 @@ def front(name: str, evidence: Evidence) -> tuple[Figure, ...]:
     on_it = text.listing([str(label) for label in best.sort_values("ms")["label"]])
     caption = (
         f"Batch {place.B}, {place.T} tokens, {text.heads(vars(place))}, bf16. Down and to the left is better. On the "
-        f"front, the fastest first: {text.sentence(on_it)}{not_drawn(same)}"
+        f"front, the fastest first: {text.sentence(on_it)}{not_drawn(same)}{not_tuned(rows.to_dict('records'))}"
     )
     return (Figure(slug("papers-front", name), "Time and memory of every schedule", caption, (panel,)),)
 
@@ -84,6 +86,18 @@ def twin(values: Mapping[str, Mapping[float, float]]) -> str:
 def not_drawn(key: str) -> str:
     """The sentence of a caption about a default schedule that has a ``twin``."""
     return f" {labels.title('gla')}, is within 1 % of {labels.title(key)}, and not drawn." if key else ""
+
+
+def not_tuned(lines: Iterable[Mapping[str, Any]], named: Callable[[Mapping[str, Any]], str] | None = None) -> str:
+    """The sentence of a caption about what of it is not tuned, and so may be faster; empty where all is."""
+    names: dict[bool, list[str]] = {True: [], False: []}
+    for line in lines:
+        names[tuned.untuned(line)].append(named(line) if named else str(line["label"]))
+    loose, rest = (list(dict.fromkeys(names[key])) for key in (True, False))
+    if not loose:
+        return ""
+    few = loose if len(loose) <= MOST_NAMES or not rest else rest
+    return f" Not tuned: {'all but ' if few is rest else ''}{text.sentence(text.listing(few))}"
 
 
 def crossing(name: str, evidence: Evidence) -> tuple[Figure, ...]:
@@ -107,6 +121,10 @@ def crossing(name: str, evidence: Evidence) -> tuple[Figure, ...]:
         "Forward and backward, attention with as many heads of the same dimension, the tokens of a batch held. "
         f"Straight between lengths, in log-log; a point at {text.number(first)} is faster at every length measured. "
         "Faster are its kernels."
+    )
+    asked = (best["variant"] == "gla") & (best["mode"] == "fwdbwd") & (best["K"] == best["V"]) & (best["gate"] == "1")
+    caption += not_tuned(
+        best[asked].to_dict("records"), lambda line: f"GLA at T {text.length(line['T'])}, heads of {line['K']}"
     )
     caption += f" GLA is faster {'; '.join(said)}." if said else ""
     panel = Panel(text.mode("fwdbwd"), "head dimension, features", "GLA is faster from this T on, tokens", tuple(drawn))
@@ -167,4 +185,5 @@ def decoding(name: str, evidence: Evidence) -> tuple[Figure, ...]:
         "Lower is better. A recurrent form reads and writes a state whose size no context changes; attention reads the "
         "keys and values of all of it."
     )
+    caption += not_tuned(line for rows in groups[:MOST_PANELS] for line in rows.to_dict("records"))
     return (Figure(slug("papers-decoding", name), "Time of one decoding step", caption, panels),)

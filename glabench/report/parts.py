@@ -105,6 +105,8 @@ def conditions(row: Mapping[str, Any]) -> str:
     A strength of 1 is the usual one, but beside others it is named: without it there seem to be no gates.
     """
     words = [str(row["dtype"])]
+    if row["training"]:
+        return f"{row['dtype']}, {row['training']}"
     if row["gate"] == "none":
         words.append("no gates")
     elif row["gate"] != "1" or row["gates_vary"]:
@@ -131,7 +133,7 @@ def dots(
     reference: tuple[float, str] | None = None,
 ) -> Panel | None:  # fmt: skip
     """A dot plot with a line for each shape of the table (its first MOST_CATEGORIES); None without a value."""
-    keys = ["T", "B", "H", "K", "V", "dtype", "gate", "initial_state", "lengths"]
+    keys = ["T", "B", "H", "K", "V", "dtype", "gate", "initial_state", "lengths", "training"]
     found_shapes = [rows.iloc[0] for _, rows in by(table[table[value] > 0], keys)]
     in_order = sorted(found_shapes, key=lambda row: [*row[keys[:6]], labels.strength(row["gate"]), row["gate"]])
     shapes = in_order[:MOST_CATEGORIES]

@@ -86,6 +86,15 @@ STYLES: dict[str, Style] = {
     "flex": Style(GREY, "P", _DOT, False),
     "sdpa": Style(SKY, "p", _DASH),
     "floor": Style(AXIS, "", _DOT),
+    "gla_lm:wo": Style(VERMILLION, "o"),
+    "gla_lm:w": Style(BLUE, "s"),
+    "gla_lm:re": Style(PURPLE, "^"),
+    "gla_lm": Style(GREEN, "D"),
+    "gla_lm_fla": Style(ORANGE, "v", _DASH),
+    "retnet_lm": Style(SKY, "s", (), False),
+    "linear_lm": Style(SKY, "o"),
+    "mamba2_lm": Style(GREY, "v", _DASH, False),
+    "transformer_lm": Style(INK, "P", _DASH),
 }
 
 # Tunings are drawn in figures of their own: the passes of a plan, directions, and strategies with their typical and
@@ -125,6 +134,17 @@ PROFILE: dict[str, Style] = {
     "memory:saved": Style(GREEN, "s"),
     "memory:workspace": Style(INK, "s"),
 }
+# Training steps: the groups of kernels that their time goes to.
+TRAINING: dict[str, Style] = {
+    "step:operator": Style(VERMILLION, "s"),
+    "step:matrix products": Style(BLUE, "s"),
+    "step:compiled, not products": Style(SKY, "s"),
+    "step:elementwise, reductions and copies": Style(GREEN, "s"),
+    "step:norms": Style(OLIVE, "s"),
+    "step:loss": Style(PURPLE, "s"),
+    "step:optimizer": Style(ORANGE, "s"),
+    "step:other": Style(GREY, "s"),
+}
 # What the papers print, beside what was measured; and the schedules that nothing beats.
 PAPERS: dict[str, Style] = {
     "printed:gla": Style(AXIS, "D", _DOT, False),
@@ -160,6 +180,7 @@ def style(key: str) -> Style:
         STYLES.get(key)
         or TUNING.get(key)
         or PROFILE.get(key)
+        or TRAINING.get(key)
         or PAPERS.get(key)
         or MODELS.get(key)
         or _STRANGERS[sum(key.encode()) % len(_STRANGERS)]

@@ -32,7 +32,8 @@ class Cell:
 
     text: str
     value: float | None = None
-    flag: str = ""  # "bad": how the cell is coloured, never the only sign; "wrap": its text may take several lines
+    # "bad": how the cell is coloured, never the only sign; "wrap": its text may take several lines; "prose": it does
+    flag: str = ""
 
     @property
     def sorted_by(self) -> str:

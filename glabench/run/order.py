@@ -25,7 +25,7 @@ def longest_first(cases: Sequence[Case]) -> list[Case]:
 def expected_s(case: Case) -> float:
     """Seconds of one call: its FLOP, its bytes, and its turns where Python loops over time."""
     done = work(case.to_dict())
-    return done["flops"] / FLOP_PER_S + done["hbm_bytes"] / BYTES_PER_S + _turns(case) * STEP_S
+    return (done["flops"] or 0) / FLOP_PER_S + (done["hbm_bytes"] or 0) / BYTES_PER_S + _turns(case) * STEP_S
 
 
 def case_s(case: Case) -> float:

@@ -23,6 +23,7 @@ from glabench.spec.settings import Settings
 from glabench.spec.work import work
 from glabench.store import Row
 from glabench.systems.base import System, load
+from glabench.systems.language_model import LanguageModelSystem
 
 __all__ = ["merge", "run_case"]
 
@@ -109,10 +110,14 @@ def _run(draft: Draft, case: Case, settings: Settings, system: System) -> None:
     if not can_run(draft, case, settings, system):
         return
     if part == "compile" and system.info.autotuned:
-        _compile_ahead(draft, case, system)
+        operator, asked = system.operator_of(case)
+        _compile_ahead(draft, asked, operator)
         return
     if part == "compile":
         compile_kernels(draft, case, settings, system)
+        return
+    if case.mode == "train":
+        _train(draft, case, settings, system)
         return
     if not passes_gate(draft, case, settings, system) or part == "gate":
         return
@@ -138,7 +143,7 @@ def can_run(draft: Draft, case: Case, settings: Settings, system: System) -> boo
 
 def passes_gate(draft: Draft, case: Case, settings: Settings, system: System) -> bool:
     """Whether the system computes the case right; the row has how nearly."""
-    where = "cuda" if settings.device == "cuda" else "interpreter" if settings.part == "gate" else "cpu"
+    where = _where(settings)
     asked = case if where == "cuda" else gate.reduced(case, system, settings, interpreter=where == "interpreter")
     verdict = gate.check(system, asked, settings, where, draft.phases)
     draft.found["accuracy"] = verdict.accuracy
@@ -161,6 +166,28 @@ def _measure(draft: Draft, case: Case, settings: Settings, system: System) -> No
         release(settings)
         with draft.phases("samples"):
             timing.time["parts"] = _parts(case, settings, system)
+
+
+def _train(draft: Draft, case: Case, settings: Settings, system: System) -> None:
+    """The gate of a training step, then what one takes: of a language model, which alone has the mode."""
+    from glabench.run import train_gate, training  # imports the models
+
+    assert isinstance(system, LanguageModelSystem)
+    verdict = train_gate.check(system, case, settings, _where(settings), draft.phases)
+    draft.found["accuracy"] = verdict.accuracy
+    if not verdict.passed:
+        draft.fail("wrong", verdict.reason or "the gate failed")
+    if not verdict.passed or settings.part == "gate":
+        return
+    release(settings)
+    with draft.phases("samples"):
+        found = training.measure(system, case, settings)
+    draft.found |= {"time": found.timing.time, "clocks": found.timing.clocks, "memory": found.memory}
+
+
+def _where(settings: Settings) -> str:
+    """Where the gate runs."""
+    return "cuda" if settings.device == "cuda" else "interpreter" if settings.part == "gate" else "cpu"
 
 
 def _parts(case: Case, settings: Settings, system: System) -> dict[str, Any]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from glabench.spec.case import Execution
 from glabench.systems.models.model import Config, LanguageModel
 
 SETTLING, QUEUED = 3, 5  # steps before a sample, and samples of the time to queue one
@@ -24,36 +25,88 @@ class Variant:
     compiled: bool
 
 
-class Trainer:
-    """A model in bf16 with its optimizer and one batch of random tokens, the same for every system."""
+def batch_of(vocabulary: int, batch: int, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Random tokens [batch, length], and those that come after each of them: the same for every system."""
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(vocabulary, (batch, length + 1), generator=generator).to(device)
+    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
-    def __init__(self, variant: Variant, config: Config, batch: int, length: int, device: torch.device) -> None:
-        torch.manual_seed(0)
+
+def made(model: Callable[[], LanguageModel], device: torch.device) -> LanguageModel:
+    """The model on the device, with the same random weights each time."""
+    torch.manual_seed(0)
+    with device:
+        return model()
+
+
+class Trainer:
+    """A model with its optimizer and one batch of random tokens.
+
+    execution: see ``Case``; "graph" begins as "compiled", and goes into a CUDA graph with ``capture``. in_one_graph:
+    whether a block that does not compile whole is an error.
+    """
+
+    def __init__(
+        self, model: Callable[[], LanguageModel], vocabulary: int, batch: int, length: int, device: torch.device,
+        execution: Execution | None = None, in_one_graph: bool = True,
+    ) -> None:  # fmt: skip
         self.device = device
-        tokens = torch.randint(config.vocabulary, (batch, length + 1)).to(device)
-        self.tokens, self.targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
-        with device:
-            self.model = LanguageModel(config, variant.system, length).to(torch.bfloat16)
-        if variant.compiled:
+        self.tokens, self.targets = batch_of(vocabulary, batch, length, device)
+        self.model = made(model, device)
+        if execution is not None:
             for block in self.model.blocks:
-                block.compile(fullgraph=True)
-        parameters = self.model.parameters()
-        self.optimizer = torch.optim.AdamW(parameters, lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY, fused=True)
+                block.compile(fullgraph=in_one_graph)
+        parameters, captured = self.model.parameters(), execution == "graph"
+        self.optimizer = torch.optim.AdamW(
+            parameters, lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY, fused=True, capturable=captured
+        )
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.loss: Tensor | None = None  # of the graph's last step
+
+    @classmethod
+    def of(cls, variant: Variant, config: Config, batch: int, length: int, device: torch.device) -> Trainer:
+        """The trainer of a variant, in bf16."""
+
+        def model() -> LanguageModel:
+            return LanguageModel(config, variant.system, length).to(torch.bfloat16)
+
+        return cls(model, config.vocabulary, batch, length, device, "compiled" if variant.compiled else None)
 
     def step(self) -> Tensor:
         """One step, queued: nothing here waits for the GPU. The loss before it, float32."""
+        if self.graph is None:
+            return self._step()
+        assert self.loss is not None
+        self.graph.replay()
+        return self.loss
+
+    def _step(self) -> Tensor:
         loss = self.model.loss(self.tokens, self.targets)
         loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return loss.detach()
 
-    def wall_ms(self, steps: int) -> float:
-        """The mean of ``steps`` steps between two waits for the GPU."""
+    def capture(self) -> None:
+        """Put the step into a CUDA graph, which every later step replays. After some steps: these compile, and make the
+        optimizer's moments."""
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):  # what is made at the first call on a stream is made before the capture
+            self._step()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self.loss = self._step()
+        self.graph = graph
+
+    def wall_ms(self, steps: int, queued: Callable[[], None] = lambda: None) -> float:
+        """The mean of ``steps`` steps between two waits for the GPU. ``queued`` is called while it works on them."""
         synchronize(self.device)
         start = time.perf_counter()
         for _ in range(steps):
             self.step()
+        queued()
         synchronize(self.device)
         return (time.perf_counter() - start) * 1e3 / steps
 
@@ -101,7 +154,7 @@ def warmed_up(
     """A trainer after ``steps`` steps, of which the first compiles, and its peak memory in the last."""
     cuda = device.type == "cuda"
     held = torch.cuda.memory_allocated(device) if cuda else 0
-    trainer = Trainer(variant, config, batch, length, device)
+    trainer = Trainer.of(variant, config, batch, length, device)
     first = float(trainer.step())
     for _ in range(steps - 2):
         trainer.step()
@@ -128,4 +181,4 @@ def measure_in_turns(runs: Sequence[tuple[Trainer, Measured]], steps: int, round
             measured.loss_last = float(trainer.step())
 
 
-__all__ = ["Measured", "Trainer", "Variant", "measure_in_turns", "synchronize", "warmed_up"]
+__all__ = ["Measured", "Trainer", "Variant", "batch_of", "made", "measure_in_turns", "synchronize", "warmed_up"]

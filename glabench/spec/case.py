@@ -11,7 +11,9 @@ from typing import Any, Literal
 from glabench.spec import lengths as packing
 
 Dtype = Literal["bf16", "fp16", "fp32"]
-Mode = Literal["fwd", "bwd", "fwdbwd", "step"]
+Mode = Literal["fwd", "bwd", "fwdbwd", "step", "train"]
+Model = Literal["340m", "1.3b", "tiny"]
+Execution = Literal["compiled", "graph"]
 
 # Bytes per element of q, k, v, g and o.
 DTYPE_BYTES: dict[str, int] = {"bf16": 2, "fp16": 2, "fp32": 4}
@@ -33,6 +35,9 @@ LATER: dict[str, LaterAxis] = {
     "value_gate": LaterAxis(False, "gates on the value side", lambda value: "value gate"),
     "gate_dtype": LaterAxis(None, "gates in another dtype than q", lambda value: f"gates in {value}"),
     "lengths": LaterAxis(None, "packed sequences", packing.short),
+    "model": LaterAxis(None, "a model around it", str),
+    "execution": LaterAxis(None, "a step to compile", str),
+    "recompute": LaterAxis(None, "states to compute again", lambda value: "recomputed"),
 }
 
 
@@ -71,6 +76,12 @@ class Case:
     gate_dtype: Dtype | None = None
     # of sequences packed into a batch of 1, T tokens in all: see `glabench.spec.lengths`
     lengths: str | None = None
+    # of a language model around the operator, for mode "train": see `glabench.spec.models`
+    model: Model | None = None
+    # of a training step, where it is not eager: each block compiled, or the whole of it, so compiled, in a CUDA graph
+    execution: Execution | None = None
+    # True where nothing of the states is kept for the backward pass, which computes them again
+    recompute: bool | None = None
     attn_heads: int | None = None
     attn_dim: int | None = None
     seed: int = 0

@@ -9,17 +9,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from glabench.spec.case import LATER, Case
+from glabench.spec.case import Case
 
-Family = Literal["gla", "linear", "scalar", "attention", "ssm"]
-Operator = Literal["gla", "simple", "retention", "ssd", "attention", "ssm"]
+Family = Literal["gla", "linear", "scalar", "attention", "ssm", "model"]
+Operator = Literal["gla", "simple", "retention", "ssd", "attention", "ssm", "model"]
 
 TRAINING = ("fwd", "bwd", "fwdbwd")
 WITH_STEP = (*TRAINING, "step")
 SCHEDULE = frozenset({"chunk", "sub_chunk", "materialize"})
 ONE_LEVEL = frozenset({"chunk", "materialize"})  # without sub-chunks
-ALL = frozenset(LATER)
 GATES, PACKED = frozenset({"gate_dtype"}), frozenset({"lengths"})
+OPERATOR = frozenset({"value_gate", "gate_dtype", "lengths"})  # of an operator, without a model around it
+STEP = frozenset({"model", "execution"})  # of a training step
 
 # The selective scan that is measured beside a layer is Mamba's: twice the layer's width in channels of 16 states.
 SSM_EXPAND = 2
@@ -63,6 +64,7 @@ class SystemInfo:
     source: str
     takes: frozenset[str] = frozenset()  # of `case.LATER`
     autotuned: bool = False  # by Triton's autotuner, at its first call, with many configs: these are compiled ahead
+    inside: str | None = None  # of a language model, the system whose operator its layers run
 
     @property
     def gated(self) -> bool:
@@ -90,21 +92,29 @@ def _scalar(name: str, title: str, operator: Operator, module: str, summary: str
     return SystemInfo(name, title, "scalar", operator, axes, TRAINING, triton, path, summary, source, takes, autotuned)
 
 
+def _model(name: str, title: str, inside: str, summary: str, source: str, *, axes: frozenset[str] = frozenset(),
+           takes: frozenset[str] = frozenset(), triton: bool = False, autotuned: bool = False,
+           cls: str = "LanguageModelSystem") -> SystemInfo:  # fmt: skip
+    path = f"glabench.systems.language_model:{cls}"
+    return SystemInfo(name, title, "model", "model", axes, ("train",), triton, path, summary, source, takes | STEP,
+                      autotuned, inside)  # fmt: skip
+
+
 _SYSTEMS = (
     _gla("gla", "GLA, chunkwise (ours)", "gla:Gla",
          "chunkwise Triton kernels, two-level chunking, states materialized or not", GLA_PAPER,
-         axes=SCHEDULE, triton=True, takes=ALL),
+         axes=SCHEDULE, triton=True, takes=OPERATOR),
     _gla("gla_recurrent", "GLA, fused recurrent (ours)", "gla_recurrent:GlaRecurrent",
          "one Triton program walks the whole sequence with the state on chip; mode step decodes one token", GLA_PAPER,
-         modes=WITH_STEP, triton=True, takes=ALL),
+         modes=WITH_STEP, triton=True, takes=OPERATOR),
     _gla("recurrent_torch", "Recurrence, PyTorch loop", "recurrent_torch:RecurrentTorch",
          "the recurrence as a Python loop over time", "Katharopoulos et al. 2020, arXiv:2006.16236", modes=WITH_STEP,
-         takes=ALL),
+         takes=OPERATOR),
     _gla("chunkwise_torch", "Chunkwise, PyTorch (not I/O-aware)", "chunkwise_torch:ChunkwiseTorch",
          "the chunkwise form in plain PyTorch: every intermediate goes through memory", GLA_PAPER,
-         axes=frozenset({"chunk"}), takes=ALL),
+         axes=frozenset({"chunk"}), takes=OPERATOR),
     _gla("parallel_torch", "Parallel form, PyTorch", "parallel_torch:ParallelTorch",
-         "the quadratic form, in log space so that strong gates do not overflow", GLA_PAPER, takes=ALL),
+         "the quadratic form, in log space so that strong gates do not overflow", GLA_PAPER, takes=OPERATOR),
     _gla("recurrent_hbm", "Recurrence, states in HBM (Triton)", "recurrent_hbm:RecurrentHbm",
          "the recurrence that writes every state to memory, and reads it back for the gradients", MAO_PAPER,
          triton=True, takes=GATES),
@@ -166,6 +176,20 @@ _SYSTEMS = (
     _gla("helion", "Helion full GLA", "helion:HelionGla",
          "chunkwise GLA of Helion's examples, with the configs tuned for them; the row says how they were tuned",
          HELION_REPO),
+    _model("gla_lm", "GLA Transformer", "gla", "a language model with the GLA layer of section 4.4, by gla", GLA_PAPER,
+           axes=SCHEDULE, takes=frozenset({"recompute"}), triton=True),
+    _model("gla_lm_fla", "GLA Transformer, FLA's operator", "fla", "the same model, by fla-core's chunk_gla", FLA_REPO,
+           autotuned=True, cls="FlaOperatorSystem"),
+    _model("retnet_lm", "RetNet", "retention", "a language model with multi-scale retention, by simple_gla",
+           RETNET_PAPER, triton=True, cls="RetnetSystem"),
+    _model("linear_lm", "Linear attention", "gla", "the GLA Transformer without gates on keys, by gla", GLA_PAPER,
+           triton=True, cls="UngatedSystem"),
+    _model("mamba2_lm", "Mamba-2", "mamba2_ssd",
+           "a language model of Mamba-2's layers alone: mamba_ssm's, else plain PyTorch; the row says which", SSD_PAPER,
+           cls="Mamba2System"),
+    _model("transformer_lm", "Transformer++, FlashAttention-2", "fa2",
+           "rotary positions, SwiGLU, RMS norms, and causal attention by torch SDPA's flash backend", FA2_PAPER,
+           cls="TransformerSystem"),
 )  # fmt: skip
 
 CATALOG: dict[str, SystemInfo] = {info.name: info for info in _SYSTEMS}

@@ -11,6 +11,7 @@ from glabench.errors import UserError
 from glabench.spec import lengths
 from glabench.spec.case import Case
 from glabench.spec.catalog import CATALOG, SCHEDULE
+from glabench.spec.models import CONFIGS
 from glabench.spec.settings import Device
 from glabench.spec.source import Loc, Source
 from glabench.spec.sweep import Attention, HeadDim, Section, Sweep
@@ -18,7 +19,8 @@ from glabench.spec.values import Axis, read_block, read_fixed, read_match
 
 Match = dict[str, tuple[Any, ...]]
 
-REQUIRED = ("system", "T", "H", "K", "V")  # T may follow from lengths
+REQUIRED = ("system", "T", "H", "K", "V")  # T may follow from lengths, and the rest from a model
+OF_MODEL = ("H", "K", "V")
 USUAL_HEAD_DIM = 64
 
 # What completes a schedule of which only a part is given: the values that gla_kernels.Schedule takes by default.
@@ -147,7 +149,8 @@ def _cases(source: Source, block: _Block, defaults: dict[str, Any]) -> list[Case
 
 def _check_complete(source: Source, block: _Block, defaults: dict[str, Any]) -> None:
     given = {name for axis in block.axes for name in axis.names} | set(defaults)
-    missing = [name for name in REQUIRED if name not in given and not (name == "T" and "lengths" in given)]
+    follow = [*["T"] * ("lengths" in given), *OF_MODEL * ("model" in given)]
+    missing = [name for name in REQUIRED if name not in given and name not in follow]
     if missing:
         raise source.error(
             block.loc, f"missing {', '.join(missing)}: every case needs {', '.join(REQUIRED)} and B or tokens"
@@ -181,7 +184,8 @@ def fitted(values: dict[str, Any]) -> dict[str, Any]:
             schedule["sub_chunk"] = min(DEFAULT_SUB_CHUNK, schedule["chunk"])
         if "materialize" in uses and schedule["materialize"] is None:
             schedule["materialize"] = DEFAULT_MATERIALIZE
-    return {**values, **schedule, **({} if info.gated else UNGATED), **_usual_gates(values)}
+    again = {"recompute": values.get("recompute") or None}
+    return {**values, **schedule, **again, **({} if info.gated else UNGATED), **_usual_gates(values)}
 
 
 def _usual_gates(values: dict[str, Any]) -> dict[str, Any]:
@@ -221,7 +225,20 @@ def _misfit(values: dict[str, Any]) -> _Misfit | None:
         return _Misfit(("sub_chunk", "chunk"), f"sub_chunk {sub_chunk} does not divide chunk {chunk}")
     if (wrong := _other_gates(values)) is not None:
         return _Misfit(("gate_dtype", "dtype"), f"gate_dtype {values['gate_dtype']}: {wrong}")
+    if (untrained := _untrained(values)) is not None:
+        return untrained
     return None if values.get("lengths") is None else _unpacked(values)
+
+
+def _untrained(values: dict[str, Any]) -> _Misfit | None:
+    """Why what is said of a training step, and whether there is one, do not go together, or None."""
+    model, mode = values.get("model"), values.get("mode")
+    if (model is None) != (mode != "train"):
+        said = f"mode train: expected a model, {' or '.join(CONFIGS)}" if model is None else f"model {model}"
+        return _Misfit(("mode", "model"), said if model is None else f"{said}: expected mode train, got {mode}")
+    if model is None and values.get("execution") is not None:
+        return _Misfit(("execution", "mode"), f"execution {values['execution']}: expected mode train, got {mode}")
+    return None
 
 
 def _unpacked(values: dict[str, Any]) -> _Misfit | None:
@@ -239,7 +256,9 @@ def _unpacked(values: dict[str, Any]) -> _Misfit | None:
 
 
 def _sized(source: Source, block: _Block, values: dict[str, Any]) -> dict[str, Any]:
-    """The values with T, which may follow from lengths, and B, which may follow from tokens."""
+    """The values with T, which may follow from lengths, B, which may follow from tokens, and H, K and V, which may
+    follow from a model."""
+    values = _modelled(source, block, values)
     if "T" not in values:
         text = values.get("lengths")
         listed = None if text is None else lengths.total(text)
@@ -253,6 +272,22 @@ def _sized(source: Source, block: _Block, values: dict[str, Any]) -> dict[str, A
     if block.tokens % values["T"]:
         raise source.error(_loc_of(block, "T"), f"T {values['T']} does not divide tokens {block.tokens}")
     return {**values, "B": block.tokens // values["T"]}
+
+
+def _modelled(source: Source, block: _Block, values: dict[str, Any]) -> dict[str, Any]:
+    """The values with the heads of their model."""
+    model = values.get("model")
+    if model is None:
+        lacking = [name for name in OF_MODEL if name not in values]
+        if lacking:
+            raise source.error(_loc_of(block, "model"), f"missing {', '.join(lacking)}: there is no model to size them")
+        return values
+    sizes = dict(zip(OF_MODEL, CONFIGS[model].heads, strict=True))
+    for name, size in sizes.items():
+        if values.get(name, size) != size:
+            said = f"{name} {values[name]}: expected nothing, or {size} as model {model} has it"
+            raise source.error(_loc_of(block, name), said)
+    return {**values, **sizes}
 
 
 def _case(source: Source, block: _Block, values: dict[str, Any]) -> Case:

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic.fields import FieldInfo
 
 from glabench.errors import did_you_mean
-from glabench.spec.case import Dtype, Mode
+from glabench.spec.case import Dtype, Execution, Mode, Model
 from glabench.spec.catalog import CATALOG
 from glabench.spec.lengths import EXPECTED, text_of
 from glabench.spec.shape import TOO_LARGE
@@ -41,7 +41,7 @@ class CaseValues(BaseModel):
     K: PositiveInt = Field(description=SIZE)
     V: PositiveInt = Field(description=SIZE)
     dtype: Dtype = Field(description="bf16, fp16 or fp32")
-    mode: Mode = Field(description="fwd, bwd, fwdbwd or step")
+    mode: Mode = Field(description="fwd, bwd, fwdbwd, step or train")
     chunk: ChunkSize | None = Field(description="16, 32, 64, 128, 256 or null")
     sub_chunk: ChunkSize | None = Field(description="16, 32, 64, 128, 256 or null")
     materialize: bool | None = Field(description="true, false or null")
@@ -52,6 +52,9 @@ class CaseValues(BaseModel):
     value_gate: bool = Field(description="true or false")
     gate_dtype: Dtype | None = Field(description="bf16, fp16, fp32 or null for that of q")
     lengths: Annotated[str | None, BeforeValidator(text_of)] = Field(description=EXPECTED)
+    model: Model | None = Field(description="340m, 1.3b, tiny or null")
+    execution: Execution | None = Field(description="compiled, graph or null for eager")
+    recompute: bool | None = Field(description="true, or false or null for what the system does by itself")
     seed: Annotated[int, Field(ge=0, le=2**62)] = Field(description="an integer >= 0 and <= 2^62")
 
 
@@ -60,7 +63,9 @@ NAMES: dict[str, tuple[str, ...]] = {
     "system": tuple(CATALOG),
     "dtype": ("bf16", "fp16", "fp32"),
     "gate_dtype": ("bf16", "fp16", "fp32"),
-    "mode": ("fwd", "bwd", "fwdbwd", "step"),
+    "mode": ("fwd", "bwd", "fwdbwd", "step", "train"),
+    "model": ("340m", "1.3b", "tiny"),
+    "execution": ("compiled", "graph"),
 }
 
 

@@ -24,6 +24,9 @@ Per token of Mamba-2's SSD with H heads of V, which share B and C of K states, a
     SSD, forward              H(4KV + CV) + CK FLOP       e(2K + H(2V + 1)) bytes    x, dt, B, C read; y written
     and backward              H(10KV + 2CV) + 3CK FLOP    e(4K + H(3V + 2)) bytes    x, dt, B, C, dy; dx, ddt, dB, dC
 
+A step of training (mode "train") of a language model with P weights that multiply has 6P FLOP a token besides those of
+its layers' operators, forward and backward. Its bytes are not counted: what a step must move depends on what is kept.
+
 A token that attention decodes (mode "step") attends to T in a cache, its own among them: 4TD FLOP, e(2T + 2)D bytes.
 """
 
@@ -34,16 +37,25 @@ from typing import Any
 from glabench.spec.case import DTYPE_BYTES
 from glabench.spec.catalog import CATALOG, SSM_EXPAND, SSM_STATE
 from glabench.spec.lengths import sequences as sequences_of
+from glabench.spec.models import CONFIGS
 
 DEFAULT_CHUNK = 64  # where a chunkwise system chooses for itself
 STATE_BYTES = 4  # states are float32
 
 
-def work(case: dict[str, Any]) -> dict[str, int]:
+def work(case: dict[str, Any]) -> dict[str, int | None]:
     """``{"flops", "hbm_bytes"}`` of a case given as a dict (``Case.to_dict``). Raises KeyError for an unknown system.
 
-    Modes: "fwd" and "bwd" are one direction, "fwdbwd" both, "step" one token with its state read and written.
+    Modes: "fwd" and "bwd" are one direction, "fwdbwd" both, "step" one token with its state read and written, "train"
+    a step of training, of which the bytes are None.
     """
+    if case["mode"] == "train":
+        return {"flops": _training_flops(case), "hbm_bytes": None}
+    return {**operator_work(case)}
+
+
+def operator_work(case: dict[str, Any]) -> dict[str, int]:
+    """`work` of an operator."""
     operator = CATALOG[case["system"]].operator
     if operator == "attention":
         return _attention(case)
@@ -52,6 +64,19 @@ def work(case: dict[str, Any]) -> dict[str, int]:
     if operator == "ssd":
         return _ssd(case)
     return _step(case) if case["mode"] == "step" else _gla(case)
+
+
+def _training_flops(case: dict[str, Any]) -> int:
+    """The embedding multiplies once, as the head. Biases, norms and gates' projections of low rank do not count."""
+    config, info = CONFIGS[case["model"]], CATALOG[case["system"]]
+    block, layers = 4 * config.width**2 + 3 * config.width * config.hidden, config.layers
+    heads = {"attn_heads": config.attention_heads, "attn_dim": config.width // config.attention_heads}
+    if info.inside == "mamba2_ssd":  # a block is two layers of Mamba-2, and has no MLP
+        block, layers = 2 * 6 * config.width**2, 2 * layers
+        heads = {"H": 2 * config.width // 64, "K": 128, "V": 64}
+    inside = {**case, **heads, "system": info.inside, "mode": "fwdbwd"}
+    weights = config.layers * block + config.width * config.vocabulary
+    return 6 * weights * case["B"] * case["T"] + layers * operator_work(inside)["flops"]
 
 
 def floor_ms(hbm_bytes: int, bytes_per_s: float) -> float:

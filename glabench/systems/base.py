@@ -76,6 +76,10 @@ class System(ABC):
         """``(o [B,T,H,V], final_state [B,H,K,V] or None)``, differentiable with respect to every input that
         requires a gradient. The final state is returned where the case has an initial state."""
 
+    def operator_of(self, case: Case) -> tuple[System, Case]:
+        """The system whose operator the case runs, and what is asked of it: the case itself, but of a model."""
+        return self, case
+
     def step(self, inputs: Inputs, case: Case) -> tuple[torch.Tensor, torch.Tensor | None]:
         """One token: ``(o [B,H,V], state [B,H,K,V])``. May update ``inputs.initial_state`` in place. Attention, whose
         state is its cache of keys and values, returns None for it.

@@ -20,20 +20,24 @@ SUB_CHUNK = 16
 
 
 class ChunkwiseTorch(System):
-    """``gla_kernels.reference.chunkwise`` with the case's chunk and sub-chunks of 16."""
+    """`batched_chunks` with the case's chunk and sub-chunks of 16."""
 
     def unsupported(self, case: Case, device: Device) -> str | None:
         chunk = case.chunk or DEFAULT_CHUNK
-        return None if chunk > 0 else f"chunk={chunk} is not a positive number of rows"
+        if chunk <= 0:
+            return f"chunk={chunk} is not a positive number of rows"
+        sub_chunk = min(SUB_CHUNK, chunk)
+        return f"chunk={chunk} is not a multiple of its sub-chunks, {sub_chunk}" if chunk % sub_chunk else None
 
     def implementation(self, case: Case) -> str:
-        return f"torch {package_version('torch')}, chunks of {case.chunk or DEFAULT_CHUNK}{one_by_one(case)}"
+        chunk = case.chunk or DEFAULT_CHUNK
+        return f"torch {package_version('torch')}, chunks of {chunk}, all at once{one_by_one(case)}"
 
     def forward(self, inputs: Inputs, case: Case) -> tuple[torch.Tensor, torch.Tensor | None]:
-        from gla_kernels import reference
+        from glabench.systems.batched_chunks import chunkwise
 
         chunk = case.chunk or DEFAULT_CHUNK
-        return reference.chunkwise(
+        return chunkwise(
             inputs.q,
             inputs.k,
             inputs.v,

@@ -99,7 +99,7 @@ def measure(asked: Question, device: Device) -> list[Row]:
     import torch
 
     from glabench.hardware.environment import environment
-    from glabench.profile.training import kernel_ms, kernels_of
+    from glabench.run.step_kernels import kernel_ms, kernels_of
     from glabench.run.train import Variant, measure_in_turns, warmed_up
     from glabench.systems.models.attention import backend
     from glabench.systems.models.model import CONFIGS, implementation

@@ -1,48 +1,54 @@
-"""The GLA layer of section 4.4 of the paper (Yang et al. 2024, arXiv 2312.06635)."""
+"""The GLA layer of section 4.4 of the paper (Yang et al. 2024, arXiv 2312.06635): `gla_kernels.nn`'s own."""
 
 from __future__ import annotations
 
-from torch import Tensor, nn
-from torch.nn import functional as F
+from functools import partial
 
-from gla_kernels import gla
+import torch
+from torch import Tensor
 
-RANK = 16  # of the projection that gates come from
-TEMPERATURE = 16  # gates are that much closer to 1 than a sigmoid
-EPS = 1e-5
+from gla_kernels import gla, reference
+from gla_kernels import nn as layers
+
+from .operators import Operator
+
+EPS = 1e-5  # of all norms
 
 
-class GatedLinearAttention(nn.Module):
-    """Gated linear attention of ``heads`` heads: d_k = width / 2, d_v = width, some 4 width² parameters.
+def by_gla(q: Tensor, k: Tensor, v: Tensor, g: Tensor, recompute: bool | None = None) -> Tensor:
+    """``gla`` without states at the ends; recompute: what it calls so."""
+    return gla(q, k, v, g, recompute=recompute)[0]
 
-    The norm of each head is an RMS norm with one weight for all heads, where the paper has a LayerNorm without saying
-    which weights; it is the norm of the rest of the model. The paper's output gate has a bias, which is left out.
-    recompute: what ``gla`` calls so.
+
+recomputed = partial(by_gla, recompute=True)
+
+
+class GatedLinearAttention(layers.GatedLinearAttention):
+    """``gla_kernels.nn.GatedLinearAttention`` with an operator that can be another; for whole sequences.
+
+    operator: (q, k [B, T, H, K], v [B, T, H, V], g [B, T, H, K]) -> o [B, T, H, V].
     """
 
-    def __init__(self, width: int, heads: int, recompute: bool | None = None) -> None:
-        super().__init__()
-        keys = width // 2
-        self.heads, self.recompute = heads, recompute
-        # One product for queries, keys, values, the output gate and the gates' low rank, as attention has one for
-        # three: gla copies its slices, which costs less than products of their own.
-        self.sizes = (keys, keys, width, width, RANK)
-        self.project = nn.Linear(width, sum(self.sizes), bias=False)
-        self.gate = nn.Linear(RANK, keys)
-        self.norm = nn.RMSNorm(width // heads, EPS)
-        self.out = nn.Linear(width, width, bias=False)
+    def __init__(self, width: int, heads: int, operator: Operator = by_gla) -> None:
+        super().__init__(hidden_size=width, num_heads=heads, norm_eps=EPS)
+        self.operator = operator
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]  # no states
         """x [B, T, width] -> the same shape. Gates are in x's dtype, with which all kernels serve."""
-        q, k, v, output_gate, low_rank = self.project(x).split(self.sizes, -1)
-        q, k, v, gate = (self._by_head(y) for y in (q, k, v, self.gate(low_rank)))
-        o, _ = gla(q, k, v, F.logsigmoid(gate) / TEMPERATURE, recompute=self.recompute)
-        mixed: Tensor = self.out((F.silu(self._by_head(output_gate)) * self.norm(o)).flatten(2))
-        return mixed
+        return super().forward(x)[0]
 
-    def _by_head(self, x: Tensor) -> Tensor:
-        """x [B, T, H * dim] as a view [B, T, H, dim]."""
-        return x.unflatten(-1, (self.heads, -1))
+    def _mixed(self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, *states: object) -> tuple[Tensor, None]:
+        return self.operator(q, k, v, g), None
+
+    @torch.no_grad()
+    def attend_to_itself(self) -> None:
+        """Make each token's key its query."""
+        self.k_proj.weight.copy_(self.q_proj.weight)
+
+    @staticmethod
+    def plain(q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> Tensor:
+        """The chunkwise form in PyTorch."""
+        return reference.chunkwise(q, k, v, g)[0]
 
 
-__all__ = ["GatedLinearAttention"]
+__all__ = ["EPS", "GatedLinearAttention", "by_gla", "recomputed"]

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gla_kernels import gla
+from gla_kernels import gla, reference
 
 from .gla import EPS
+from .operators import Operator
+
+
+def by_gla(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """``gla`` without gates and without states at the ends."""
+    return gla(q, k, v, None)[0]
 
 
 class LinearAttention(nn.Module):
@@ -21,17 +28,28 @@ class LinearAttention(nn.Module):
         super().__init__()
         keys = width // 2
         self.heads = heads
-        self.sizes = (keys, keys, width, width)
-        self.project = nn.Linear(width, sum(self.sizes), bias=False)
+        self.operator: Operator = by_gla
+        self.queries, self.keys = (nn.Linear(width, keys, bias=False) for _ in range(2))
+        self.values, self.output_gate = (nn.Linear(width, width, bias=False) for _ in range(2))
         self.norm = nn.RMSNorm(width // heads, EPS)
         self.out = nn.Linear(width, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [B, T, width] -> the same shape."""
-        q, k, v, gate = (y.unflatten(-1, (self.heads, -1)) for y in self.project(x).split(self.sizes, -1))
-        o, _ = gla(q, k, v, None)
-        mixed: Tensor = self.out((F.silu(gate) * self.norm(o)).flatten(2))
+        projections = self.queries, self.keys, self.values, self.output_gate
+        q, k, v, gate = (project(x).unflatten(-1, (self.heads, -1)) for project in projections)
+        mixed: Tensor = self.out((F.silu(gate) * self.norm(self.operator(q, k, v))).flatten(2))
         return mixed
+
+    @torch.no_grad()
+    def attend_to_itself(self) -> None:
+        """Make each token's key its query."""
+        self.keys.weight.copy_(self.queries.weight)
+
+    @staticmethod
+    def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """The chunkwise form in PyTorch."""
+        return reference.chunkwise(q, k, v, None)[0]
 
 
 __all__ = ["LinearAttention"]

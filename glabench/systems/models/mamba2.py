@@ -14,6 +14,7 @@ from glabench.systems import mamba2_ssd
 
 from .gla import EPS
 from .mamba import EXPAND, TAPS, convolved, step_bias
+from .operators import Operator
 
 STATE = 128  # of a head; B and C are of this size and all heads share them
 HEAD = 64  # channels of a head
@@ -30,7 +31,8 @@ def ssd(x: Tensor, steps: Tensor, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
     """
     # a step of 0 takes no decay and brings nothing: chunks are whole
     us, bs, cs = (_in_chunks(y) for y in (x * steps[..., None].to(x.dtype), b, c))  # [B, chunks, CHUNK, ...]
-    logs = _in_chunks(steps.float() * a).permute(0, 3, 1, 2)  # [B, H, chunks, CHUNK]
+    wide = torch.promote_types(steps.dtype, torch.float32)
+    logs = _in_chunks(steps.to(wide) * a).permute(0, 3, 1, 2)  # [B, H, chunks, CHUNK]
     scores = _decays(logs).to(x.dtype) * (cs @ bs.mT)[:, None]
     inside = torch.einsum("ghcij,gcjhp->gcihp", scores, us)
     # each chunk's own state at its end, then that of all chunks so far, then what its tokens see of the one before
@@ -77,8 +79,11 @@ class Mamba2(nn.Module):
         self.dt_bias = step_bias(heads)
         self.A_log = nn.Parameter(torch.empty(heads).uniform_(*RATES).log())
         self.D = nn.Parameter(torch.ones(heads))
+        self.operator: Operator = ssd
         self.norm = nn.RMSNorm(inner, EPS)
         self.out_proj = nn.Linear(inner, width, bias=False)
+
+    plain = staticmethod(ssd)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [B, T, width] -> the same shape."""
@@ -92,7 +97,7 @@ class Mamba2(nn.Module):
         x, b, c = convolved(xbc, self.conv1d).split((z.shape[-1], STATE, STATE), -1)
         x = x.unflatten(-1, (-1, HEAD))
         steps = F.softplus(steps.float() + self.dt_bias.float())
-        y = ssd(x, steps, -self.A_log.float().exp(), b, c) + self.D[:, None] * x
+        y = self.operator(x, steps, -self.A_log.float().exp(), b, c) + self.D[:, None] * x
         normed: Tensor = self.norm(y.flatten(2) * F.silu(z))
         return normed
 

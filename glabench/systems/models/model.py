@@ -3,52 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import sdpa_kernel
+from torch.utils.checkpoint import checkpoint
 
 from glabench.hardware.environment import package_version
+from glabench.spec.models import CONFIGS, Config
 from glabench.systems.gla import kernels_version
 
 from . import fla, mamba, mamba2
 from .attention import Attention, Rotary, backend
-from .gla import EPS, GatedLinearAttention
+from .gla import EPS, GatedLinearAttention, by_gla, recomputed
 from .linear_attention import LinearAttention
+from .operators import Form, Mixer, Operator, operator_of
 from .retnet import MultiScaleRetention
 
 STD = 0.02  # of all weights at the start, but the norms'
-
-
-@dataclass(frozen=True)
-class Config:
-    """Sizes of a model. hidden: the MLP's width, 8/3 of the model's, rounded up to a multiple of 256.
-
-    gla_heads: of linear attention, too.
-    """
-
-    layers: int
-    width: int
-    hidden: int
-    gla_heads: int
-    retention_heads: int
-    attention_heads: int
-    vocabulary: int
-
-
-CONFIGS = {
-    "340m": Config(
-        layers=24, width=1024, hidden=2816, gla_heads=4, retention_heads=4, attention_heads=16, vocabulary=32_000
-    ),
-    # 16 heads of 128 rather than 32 of 64: the GLA papers print neither, and FlashAttention-2 is faster with these.
-    # RetNet prints 8 heads for 1.3B.
-    "1.3b": Config(
-        layers=24, width=2048, hidden=5632, gla_heads=4, retention_heads=8, attention_heads=16, vocabulary=32_000
-    ),
-    "tiny": Config(layers=2, width=64, hidden=128, gla_heads=2, retention_heads=2, attention_heads=2, vocabulary=64),
-}
 
 
 class SwiGLU(nn.Module):
@@ -102,7 +76,33 @@ class LanguageModel(nn.Module):
         self.embedding = nn.Embedding(config.vocabulary, config.width)
         self.blocks = nn.ModuleList(_blocks(config, SYSTEMS[system](config, length)))
         self.norm = nn.RMSNorm(config.width, EPS)
+        self.keeps_activations = True  # or computes each block's again in the backward pass
         self.apply(_initialize)
+
+    @property
+    def mixers(self) -> list[Mixer]:
+        """The layers that mix tokens. TypeError where their operator cannot be another."""
+        found: list[Mixer] = [module for module in self.modules() if isinstance(module, Mixer)]
+        if not found:
+            raise TypeError(f"{type(self.blocks[0].mixer).__name__} has no operator of its own")
+        return found
+
+    def attend_to_themselves(self) -> None:
+        """Make every token's key its query, where a layer normalizes what it reads with it.
+
+        With random weights the first tokens of a sequence read next to nothing, and their norm divides by it: what
+        comes back is so large, and so much of it rounding, that nothing else is seen in a gradient.
+        """
+        for mixer in self.mixers:
+            if hasattr(mixer, "attend_to_itself"):
+                mixer.attend_to_itself()
+
+    def judged_by(self, form: Form) -> None:
+        """From now on each layer runs this form of the operator that it has now; all but its own take so much memory
+        that blocks are computed again in the backward pass. A model that has been so is not its own again."""
+        for mixer in self.mixers:
+            mixer.operator = operator_of(mixer, form, mixer.operator)
+        self.keeps_activations = form == "own"
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits [B, T, vocabulary] of the token after each of ``tokens`` [B, T]."""
@@ -113,7 +113,7 @@ class LanguageModel(nn.Module):
         x = self.embedding(tokens)
         with sdpa_kernel(backend(tokens.device)):
             for block in self.blocks:
-                x = block(x)
+                x = block(x) if self.keeps_activations else checkpoint(block, x, use_reentrant=False)
         normed: Tensor = self.norm(x)
         return normed
 
@@ -143,12 +143,8 @@ def _blocks(config: Config, layers: list[nn.Module]) -> list[Block]:
     return [Block(config, *pair) for pair in zip(layers[::2], layers[1::2], strict=True)]
 
 
-def _gla(config: Config, length: int, recompute: bool | None = None) -> list[nn.Module]:
-    return [GatedLinearAttention(config.width, config.gla_heads, recompute) for _ in range(config.layers)]
-
-
-def _gla_recompute(config: Config, length: int) -> list[nn.Module]:
-    return _gla(config, length, recompute=True)
+def _gla(config: Config, length: int, operator: Operator = by_gla) -> list[nn.Module]:
+    return [GatedLinearAttention(config.width, config.gla_heads, operator) for _ in range(config.layers)]
 
 
 def _fla(config: Config, length: int, accelerated: bool = False) -> list[nn.Module]:
@@ -184,7 +180,7 @@ def _attention(config: Config, length: int) -> list[nn.Module]:
 # (sizes, the most tokens) -> a layer for each block, or two.
 SYSTEMS: dict[str, Callable[[Config, int], list[nn.Module]]] = {
     "gla": _gla,
-    "gla-recompute": _gla_recompute,
+    "gla-recompute": partial(_gla, operator=recomputed),
     "fla": _fla,
     "fla-accelerated": _fla_accelerated,
     "retnet": _retnet,

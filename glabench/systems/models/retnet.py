@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gla_kernels import retnet_decays, simple_gla
+from gla_kernels import reference, retnet_decays, simple_gla
 
 from .attention import Rotary
 from .gla import EPS
+from .operators import Operator
+
+
+def by_simple_gla(q: Tensor, k: Tensor, v: Tensor, decays: Tensor) -> Tensor:
+    """``simple_gla`` without states at the ends."""
+    return simple_gla(q, k, v, decays)[0]
 
 
 class MultiScaleRetention(nn.Module):
@@ -25,18 +32,30 @@ class MultiScaleRetention(nn.Module):
         keys = width // 2
         self.heads, self.rotary = heads, rotary
         self.decays = retnet_decays(heads)  # no buffer: they stay in float32, whatever the model's weights are
-        self.sizes = (keys, keys, width, width)
-        self.project = nn.Linear(width, sum(self.sizes), bias=False)
+        self.operator: Operator = by_simple_gla
+        self.queries, self.keys = (nn.Linear(width, keys, bias=False) for _ in range(2))
+        self.values, self.output_gate = (nn.Linear(width, width, bias=False) for _ in range(2))
         self.norm = nn.RMSNorm(width // heads, EPS)
         self.out = nn.Linear(width, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [B, T, width] -> the same shape."""
-        q, k, v, gate = (y.unflatten(-1, (self.heads, -1)) for y in self.project(x).split(self.sizes, -1))
+        projections = self.queries, self.keys, self.values, self.output_gate
+        q, k, v, gate = (project(x).unflatten(-1, (self.heads, -1)) for project in projections)
         decays = self.decays.to(x.device).expand(q.shape[:-1])
-        o, _ = simple_gla(self.rotary(q), self.rotary(k), v, decays)
+        o = self.operator(self.rotary(q), self.rotary(k), v, decays)
         mixed: Tensor = self.out((F.silu(gate) * self.norm(o)).flatten(2))
         return mixed
+
+    @torch.no_grad()
+    def attend_to_itself(self) -> None:
+        """Make each token's key its query."""
+        self.keys.weight.copy_(self.queries.weight)
+
+    @staticmethod
+    def plain(q: Tensor, k: Tensor, v: Tensor, decays: Tensor) -> Tensor:
+        """The chunkwise form in PyTorch."""
+        return reference.chunkwise(q, k, v, decays[..., None])[0]
 
 
 __all__ = ["MultiScaleRetention"]

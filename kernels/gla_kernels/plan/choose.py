@@ -1,9 +1,10 @@
 """Which plan a call runs, and why: tuned here, tuned before for a shape nearby, or by the cost model.
 
-`chosen` looks for a tuned plan of the workload's shape class, first in this GPU's own table and in the one shipped for
-it, then in those shipped for other GPUs of the same compute capability. Where that very shape was never tuned, the
-plans of the nearest ones serve, cut into whichever segments: of these the one that is expected to be fastest, by the
-cost model and by what it was off by where the plan was tuned. Without any, the cost model decides alone.
+`chosen` looks for a tuned plan of the workload's shape class, in this GPU's own table and in the one shipped for it,
+and in those shipped for other GPUs of the same compute capability, which count as farther away. Where that very shape
+was never tuned, the plans of the nearest ones serve, cut into whichever segments: of these the one that is expected to
+be fastest, by the cost model and by what it was off by where the plan was tuned. Without any, the cost model decides
+alone.
 
 Float32 gates beside 16-bit inputs are served by what was tuned for them where that is of the class, or no farther away
 than what was tuned for gates of the inputs' dtype; else, and by the cost model, as if they were of that dtype.
@@ -51,6 +52,7 @@ HEADS_COUNT = 3.0
 # to take. What plans cost that are chosen so: `python -m glabench.tune.held_out`.
 ASKED = 5
 FARTHER = 0.02
+ELSEWHERE = 2.0  # factors of two that a plan tuned on another GPU must be nearer by than one of this GPU, to serve
 
 
 @dataclass(frozen=True)
@@ -85,15 +87,15 @@ def choice_of(work: Workload, table: Table) -> Choice:
 
 def _choice(work: Workload, capability: int, groups: Iterable[tuple[_Source, ...]]) -> Choice:
     shape = shape_class(work)
-    for sources in groups:
-        near = _near(work, shape, sources, capability)
-        if near and near[0].settles(work, shape):
+    found = [near for sources in groups if (near := _near(work, shape, sources, capability))]
+    if found:
+        near = min(enumerate(found), key=lambda group: group[1][0].apart + ELSEWHERE * group[0])[1]
+        if near[0].settles(work, shape):
             tuned = near[0].entry
             return near[0].choice(tuned.plan if tuned.work.T == work.T else _evened(work, tuned.plan), work, shape)
-        if near:
-            like = replace(work, gate_dtype=near[0].entry.work.gate_dtype)
-            _, found, plan = min(_expected(like, near, capability), key=lambda one: one[0])
-            return found.choice(plan, work, shape)
+        like = replace(work, gate_dtype=near[0].entry.work.gate_dtype)
+        _, one, plan = min(_expected(like, near, capability), key=lambda each: each[0])
+        return one.choice(plan, work, shape)
     typical = replace(work, B=1, T=shape.T, H=shape.heads)  # a length that is new is not predicted anew
     plan = _expected_best(typical, capability)
     if why_not(plan, work, capability) is not None:
@@ -191,7 +193,7 @@ class _Source:
 
 @cache
 def _sources(machine: Machine) -> tuple[tuple[_Source, ...], ...]:
-    """Tables in groups: a plan of a later group is used only where the earlier ones have none."""
+    """Tables in groups: a plan of the later group is used only where the earlier has none, or none nearly as near."""
     same: list[_Source] = []
     others: list[_Source] = []
     if machine.device is not None:

@@ -284,6 +284,15 @@ def test_other_gpus_of_the_same_capability_come_next(tables, machine, entry, ali
     assert chosen(replace(WORK, T=8192, B=16), H100).plan.schedule == OTHER  # its own are too far
 
 
+def test_a_few_plans_of_a_gpu_do_not_stand_in_for_a_table_of_another(tables, machine, entry, alike):
+    ship([entry(plan=OTHER)], machine)
+    ship([entry(T=512, plan=Schedule(32))], H100)
+    assert chosen(WORK, H100).plan.schedule == Schedule(32)  # two octaves from its own, which a tie goes to
+    ship([entry(T=256, plan=Schedule(32))], H100)
+    assert chosen(WORK, H100).plan.schedule == OTHER  # three octaves from its own, and none from the other's
+    assert chosen(replace(WORK, T=256), H100).plan.schedule == Schedule(32)
+
+
 def test_plans_from_other_sources_say_so(tables, machine, entry):
     path = files.ship([entry()], header_of(machine))
     values = json.loads(path.read_text())

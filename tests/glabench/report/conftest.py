@@ -220,9 +220,29 @@ def papers() -> list[Row]:
     for chunk in (16, 32, 64, 128, 256):
         case = Case("gla", 32, 2048, 4, 128, 256, mode="fwd", chunk=chunk, sub_chunk=min(chunk, 64), materialize=True)
         parts = {"inter_ms": [8 / chunk + 0.4] * 3, "intra_ms": [0.3 + chunk / 500] * 3}
-        row = replace(gpu_row(rng, case, "profile"), time=None, memory=None, profile={"parts": parts})
-        rows.append(row)
+        kernels = [profiled_kernel("states", 10 / chunk, 0.1), profiled_kernel("output", 1.0, chunk / 30)]
+        rows.append(papers_profile(rng, case, {"parts": parts, "kernels": kernels}))
+    for kept, flops in ((True, 1.0), (False, 1.3)):
+        case = Case("gla", 32, 2048, 16, 64, 64, gate_strength=None, chunk=64, sub_chunk=64, materialize=kept)
+        rows.append(papers_profile(rng, case, {"kernels": [profiled_kernel("output", 1.0, flops)]}))
     return rows
+
+
+def papers_profile(rng: random.Random, case: Case, found: dict[str, Any]) -> Row:
+    profile = {"target": {"name": "NVIDIA H200", "here": True}, "ceilings": PAPERS_CEILINGS, **found}
+    return replace(gpu_row(rng, case, "profile"), time=None, memory=None, profile=profile)
+
+
+PAPERS_CEILINGS = {"hbm_copy_bytes_per_s": 4e12, "hbm_read_bytes_per_s": 4e12, "l2_read_bytes_per_s": 1e13,
+                   "bf16_flops": 8e14, "fp32_flops": 5e13, "exps_per_s": 4e12, "launch_gap_s": 1e-6}  # fmt: skip
+
+
+def profiled_kernel(step: str, hbm_ms: float, flops_ms: float) -> dict[str, Any]:
+    """A kernel that needs so long for its bytes and for its products."""
+    work = {"tensor_flops": {"bf16": 8e11 * flops_ms}, "vector_flops": 0, "exps": 0, "requested_bytes": 0,
+            "hbm_read_bytes": 2e9 * hbm_ms, "hbm_write_bytes": 2e9 * hbm_ms, "tensors": {}}  # fmt: skip
+    return {"name": f"{step}_kernel", "step": step, "direction": "fwd", "count": 1, "work": work,
+            "samples_ms": [2 * max(hbm_ms, flops_ms)] * 3}  # fmt: skip
 
 
 def papers_row(rng: random.Random, case: Case) -> Row:

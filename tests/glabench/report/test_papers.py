@@ -12,6 +12,7 @@ import pytest
 
 from glabench.analysis.claims import CLAIMS
 from glabench.analysis.papers import Value
+from glabench.analysis.printed import LEFT_OUT
 from glabench.errors import UserError
 from glabench.report import draw, papers
 from glabench.report.model import Figure
@@ -43,17 +44,67 @@ def test_the_page_is_well_formed_and_loads_nothing(papers_page: str, outline: An
 def test_every_claim_is_judged_by_the_sweep_and_a_profile(pages: Pages, papers_page: str) -> None:
     (found,) = pages.claimed.values()
     assert [one.claim for one in found] == list(CLAIMS)
-    assert "not measured" not in {one.outcome.verdict for one in found}
+    missing = {one.claim.needs for one in found if one.outcome.verdict == "not measured"}
+    assert missing == {"glabench sweep training"}
+    assert {one.claim.needs for one in found if one.outcome.verdict != "not measured"}.isdisjoint(missing)
     table = claims_table(found)
     assert [row[1].text for row in table.rows] == [one.outcome.verdict for one in found]
     assert all(row[0].text.replace("'", "&#39;") in papers_page for row in table.rows)
+
+
+def test_every_verdict_has_its_pair_and_its_reason(pages: Pages, papers_page: str) -> None:
+    (found,) = pages.claimed.values()
+    for one, row in zip(found, claims_table(found).rows, strict=True):
+        assert (one.outcome.pairs != ()) is (one.outcome.verdict != "not measured"), one.claim.name
+        assert one.claim.reason in row[5].text
+        assert one.claim.reason
+    assert all(what in papers_page and reason in papers_page for _, what, reason in LEFT_OUT)
+
+
+def test_what_is_not_tuned_is_told_where_it_is_compared(papers_rows: list[Row]) -> None:
+    plans = {64: "shipped for NVIDIA H200, tuned at B=1 T=1 H=1", None: "tuned here at B=1 T=1 H=1"}
+    told = [
+        replace(row, implementation=f"gla_kernels 0.1, triton 3.6; fwd {plans.get(row.case['chunk'], 'by size')}")
+        if row.case["system"] == "gla" and row.status == "ok" else row
+        for row in papers_rows
+    ]  # fmt: skip
+    (found,) = Pages(told).claimed.values()
+    rows = {one.claim.name: row for one, row in zip(found, claims_table(found).rows, strict=True)}
+    said = {
+        "two-levels": "tuned compared with untuned: ",
+        "best-chunk": "neither side is tuned: ",
+        "chunk-split": "tuned compared with untuned: chunks of 16, 32, 128, 256 are not tuned",
+    }
+    for name, words in said.items():
+        assert rows[name][1].text == "not comparable here"
+        assert words in rows[name][5].text.lower()
+    assert re.search(r"C128/64 \(not tuned\) over GLA w/o? m\. C64/64 \(tuned\)", rows["two-levels"][4].text)
+
+
+def test_figures_say_what_is_not_tuned(papers_rows: list[Row]) -> None:
+    told = [
+        replace(row, implementation="gla_kernels 0.1, triton 3.6; fwd 128/64 w/ m. by size")
+        if row.case["system"] == "gla" and row.case["chunk"] == 128 else row
+        for row in papers_rows
+    ]  # fmt: skip
+    figures = {section.name: figure for section in Pages(told).sections() for figure in section.figures}
+    assert "Not tuned: " in figures["front"].caption
+    assert "GLA w/ m. C128/64" in figures["front"].caption.split("Not tuned: ")[1]
+    assert figures["chunks"].caption.endswith("Not tuned: chunks of 128.")
+    assert not any("Not tuned" in figures[name].caption for name in ("ungated", "decoding"))
+
+
+def test_the_document_says_of_every_claim_why_it_is_judged_so() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "papers.md").read_text(encoding="utf-8")
+    rows = [f"| {one.paper.short}, {one.where} | {one.says} | {one.reason} |" for one in CLAIMS]
+    assert "\n".join(rows) in text
 
 
 def test_the_answer_counts_verdicts_of_each_version(pages: Pages) -> None:
     (found,) = pages.claimed.values()
     for answer, year in zip(findings(found), ("2023", "2024"), strict=True):
         counts = Counter(one.outcome.verdict for one in found if one.claim.paper.short == year)
-        assert answer.figure == f"{counts['held']} of {sum(counts.values())}"
+        assert answer.figure == f"{counts['held']} of {sum(counts.values()) - counts['not measured']}"
         assert year in answer.lead
 
 
@@ -154,7 +205,10 @@ def test_any_rows_are_judged_where_they_fit(board_rows: list[Row], quick_rows: l
     assert list(rows.claimed) == ["NVIDIA H200", "AMD EPYC 9554"]
     for found in rows.claimed.values():
         assert {one.outcome.verdict for one in found} == {"not measured"}
-        assert all("on a GPU measures it" in row[4].text for row in claims_table(found).rows)
+        assert all(
+            f"to be measured by {one.claim.needs}, on a GPU" in row[5].text.replace("To", "to")
+            for one, row in zip(found, claims_table(found).rows, strict=True)
+        )
         assert findings(found)[0].figure.startswith("0 of ")
 
 

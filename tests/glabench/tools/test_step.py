@@ -13,8 +13,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from glabench.hardware.environment import detect_device
-from glabench.profile.launches import Event
-from glabench.profile.training import grouped, kernels_of
+from glabench.run.gpu_events import Event
+from glabench.run.step_kernels import grouped, kernels_of
 from glabench.run.train import QUEUED, Measured
 from glabench.tools.rows import Row
 from glabench.tools.step import app, show

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 TOKENS = 37  # no multiple of any chunk
-ROUNDING = torch.finfo(torch.float32).eps  # a gradient of two numbers may be closer than that by luck
+FLOOR = 8 * torch.finfo(torch.float32).eps  # another order of a sum may be so far from it, however lucky one order is
 
 Formulas = Callable[[Any, Tensor], Tensor]  # (layer, x [B, T, width]) -> what the layer should give
 
@@ -31,7 +31,7 @@ def assert_is_what_is_written(layer: nn.Module, x: Tensor, written_out: Formulas
     for name, found, theirs, right in zip(names, ours, plain, exact, strict=True):
         assert right.norm() > 0, name
         error, baseline = (((y - right).norm() / right.norm()).item() for y in (found, theirs))
-        assert error <= 4 * (baseline + ROUNDING), f"{name}: {error:.2e}, in plain float32 {baseline:.2e}"
+        assert error <= max(4 * baseline, FLOOR), f"{name}: {error:.2e}, in plain float32 {baseline:.2e}"
 
 
 def _results(layer: nn.Module, x: Tensor, call: Formulas) -> list[Tensor]:

@@ -9,27 +9,27 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from glabench.systems.models.gla import EPS, RANK, TEMPERATURE, GatedLinearAttention
+from glabench.systems.models.gla import EPS, GatedLinearAttention
 
-WIDTH, HEADS = 32, 2
+WIDTH, HEADS, TEMPERATURE = 32, 2, 16
 
 
 def written_out(layer: GatedLinearAttention, x: Tensor) -> Tensor:
     """x [B, T, width] -> the same shape, as the paper's formulas stand there, but for the output gate's bias."""
     B, T, width = x.shape
     weights = dict(layer.named_parameters())
-    of_q, of_k, of_v, of_r, of_gates = weights["project.weight"].split([width // 2, width // 2, width, width, RANK])
-    alpha = torch.sigmoid(x @ of_gates.mT @ weights["gate.weight"].mT + weights["gate.bias"]) ** (1 / TEMPERATURE)
-    q, k, v = (x @ weight.mT for weight in (of_q, of_k, of_v))
+    low_rank = x @ weights["gk_proj.0.weight"].mT
+    alpha = torch.sigmoid(low_rank @ weights["gk_proj.1.weight"].mT + weights["gk_proj.1.bias"]) ** (1 / TEMPERATURE)
+    q, k, v = (x @ weights[f"{name}_proj.weight"].mT for name in "qkv")
     q, k, v, alpha = (y.view(B, T, HEADS, -1) for y in (q, k, v, alpha))
     state = x.new_zeros(B, HEADS, width // 2 // HEADS, width // HEADS)
     outputs = []
     for t in range(T):
         state = alpha[:, t, :, :, None] * state + k[:, t, :, :, None] * v[:, t, :, None]
         o = torch.einsum("bhk,bhkv->bhv", q[:, t], state) / q.shape[-1] ** 0.5
-        outputs.append(o * (o.square().mean(-1, keepdim=True) + EPS).rsqrt() * weights["norm.weight"])
-    r = F.silu(x @ of_r.mT)
-    return (r * torch.stack(outputs, 1).flatten(2)) @ weights["out.weight"].mT
+        outputs.append(o * (o.square().mean(-1, keepdim=True) + EPS).rsqrt() * weights["g_norm_swish_gate.weight"])
+    r = F.silu(x @ weights["g_proj.weight"].mT)
+    return (r * torch.stack(outputs, 1).flatten(2)) @ weights["o_proj.weight"].mT
 
 
 def random_layer() -> tuple[GatedLinearAttention, Tensor]:

@@ -16,15 +16,14 @@ WIDTH, HEADS = 64, 2
 
 def written_out(layer: LinearAttention, x: Tensor) -> Tensor:
     B, T, _ = x.shape
-    of_q, of_k, of_v, of_gate = layer.project.weight.split([WIDTH // 2, WIDTH // 2, WIDTH, WIDTH])
-    q, k, v = ((x @ weight.mT).view(B, T, HEADS, -1) for weight in (of_q, of_k, of_v))
+    q, k, v = ((x @ of.weight.mT).view(B, T, HEADS, -1) for of in (layer.queries, layer.keys, layer.values))
     state = x.new_zeros(B, HEADS, WIDTH // 2 // HEADS, WIDTH // HEADS)
     outputs = []
     for t in range(T):
         state = state + k[:, t, :, :, None] * v[:, t, :, None]
         o = torch.einsum("bhk,bhkv->bhv", q[:, t], state) / q.shape[-1] ** 0.5
         outputs.append(o * (o.square().mean(-1, keepdim=True) + EPS).rsqrt() * layer.norm.weight)
-    return (F.silu(x @ of_gate.mT) * torch.stack(outputs, 1).flatten(2)) @ layer.out.weight.mT
+    return (F.silu(x @ layer.output_gate.weight.mT) * torch.stack(outputs, 1).flatten(2)) @ layer.out.weight.mT
 
 
 def test_layer_is_what_its_formulas_say() -> None:

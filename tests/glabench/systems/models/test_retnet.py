@@ -28,8 +28,7 @@ def turned(x: Tensor, t: int) -> Tensor:
 
 def written_out(layer: MultiScaleRetention, x: Tensor) -> Tensor:
     B, T, _ = x.shape
-    of_q, of_k, of_v, of_gate = layer.project.weight.split([WIDTH // 2, WIDTH // 2, WIDTH, WIDTH])
-    q, k, v = ((x @ weight.mT).view(B, T, HEADS, -1) for weight in (of_q, of_k, of_v))
+    q, k, v = ((x @ of.weight.mT).view(B, T, HEADS, -1) for of in (layer.queries, layer.keys, layer.values))
     decays = 1 - 2.0 ** (-5 - torch.arange(HEADS).to(x.dtype))
     state = torch.complex(*(x.new_zeros(2, B, HEADS, KEYS // 2, WIDTH // HEADS)))
     outputs = []
@@ -37,7 +36,7 @@ def written_out(layer: MultiScaleRetention, x: Tensor) -> Tensor:
         state = decays[:, None, None] * state + turned(k[:, t], t).conj()[..., None] * v[:, t, :, None]
         o = torch.einsum("bhk,bhkv->bhv", turned(q[:, t], t), state).real / KEYS**0.5
         outputs.append(o * (o.square().mean(-1, keepdim=True) + EPS).rsqrt() * layer.norm.weight)
-    return (F.silu(x @ of_gate.mT) * torch.stack(outputs, 1).flatten(2)) @ layer.out.weight.mT
+    return (F.silu(x @ layer.output_gate.weight.mT) * torch.stack(outputs, 1).flatten(2)) @ layer.out.weight.mT
 
 
 def test_layer_is_what_the_paper_writes() -> None:

@@ -7,14 +7,14 @@ from collections.abc import Iterable
 
 import torch
 
-from glabench.profile.launches import Event, gpu_events
+from glabench.run.gpu_events import Event, gpu_events
 from glabench.run.train import Trainer, synchronize
 
 OPERATOR = "operator"
 # The first group with a word that is part of the kernel's name in lower case. What is in none is "other".
 GROUPS = {
     "compiled, not products": ("triton_",),  # first: these names list what they fuse
-    OPERATOR: ("flash", "fmha"),
+    OPERATOR: ("flash", "fmha", "chunk_"),  # attention's, and those of FLA
     "optimizer": ("adam", "multi_tensor"),
     "matrix products": ("gemm", "nvjet", "cutlass", "xmma", "splitk"),
     "loss": ("softmax", "nll_loss"),

@@ -1,0 +1,148 @@
+"""The gate of a training step: its loss and the gradient of every parameter, against the same model whose operator is
+computed in float64.
+
+All else is the same in both, weights, tokens and the layers' dtype, so that what differs is the operator's doing. Not
+so where blocks are compiled: a compiler rounds less than PyTorch does, and elsewhere. Such a step is compared with the
+whole model in float64. What is allowed is, as of an operator, a multiple of the error of the model with a plain PyTorch
+form of its operator, not compiled, in the case's dtype.
+
+Weights are random, but that tokens attend to themselves: see ``LanguageModel.attend_to_themselves``.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from glabench.phases import Phases
+from glabench.run.gate import FLOOR, Verdict, _allowed
+from glabench.run.train import Trainer
+from glabench.spec.case import Case, Execution
+from glabench.spec.models import CONFIGS
+from glabench.spec.settings import Settings
+from glabench.systems.inputs import DTYPES
+from glabench.systems.language_model import LAYERS, LanguageModelSystem
+from glabench.systems.models.operators import Form
+
+MOST_TOKENS = 2048  # of the one sequence that is judged on a GPU: the plain form keeps what it computes
+LOSS = "loss"
+KEPT = 3  # questions whose answers are kept: 10 GB each of a model of 1.3B parameters
+
+Found = dict[str, Tensor]  # "loss", and gradients by parameter
+_kept: dict[tuple[Any, ...], tuple[Found, ...]] = {}
+
+
+def reduced(case: Case, settings: Settings, where: str) -> Case:
+    """The case that is judged: its model, one sequence. In the interpreter two chunks and a ragged rest."""
+    chunk = case.chunk or 64
+    most = {"cuda": MOST_TOKENS, "cpu": settings.gate_tokens_cpu, "interpreter": 2 * chunk + chunk // 2 + 5}[where]
+    return replace(case, B=1, T=min(case.T, most))
+
+
+def check(system: LanguageModelSystem, case: Case, settings: Settings, where: str, phases: Phases) -> Verdict:
+    """Run one step as the case runs it, with the plain form, and in float64."""
+    case = reduced(case, settings, where)
+    whole = case.execution is not None
+    with phases("reference"):
+        exact, plain = references(system, case, settings, whole)
+    with phases("gate"):
+        scores = scored(gradients(system, case, settings, "own"), plain, exact, case.dtype, settings.gate_factor)
+    reason = _worst(scores)
+    accuracy = {
+        "passed": reason is None,
+        "where": where,
+        "shape": {axis: getattr(case, axis) for axis in "BTHKV"},
+        "reference": "the model in float64" if whole else "the model with its operator in float64",
+        "factor": settings.gate_factor,
+        "deterministic": None,
+        "outputs": scores,
+    }
+    return Verdict(reason is None, reason, accuracy)
+
+
+def references(system: LanguageModelSystem, case: Case, settings: Settings, whole: bool) -> tuple[Found, Found]:
+    """What is right, and what the plain form gives, on the CPU. They take seconds, and are kept: systems of the same
+    layers share them, whatever the length that is measured."""
+    question = LAYERS[system.name], case.model, case.dtype, case.B, case.T, settings.device, whole
+    if question not in _kept:
+        while len(_kept) >= KEPT:
+            _kept.pop(next(iter(_kept)))
+        found = gradients(system, case, settings, "exact", whole), gradients(system, case, settings, "plain")
+        _kept[question] = tuple({name: x.float().cpu() for name, x in one.items()} for one in found)
+    exact, plain = _kept[question]
+    return exact, plain
+
+
+def gradients(
+    system: LanguageModelSystem, case: Case, settings: Settings, form: Form, in_float64: bool = False
+) -> Found:
+    """The loss and every parameter's gradient of one step. Only its own form is compiled where the case is."""
+    assert case.model is not None
+    execution: Execution | None = "compiled" if form == "own" and case.execution is not None else None
+    sizes = CONFIGS[case.model].vocabulary, case.B, case.T
+    trainer = Trainer(lambda: system.model(case), *sizes, torch.device(settings.device), execution, system.in_one_graph)
+    trainer.model.attend_to_themselves()
+    if form != "own":
+        trainer.model.judged_by(form)
+    if in_float64:
+        trainer.model.double()
+    loss = trainer.model.loss(trainer.tokens, trainer.targets)
+    loss.backward()
+    found = {name: p.grad for name, p in trainer.model.named_parameters() if p.grad is not None}
+    return {LOSS: loss.detach().reshape(1), **found}
+
+
+def scored(own: Found, plain: Found, exact: Found, dtype: str, factor: float) -> dict[str, dict[str, Any]]:
+    """Errors and what is allowed, by kind of parameter: of a kind's layers that which is nearest to what it may be."""
+    floor = FLOOR[dtype] * torch.finfo(DTYPES[dtype]).eps / 2
+    worst: dict[str, dict[str, Any]] = {}
+    for name, right in exact.items():
+        score = _score(own.get(name), plain[name], right, floor, factor)
+        kind = re.sub(r"^blocks\.\d+\.", "", name)
+        if kind not in worst or _share(score) > _share(worst[kind]):
+            worst[kind] = score
+    return worst
+
+
+def _score(own: Tensor | None, plain: Tensor, right: Tensor, floor: float, factor: float) -> dict[str, Any]:
+    if own is None:
+        return {"error": float("nan"), "baseline": 0.0, "tolerance": 0.0, "missing": True}
+    baseline = _distance(plain.to(own.device), right)
+    return {
+        "error": _distance(own, right),
+        "baseline": baseline,
+        "tolerance": _allowed(factor * baseline, floor),
+        "nonfinite": int((~torch.isfinite(own)).sum()),
+    }
+
+
+def _distance(x: Tensor, right: Tensor) -> float:
+    """||x - right|| / ||right||; infinite where only the right one is zero."""
+    right = right.to(x.device)
+    size, apart = (
+        float(torch.linalg.vector_norm(y, dtype=torch.float64)) for y in (right, x.double() - right.double())
+    )
+    return apart / size if size > 0 else 0.0 if apart == 0 else float("inf")
+
+
+def _share(score: dict[str, Any]) -> float:
+    """How much of what is allowed an error is; NaN counts as more than anything."""
+    share = score["error"] / score["tolerance"] if score["tolerance"] > 0 else float("nan")
+    return float("inf") if share != share or score.get("nonfinite") else float(share)
+
+
+def _worst(scores: dict[str, dict[str, Any]]) -> str | None:
+    """One line that names the kind furthest beyond what it may be, or None when all are within."""
+    name, score = max(scores.items(), key=lambda item: _share(item[1]))
+    what = name if name == LOSS else f"the gradient of {name}"
+    if score.get("missing"):
+        return f"{what} was not returned"
+    if score["nonfinite"]:
+        return f"{what} has {score['nonfinite']} values that are NaN or infinite"
+    if _share(score) <= 1:
+        return None
+    return f"{what} is off by {score['error']:.2e}, {score['tolerance']:.2e} is allowed (relative to float64)"
