@@ -39,6 +39,13 @@ def made(model: Callable[[], LanguageModel], device: torch.device) -> LanguageMo
         return model()
 
 
+def forget_compiled() -> None:
+    """Forget what was compiled of other models. torch.compile keeps a few variants of a function, and runs what comes
+    after them as it is, without a word: here that is an error."""
+    torch._dynamo.reset()
+    torch._dynamo.config.fail_on_recompile_limit_hit = True
+
+
 class Trainer:
     """A model with its optimizer and one batch of random tokens.
 
@@ -181,4 +188,14 @@ def measure_in_turns(runs: Sequence[tuple[Trainer, Measured]], steps: int, round
             measured.loss_last = float(trainer.step())
 
 
-__all__ = ["Measured", "Trainer", "Variant", "batch_of", "made", "measure_in_turns", "synchronize", "warmed_up"]
+__all__ = [
+    "Measured",
+    "Trainer",
+    "Variant",
+    "batch_of",
+    "forget_compiled",
+    "made",
+    "measure_in_turns",
+    "synchronize",
+    "warmed_up",
+]

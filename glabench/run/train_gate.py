@@ -20,7 +20,7 @@ from torch import Tensor
 
 from glabench.phases import Phases
 from glabench.run.gate import FLOOR, Verdict, _allowed
-from glabench.run.train import Trainer
+from glabench.run.train import Trainer, forget_compiled
 from glabench.spec.case import Case, Execution
 from glabench.spec.models import CONFIGS
 from glabench.spec.settings import Settings
@@ -84,6 +84,7 @@ def gradients(
     assert case.model is not None
     execution: Execution | None = "compiled" if form == "own" and case.execution is not None else None
     sizes = CONFIGS[case.model].vocabulary, case.B, case.T
+    forget_compiled()
     trainer = Trainer(lambda: system.model(case), *sizes, torch.device(settings.device), execution, system.in_one_graph)
     trainer.model.attend_to_themselves()
     if form != "own":

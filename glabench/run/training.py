@@ -12,7 +12,7 @@ from glabench.hardware import nvml
 from glabench.run.measure import StoppingRule, Timing
 from glabench.run.memory import no_collection
 from glabench.run.step_kernels import kernel_ms
-from glabench.run.train import QUEUED, SETTLING, Trainer, synchronize
+from glabench.run.train import QUEUED, SETTLING, Trainer, forget_compiled, synchronize
 from glabench.spec.case import Case
 from glabench.spec.models import CONFIGS
 from glabench.spec.settings import Settings
@@ -39,6 +39,7 @@ def measure(system: LanguageModelSystem, case: Case, settings: Settings) -> Meas
     assert case.model is not None
     device = torch.device(settings.device)
     sizes = CONFIGS[case.model].vocabulary, case.B, case.T
+    forget_compiled()
     trainer = Trainer(lambda: system.model(case), *sizes, device, case.execution, system.in_one_graph)
     first = float(trainer.step())
     for _ in range(WARM_UP - 1):
