@@ -60,6 +60,7 @@ UNGATED = {T: Place(_k(T), 32, T, 16, 64, 64, gate="none") for T in LENGTHS}
 # 2024, Figure 6: one layer of the 1.3B model, width 2048 in 4 heads, 16384 tokens a batch; and steps of training it.
 BIG_LAYER = {T: Place(_k(T), 16384 // T, T, 4, 256, 512) for T in (2048, 4096, 8192, 16384)}
 TRAINING = tuple(replace(place, mode="train") for place in BIG_LAYER.values())
+MODEL, RIVAL_MODELS = "gla_lm", ("transformer_lm", "mamba2_lm")
 # Two levels of chunking against the one of its sub-chunks alone.
 TWO_LEVELS = {(128, 64): (64, 64), (128, 16): (16, 16), (64, 16): (16, 16), (32, 16): (16, 16)}
 # The same gates on the key side, with others on the value side and without them.
@@ -240,21 +241,21 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     Claim(
         "throughput", "With materialized states it has the highest throughput", V2024, FIG_6,
-        Compare((W,), (WO, "fa2", "mamba_scan"), TRAINING),
+        Compare((f"{MODEL}:w",), (f"{MODEL}:wo", *RIVAL_MODELS), TRAINING),
         needs="glabench sweep training",
         reason=OF_MODELS,
     ),
     Claim(
         "throughput-without", "Without them its throughput is still higher than Mamba's and the Transformer's", V2024,
         FIG_6,
-        Compare((WO,), ("fa2", "mamba_scan"), TRAINING),
+        Compare((f"{MODEL}:wo",), RIVAL_MODELS, TRAINING),
         needs="glabench sweep training",
         reason=OF_MODELS,
     ),
     Claim(
         "similar-memory", f"Without them it needs about as much memory as Mamba and the Transformer (up to {ABOUT}×)",
         V2024, FIG_6,
-        Compare((WO,), ("fa2", "mamba_scan"), TRAINING, "peak_mib", (1 / ABOUT,), (ABOUT,)),
+        Compare((f"{MODEL}:wo",), RIVAL_MODELS, TRAINING, "peak_mib", (1 / ABOUT,), (ABOUT,)),
         needs="glabench sweep training",
         reason="Of steps of training whole models, as in the figure.",
     ),

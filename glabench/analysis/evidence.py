@@ -84,7 +84,8 @@ class Evidence:
         return labels.STATUS_TITLES.get(statuses[0], statuses[0]) if statuses else ""
 
     def rows(self, key: str, place: Place) -> list[Line]:
-        """Every line of a variant (or OURS) at a place, whatever became of it: bf16, from no state, nothing packed."""
+        """Every line of a variant (or OURS) at a place, whatever became of it: bf16, from no state, nothing packed; of
+        training steps those that are compiled."""
         here = self._by_shape.get(tuple(getattr(place, name) for name in SHAPE), [])
         return [line for line in here if _is(line, key) and _asks(line, place)]
 
@@ -111,6 +112,8 @@ def _is(line: Line, key: str) -> bool:
 def _asks(line: Line, place: Place) -> bool:
     """Whether a line of the place's shape asks for what the place does."""
     if line["dtype"] != "bf16" or line["initial_state"] or line["lengths"]:
+        return False
+    if line["training"] and not line["training"].endswith(", compiled"):
         return False
     if any(wanted is not None and line[name] != wanted for name, wanted in _schedule(place)):
         return False

@@ -86,15 +86,6 @@ STYLES: dict[str, Style] = {
     "flex": Style(GREY, "P", _DOT, False),
     "sdpa": Style(SKY, "p", _DASH),
     "floor": Style(AXIS, "", _DOT),
-    "gla_lm:wo": Style(VERMILLION, "o"),
-    "gla_lm:w": Style(BLUE, "s"),
-    "gla_lm:re": Style(PURPLE, "^"),
-    "gla_lm": Style(GREEN, "D"),
-    "gla_lm_fla": Style(ORANGE, "v", _DASH),
-    "retnet_lm": Style(SKY, "s", (), False),
-    "linear_lm": Style(SKY, "o"),
-    "mamba2_lm": Style(GREY, "v", _DASH, False),
-    "transformer_lm": Style(INK, "P", _DASH),
 }
 
 # Tunings are drawn in figures of their own: the passes of a plan, directions, and strategies with their typical and
@@ -134,6 +125,18 @@ PROFILE: dict[str, Style] = {
     "memory:saved": Style(GREEN, "s"),
     "memory:workspace": Style(INK, "s"),
 }
+# Language models, which stand in figures of their own.
+MODELS: dict[str, Style] = {
+    "gla_lm:wo": Style(VERMILLION, "o"),
+    "gla_lm:w": Style(BLUE, "s"),
+    "gla_lm:re": Style(PURPLE, "^"),
+    "gla_lm": Style(GREEN, "D"),
+    "gla_lm_fla": Style(ORANGE, "v", _DASH),
+    "retnet_lm": Style(SKY, "s", (), False),
+    "linear_lm": Style(SKY, "o"),
+    "mamba2_lm": Style(GREY, "v", _DASH, False),
+    "transformer_lm": Style(INK, "P", _DASH),
+}
 # Training steps: the groups of kernels that their time goes to.
 TRAINING: dict[str, Style] = {
     "step:operator": Style(VERMILLION, "s"),
@@ -155,8 +158,8 @@ PAPERS: dict[str, Style] = {
     "whole": Style(INK, "X"),
     "front": Style(INK, "", _DOT),
 }
-# Models, each in the look of its operator.
-MODELS: dict[str, Style] = {
+# Models of the figure of recall, each in the look of its operator.
+RECALL: dict[str, Style] = {
     "model:fa2": STYLES["fa2"],
     "model:gla": STYLES["gla:wo"],
     "model:gla-recompute": Style(VERMILLION, "o", _DASH, False),
@@ -180,9 +183,10 @@ def style(key: str) -> Style:
         STYLES.get(key)
         or TUNING.get(key)
         or PROFILE.get(key)
+        or MODELS.get(key)
         or TRAINING.get(key)
         or PAPERS.get(key)
-        or MODELS.get(key)
+        or RECALL.get(key)
         or _STRANGERS[sum(key.encode()) % len(_STRANGERS)]
     )
 

@@ -177,7 +177,7 @@ _SYSTEMS = (
          "chunkwise GLA of Helion's examples, with the configs tuned for them; the row says how they were tuned",
          HELION_REPO),
     _model("gla_lm", "GLA Transformer", "gla", "a language model with the GLA layer of section 4.4, by gla", GLA_PAPER,
-           axes=SCHEDULE, takes=frozenset({"recompute"}), triton=True),
+           axes=SCHEDULE, takes=frozenset({"recompute"}), triton=True, cls="OurModelSystem"),
     _model("gla_lm_fla", "GLA Transformer, FLA's operator", "fla", "the same model, by fla-core's chunk_gla", FLA_REPO,
            autotuned=True, cls="FlaOperatorSystem"),
     _model("retnet_lm", "RetNet", "retention", "a language model with multi-scale retention, by simple_gla",

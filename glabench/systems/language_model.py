@@ -86,6 +86,10 @@ class LanguageModelSystem(System):
     def forward(self, inputs: Inputs, case: Case) -> tuple[torch.Tensor, torch.Tensor | None]:
         raise TypeError(f"{self.name} is a model, which takes tokens")
 
+
+class OurModelSystem(LanguageModelSystem):
+    """A model whose layers run kernels of ours."""
+
     def launches(self, case: Case, arch: str) -> list[Launch]:
         return self.inside.launches(self.operator_case(case), arch)
 
@@ -109,14 +113,14 @@ class TransformerSystem(LanguageModelSystem):
         return f"SDPA {name}; {self.executed(case)}"
 
 
-class UngatedSystem(LanguageModelSystem):
+class UngatedSystem(OurModelSystem):
     """Linear attention."""
 
     def operator_case(self, case: Case) -> Case:
         return replace(super().operator_case(case), gate_strength=None)
 
 
-class RetnetSystem(LanguageModelSystem):
+class RetnetSystem(OurModelSystem):
     """RetNet, which has heads of its own."""
 
     def operator_case(self, case: Case) -> Case:
@@ -145,9 +149,6 @@ class Mamba2System(LanguageModelSystem):
         from glabench.systems.models import mamba2
 
         return f"{mamba2.implementation()}; {self.executed(case)}"
-
-    def launches(self, case: Case, arch: str) -> list[Launch]:
-        return []
 
 
 class FlaOperatorSystem(LanguageModelSystem):

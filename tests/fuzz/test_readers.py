@@ -143,7 +143,7 @@ def test_rows(content: str | bytes) -> None:
 
 
 def tables() -> st.SearchStrategy[str | bytes]:
-    (shipped,) = (ROOT / "kernels" / "gla_kernels" / "plan" / "tuned").glob("*.json")
+    shipped = min((ROOT / "kernels" / "gla_kernels" / "plan" / "tuned").glob("*.json"))
     values = json.loads(shipped.read_text())
     few = {**values, "entries": values["entries"][:2]}
     return changed(few).map(json.dumps) | edited([json.dumps(few)], JSON_TOKENS) | st.binary(max_size=60)

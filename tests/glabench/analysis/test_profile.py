@@ -16,7 +16,7 @@ from glabench.analysis.load import Profiled, located, profiles
 from glabench.analysis.profile import Call, calls
 from glabench.analysis.traffic import Traffic
 from glabench.errors import UserError
-from glabench.spec.work import floor_ms, work
+from glabench.spec.work import floor_ms, operator_work
 from glabench.store import Row, to_json
 
 MakeProfile = Callable[..., Row]
@@ -97,7 +97,7 @@ def test_directions_have_floors_of_their_own(make_profile: MakeProfile) -> None:
     assert [part.direction for part in call.parts] == ["fwd", "bwd"]
     copy = call.ceilings["hbm_copy_bytes_per_s"]
     for part in call.parts:
-        compulsory = work({**call.case, "mode": part.direction})["hbm_bytes"]
+        compulsory = operator_work({**call.case, "mode": part.direction})["hbm_bytes"]
         assert part.floor_ms == pytest.approx(floor_ms(compulsory, copy))
         assert all(k.direction == part.direction for k in part.kernels)
     assert call.floor_ms == pytest.approx(sum(part.floor_ms for part in call.parts))

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from glabench.profile.kernels import add_counters, joined, kernel, launches_of, modelled
-from glabench.profile.launches import Event, Launched
+from glabench.profile.launches import Launched
+from glabench.run.gpu_events import Event
 from glabench.spec.case import Case
 from glabench.systems.base import load
 

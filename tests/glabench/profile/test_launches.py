@@ -13,7 +13,8 @@ import torch
 from torch.autograd import DeviceType  # type: ignore[attr-defined]  # it is not in __all__
 
 from glabench.profile import launches
-from glabench.profile.launches import Event, Launched, alike, call_count, calls_of, packed
+from glabench.profile.launches import Launched, alike, call_count, calls_of, packed
+from glabench.run.gpu_events import Event, gpu_events
 
 SPIN = "at::cuda::(anonymous namespace)::spin_kernel(long)"
 FLUSH = "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<signed char>>(int)"
@@ -99,7 +100,7 @@ def test_only_what_ran_on_the_gpu_is_an_event() -> None:
         times = SimpleNamespace(start=3.0, end=5.5)
         return SimpleNamespace(name=name, device_type=device, time_range=times, is_user_annotation=note)
 
-    found = launches.gpu_events(
+    found = gpu_events(
         [event("k", DeviceType.CUDA), event("cudaLaunchKernel", DeviceType.CPU), event("range", DeviceType.CUDA, True)]
     )
     assert found == [Event("k", 3.0, 2.5)]

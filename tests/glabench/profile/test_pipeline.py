@@ -17,8 +17,9 @@ from glabench import store
 from glabench.failures import NotMeasured
 from glabench.hardware.ceilings import ceilings_of
 from glabench.profile import counters, energy, kernels, launches, memory, pipeline
-from glabench.profile.launches import Event, Launched
+from glabench.profile.launches import Launched
 from glabench.run import forward_parts, measure
+from glabench.run.gpu_events import Event
 from glabench.run.pipeline import Draft
 from glabench.spec.case import Case
 from glabench.spec.settings import Profile, Settings

@@ -233,7 +233,8 @@ def with_times(row: Row, ms: float, host_ms: float, wall_ms: float) -> Row:
 
 
 def test_figures_have_distinct_looks() -> None:
-    from glabench.report.style import STYLES
+    from glabench.report.style import MODELS, STYLES
 
-    looks = [(s.colour, s.marker, s.dashes, s.filled) for s in STYLES.values()]
-    assert all(a != b for a, b in combinations(looks, 2))
+    for styles in (STYLES, MODELS):
+        looks = [(s.colour, s.marker, s.dashes, s.filled) for s in styles.values()]
+        assert all(a != b for a, b in combinations(looks, 2))

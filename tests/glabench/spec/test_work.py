@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from glabench.spec.case import Case
-from glabench.spec.work import floor_ms, work
+from glabench.spec.work import floor_ms, operator_work, work
 
 
 def of(system: str = "gla", **changes: Any) -> dict[str, int]:
     values: dict[str, Any] = {"B": 2, "T": 100, "H": 3, "K": 8, "V": 16, "dtype": "bf16", "mode": "fwd"} | changes
-    return work(Case(system, **values).to_dict())
+    return operator_work(Case(system, **values).to_dict())
 
 
 def test_forward_reads_q_k_g_v_and_writes_o() -> None:
