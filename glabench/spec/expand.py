@@ -27,7 +27,7 @@ USUAL_HEAD_DIM = 64
 DEFAULT_CHUNK = 64
 DEFAULT_SUB_CHUNK = 64  # at most the chunk
 DEFAULT_MATERIALIZE = True
-DEFAULT_DTYPE = "bf16"
+DEFAULT_DTYPE, DEFAULT_MODE = "bf16", "fwdbwd"
 
 UNGATED = {"gate_strength": None, "value_gate": False, "gate_dtype": None}  # where a system reads no gates
 
@@ -232,7 +232,7 @@ def _misfit(values: dict[str, Any]) -> _Misfit | None:
 
 def _untrained(values: dict[str, Any]) -> _Misfit | None:
     """Why what is said of a training step, and whether there is one, do not go together, or None."""
-    model, mode = values.get("model"), values.get("mode")
+    model, mode = values.get("model"), values.get("mode", DEFAULT_MODE)
     if (model is None) != (mode != "train"):
         said = f"mode train: expected a model, {' or '.join(CONFIGS)}" if model is None else f"model {model}"
         return _Misfit(("mode", "model"), said if model is None else f"{said}: expected mode train, got {mode}")

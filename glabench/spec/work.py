@@ -47,7 +47,7 @@ def work(case: dict[str, Any]) -> dict[str, int | None]:
     """``{"flops", "hbm_bytes"}`` of a case given as a dict (``Case.to_dict``). Raises KeyError for an unknown system.
 
     Modes: "fwd" and "bwd" are one direction, "fwdbwd" both, "step" one token with its state read and written, "train"
-    a step of training, of which the bytes are None.
+    a step of training, of which the bytes are None, and so are the FLOP of a system that is no model.
     """
     if case["mode"] == "train":
         return {"flops": _training_flops(case), "hbm_bytes": None}
@@ -66,9 +66,11 @@ def operator_work(case: dict[str, Any]) -> dict[str, int]:
     return _step(case) if case["mode"] == "step" else _gla(case)
 
 
-def _training_flops(case: dict[str, Any]) -> int:
+def _training_flops(case: dict[str, Any]) -> int | None:
     """The embedding multiplies once, as the head. Biases, norms and gates' projections of low rank do not count."""
     config, info = CONFIGS[case["model"]], CATALOG[case["system"]]
+    if info.inside is None:
+        return None
     block, layers = 4 * config.width**2 + 3 * config.width * config.hidden, config.layers
     heads = {"attn_heads": config.attention_heads, "attn_dim": config.width // config.attention_heads}
     if info.inside == "mamba2_ssd":  # a block is two layers of Mamba-2, and has no MLP

@@ -14,7 +14,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from glabench.hardware.environment import detect_device
-from glabench.report.style import MODELS, style
+from glabench.report.style import RECALL, style
 from glabench.systems.models.model import SYSTEMS
 from glabench.tools.mqar.__main__ import TINY, app, failed, train
 from glabench.tools.mqar.figure import TITLES, best, figure, show
@@ -168,8 +168,8 @@ def test_a_model_that_fails_is_a_row_that_says_why(rows: list[Row]) -> None:
 
 def test_every_system_has_a_title_and_a_look() -> None:
     assert TITLES.keys() == set(SYSTEMS)
-    assert {f"model:{system}" for system in SYSTEMS} == MODELS.keys()
-    looks = [(s.colour, s.marker, s.dashes, s.filled) for s in map(style, MODELS)]
+    assert {f"model:{system}" for system in SYSTEMS} == RECALL.keys()
+    looks = [(s.colour, s.marker, s.dashes, s.filled) for s in map(style, RECALL)]
     assert len(set(looks)) == len(looks)
 
 
