@@ -46,7 +46,8 @@ def call(
     asked: Any = schedule
     if isinstance(schedule, Schedule):  # by its fields: torch 2.13 forgets some of an object that a graph makes
         asked = (schedule.chunk, schedule.sub_chunk, schedule.materialize, schedule.states_every)
-    wanted = x.requires_grad
+    # a graph of torch.func.grad does not say of a tensor that it wants a gradient
+    wanted = x.requires_grad or (torch.is_grad_enabled() and torch._C._are_functorch_transforms_active())
     text = settled(function, _sorts(x), final, asked, wanted, recompute, v_first, _wrong(scale))
     room = room_of(function, x, asked, recompute) if wanted and recompute is not True else 0
     rows = list(x.rows)

@@ -175,6 +175,19 @@ def test_func_grad_is_the_gradient(call: Any) -> None:
 
 
 @EVERY
+def test_func_grad_in_a_graph_is_the_gradient(call: Any) -> None:
+    """There no tensor says that it wants a gradient: without a function of autograd it would be zero."""
+    q, *rest = drawn()
+
+    def of_q(q: torch.Tensor) -> torch.Tensor:
+        return loss(call, (q, *rest))
+
+    torch._dynamo.reset()
+    found = torch.compile(torch.func.grad(of_q), backend="aot_eager", fullgraph=True)(q)
+    alike([found], [torch.func.grad(of_q)(q)])
+
+
+@EVERY
 @pytest.mark.parametrize("axis", [0, 2])
 def test_vmap_is_a_loop(call: Any, axis: int) -> None:
     """Over one more axis, which all but q have."""
