@@ -82,6 +82,8 @@ def _print_plan(
     columns = ["id", "system", "B", "T", "H", "K", "V", "dtype", "mode", "schedule", "gate", "done"]
     if any(case.lengths for case in cases):
         columns.insert(-1, "lengths")
+    if any(case.model for case in cases):
+        columns.insert(-1, "model")
     for column in columns:
         table.add_column(column, justify="right" if column in "BTHKV" else "left", no_wrap=True)
     for case in cases:
@@ -90,6 +92,7 @@ def _print_plan(
         schedule = "" if case.chunk is None else f"C{case.chunk}"
         schedule += "" if case.sub_chunk is None else f"/{case.sub_chunk}"
         schedule += "" if case.materialize is None else " w/m" if case.materialize else " w/o m"
+        schedule += " recomputed" if case.recompute else ""
         gate = "" if case.gate_strength is None else f"{case.gate_strength:g}"
         gate += " + value" if case.value_gate else ""
         gate += f" {case.gate_dtype}" if case.gate_dtype else ""
@@ -104,6 +107,7 @@ def _print_plan(
             schedule,
             gate,
             *((case.lengths or "",) if "lengths" in columns else ()),
+            *((" ".join(filter(None, (case.model, case.execution))),) if "model" in columns else ()),
             done.get(case.id, ""),
         )
         table.add_row(*map(str, cells))

@@ -52,7 +52,8 @@ def run_case(case: Case, sweep: str, settings: Settings, system: System | None =
 def _run(draft: Draft, case: Case, settings: Settings, system: System) -> None:
     if not can_run(draft, case, settings, system):
         return
-    unknown = next((LATER[name].lacking for name in ("value_gate", "lengths") if name in later(vars(case))), None)
+    asked = later(vars(case))
+    unknown = next((LATER[name].lacking for name in ("value_gate", "lengths", "model") if name in asked), None)
     if unknown is not None:
         draft.fail("unsupported", f"the model of a profile knows no {unknown}")
         return

@@ -35,8 +35,8 @@ LATER: dict[str, LaterAxis] = {
     "value_gate": LaterAxis(False, "gates on the value side", lambda value: "value gate"),
     "gate_dtype": LaterAxis(None, "gates in another dtype than q", lambda value: f"gates in {value}"),
     "lengths": LaterAxis(None, "packed sequences", packing.short),
-    "model": LaterAxis(None, "a model around it", str),
-    "execution": LaterAxis(None, "a step to compile", str),
+    "model": LaterAxis(None, "model around it", str),
+    "execution": LaterAxis(None, "training step to compile", str),
     "recompute": LaterAxis(None, "states to compute again", lambda value: "recomputed"),
 }
 
