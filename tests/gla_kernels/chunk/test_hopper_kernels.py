@@ -192,10 +192,17 @@ def test_gradients_of_states_and_dv(K, V, gates, schedule, gate_type, place):
 
 RUNS: list[tuple[Any, ...]] = [(64, 64, 1, *one) for one in itertools.product(GATES, (1, 2, 4), (BF16,))]
 RUNS += [(64, 64, 1, gates, 4, FLOAT32) for gates in GATES]
-SOME_RUNS: list[tuple[Any, ...]] = [("mild", 1, BF16), ("weak", 4, FLOAT32), (STRONG, 2, FLOAT32), (CLOSED, 4, BF16)]
+# Elsewhere than on a GPU each kernel has every kind of gates, length of a run and type among its large heads.
+LARGE_RUNS: list[tuple[Any, ...]] = [
+    (128, 128, 1, "mild", 1, BF16), (128, 128, 1, CLOSED, 4, BF16), (128, 128, 1, STRONG, 2, FLOAT32),
+    (64, 192, 2, "weak", 4, FLOAT32), (64, 192, 2, CLOSED, 4, BF16), (64, 192, 2, "mild", 1, BF16),
+    (64, 256, 5, "mild", 1, BF16), (64, 256, 5, STRONG, 2, FLOAT32),
+    (128, 512, 4, CLOSED, 4, BF16), (128, 512, 4, STRONG, 2, FLOAT32),
+]  # fmt: skip
 if torch.cuda.is_available():
-    SOME_RUNS = [one[3:] for one in RUNS]
-RUNS += [(*one, *run) for one in ((128, 128, 1), (64, 192, 2), (64, 256, 5), (128, 512, 4)) for run in SOME_RUNS]
+    shapes = ((128, 128, 1), (64, 192, 2), (64, 256, 5), (128, 512, 4))
+    LARGE_RUNS = [(*shape, *run[3:]) for shape in shapes for run in RUNS]
+RUNS += LARGE_RUNS
 
 
 @pytest.mark.parametrize(("K", "V", "stages", "gates", "every", "gate_type"), RUNS)

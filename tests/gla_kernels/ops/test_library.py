@@ -90,7 +90,7 @@ def dynamic(given: list[torch.Tensor]) -> list[torch.Tensor]:
 def test_one_graph_serves_all_batches_and_lengths_that_are_marked_as_dynamic(call):
     frames = CompileCounterWithBackend("aot_eager")
     in_graph = torch.compile(call, fullgraph=True, backend=frames)
-    for B, T in ((2, 12), (3, 21), (4, 40)):
+    for B, T in ((2, 6), (3, 21), (4, 12)):
         given = drawn(T, B=B)
         want, got = results(call, given, True), results(in_graph, dynamic(given), True)
         assert all(torch.equal(a, b) for a, b in zip(want, got, strict=True))
@@ -101,7 +101,7 @@ def test_one_graph_serves_all_batches_and_lengths_that_are_marked_as_dynamic(cal
 def test_a_second_length_makes_one_more_graph_which_serves_all_others(call):
     frames = CompileCounterWithBackend("aot_eager")
     in_graph = torch.compile(call, fullgraph=True, backend=frames)
-    for T in (20, 33, 40, 32):
+    for T in (20, 33, 24, 16):  # of two chunks and three, a multiple of 16 last
         given = drawn(T)
         want, got = results(call, given, False), results(in_graph, given, False)
         assert all(torch.equal(a, b) for a, b in zip(want, got, strict=True))
@@ -172,7 +172,7 @@ def test_slices_of_a_projection_are_copied_by_the_operator_alone(call):
 
     frames = CompileCounterWithBackend("aot_eager")
     in_graph = torch.compile(split, fullgraph=True, backend=frames)
-    for B, T in ((2, 20), (3, 9), (4, 33)):
+    for B, T in ((2, 9), (3, 5), (2, 18)):
         *tensors, state = drawn(T, B=B)
         joined = torch.cat([x.flatten(2) for x in tensors], -1).detach().requires_grad_()
         found = []

@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -89,15 +89,27 @@ def command(python_process: Process, here: Path) -> Callable[..., str]:
     return lambda *arguments: python_process("-c", ON_ONE_CORE, *arguments, cwd=str(here)).stdout
 
 
+class Ran(NamedTuple):
+    """What `glabench sweep tiny.yaml --only sdpa` and after it `glabench profile tiny.yaml` wrote."""
+
+    swept: bytes  # before there were profiles
+    swept_at_last: bytes
+    profiled: str
+
+
 @pytest.fixture(scope="module")
-def profiled(python_process: Process, tmp_path_factory: pytest.TempPathFactory, device: Any) -> str:
-    """The rows of `glabench profile tiny.yaml`, which takes seconds."""
+def ran(python_process: Process, tmp_path_factory: pytest.TempPathFactory, device: Any) -> Ran:
+    """Seconds of work, done once in one folder."""
     if device.type == "cuda":
         pytest.skip("this is about machines without a GPU")
     folder = tmp_path_factory.mktemp("profiled")
     (folder / "tiny.yaml").write_text(TINY)
-    python_process("-c", ON_ONE_CORE, "profile", "tiny.yaml", "--out", "rows.jsonl", cwd=str(folder))
-    return (folder / "rows.jsonl").read_text()
+    python_process("-c", ON_ONE_CORE, "sweep", "tiny.yaml", "--only", "sdpa", cwd=str(folder))
+    (swept,) = (folder / "results/local").glob("tiny-*.jsonl")
+    before = swept.read_bytes()
+    python_process("-c", ON_ONE_CORE, "profile", "tiny.yaml", cwd=str(folder))
+    profiled = folder / "results/local/profile-tiny-model-h200.jsonl"
+    return Ran(before, swept.read_bytes(), profiled.read_text())
 
 
 def test_a_shape_is_modelled_for_a_gpu_that_is_not_there(command: Callable[..., str], here: Path) -> None:
@@ -131,51 +143,78 @@ def test_a_shape_s_case_is_one_that_its_system_takes() -> None:
             assert (case.gate_strength is None) == (not info.gated)
 
 
-def test_a_rerun_does_what_is_missing_and_another_gpu_is_another_question(
-    command: Callable[..., str], here: Path, profiled: str
-) -> None:
+def test_a_rerun_does_what_is_missing(command: Callable[..., str], here: Path, ran: Ran) -> None:
     path = here / "rows.jsonl"
-    again = ("profile", "tiny.yaml", "--out", str(path))
-    path.write_text(profiled)
+    path.write_text(ran.profiled)
     cases = [row["case"] for row in rows(path)]  # as they are done
     ours = [("gla_recurrent", 16), ("gla_recurrent", 32)]
     assert sorted((case["system"], case["K"]) for case in cases) == ours  # no model of the other
-    assert "2 of them finished earlier" in command(*again)
-    assert len(rows(path)) == 2
-    command(*again, "--gpu", "H100", "--case", rows(path)[0]["case_id"])
-    assert [row["profile"]["target"]["name"].removesuffix(" SXM") for row in rows(path)] == [
-        "NVIDIA H200", "NVIDIA H200", "NVIDIA H100",
-    ]  # fmt: skip
+    assert {row["profile"]["target"]["name"].removesuffix(" SXM") for row in rows(path)} == {"NVIDIA H200"}
+    assert "2 of them finished earlier" in command("profile", "tiny.yaml", "--out", str(path))
+    assert path.read_text() == ran.profiled
+
+
+@pytest.fixture
+def finished(monkeypatch: pytest.MonkeyPatch, here: Path) -> Callable[..., list[str]]:
+    """``finished("profile", "tiny.yaml")``: the cases that `glabench profile tiny.yaml` would not do again."""
+
+    def call(*arguments: str) -> list[str]:
+        found: list[str] = []
+        monkeypatch.setattr("glabench.commands.profile.run_cases", lambda _, done, *rest: found.extend(done))
+        monkeypatch.chdir(here)
+        with pytest.raises(SystemExit) as stop:
+            main(list(arguments))
+        assert stop.value.code == 0
+        return found
+
+    return call
+
+
+def test_another_gpu_is_another_question(finished: Callable[..., list[str]], here: Path, ran: Ran) -> None:
+    path = here / "rows.jsonl"
+    path.write_text(ran.profiled)
+    again = ("profile", "tiny.yaml", "--out", str(path))
+    assert sorted(finished(*again)) == sorted(row["case_id"] for row in rows(path))
+    assert finished(*again, "--gpu", "H100") == []
+    first, _ = store.read(path)
+    assert first.profile is not None
+    there = {**first.profile, "target": {**first.profile["target"], "name": "NVIDIA H100 SXM"}}
+    with path.open("a") as file:
+        file.write(store.to_json(replace(first, profile=there)) + "\n")
+    assert finished(*again, "--gpu", "H100") == [first.case_id]
+    assert sorted(finished(*again)) == sorted({row["case_id"] for row in rows(path)})
 
 
 @pytest.mark.parametrize("profile", [{}, {"target": None}, {"target": {"here": False}}])
 def test_a_row_that_does_not_say_what_it_profiled_is_done_again(
-    here: Path, profiled: str, monkeypatch: pytest.MonkeyPatch, profile: dict[str, Any]
+    finished: Callable[..., list[str]], here: Path, ran: Ran, profile: dict[str, Any]
 ) -> None:
     path = here / "rows.jsonl"
-    path.write_text(profiled)
+    path.write_text(ran.profiled)
     first, second = store.read(path)
     path.write_text("".join(store.to_json(row) + "\n" for row in (replace(first, profile=profile), second)))
-    finished: list[str] = []
-    monkeypatch.setattr("glabench.commands.profile.run_cases", lambda _, done, *rest: finished.extend(done))
-    monkeypatch.chdir(here)
-    with pytest.raises(SystemExit) as stop:
-        main(["profile", "tiny.yaml", "--out", str(path)])
-    assert (stop.value.code, finished) == (0, [second.case_id])
+    assert finished("profile", "tiny.yaml", "--out", str(path)) == [second.case_id]
 
 
-def test_what_a_sweep_measured_stays_as_it_was(
-    command: Callable[..., str], refused: Callable[..., str], here: Path
-) -> None:
-    command("sweep", "tiny.yaml", "--only", "sdpa")
-    (swept,) = (here / "results/local").glob("tiny-*.jsonl")
-    before = swept.read_bytes()
-    command("profile", "tiny.yaml", "--only", "gla_recurrent")
-    path = here / "results/local/profile-tiny-model-h200.jsonl"
-    assert {row["case"]["system"] for row in rows(path)} == {"gla_recurrent"}
+def test_what_a_sweep_measured_stays_as_it_was(refused: Callable[..., str], here: Path, ran: Ran) -> None:
+    assert ran.swept_at_last == ran.swept
+    swept, profiled = here / "swept.jsonl", here / "profiled.jsonl"
+    swept.write_bytes(ran.swept)
+    profiled.write_text(ran.profiled)
     assert "holds measured rows" in refused("profile", "tiny.yaml", "--out", str(swept))
-    assert "holds profiles" in refused("sweep", "tiny.yaml", "--out", str(path))
-    assert swept.read_bytes() == before
+    assert "holds profiles" in refused("sweep", "tiny.yaml", "--out", str(profiled))
+    assert (swept.read_bytes(), profiled.read_text()) == (ran.swept, ran.profiled)
+
+
+def test_the_systems_of_a_sweep_that_are_asked_for_are_profiled(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Case] = []
+    monkeypatch.setattr("glabench.commands.profile._run", lambda name, limit_s, cases, *rest: asked.extend(cases))
+    monkeypatch.chdir(here)
+    both = TINY.replace("[gla_recurrent, sdpa]", "[gla_recurrent, simple_gla, sdpa]")
+    (here / "tiny.yaml").write_text(both)
+    with pytest.raises(SystemExit):
+        main(["profile", "tiny.yaml", "--only", "gla_recurrent"])
+    assert [(case.system, case.K) for case in asked] == [("gla_recurrent", 16), ("gla_recurrent", 32)]
 
 
 def test_our_kernels_are_compiled_before_they_are_measured() -> None:

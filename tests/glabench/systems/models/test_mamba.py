@@ -12,14 +12,14 @@ from glabench.systems.models.mamba import STATE, STEPS, TAPS, Mamba, step_bias
 
 from .agreement import assert_is_what_is_written, assert_knows_no_later_token, randomized
 
-WIDTH, INNER = 16, 32
+WIDTH, INNER, RANK = 4, 8, 1  # the interpreter scans number by number
 
 
 def written_out(layer: Mamba, x: Tensor) -> Tensor:
     B, T, _ = x.shape
     x, z = (x @ layer.in_proj.weight.mT).split(INNER, -1)
     x = convolution_written_out(x, layer.conv1d)
-    of_steps, of_b, of_c = layer.x_proj.weight.split([WIDTH // 16, STATE, STATE])
+    of_steps, of_b, of_c = layer.x_proj.weight.split([RANK, STATE, STATE])
     steps = F.softplus(x @ of_steps.mT @ layer.dt_proj.weight.mT + layer.dt_proj.bias)
     b, c, a = x @ of_b.mT, x @ of_c.mT, -layer.A_log.exp()
     state = x.new_zeros(B, INNER, STATE)
