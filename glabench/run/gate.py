@@ -146,15 +146,15 @@ def _score(name: str, x: torch.Tensor | None, right: oracle.Answer, dtype: str, 
     return {
         "error": found.whole,
         "baseline": plain.whole,
-        "tolerance": _allowed(factor * plain.whole, floor),
+        "tolerance": allowed(factor * plain.whole, floor),
         "block_error": found.block,
         "block_baseline": plain.block,
-        "block_tolerance": _allowed(factor * plain.block, 2 * floor),
+        "block_tolerance": allowed(factor * plain.block, 2 * floor),
         "nonfinite": int((~torch.isfinite(x)).sum()),
     }
 
 
-def _allowed(error: float, floor: float) -> float:
+def allowed(error: float, floor: float) -> float:
     """What the plain form's error allows; one that is infinite, or NaN, allows nothing."""
     return max(error, floor) if math.isfinite(error) else floor
 

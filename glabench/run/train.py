@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from glabench.spec.case import Execution
-from glabench.systems.models.model import Config, LanguageModel
+from glabench.systems.models.model import ONE_GRAPH, Config, LanguageModel
 
 SETTLING, QUEUED = 3, 5  # steps before a sample, and samples of the time to queue one
 LEARNING_RATE, WEIGHT_DECAY = 3e-4, 0.01  # the papers' highest, from the first step on; no clipping of gradients
@@ -77,7 +77,8 @@ class Trainer:
         def model() -> LanguageModel:
             return LanguageModel(config, variant.system, length).to(torch.bfloat16)
 
-        return cls(model, config.vocabulary, batch, length, device, "compiled" if variant.compiled else None)
+        execution: Execution | None = "compiled" if variant.compiled else None
+        return cls(model, config.vocabulary, batch, length, device, execution, variant.system in ONE_GRAPH)
 
     def step(self) -> Tensor:
         """One step, queued: nothing here waits for the GPU. The loss before it, float32."""

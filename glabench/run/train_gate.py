@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from glabench.phases import Phases
-from glabench.run.gate import FLOOR, Verdict, _allowed
+from glabench.run.gate import FLOOR, Verdict, allowed
 from glabench.run.train import Trainer, forget_compiled
 from glabench.spec.case import Case, Execution
 from glabench.spec.models import CONFIGS
@@ -116,7 +116,7 @@ def _score(own: Tensor | None, plain: Tensor, right: Tensor, floor: float, facto
     return {
         "error": _distance(own, right),
         "baseline": baseline,
-        "tolerance": _allowed(factor * baseline, floor),
+        "tolerance": allowed(factor * baseline, floor),
         "nonfinite": int((~torch.isfinite(own)).sum()),
     }
 
