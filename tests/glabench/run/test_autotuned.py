@@ -120,7 +120,7 @@ def test_a_long_case_is_called_at_a_length_with_the_same_divisors(
 
 def test_rivals_that_tune_themselves_are_compiled_ahead_on_a_gpu() -> None:
     assert {name for name, info in CATALOG.items() if info.autotuned} == {
-        "fla", "fla_linear", "fla_simple", "fla_retention"
+        "fla", "fla_linear", "fla_simple", "fla_retention", "gla_lm_fla"
     }  # fmt: skip
     assert parts(CASE, "cuda") == ("compile", "all")
     assert parts(CASE, "cpu") == ("all",)
