@@ -3,7 +3,7 @@
     S_t = Diag(exp g_t) S_{t-1} Diag(exp gv_t) + k_t^T v_t          o_t = scale q_t S_t
 
 Layout: q, k, g [B, T, H, K]; v, o, gv [B, T, H, V]; states [B, H, K, V]. ``g`` is the natural log of the decay, <= 0,
-and ``gv`` that of the value side, which the paper's first version has (arXiv 2312.06635v1); None means no decay.
+and ``gv`` that of the value side, which the paper's 2023 version has (arXiv 2312.06635v3); None means no decay.
 ``scale`` defaults to K^-1/2. All forms compute in the dtype of their inputs (call them on doubles for the judge), take
 an initial state, return ``(o, final_state)`` and are differentiable by autograd. With 16-bit inputs the products have
 16-bit operands and results, while states and sums of gates are float32: what a careful PyTorch program would do, and so
@@ -208,7 +208,7 @@ def chunkwise(
     """Two-level chunking, every intermediate in memory: the chunkwise form without a thought for input and output.
 
     Blocks of ``sub_chunk`` rows off the diagonal are matrix products anchored before the row block, blocks on it are
-    computed element by element (Yang et al. 2024, section 4.2).
+    computed element by element (Yang et al. 2024, section 4.3).
     """
     if cu_seqlens is not None:
         how = {"scale": scale, "chunk": chunk, "sub_chunk": sub_chunk}

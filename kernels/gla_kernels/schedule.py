@@ -50,7 +50,7 @@ DEFAULT_SHARED_BYTES = 99 * 1024  # for a GPU that is not in the list
 
 @dataclass(frozen=True)
 class Schedule:
-    """Two-level chunking of the time axis (Yang et al. 2024, sections 3.2 and 4.2).
+    """Two-level chunking of the time axis (Yang et al. 2024, sections 3.2 and 4.3).
 
     chunk: rows a chunk; a state is read and written once a chunk. One of 16, 32, 64, 128, 256.
     sub_chunk: rows a sub-chunk: scores inside a sub-chunk are computed in full precision (tf32 for 16-bit inputs),

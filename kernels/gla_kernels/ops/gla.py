@@ -69,7 +69,7 @@ def gla(
     scale: factor on the output; K^-1/2 by default.
     initial_state: [B, H, K, V], float32; zeros by default.
     output_final_state: whether to return the state after the last token.
-    gv: [B, T, H, V], gates of the value side as g are of the key side, as in the paper's first version. With them the
+    gv: [B, T, H, V], gates of the value side as g are of the key side, as in the paper's 2023 version. With them the
         kernels are others, `value_gates`, which are not tuned: config must be None; of a schedule they take chunks of
         16, 32 or 64 rows, in sub-chunks, materialized or not, and no segments. Packed sequences (cu_seqlens) with
         states, given or asked for, are taken token by token instead, as `gla_recurrent` does. None: no decay, and no

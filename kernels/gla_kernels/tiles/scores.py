@@ -1,7 +1,7 @@
 """The scores inside one chunk, A_ij = sum_k q_ik k_jk exp(G_ik - G_jk) for i >= j, and sums over them.
 
 A chunk is cut into row blocks. Blocks off the diagonal are tensor-core products anchored at the boundary before the
-row block (Yang et al. 2024, section 4.2 "secondary-level chunking"): both factors are decays <= 1, right at any gate
+row block (Yang et al. 2024, section 4.3 "secondary-level chunking"): both factors are decays <= 1, right at any gate
 strength. On the diagonal no anchor is safe for every gate. `diagonal_*` therefore choose per tile, on the device: an
 anchor in the middle of the block's decay where the block is mild (gates.is_mild), and element by element elsewhere.
 """

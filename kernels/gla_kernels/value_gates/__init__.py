@@ -1,4 +1,4 @@
-"""Gates on both sides of the state (the first version of Yang et al., arXiv 2312.06635v1): which kernels run.
+"""Gates on both sides of the state (the 2023 version of Yang et al., arXiv 2312.06635v3): which kernels run.
 
     S_t = (exp g_t)^T (exp gv_t) * S_{t-1} + k_t^T v_t          o_t = scale q_t S_t
 

@@ -4,7 +4,7 @@ Rows i >= j of a chunk meet through the decay e^{c_i - c_j}, c the running sum o
 each half, and so on down to single rows. Every pair of rows is parted by exactly one of these cuts, and the decay
 between them is that from j to the cut times that from the cut to i. So all pairs that the cuts of one level part are
 one matrix product, whose factors are decayed by a sum of gates each: never more than 1, and never a difference of
-running sums. (The two levels of Yang et al. 2024, section 4.2, carried on to the end.)
+running sums. (The two levels of Yang et al. 2024, section 4.3, carried on to the end.)
 
 A level of its own is only needed where gates are strong. A block of rows that decays little, here a frame, takes the
 middle of its decay for its one cut: the factors are then e^{+-half of it}, within float32's range, and all pairs of
