@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from glabench.run.train import Trainer, forget_compiled
 from glabench.spec.case import Case, Execution
 from glabench.spec.models import CONFIGS
 from glabench.spec.settings import Settings
+from glabench.systems.base import load
 from glabench.systems.inputs import DTYPES
 from glabench.systems.language_model import LAYERS, LanguageModelSystem
 from glabench.systems.models.operators import Form
@@ -33,7 +35,6 @@ LOSS = "loss"
 KEPT = 3  # questions whose answers are kept: 10 GB each of a model of 1.3B parameters
 
 Found = dict[str, Tensor]  # "loss", and gradients by parameter
-_kept: dict[tuple[Any, ...], tuple[Found, ...]] = {}
 
 
 def reduced(case: Case, settings: Settings, where: str) -> Case:
@@ -65,15 +66,19 @@ def check(system: LanguageModelSystem, case: Case, settings: Settings, where: st
 
 
 def references(system: LanguageModelSystem, case: Case, settings: Settings, whole: bool) -> tuple[Found, Found]:
-    """What is right, and what the plain form gives, on the CPU. They take seconds, and are kept: systems of the same
-    layers share them, whatever the length that is measured."""
-    question = LAYERS[system.name], case.model, case.dtype, case.B, case.T, settings.device, whole
-    if question not in _kept:
-        while len(_kept) >= KEPT:
-            _kept.pop(next(iter(_kept)))
-        found = gradients(system, case, settings, "exact", whole), gradients(system, case, settings, "plain")
-        _kept[question] = tuple({name: x.float().cpu() for name, x in one.items()} for one in found)
-    exact, plain = _kept[question]
+    """What is right, and what the plain form gives: the same for every schedule and all systems of the same layers."""
+    first = next(name for name, layers in LAYERS.items() if layers == LAYERS[system.name])
+    asked = replace(case, system=first, chunk=None, sub_chunk=None, materialize=None, recompute=None, execution=None)
+    return _answer(asked, settings, whole)
+
+
+@lru_cache(maxsize=KEPT)
+def _answer(case: Case, settings: Settings, whole: bool) -> tuple[Found, Found]:
+    """`references`, on the CPU. They take seconds, and are kept, whatever the length that is measured."""
+    system = load(case.system)
+    assert isinstance(system, LanguageModelSystem)
+    found = gradients(system, case, settings, "exact", whole), gradients(system, case, settings, "plain")
+    exact, plain = ({name: x.float().cpu() for name, x in one.items()} for one in found)
     return exact, plain
 
 

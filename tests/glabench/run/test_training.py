@@ -45,7 +45,7 @@ def system_of(name: str) -> LanguageModelSystem:
 
 
 def judged(case: Case, system: LanguageModelSystem | None = None) -> Verdict:
-    train_gate._kept.clear()
+    train_gate._answer.cache_clear()
     return train_gate.check(system or system_of(case.system), case, QUICK, "cpu", Phases())
 
 
