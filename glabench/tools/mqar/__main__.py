@@ -7,22 +7,18 @@ ones leave most of a GPU idle. Needs a GPU; --tiny tries the program on a CPU.
 
 from __future__ import annotations
 
-import multiprocessing
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from glabench.errors import UserError, in_one_line
+from glabench.errors import UserError
 from glabench.tools.mqar.figure import figure, line_of, show
-from glabench.tools.mqar.question import Question, Run, Task, read
+from glabench.tools.mqar.question import Question, Task, read
+from glabench.tools.mqar.runs import KIND, trained_all
 from glabench.tools.rows import Row, append, rows_of, wide_enough
 from glabench.tools.step import check_names
 
-KIND = "mqar"
 QUESTION = Path(__file__).with_name("mqar.yaml")
 TINY = Question(
     title="Tries the program", tasks=[Task(length=16, pairs=2)], systems=["gla", "fa2"], widths=[32],
@@ -88,42 +84,12 @@ def measured(question: Question, processes: int, graphs: bool, out: Path | None)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     here = environment(device, bandwidth=False)
     runs, rows = list(question.runs()), list[Row]()
-    for row in _trained(question, runs, device, processes, graphs):
+    for row in trained_all(question, runs, device, processes, graphs):
         row["environment"] = here
         append([row], out)
         rows.append(row)
         typer.echo(f"{len(rows)} of {len(runs)}: {line_of(row)}", err=True)
     return rows
-
-
-def _trained(question: Question, runs: Sequence[Run], device: str, processes: int, graphs: bool) -> Iterator[Row]:
-    """Rows in the order in which they are done; in this process where one at a time is asked for."""
-    if processes == 1:
-        yield from (train(question, run, device, graphs) for run in runs)
-        return
-    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
-        futures = {pool.submit(train, question, run, device, graphs): run for run in runs}
-        for future in as_completed(futures):
-            try:
-                yield future.result()
-            except BrokenProcessPool as error:  # one process died; it is not said which
-                yield failed(question, futures[future], error)
-
-
-def train(question: Question, run: Run, device: str, graphs: bool) -> Row:
-    """The row of a run, but for the environment. Imports torch."""
-    from glabench.tools.mqar.training import trained
-
-    try:
-        return trained(question, run, device, graphs) | {"error": None}
-    except Exception as error:  # whatever it is, the other models are to be trained
-        return failed(question, run, error)
-
-
-def failed(question: Question, run: Run, error: Exception) -> Row:
-    """The row of a run that came to nothing."""
-    row: Row = {"kind": KIND, "question": question.model_dump()} | run.model_dump()
-    return row | {"accuracy": None, "implementation": "", "error": in_one_line(f"{type(error).__name__}: {error}")}
 
 
 if __name__ == "__main__":

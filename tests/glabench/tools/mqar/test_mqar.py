@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,9 +18,10 @@ from typer.testing import CliRunner
 from glabench.hardware.environment import detect_device
 from glabench.report.style import RECALL, style
 from glabench.systems.models.model import SYSTEMS
-from glabench.tools.mqar.__main__ import TINY, app, failed, train
+from glabench.tools.mqar.__main__ import TINY, app
 from glabench.tools.mqar.figure import TITLES, best, figure, show
 from glabench.tools.mqar.question import Question, Run, Task
+from glabench.tools.mqar.runs import failed, train
 from glabench.tools.mqar.training import Trainer
 from glabench.tools.rows import Row
 
@@ -124,9 +127,10 @@ def draw_of(trainer: Trainer) -> Any:
 
 
 def test_several_processes_train_the_same_models(rows: list[Row], tmp_path: Path) -> None:
-    out = tmp_path / "mqar.rows"
-    done = CliRunner().invoke(app, ["--tiny", "--processes", "2", "--only", "fa2", "--out", str(out)])
-    assert done.exit_code == 0, done.output
+    out = tmp_path / "mqar.rows"  # as users start it: only then is __main__.py no module that processes can import
+    command = [sys.executable, "-m", "glabench.tools.mqar", "--tiny", "--processes", "2", "--only", "fa2", "--out", out]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
     (row,) = (json.loads(line) for line in out.read_text().splitlines())
     assert row["losses"] == pytest.approx(rows[1]["losses"], rel=1e-4)
 
