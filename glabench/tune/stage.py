@@ -113,6 +113,8 @@ class Stage:
         reference = _pass_of(self._reference(candidate), candidate, self.work)
         launch = self._launch_of(candidate, reference)
         some = {"p_s"} if launch.constexprs.get("STORE_S") is False else set()  # of strong gates alone, if any
+        if "p_qd" in launch.args:  # what was prepared goes by these, too
+            some.add("p_h")
         outputs = [
             name for name in reference.outputs if name not in some and isinstance(launch.args.get(name), torch.Tensor)
         ]
@@ -128,6 +130,9 @@ class Stage:
         """The candidate's kernel on the buffers of the reference plan."""
         found: list[Launch] = []
         self.run(plan_of(self.work, [candidate], self.capability), found.append)
+        for one in found:
+            if one.step in ("prepare", "prepare_strong"):
+                execute(one)
         launch, block_t = by_pass(found)[candidate.step], candidate.variant.block_t
         tensors = {
             name: x

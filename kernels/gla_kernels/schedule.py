@@ -31,6 +31,9 @@ MAX_ROW_BLOCK = 64
 
 # An H100's own product instruction takes that many rows; with fewer columns than these it is not to be trusted.
 WGMMA_ROWS = 64
+
+WALKED_K = 128  # of a state that stays on chip while outputs are made of q, k and g
+WIDE_K = 256  # and while they are made of what was prepared of these: see chunk/prepare.py
 SAFE_COLUMNS = 64
 
 # Shared memory that one program may take, in bytes, by compute capability (CUDA C++ Programming Guide, "technical

@@ -114,10 +114,10 @@ def _store(p: Pointer, x: Tensor, mask: Any = True) -> None:
 
 
 class Barrier:
-    """One of one arrival. A tile that was sent for comes when somebody waits."""
+    """A tile that was sent for comes when somebody waits."""
 
     def __init__(self) -> None:
-        self.phase, self.arrivals, self.bytes = 0, 1, 0
+        self.phase, self.count, self.arrivals, self.bytes = 0, 1, 1, 0
         self.coming: list[tuple[Callable[[], None], int]] = []
 
     def arrive(self, sent_for: int = 0) -> None:
@@ -141,7 +141,7 @@ class Barrier:
 
     def _done(self) -> None:
         if self.arrivals == self.bytes == 0:
-            self.phase, self.arrivals = self.phase + 1, 1
+            self.phase, self.arrivals = self.phase + 1, self.count
             _turn.notify_all()
 
 
@@ -157,7 +157,7 @@ class mbarrier:
 
     @staticmethod
     def init(bar: Barrier, count: int) -> None:
-        assert count == 1
+        bar.count = bar.arrivals = count
 
     @staticmethod
     def expect(bar: Barrier, size: int, pred: Any = True) -> None:

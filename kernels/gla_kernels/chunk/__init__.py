@@ -37,7 +37,9 @@ def forward(
     p, whole = closed(p.forward(keep), False, launch), len(p.head_groups) == 1
     o, keep = torch.empty_like(p.v), keep and whole
     kept = keep and p.schedule.materialize
-    halves, states = p.half_decays(), p.state_buffer() if kept or p.ungated_walk is None else None
+    halves = p.half_decays()
+    needless = p.ungated_walk is not None or p.is_wide(p.config.walk)  # but to be kept
+    states = None if needless and not (kept and every == 1) else p.state_buffer()
     few = p.few_states(p.whole, every) if kept and every > 1 else None
     boundary = p.boundary_buffer() if keep and p.in_turn else None
     running = running_state(p, p.initial_state, None, launch) if p.in_turn else None
@@ -50,7 +52,7 @@ def forward(
             launch(copied(running, boundary[i]))
         final = final_state if piece == p.slices[-1] or p.packed is not None else running
         if not fused_scan(p, piece, starts, states, halves, final, o, few, every if kept else 0, launch):
-            assert states is not None  # which only a walk can do without
+            states = p.state_buffer() if states is None else states  # which only a walk can do without
             make_states(p, piece, starts, states, halves, final, launch)
             make_output(p, piece, states, halves, o, launch)
             if few is not None:
@@ -113,7 +115,9 @@ def _backward(p: Problem, do: Tensor, into: Gradients, launch: Launcher, kept: K
             "p_q": p.q, "p_k": p.k, "p_v": p.v, "p_g": p.g, "p_do": do, "p_s": states, "p_ds": grads, "p_h": halves,
             "p_dq": into.q, "p_dk": into.k, "p_dg": into.g, "p_dv": into.v,
         }  # fmt: skip
-        if walked:  # neither needs what the launch just before it writes: see `Launch.early`
+        if walked and not p.is_wide(
+            p.config.grad_walk
+        ):  # neither needs what the launch just before it writes: see `Launch.early`
             launch(strong_gates_of(p, grad_v_strong_kernel, args, piece, grads))
         if native:
             launch(strong_gates_of(p, grad_qk_strong_kernel, args, piece, grads))

@@ -8,9 +8,11 @@ from __future__ import annotations
 from torch import Tensor
 
 from ..launch import Launcher
+from ..schedule import WALKED_K
 from ..tiles.slices import Slice
 from .hopper import grad_walk_hopper_kernel
 from .problem import Problem
+from .wide_walk import wide_grad_scan
 
 
 def fused_grad_scan(
@@ -25,6 +27,10 @@ def fused_grad_scan(
     }  # fmt: skip
     args, flags = p.with_sequences(args, "p_dsn", p.d_final)
     flags |= {"HAS_DST": ends is not None, "STORE_DS0": d_initial is not None, "DST_V_FIRST": p.is_v_first(ends)}
+    if p.is_wide(p.config.grad_walk):
+        return wide_grad_scan(p, piece, args, flags, launch)
+    if p.dims[3] > WALKED_K:
+        return False
     walk = p.hopper_launch(grad_walk_hopper_kernel, p.config.grad_walk, p.walk_on_chip, args, piece, grads, **flags)
     if walk is not None:
         launch(walk)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..launch import Launch, described
-from ..schedule import SEGMENT_ROWS, WGMMA_ROWS, KernelConfig, Schedule, Tile, cdiv, in_turn
+from ..schedule import SEGMENT_ROWS, WALKED_K, WGMMA_ROWS, WIDE_K, KernelConfig, Schedule, Tile, cdiv, in_turn
 from ..tiles.context import CallContext
 from ..tiles.descriptors import MOST_ROWS
 from ..tiles.slices import Head, Share, Slice, room_for, segments_at_once, share_of, slices_of
@@ -332,7 +332,9 @@ class Problem(CallContext):
     def all_native(self, *tiles: Tile | None) -> bool:
         """Whether Hopper's own kernels can serve packed sequences in all passes of these tiles."""
         B, T, H, K, V = self.dims
-        fits = 0 < T and B * H * self.n_chunks * K <= MOST_ROWS and K % WGMMA_ROWS == V % WGMMA_ROWS == 0
+        fits = (
+            0 < T and K <= WALKED_K and B * H * self.n_chunks * K <= MOST_ROWS and K % WGMMA_ROWS == V % WGMMA_ROWS == 0
+        )
         return fits and all(tile is not None and self.on_hopper(tile) for tile in tiles)
 
     def on_hopper(self, tile: Tile) -> bool:
@@ -344,6 +346,14 @@ class Problem(CallContext):
         if self.g is None or self.q.dtype != torch.bfloat16 or not self.scale > 0:
             return False
         return self.schedule.chunk == self.config.block_t == WGMMA_ROWS
+
+    def is_wide(self, walk: Tile | None) -> bool:
+        """Whether a fused scan with such a tile is one of wide heads, which works on what was prepared for it
+        (wide_walk.py)."""
+        _, T, _, K, V = self.dims
+        if walk is None or T == 0 or K != WIDE_K or V % walk.block_v or not self.schedule.materialize:
+            return False
+        return self.packed is None and self.on_hopper(walk)
 
     @property
     def ungated_walk(self) -> Tile | None:

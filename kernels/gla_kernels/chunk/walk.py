@@ -15,12 +15,14 @@ import triton.language as tl
 from torch import Tensor
 
 from ..launch import Launcher, settle_keys
+from ..schedule import WALKED_K
 from ..tiles.descriptors import load_rows, store_rows, store_state_tile
 from ..tiles.operands import dot_half, load_state, store_state
 from ..tiles.products import product
 from ..tiles.slices import Slice
 from .hopper import walk_hopper_kernel
 from .strong_gates import output_strong_kernel, strong_gates_of
+from .wide_walk import wide_scan
 
 if TYPE_CHECKING:
     from .problem import Problem
@@ -91,6 +93,10 @@ def fused_scan(
         launch(p.walk_on_chip(walk_kernel, p.ungated_walk, args, piece, states, **flags))
         return True
     flags |= {"STORE_S": every == 1, "STORE_FEW": few is not None}
+    if p.is_wide(p.config.walk):
+        return wide_scan(p, piece, args, flags, launch)
+    if p.dims[3] > WALKED_K:
+        return False
     walk = p.hopper_launch(walk_hopper_kernel, p.config.walk, p.walk_on_chip, args, piece, states, **flags)
     if walk is None:
         return False

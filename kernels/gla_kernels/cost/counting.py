@@ -13,9 +13,10 @@ from ..tiles.descriptors import ROWS_OF_K, ROWS_OF_V
 HALVES, GAMMA = "h", "gamma"  # [B*H, n_blocks, K] and [B*H, segments, K]; all other tensors hold states, [.., K, V]
 
 # a program goes through all tiles of K
-STRONG = frozenset(("output_strong", "grad_v_strong", "grad_qk_strong"))
-LOOPS_OVER_K = frozenset(("output", "grad_v", "walk", "grad_walk", "output_strong", "grad_v_strong"))
-LOOPS_OVER_V = frozenset(("grad_qk", "grad_qk_strong"))  # and of these, of V
+STRONG = frozenset(("output_strong", "grad_v_strong", "grad_qk_strong", "prepare_strong"))
+PREPARE = ("prepare", "prepare_strong")  # programs have no tiles
+LOOPS_OVER_K = frozenset(("output", "grad_v", "walk", "grad_walk", "output_strong", "grad_v_strong", *PREPARE))
+LOOPS_OVER_V = frozenset(("grad_qk", "grad_qk_strong", *PREPARE))  # and of these, of V
 
 
 class Sizes:
@@ -137,6 +138,14 @@ class Count:
         for name in names:
             if rows and (name != "g" or s.gated):
                 self._read(name, rows * (s.K * s.over_v if name in ROWS_OF_K else s.V * s.over_k), again)
+
+    def load_scores(self) -> None:
+        """Load a row block's scores, in two parts, by each tile of V."""
+        self._read("a", self.s.T * 2 * self.s.BT * self.s.over_v, False)
+
+    def store_scores(self) -> None:
+        """The inverse."""
+        self.written["a"] = self.s.T * 2 * self.s.BT
 
     def load_halves(self, count: int, again: bool = False, name: str = HALVES) -> None:
         """Load halves of row blocks' decays, of so many blocks, or segments' decays: all of K, by each tile of V."""

@@ -189,14 +189,46 @@ def _grad_v(c: Count) -> None:
     c.store(s.T, "dv")
 
 
+def _prepare(c: Count) -> None:
+    """What walks of wide heads read in place of q, k and g: of chunks of one row block, by all tiles of K in turn."""
+    s = c.s
+    blocks = s.blocks * s.in_k
+    c.load(s.T, "q", "k", "g")
+    _summed_gates(c, 2 * blocks, 0)
+    c.exps += 4 * blocks * s.keys
+    c.vector += 8 * blocks * s.keys
+    c.dot(3 * blocks, s.scores * s.BK)
+    c.store(s.T, "qd", "kd")
+    c.store_scores()
+    if s.constexprs["STORE_H"]:
+        c.store(s.blocks, HALVES)
+
+
+def _prepared(c: Count, values: str, out: str) -> None:
+    """What a walk, forward or back, does of what was prepared for it, but for states."""
+    s = c.s
+    blocks = s.blocks * s.in_k
+    c.load(s.T, "qd", "kd", values)
+    c.load_scores()
+    c.load_halves(s.blocks)
+    c.exps += blocks * s.BK
+    c.vector += blocks * s.state
+    c.dot(2 * blocks, s.keys * s.BV)
+    c.dot(2 * s.blocks, s.scores * s.BV)
+    c.store(s.T, out)
+
+
 def _walk(c: Count) -> None:
     """states and output at once, of chunks of one row block."""
     s = c.s
     blocks = s.blocks * s.in_k
     _start(c, "HAS_S0", "s0", s.segments)
-    c.load(s.T, "q", "k", "v", "g")
     c.store_states(s.blocks * s.constexprs["STORE_S"], "s")
     c.store_states(s.few * s.constexprs.get("STORE_FEW", False), "few")
+    c.store_states(s.constexprs["STORE_ST"], "st")
+    if "GROUPS" in s.constexprs:
+        return _prepared(c, "v", "o")
+    c.load(s.T, "q", "k", "v", "g")
     if s.gated:
         c.store(s.blocks, HALVES)
         _summed_gates(c, 2 * blocks, 0)
@@ -207,8 +239,7 @@ def _walk(c: Count) -> None:
     c.dot(2 * blocks, s.keys * s.BV)
     _half_product(c, s.blocks, s.scores * s.BV)
     c.vector += s.blocks * s.values  # the scale
-    c.store(s.T, "o")
-    c.store_states(s.constexprs["STORE_ST"], "st")
+    return c.store(s.T, "o")
 
 
 def _grad_walk(c: Count) -> None:
@@ -216,18 +247,20 @@ def _grad_walk(c: Count) -> None:
     s = c.s
     blocks = s.blocks * s.in_k
     _start(c, "HAS_DST", "dst", s.segments)
+    c.store_states(s.blocks, "ds")
+    c.store_states(s.constexprs["STORE_DS0"], "ds0")
+    if "GROUPS" in s.constexprs:
+        return _prepared(c, "do", "dv")
     c.load(s.T, "q", "k", "g", "do")
     c.load_halves(s.blocks)
     c.load_halves(2 * s.blocks, again=True)
-    c.store_states(s.blocks, "ds")
     _summed_gates(c, blocks, 0)
     c.exps += blocks * (2 * s.keys + 3 * s.BK)
     c.vector += blocks * (6 * s.keys + 2 * s.state)
     c.dot(3 * blocks, s.scores * s.BK)
     c.dot(2 * blocks, s.keys * s.BV)
     _half_product(c, s.blocks, s.scores * s.BV)
-    c.store(s.T, "dv")
-    c.store_states(s.constexprs["STORE_DS0"], "ds0")
+    return c.store(s.T, "dv")
 
 
 def _through_state(c: Count, rows: str, state: str) -> None:
@@ -406,6 +439,7 @@ KERNELS: dict[str, Callable[[Count], None]] = {
     "grad_states": _grad_states,
     "grad_qk": _grad_qk,
     "grad_v": _grad_v,
+    "prepare": _prepare,
     "walk": _walk,
     "grad_walk": _grad_walk,
     **dict.fromkeys(STRONG, _strong),

@@ -13,7 +13,7 @@ from typing import Any
 import triton.language as tl
 
 from ..launch import Launch
-from ..tiles.descriptors import ROWS_OF_K, ROWS_OF_V
+from ..tiles.descriptors import ROWS_OF_K, ROWS_OF_SCORES, ROWS_OF_V
 from .counting import GAMMA, HALVES, Count, Sizes
 from .counts import KERNELS
 
@@ -191,6 +191,8 @@ def _once(s: Sizes, c: Count, name: str) -> int:
     """Elements of a head's tensor that are read at all: all its rows in the slice, or different states, once each."""
     if name in ROWS_OF_K:
         return s.T * s.K
+    if name in ROWS_OF_SCORES:
+        return s.T * 2 * s.BT
     if name in (HALVES, GAMMA):
         return (s.blocks if name == HALVES else s.turns) * s.K
     return s.T * s.V if name in ROWS_OF_V else c.states[name]
@@ -198,7 +200,7 @@ def _once(s: Sizes, c: Count, name: str) -> int:
 
 def _sharing(s: Sizes, name: str) -> int:
     """Programs that read the same rows of a tensor."""
-    if name in ROWS_OF_K or name in (HALVES, GAMMA):
+    if name in ROWS_OF_K | ROWS_OF_SCORES or name in (HALVES, GAMMA):
         return s.over_v
     return s.over_k if name in ROWS_OF_V else 1
 

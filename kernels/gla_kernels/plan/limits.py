@@ -13,8 +13,10 @@ from ..schedule import (
     MIN_TILE,
     SAFE_COLUMNS,
     SHARED_BYTES,
+    WALKED_K,
     WALKS,
     WGMMA_ROWS,
+    WIDE_K,
     Plan,
     Tile,
     Workload,
@@ -24,7 +26,6 @@ from ..schedule import (
 HOPPER_PASSES = ("grad_qk", "walk", "grad_walk")  # with a kernel for it, of gated bf16 and chunks of one block of 64
 MAX_STAGES = 8
 MAX_WARPS = 32
-WALKED_K = 128  # of a state that stays on chip while outputs are made of it
 
 
 def why_not(
@@ -124,8 +125,12 @@ def _unfit_to_walk(step: str, tile: Tile | None, plan: Plan, work: Workload) -> 
         return "a fused scan is Hopper's own with gates, and portable and forward without"
     if plan.schedule.chunk != plan.config.block_t:
         return "a fused scan is of chunks of one row block"
-    if work.K > WALKED_K or (tile.hopper and work.V % tile.block_v) or (not tile.hopper and tile.block_k < work.K):
-        return f"a fused scan has K of up to {WALKED_K} on chip, and Hopper's whole tiles of V"
+    wide = tile.hopper and work.K == WIDE_K
+    if wide and not plan.schedule.materialize:
+        return f"a fused scan of K={WIDE_K} is of states that are materialized"
+    too_wide = work.K > WALKED_K and not wide
+    if too_wide or (tile.hopper and work.V % tile.block_v) or (not tile.hopper and tile.block_k < work.K):
+        return f"a fused scan has K of up to {WALKED_K} on chip, or on Hopper {WIDE_K}, and Hopper's whole tiles of V"
     return None
 
 

@@ -17,7 +17,8 @@ import triton.language as tl
 from .operands import load_operand, load_tile, store_state, store_tile
 
 # arguments of kernels by what they hold
-ROWS_OF_K = frozenset(("q", "k", "g", "dq", "dk", "dg", "qdq"))  # [B, T, H, K]
+ROWS_OF_K = frozenset(("q", "k", "g", "dq", "dk", "dg", "qdq", "qd", "kd"))  # [B, T, H, K]
+ROWS_OF_SCORES = frozenset(("a",))  # [B, T, H, two parts of a row block's rows]
 ROWS_OF_V = frozenset(("v", "o", "do", "dv"))  # [B, T, H, V]
 
 ALIGNED = 16  # bytes that a descriptor's base and strides are multiples of
@@ -35,8 +36,8 @@ def blocks(
         x = args[f"p_{name}"]
         if x is None or x.numel() == 0 or x.data_ptr() % ALIGNED:
             continue
-        if name in ROWS_OF_K | ROWS_OF_V:
-            block: tuple[int, ...] = (1, block_t, block_k if name in ROWS_OF_K else block_v)
+        if name in ROWS_OF_K | ROWS_OF_V | ROWS_OF_SCORES:
+            block: tuple[int, ...] = (1, block_t, block_v if name in ROWS_OF_V else block_k)
             whole = x.shape[-1] % block[-1] == 0
         else:
             block = (block_k, block_v)

@@ -3,6 +3,7 @@ source runs (gluon_on_cpu.py), on a GPU they do."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 from typing import Any
@@ -17,7 +18,11 @@ from gla_kernels.chunk.hopper.grad_qk_runs import grad_qk_runs_hopper_kernel
 from gla_kernels.chunk.hopper.grad_qk_wide import grad_qk_wide_runs_hopper_kernel
 from gla_kernels.chunk.hopper.grad_walk import grad_walk_hopper_kernel
 from gla_kernels.chunk.hopper.walk import walk_hopper_kernel
+from gla_kernels.chunk.hopper.wide_walk import grad_walk_wide_hopper_kernel, walk_wide_hopper_kernel
+from gla_kernels.chunk.prepare import prepared
 from gla_kernels.chunk.problem import NARROW, Problem
+from gla_kernels.chunk.wide_walk import launch_of_groups
+from gla_kernels.launch import execute
 from gla_kernels.plan.apply import problem_of
 from gla_kernels.plan.choose import with_walks
 from gla_kernels.tiles.gates import LEAST_GATE, LOG2E, ROW_BLOCK_LIMIT_16_BIT
@@ -57,7 +62,7 @@ class Sequences:
     after. Of halves of decays, what kernels leave: no gate counts as less than LEAST_GATE."""
 
     def __init__(self, K: int, V: int, gates: str, gate_type: torch.dtype, device: str) -> None:
-        B, T, H = 1, 276, 128 // K  # a few segments and runs of chunks, the last one cut off
+        B, T, H = 1, 276, max(1, 128 // K)  # a few segments and runs of chunks, the last one cut off
         torch.manual_seed(0)
         g = GATES[gates](torch.nn.functional.logsigmoid(torch.randn(B, T, H, K)))
         x = {"q": torch.randn(B, T, H, K), "k": torch.randn(B, T, H, K), "g": g}
@@ -188,6 +193,65 @@ def test_gradients_of_states_and_dv(K, V, gates, schedule, gate_type, place):
     x.rows_are_right(dv, x.dv)
     assert near(grads.unflatten(0, (1, -1)).transpose(1, 2), torch.stack(x.d_states[1:], 1))
     assert near(d_first, x.d_states[0])
+
+
+# Of wide heads: one group of warps, two, and two programs.
+WIDE: list[tuple[Any, ...]] = [
+    (64, "mild", ONE, 0, BF16, False), (64, CLOSED, SEGMENTS, 1, FLOAT32, True), (128, STRONG, SEGMENTS, 3, BF16, False),
+    (256, "weak", ONE, 2, FLOAT32, True),
+]  # fmt: skip
+if torch.cuda.is_available():
+    WIDE = list(itertools.product((64, 128, 256), GATES, SCHEDULES, (0, 1, 3), (BF16, FLOAT32), (False, True)))
+
+
+@pytest.mark.parametrize(("V", "gates", "schedule", "every", "gate_type", "v_first"), WIDE)
+def test_walks_of_wide_heads(V, gates, schedule, every, gate_type, v_first, place):
+    """Forward and back, right at any gates."""
+    x = sequences(256, V, gates, gate_type, place.device)
+    p = dataclasses.replace(x.problem(SCHEDULES[schedule]), v_first=v_first)
+    assert p.config.walk is not None
+
+    def of_call(states: Tensor) -> Tensor:  # states that a call gives or is given
+        return states.transpose(-1, -2).contiguous() if v_first else states
+
+    halves = torch.empty_like(x.halves, device=place.device)
+    made, (first, strong) = prepared(p, halves, True)
+    place.run(first)
+    execute(strong)
+    assert torch.allclose(halves.cpu(), x.halves, rtol=1e-5)
+    for one in made:
+        assert one.isfinite().all()
+    args = {"p_qd": made.q, "p_kd": made.k, "p_a": made.a, "p_h": halves}
+
+    starts = of_call(x.boundaries(0, x.befores, p.seg_chunks)).to(place.device)
+    states, few = (p.few_states(p.whole, n).fill_(torch.nan) for n in (1, max(1, every)))
+    o, final = torch.full_like(x.given["v"], torch.nan), of_call(torch.empty_like(x.first))
+    given = args | {
+        "p_v": x.given["v"], "p_s0": starts, "p_s": states, "p_few": few, "p_st": final, "p_o": o,
+        "n_start": p.states_a_head(starts), "n_few": few.shape[1], "every": max(1, every),
+    }  # fmt: skip
+    flags = {"HAS_S0": True, "STORE_S": every == 1, "STORE_FEW": every > 1, "STORE_ST": True}
+    flags |= {"V_FIRST": v_first, "S0_V_FIRST": v_first}
+    walk = launch_of_groups(walk_wide_hopper_kernel, p.config.walk, p, given, p.slices[0], states, every > 0, **flags)
+    place.run(walk)
+    assert near(o, x.o)
+    assert near(of_call(final), x.befores[-1])
+    if every:
+        found, right = (states if every == 1 else few), torch.stack(x.befores[:-1:every], 1)
+        assert near(found.unflatten(0, (1, -1)).transpose(1, 2), right)
+
+    ends = of_call(x.boundaries(1, x.d_states, p.seg_chunks)).to(place.device)
+    grads, dv, d_first = p.state_buffer(), torch.full_like(o, torch.nan), of_call(torch.empty_like(x.first))
+    given = args | {
+        "p_do": x.given["do"], "p_dst": ends, "p_ds": grads, "p_ds0": d_first, "p_dv": dv, "n_end": p.states_a_head(ends),
+    }  # fmt: skip
+    flags = {"HAS_DST": True, "STORE_DS0": True, "V_FIRST": v_first, "DST_V_FIRST": v_first}
+    tile = p.config.grad_walk
+    assert tile is not None
+    place.run(launch_of_groups(grad_walk_wide_hopper_kernel, tile, p, given, p.slices[0], grads, True, **flags))
+    assert near(dv, x.dv)
+    assert near(grads.unflatten(0, (1, -1)).transpose(1, 2), torch.stack(x.d_states[1:], 1))
+    assert near(of_call(d_first), x.d_states[0])
 
 
 RUNS: list[tuple[Any, ...]] = [(64, 64, 1, *one) for one in itertools.product(GATES, (1, 2, 4), (BF16,))]

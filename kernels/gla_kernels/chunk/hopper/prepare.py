@@ -1,0 +1,154 @@
+"""What the walk of wide heads (wide_walk.py) reads in place of q, k and g, on Hopper, in Gluon: q and k decayed, and each
+chunk's scores, made once for all tiles of V. A program a chunk, which goes through 64 features at a time.
+
+    up = the sum of the gates of the rows up to the row;  after = of those after it;  h = half of the sum of all
+    Q = scale q e^up,   K = k e^after,   A = tril((scale q e^{up - h}) (k e^{h - up})^T), in all two parts each
+
+Chunks that are not mild: their A is not to be used, and `prepare_strong_kernel` runs after this one; Q, K and h are
+right for any gates.
+"""
+
+# mypy: disallow-untyped-defs=False
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from ...launch.tritons import async_load, async_store, barrier
+from .layouts import (
+    ACCUMULATOR,
+    CLOSED_HALF,
+    LEAST_GATE,
+    LOG2_E,
+    ROWS,
+    SHARED,
+    SPREAD,
+    TILE_BYTES,
+    barriers,
+    by_parts,
+    cut,
+    cut_gates,
+    limit,
+    matrix,
+    parts_of,
+    rounded,
+    wide,
+)
+
+
+@gluon.jit
+def _send(d_q, d_k, d_g, s_q, s_k, s_g, bar, t: gl.constexpr, i_batch, i_row, i_col):
+    """For the t-th 64 features."""
+    mbarrier.expect(bar.index(t % 2), (4 if d_g.dtype == gl.float32 else 3) * TILE_BYTES)
+    async_load(d_g, [i_batch, i_row, i_col + t * ROWS], bar.index(t % 2), s_g.index(t % 2))
+    async_load(d_q, [i_batch, i_row, i_col + t * ROWS], bar.index(t % 2), s_q.index(t % 2))
+    async_load(d_k, [i_batch, i_row, i_col + t * ROWS], bar.index(t % 2), s_k.index(t % 2))
+
+
+@gluon.jit
+def _sums(s_m, s_g):
+    """m g of a tile of gates, times log2(e): float32 ones are there in two parts."""
+    b_sum = gl.zeros([ROWS, ROWS], gl.float32, ACCUMULATOR)
+    if s_g.dtype == gl.float32:
+        s_parts = parts_of(s_g)
+        b_sum = warpgroup_mma(s_m, s_parts.index(1), b_sum, use_acc=False, is_async=True)
+        b_sum = warpgroup_mma(s_m, s_parts.index(0), b_sum, is_async=True)
+    else:
+        b_sum = warpgroup_mma(s_m, matrix(s_g), b_sum, use_acc=False, is_async=True)
+    return b_sum
+
+
+@gluon.jit
+def _decays(s_g, s_up, s_after):
+    """up, after and h of 64 features, in powers of two."""
+    b_up, b_after = _sums(s_up, s_g), _sums(s_after, s_g)
+    b_up, b_after = warpgroup_mma_wait(0, (b_up, b_after))
+    b_up, b_after = b_up * LOG2_E, b_after * LOG2_E
+    last = (gl.arange(0, ROWS, gl.SliceLayout(1, ACCUMULATOR)) == ROWS - 1)[:, None]
+    return b_up, b_after, 0.5 * gl.sum(gl.where(last, b_up, 0.0), axis=0)
+
+
+@gluon.jit(do_not_specialize=["T", "n_blocks"])
+def prepare_hopper_kernel(
+    d_q, d_k, d_g, p_h, d_qd, d_kd, d_a, scale, T, H, n_blocks, K: gl.constexpr, STORE_H: gl.constexpr
+):  # fmt: skip
+    """qd, kd [B, T, H, K] and a [B, T, H, 2*64] of all chunks: Q, K, and A's leading bits beside the next ones, bf16, from
+    q, k [B, T, H, K] in bf16 and g in that or float32. p_h [B*H, n_blocks, K], float32: h, written with STORE_H."""
+    i_p = gl.program_id(0)
+    i_c, i_bh = i_p % n_blocks, i_p // n_blocks
+    i_batch, i_h, i_row = i_bh // H, i_bh % H, i_c * ROWS
+    i_col = i_h * K
+    p_h += (i_bh.to(gl.int64) * n_blocks + i_c) * K
+    WIDE: gl.constexpr = d_g.dtype == gl.float32
+
+    s_q = gl.allocate_shared_memory(gl.bfloat16, [2, 1, ROWS, ROWS], d_q.layout)
+    s_k = gl.allocate_shared_memory(gl.bfloat16, [2, 1, ROWS, ROWS], d_k.layout)
+    s_g = gl.allocate_shared_memory(d_g.dtype, [2, 1, ROWS, ROWS], d_g.layout)
+    s_qd = gl.allocate_shared_memory(gl.bfloat16, [1, ROWS, ROWS], d_qd.layout)
+    s_kd = gl.allocate_shared_memory(gl.bfloat16, [1, ROWS, ROWS], d_kd.layout)
+    s_high = gl.allocate_shared_memory(gl.bfloat16, [1, ROWS, ROWS], d_a.layout)
+    s_low = gl.allocate_shared_memory(gl.bfloat16, [1, ROWS, ROWS], d_a.layout)
+    s_up = gl.allocate_shared_memory(gl.bfloat16, [ROWS, ROWS], SHARED)
+    s_after = gl.allocate_shared_memory(gl.bfloat16, [ROWS, ROWS], SHARED)
+    bar = barriers(2)
+    o_i = gl.arange(0, ROWS, gl.SliceLayout(1, SPREAD))[:, None]
+    o_j = gl.arange(0, ROWS, gl.SliceLayout(0, SPREAD))[None, :]
+    s_up.store(gl.where(o_i >= o_j, 1.0, 0.0).to(gl.bfloat16))
+    s_after.store(gl.where(o_i < o_j, 1.0, 0.0).to(gl.bfloat16))
+    fence_async_shared()
+    barrier()
+    _send(d_q, d_k, d_g, s_q, s_k, s_g, bar, 0, i_batch, i_row, i_col)
+    _send(d_q, d_k, d_g, s_q, s_k, s_g, bar, 1, i_batch, i_row, i_col)
+
+    b_a = gl.zeros([ROWS, ROWS], gl.float32, ACCUMULATOR)
+    for t in gl.static_range(K // ROWS):
+        mbarrier.wait(bar.index(t % 2), t // 2)
+        s_gates = s_g.index(t % 2)
+        if WIDE:
+            cut_gates(s_gates, LEAST_GATE)
+        b_up, b_after, b_half = _decays(s_gates, s_up, s_after)
+        if not WIDE:
+            if gl.min(b_half, axis=0) < CLOSED_HALF:  # there may be gates of -inf, beside which sums are no numbers
+                limit(s_gates)
+                b_up, b_after, b_half = _decays(s_gates, s_up, s_after)
+        if STORE_H:
+            gl.store(p_h + t * ROWS + gl.arange(0, ROWS, gl.SliceLayout(0, ACCUMULATOR)), b_half)
+        b_q = wide(matrix(s_q.index(t % 2)).load(ACCUMULATOR)) * scale
+        b_k = wide(matrix(s_k.index(t % 2)).load(ACCUMULATOR))
+        b_c = b_up - b_half[None, :]
+        b_qh, b_ql = cut(b_q * gl.exp2(b_c))
+        b_kh, b_kl = cut(b_k * gl.exp2(-b_c))
+        b_qd, b_kd = rounded(b_q * gl.exp2(b_up)), rounded(b_k * gl.exp2(b_after))
+        if t > 0:
+            b_a = warpgroup_mma_wait(0, (b_a,))
+            tma.store_wait(0)
+        barrier()  # every warp is done with q, k, g, and with the parts of k before; Q and K before have left
+        if t + 2 < K // ROWS:
+            _send(d_q, d_k, d_g, s_q, s_k, s_g, bar, t + 2, i_batch, i_row, i_col)
+        matrix(s_high).store(b_kh)
+        matrix(s_low).store(b_kl)
+        matrix(s_qd).store(b_qd)
+        matrix(s_kd).store(b_kd)
+        fence_async_shared()
+        barrier()
+        b_a = by_parts(b_qh, b_ql, matrix(s_high).permute((1, 0)), matrix(s_low).permute((1, 0)), b_a, t == 0)
+        async_store(d_qd, [i_batch, i_row, i_col + t * ROWS], s_qd)
+        async_store(d_kd, [i_batch, i_row, i_col + t * ROWS], s_kd)
+    b_a = warpgroup_mma_wait(0, (b_a,))
+    o_i = gl.arange(0, ROWS, gl.SliceLayout(1, ACCUMULATOR))[:, None]
+    o_j = gl.arange(0, ROWS, gl.SliceLayout(0, ACCUMULATOR))[None, :]
+    # above the diagonal the product grows instead of decaying; it may overflow and is thrown away here
+    b_ah, b_al = cut(gl.where(o_i >= o_j, b_a, 0.0))
+    barrier()  # every warp is done with the parts of k
+    matrix(s_high).store(b_ah)
+    matrix(s_low).store(b_al)
+    fence_async_shared()
+    barrier()
+    async_store(d_a, [i_batch, i_row, i_h * 2 * ROWS], s_high)
+    async_store(d_a, [i_batch, i_row, i_h * 2 * ROWS + ROWS], s_low)
+    tma.store_wait(0)

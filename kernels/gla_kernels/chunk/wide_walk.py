@@ -1,0 +1,78 @@
+"""The walks over time of wide heads, forward and back, where prepare.py has made once what tiles of V would make again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from ..launch import Launch, Launcher
+from ..schedule import WGMMA_ROWS, Tile
+from ..tiles.slices import Slice
+from .hopper import grad_walk_wide_hopper_kernel, walk_wide_hopper_kernel
+from .prepare import prepared
+from .problem import Problem
+
+SHARED_KIB = 225  # of an H100's shared memory, but for barriers and decays
+
+
+def units_of(groups: int, stored: bool) -> int:
+    """Tiles of 64 features that may be on their way to so many groups of warps, 16 KiB each: as many as there is room for
+    beside A, u and z, and two tiles of a state that is stored."""
+    kept = 2 * (16 + 8 * groups) + 8 * groups + (16 * groups if stored else 0)
+    return (SHARED_KIB - kept) // 16
+
+
+def _launched(
+    p: Problem, kernel: Any, tile: Tile | None, args: dict[str, Any], piece: Slice, states: Tensor | None,
+    halves: Tensor | None, stored: bool, launch: Launcher, **flags: Any,
+) -> bool:  # fmt: skip
+    """Launch a walk after what it needs. Returns False where a tensor bears no descriptor. stored: whether states leave
+    it."""
+    assert halves is not None
+    made, first = prepared(p, halves, kernel is walk_wide_hopper_kernel)
+    args = args | {"p_qd": made.q, "p_kd": made.k, "p_a": made.a, "p_h": halves}
+    flags["V_FIRST"] = p.v_first
+    walk = p.hopper_launch(kernel, tile, launch_of_groups, p, args, piece, states, stored, **flags)
+    if walk is None:
+        return False
+    for one in (*first, walk):
+        launch(one)
+    return True
+
+
+def launch_of_groups(
+    kernel: Any, tile: Tile, p: Problem, args: dict[str, Any], piece: Slice, states: Tensor | None, stored: bool,
+    **flags: Any,
+) -> Launch:  # fmt: skip
+    """A launch of a walk whose programs have a group of warps for each 64 columns of the tile."""
+    groups = tile.block_v // WGMMA_ROWS
+    programs = p.dims[-1] // tile.block_v * piece.segments
+    flags |= {"GROUPS": groups, "UNITS": units_of(groups, stored)}
+    launch = p.launch_of(kernel, tile, programs, args | p.walked(piece, states, 1), **flags)
+    return replace(launch, blocks={name: (*block[:-1], WGMMA_ROWS) for name, block in launch.blocks.items()})
+
+
+def wide_scan(p: Problem, piece: Slice, args: dict[str, Any], flags: dict[str, bool], launch: Launcher) -> bool:
+    """As `walk.fused_scan`, whose arguments and flags these are."""
+    stored = flags["STORE_S"] or flags["STORE_FEW"]
+    return _launched(
+        p, walk_wide_hopper_kernel, p.config.walk, args, piece, args["p_s"], args["p_h"], stored, launch, **flags
+    )
+
+
+def wide_grad_scan(p: Problem, piece: Slice, args: dict[str, Any], flags: dict[str, bool], launch: Launcher) -> bool:
+    """As `grad_walk.fused_grad_scan`, likewise; dv is there of all chunks."""
+    return _launched(
+        p,
+        grad_walk_wide_hopper_kernel,
+        p.config.grad_walk,
+        args,
+        piece,
+        args["p_ds"],
+        args["p_h"],
+        True,
+        launch,
+        **flags,
+    )
