@@ -128,8 +128,8 @@ def draw_of(trainer: Trainer) -> Any:
 
 def test_several_processes_train_the_same_models(rows: list[Row], tmp_path: Path) -> None:
     out = tmp_path / "mqar.rows"  # as users start it: only then is __main__.py no module that processes can import
-    command = [sys.executable, "-m", "glabench.tools.mqar", "--tiny", "--processes", "2", "--only", "fa2", "--out", out]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "glabench.tools.mqar", "--tiny", "--processes", "2", "--only", "fa2"]
+    done = subprocess.run([*command, "--out", str(out)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     (row,) = (json.loads(line) for line in out.read_text().splitlines())
     assert row["losses"] == pytest.approx(rows[1]["losses"], rel=1e-4)
