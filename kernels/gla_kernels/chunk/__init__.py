@@ -115,9 +115,8 @@ def _backward(p: Problem, do: Tensor, into: Gradients, launch: Launcher, kept: K
             "p_q": p.q, "p_k": p.k, "p_v": p.v, "p_g": p.g, "p_do": do, "p_s": states, "p_ds": grads, "p_h": halves,
             "p_dq": into.q, "p_dk": into.k, "p_dg": into.g, "p_dv": into.v,
         }  # fmt: skip
-        if walked and not p.is_wide(
-            p.config.grad_walk
-        ):  # neither needs what the launch just before it writes: see `Launch.early`
+        # neither needs what the launch just before it writes: see `Launch.early`
+        if walked and not p.is_wide(p.config.grad_walk):
             launch(strong_gates_of(p, grad_v_strong_kernel, args, piece, grads))
         if native:
             launch(strong_gates_of(p, grad_qk_strong_kernel, args, piece, grads))

@@ -1,6 +1,7 @@
-"""What a walk over wide heads (wide_walk.py) reads in place of q, k and g: q and k decayed, and the scores of each chunk,
-made once for all tiles of V. hopper/prepare.py makes them; here is what it leaves undone, the scores of chunks that are
-not mild: of blocks of 16 rows, each with those before it through sums of gates, and exact where even one is not mild.
+"""What a walk over wide heads (wide_walk.py) reads in place of q, k and g: q and k decayed, and the scores of each
+chunk, made once for all tiles of V. hopper/prepare.py makes them; here is what it leaves undone, the scores of chunks
+that are not mild: of blocks of 16 rows, each with those before it through sums of gates, and exact where even one is
+not mild.
 """
 
 # mypy: disallow-untyped-defs=False
@@ -32,9 +33,9 @@ def prepare_strong_kernel(
     K: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, MOST: tl.constexpr,
     DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """a [B, T, H, 2*BT] of chunks that are not mild: scale times their scores, leading bits beside the next ones. A program
-    looks at MOST chunks at once, and mostly finds that all are mild. p_h [B*H, n_blocks, K]: log2 of half of each one's
-    decay."""
+    """a [B, T, H, 2*BT] of chunks that are not mild: scale times their scores, leading bits beside the next ones. A
+    program looks at MOST chunks at once, and mostly finds that all are mild. p_h [B*H, n_blocks, K]: log2 of half of
+    each one's decay."""
     ROWS: tl.constexpr = EXACT_ROWS
     LIMIT: tl.constexpr = -0.5 * row_block_limit(True, PRECISION)
     n_shares = tl.cdiv(n_blocks, MOST)
@@ -101,7 +102,8 @@ class Prepared(NamedTuple):
 
 
 def prepared(p: "Problem", halves: Tensor, store_halves: bool) -> tuple[Prepared, list[Launch]]:
-    """Room for all chunks', and the launches that fill it, and with ``store_halves`` log2 of half of each one's decay."""
+    """Room for all chunks', and the launches that fill it, and ``halves`` with ``store_halves``: log2 of half of each
+    one's decay."""
     B, T, H, _, _ = p.dims
     found = Prepared(torch.empty_like(p.q), torch.empty_like(p.k), p.q.new_empty(B, T, H, 2 * WGMMA_ROWS))
     args = {

@@ -1,4 +1,4 @@
-"""The walks over time of wide heads, forward and back, where prepare.py has made once what tiles of V would make again."""
+"""The walks over time of wide heads, forward and back. prepare.py makes once what tiles of V would make again."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ SHARED_KIB = 225  # of an H100's shared memory, but for barriers and decays
 
 
 def units_of(groups: int, stored: bool) -> int:
-    """Tiles of 64 features that may be on their way to so many groups of warps, 16 KiB each: as many as there is room for
-    beside A, u and z, and two tiles of a state that is stored."""
+    """Tiles of 64 features that may be on their way to so many groups of warps, 16 KiB each: as many as there is room
+    for beside A, u and z, and two tiles of a state that is stored."""
     kept = 2 * (16 + 8 * groups) + 8 * groups + (16 * groups if stored else 0)
     return (SHARED_KIB - kept) // 16
 
@@ -57,22 +57,11 @@ def launch_of_groups(
 def wide_scan(p: Problem, piece: Slice, args: dict[str, Any], flags: dict[str, bool], launch: Launcher) -> bool:
     """As `walk.fused_scan`, whose arguments and flags these are."""
     stored = flags["STORE_S"] or flags["STORE_FEW"]
-    return _launched(
-        p, walk_wide_hopper_kernel, p.config.walk, args, piece, args["p_s"], args["p_h"], stored, launch, **flags
-    )
+    kernel, tile = walk_wide_hopper_kernel, p.config.walk
+    return _launched(p, kernel, tile, args, piece, args["p_s"], args["p_h"], stored, launch, **flags)
 
 
 def wide_grad_scan(p: Problem, piece: Slice, args: dict[str, Any], flags: dict[str, bool], launch: Launcher) -> bool:
     """As `grad_walk.fused_grad_scan`, likewise; dv is there of all chunks."""
-    return _launched(
-        p,
-        grad_walk_wide_hopper_kernel,
-        p.config.grad_walk,
-        args,
-        piece,
-        args["p_ds"],
-        args["p_h"],
-        True,
-        launch,
-        **flags,
-    )
+    kernel, tile = grad_walk_wide_hopper_kernel, p.config.grad_walk
+    return _launched(p, kernel, tile, args, piece, args["p_ds"], args["p_h"], True, launch, **flags)

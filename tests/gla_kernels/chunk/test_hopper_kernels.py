@@ -27,7 +27,8 @@ from gla_kernels.plan.apply import problem_of
 from gla_kernels.plan.choose import with_walks
 from gla_kernels.tiles.gates import LEAST_GATE, LOG2E, ROW_BLOCK_LIMIT_16_BIT
 
-# Of the norm. To round the result to bfloat16 costs 1.66e-3; states are summed of products of rounded operands besides.
+# Of the norm. What it costs to round to bfloat16; states are summed of products of rounded operands besides.
+ROUNDING = 1.66e-3
 ERROR = 2.4e-3
 DIFFERENCE = 1e-4  # of the norm of q dq, of which dg is a difference
 SCHEDULES = {"one walk": Schedule(64), "segments of two chunks": Schedule(64, 64, True, 2)}
@@ -117,8 +118,8 @@ class Sequences:
 sequences = functools.cache(Sequences)  # which kernels only read
 
 
-def near(got: Tensor, right: Tensor) -> bool:
-    return bool((got.cpu().double() - right).norm() <= ERROR * right.norm())
+def near(got: Tensor, right: Tensor, error: float = ERROR) -> bool:
+    return bool((got.cpu().double() - right).norm() <= error * right.norm())
 
 
 @WALKS
@@ -197,8 +198,8 @@ def test_gradients_of_states_and_dv(K, V, gates, schedule, gate_type, place):
 
 # Of wide heads: one group of warps, two, and two programs.
 WIDE: list[tuple[Any, ...]] = [
-    (64, "mild", ONE, 0, BF16, False), (64, CLOSED, SEGMENTS, 1, FLOAT32, True), (128, STRONG, SEGMENTS, 3, BF16, False),
-    (256, "weak", ONE, 2, FLOAT32, True),
+    (64, "mild", ONE, 0, BF16, False), (64, CLOSED, SEGMENTS, 1, FLOAT32, True),
+    (128, STRONG, SEGMENTS, 3, BF16, False), (256, "weak", ONE, 2, FLOAT32, True),
 ]  # fmt: skip
 if torch.cuda.is_available():
     WIDE = list(itertools.product((64, 128, 256), GATES, SCHEDULES, (0, 1, 3), (BF16, FLOAT32), (False, True)))
@@ -243,13 +244,14 @@ def test_walks_of_wide_heads(V, gates, schedule, every, gate_type, v_first, plac
     ends = of_call(x.boundaries(1, x.d_states, p.seg_chunks)).to(place.device)
     grads, dv, d_first = p.state_buffer(), torch.full_like(o, torch.nan), of_call(torch.empty_like(x.first))
     given = args | {
-        "p_do": x.given["do"], "p_dst": ends, "p_ds": grads, "p_ds0": d_first, "p_dv": dv, "n_end": p.states_a_head(ends),
+        "p_do": x.given["do"], "p_dst": ends, "p_ds": grads, "p_ds0": d_first, "p_dv": dv,
+        "n_end": p.states_a_head(ends),
     }  # fmt: skip
     flags = {"HAS_DST": True, "STORE_DS0": True, "V_FIRST": v_first, "DST_V_FIRST": v_first}
     tile = p.config.grad_walk
     assert tile is not None
     place.run(launch_of_groups(grad_walk_wide_hopper_kernel, tile, p, given, p.slices[0], grads, True, **flags))
-    assert near(dv, x.dv)
+    assert near(dv, x.dv, 3**0.5 * ROUNDING)  # mostly a product of two rounded operands, rounded
     assert near(grads.unflatten(0, (1, -1)).transpose(1, 2), torch.stack(x.d_states[1:], 1))
     assert near(of_call(d_first), x.d_states[0])
 

@@ -1,5 +1,5 @@
-"""What the walk of wide heads (wide_walk.py) reads in place of q, k and g, on Hopper, in Gluon: q and k decayed, and each
-chunk's scores, made once for all tiles of V. A program a chunk, which goes through 64 features at a time.
+"""What the walk of wide heads (wide_walk.py) reads in place of q, k and g, on Hopper, in Gluon: q and k decayed, and
+each chunk's scores, made once for all tiles of V. A program a chunk, which goes through 64 features at a time.
 
     up = the sum of the gates of the rows up to the row;  after = of those after it;  h = half of the sum of all
     Q = scale q e^up,   K = k e^after,   A = tril((scale q e^{up - h}) (k e^{h - up})^T), in all two parts each
@@ -77,8 +77,9 @@ def _decays(s_g, s_up, s_after):
 def prepare_hopper_kernel(
     d_q, d_k, d_g, p_h, d_qd, d_kd, d_a, scale, T, H, n_blocks, K: gl.constexpr, STORE_H: gl.constexpr
 ):  # fmt: skip
-    """qd, kd [B, T, H, K] and a [B, T, H, 2*64] of all chunks: Q, K, and A's leading bits beside the next ones, bf16, from
-    q, k [B, T, H, K] in bf16 and g in that or float32. p_h [B*H, n_blocks, K], float32: h, written with STORE_H."""
+    """qd, kd [B, T, H, K] and a [B, T, H, 2*64] of all chunks: Q, K, and A's leading bits beside the next ones, bf16,
+    from q, k [B, T, H, K] in bf16 and g in that or float32. p_h [B*H, n_blocks, K], float32: h, written with
+    STORE_H."""
     i_p = gl.program_id(0)
     i_c, i_bh = i_p % n_blocks, i_p // n_blocks
     i_batch, i_h, i_row = i_bh // H, i_bh % H, i_c * ROWS

@@ -10,13 +10,12 @@ the accumulator of one product and, as bfloat16, the left operand of the next,
     z^T = S^T X^T + u^T A^T,    S^T <- f S^T + u^T Y
 
 A group of four warps has 64 columns of V and all of K; one or two groups share what one warp sends for. Right at any
-gate strength, because Q, K and A are. Of every quarter of the state, 64 features, what it adds to z and its own product
-are on their way while the next one is cut to bfloat16. More at once, and the compiler has each product waited for: there
-are no registers for it.
+gate strength, because Q, K and A are. Of every quarter of the state, 64 features, its own product is on its way while
+the next one is cut to bfloat16. With more at once the compiler has each product waited for: registers do not suffice.
 
-Shared memory: UNITS of X and Y, 64 features each; A in two parts, u and f of two chunks; z and, where states are stored,
-two tiles of them for each group. Barriers; those of loads count one arrival with the expected bytes, those of consumers
-one of each group:
+Shared memory: UNITS of X and Y, 64 features each; A in two parts, u and f of two chunks; z and, where states are
+stored, two tiles of them for each group. Barriers; those of loads count one arrival with the expected bytes, those of
+consumers one of each group:
 
     full, empty          of a unit
     full_u, empty_u      of A, u and f
@@ -175,20 +174,20 @@ def _walk_part(
             s_high, s_low = s_high.permute((1, 0)), s_low.permute((1, 0))
         b_o = gl.zeros([ROWS, ROWS], gl.float32, ACCUMULATOR)
         b_s0, b_o = _quarter(
-            b_s0, b_o, b_u, s_high, s_low, s_x, s_y, s_f.index(at * NK + 0), s_s, full, empty, d_s, n, i_state, i_v, stored,
-            0, J, UNITS, STORE_S,
+            b_s0, b_o, b_u, s_high, s_low, s_x, s_y, s_f.index(at * NK + 0), s_s, full, empty, d_s,
+            n, i_state, i_v, stored, 0, J, UNITS, STORE_S,
         )  # fmt: skip
         b_s1, b_o = _quarter(
-            b_s1, b_o, b_u, s_high, s_low, s_x, s_y, s_f.index(at * NK + 1), s_s, full, empty, d_s, n + 1, i_state, i_v, stored,
-            1, J, UNITS, STORE_S,
+            b_s1, b_o, b_u, s_high, s_low, s_x, s_y, s_f.index(at * NK + 1), s_s, full, empty, d_s,
+            n + 1, i_state, i_v, stored, 1, J, UNITS, STORE_S,
         )  # fmt: skip
         b_s2, b_o = _quarter(
-            b_s2, b_o, b_u, s_high, s_low, s_x, s_y, s_f.index(at * NK + 2), s_s, full, empty, d_s, n + 2, i_state, i_v, stored,
-            2, J, UNITS, STORE_S,
+            b_s2, b_o, b_u, s_high, s_low, s_x, s_y, s_f.index(at * NK + 2), s_s, full, empty, d_s,
+            n + 2, i_state, i_v, stored, 2, J, UNITS, STORE_S,
         )  # fmt: skip
         b_s3, b_o = _quarter(
-            b_s3, b_o, b_u, s_high, s_low, s_x, s_y, s_f.index(at * NK + 3), s_s, full, empty, d_s, n + 3, i_state, i_v, stored,
-            3, J, UNITS, STORE_S,
+            b_s3, b_o, b_u, s_high, s_low, s_x, s_y, s_f.index(at * NK + 3), s_s, full, empty, d_s,
+            n + 3, i_state, i_v, stored, 3, J, UNITS, STORE_S,
         )  # fmt: skip
         b_o = warpgroup_mma_wait(1, (b_o,))
         matrix(s_z).permute((1, 0)).store(rounded(b_o))
@@ -198,10 +197,7 @@ def _walk_part(
         mbarrier.arrive(empty.index((n + 3) % UNITS))
         mbarrier.arrive(empty_u.index(at))
         async_store(d_z, [i_batch, i_row, i_out], s_z)
-        if REVERSE:
-            i_state = i_state - gl.where(stored, WIDE_K, 0)
-        else:
-            i_state = i_state + gl.where(stored, WIDE_K, 0)
+        i_state = i_state + gl.where(stored, -WIDE_K if REVERSE else WIDE_K, 0)
     if STORE_ST:
         if store_st:
             o_st, NEXT_ST = _turned_state_at(o_k, i_v + o_v, V, V_FIRST)
@@ -325,9 +321,9 @@ def walk_wide_hopper_kernel(
     V: gl.constexpr, GROUPS: gl.constexpr, UNITS: gl.constexpr, HAS_S0: gl.constexpr, STORE_S: gl.constexpr,
     STORE_FEW: gl.constexpr, STORE_ST: gl.constexpr, V_FIRST: gl.constexpr, S0_V_FIRST: gl.constexpr,
 ):  # fmt: skip
-    """o [B, T, H, V] of n_seg segments from first_seg on, from v like it and what `prepare_hopper_kernel` leaves: qd, kd
-    [B, T, H, 256], a [B, T, H, 128] and p_h. A program a segment and GROUPS times 64 columns of V, of which UNITS tiles of
-    64 features may be on their way. All else as `walk_hopper_kernel` has it."""
+    """o [B, T, H, V] of n_seg segments from first_seg on, from v like it and what `prepare_hopper_kernel` leaves: qd,
+    kd [B, T, H, 256], a [B, T, H, 128] and p_h. A program a segment and GROUPS times 64 columns of V; UNITS tiles of 64
+    features of qd and kd may be on their way to it. All else as `walk_hopper_kernel` has it."""
     _walk(
         d_qd, d_kd, d_a, d_v, p_h, p_s0, d_s if STORE_S else d_few, p_st, d_o,
         T, H, n_seg, first_seg, n_start, n_stored if STORE_S else n_few, seg_rows, every,
