@@ -35,9 +35,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from ...launch.tritons import async_load, async_store, barrier
 from .layouts import ACCUMULATOR, LINE, OPERAND, ROWS, TILE_BYTES, barriers, matrix, rounded
+from .strong_gates import hidden_zero
 
-REGISTERS = gl.constexpr(232)  # of a thread that has a state
-FEW_REGISTERS = gl.constexpr(40)  # of one that only loads
+REGISTERS = gl.constexpr(240)  # of a thread that has a state
+FEW_REGISTERS = gl.constexpr(24)  # of one that only loads
 NK = gl.constexpr(4)  # tiles of 64 features
 WIDE_K = gl.constexpr(256)
 SLOTS = gl.constexpr(2)  # tiles of states that may be leaving, of a group
@@ -200,7 +201,8 @@ def _walk_part(
         i_state = i_state + gl.where(stored, -WIDE_K if REVERSE else WIDE_K, 0)
     if STORE_ST:
         if store_st:
-            o_st, NEXT_ST = _turned_state_at(o_k, i_v + o_v, V, V_FIRST)
+            # made here: places that the compiler knew from the loads would stay in registers all along
+            o_st, NEXT_ST = _turned_state_at(o_k, i_v + o_v + hidden_zero(n_here), V, V_FIRST)
             gl.store(p_st + o_st, b_s0)
             gl.store(p_st + NEXT_ST + o_st, b_s1)
             gl.store(p_st + 2 * NEXT_ST + o_st, b_s2)
