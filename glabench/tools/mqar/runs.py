@@ -12,6 +12,7 @@ from glabench.tools.mqar.question import Question, Run
 from glabench.tools.rows import Row
 
 KIND = "mqar"
+TOGETHER = 8  # models at most: more gain little, and a wide one has some 4 GB of graphs
 
 
 def trained_all(question: Question, device: str, processes: int, graphs: bool) -> Iterator[Row]:
@@ -19,7 +20,9 @@ def trained_all(question: Question, device: str, processes: int, graphs: bool) -
     if processes > 1:
         compile_all(question, device, processes, graphs)
     for width in question.widths:
-        yield from trained_together(question, question.runs(width), device, graphs)
+        runs = question.runs(width)
+        for start in range(0, len(runs), TOGETHER):
+            yield from trained_together(question, runs[start : start + TOGETHER], device, graphs)
 
 
 def compile_all(question: Question, device: str, processes: int, graphs: bool) -> None:

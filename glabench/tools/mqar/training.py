@@ -20,7 +20,7 @@ from glabench.tools.rows import Row
 WARMUP = 0.1  # of all steps the learning rate rises, then it falls by a cosine to 0
 WEIGHT_DECAY, MOST_GRADIENT = 0.1, 1.0  # of AdamW, and the norm that gradients are clipped to
 TEST_SEED = 2**31  # of the generator of tests; runs have smaller ones
-KEPT = 100  # losses of a row
+KEPT = 50  # losses of a row, of each task
 BEFORE_GRAPH = 3  # steps that compile kernels and settle what they allocate
 
 
@@ -169,8 +169,15 @@ class Training:
         row |= {"parameters": self.trainer.model.parameter_count}
         row["implementation"] = implementation(self.run.system, self.device)
         row["accuracy"] = {task.name: self.trainer.accuracy(task) for task in self.question.tasks}
-        row["losses"] = self.losses[:: max(1, self.question.steps // KEPT)].tolist()
+        row["losses"] = self.losses_by_task()
         return row | {"ready_s": self.ready_s, "error": None}
+
+    def losses_by_task(self) -> dict[str, list[float]]:
+        """Losses of steps of each task, KEPT of them or somewhat more, at like distances."""
+        found: dict[str, list[float]] = {}
+        for step, loss in enumerate(self.losses.tolist()):
+            found.setdefault(self.question.taught[self.question.taught_at(step)].name, []).append(loss)
+        return {name: losses[:: max(1, len(losses) // KEPT)] for name, losses in found.items()}
 
 
 def train(trainings: Sequence[Training]) -> float:

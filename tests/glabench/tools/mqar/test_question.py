@@ -72,7 +72,11 @@ def test_what_comes_first_is_taught_for_its_share_and_tasks_in_turn(tmp_path: Pa
         ("[64, 128]", "[64, 100]", "FILE:1: widths: expected multiples of 32, got 100"),
         ("steps", "first: {length: 8, pairs: 2}\nsteps", "FILE:7: missing key 'share'"),
         ("steps", "first: {length: 8, pairs: 2, shar: 0.1}\nsteps", "FILE:7: unknown key 'shar' (did you mean 'share'"),
-        ("steps", "first: {length: 8, pairs: 3, share: 0.1}\nsteps", "FILE:7: length: expected an even number of tokens"),
+        (
+            "steps",
+            "first: {length: 8, pairs: 3, share: 0.1}\nsteps",
+            "FILE:7: length: expected an even number of tokens",
+        ),
         ("0.001", "1.5", "FILE:6: learning_rates.0: input should be less than 1, got 1.5"),
         ("batch_tokens: 128", "batch_tokens: 32", "FILE:1: batch_tokens: expected at least the longest task, 64, got"),
         (
