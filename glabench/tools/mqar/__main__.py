@@ -1,8 +1,8 @@
 """Multi-query associative recall: models of one width after another, trained by these kernels, and what they recall.
 
 Says for each system, width and task which share of queries is answered rightly, as Figure 4 of the 2024 GLA paper does,
-whose setting is that of Arora et al. 2023 (arXiv 2312.04927). Several models train at a time, each in a process: small
-ones leave most of a GPU idle. Needs a GPU; --tiny tries the program on a CPU.
+whose setting is that of Arora et al. 2023 (arXiv 2312.04927). Models of one width are trained together: a small one
+leaves most of a GPU idle. Needs a GPU; --tiny tries the program on a CPU.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 def mqar(
     file: Annotated[Path, typer.Argument(help="The question.", exists=True, dir_okay=False)] = QUESTION,
     only: Annotated[str | None, typer.Option(help="Comma-separated systems of it.")] = None,
-    processes: Annotated[int, typer.Option(help="Models that are trained at a time.", min=1)] = 6,
+    processes: Annotated[int, typer.Option(help="Processes that compile kernels first.", min=1)] = 8,
     graphs: Annotated[bool, typer.Option(help="Steps as CUDA graphs.")] = True,
     tiny: Annotated[bool, typer.Option("--tiny", help="A tiny question, on a CPU too: tries the program.")] = False,
     out: Annotated[Path | None, typer.Option(help="File that rows are appended to.")] = None,
@@ -83,12 +83,13 @@ def measured(question: Question, processes: int, graphs: bool, out: Path | None)
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     here = environment(device, bandwidth=False)
-    runs, rows = list(question.runs()), list[Row]()
-    for row in trained_all(question, runs, device, processes, graphs):
+    rows = list[Row]()
+    count = sum(len(question.runs(width)) for width in question.widths)
+    for row in trained_all(question, device, processes, graphs):
         row["environment"] = here
         append([row], out)
         rows.append(row)
-        typer.echo(f"{len(rows)} of {len(runs)}: {line_of(row)}", err=True)
+        typer.echo(f"{len(rows)} of {count}: {line_of(row)}", err=True)
     return rows
 
 

@@ -25,8 +25,8 @@ TITLES = {
 }
 CAPTION = (
     "Each point is the best of the learning rates tried: the mean of its seeds, with the least and the most of them as "
-    "bars. A model is trained on the tasks of all panels. Hyena, which the paper has too, is left out: there is no "
-    "kernel of it here."
+    "bars. A model is trained on the tasks of all panels. Hyena and RWKV, which the paper has too, are left out: there "
+    "are no kernels of them here."
 )
 
 

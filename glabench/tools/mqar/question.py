@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -38,11 +38,18 @@ class Task(_Strict):
         return f"{self.length} tokens, {self.pairs} pairs"
 
 
+class First(Task):
+    """What is trained alone, for a ``share`` of the steps, before the tasks are; no model is tested on it."""
+
+    share: Annotated[float, Field(gt=0, lt=1)]
+
+
 class Question(_Strict):
     """A model for each system, width, learning rate and seed. Each is trained on all tasks, a batch of one after a
     batch of another, and tested on each."""
 
     title: Annotated[str, Field(min_length=1)]
+    first: First | None = None
     tasks: Annotated[list[Task], Field(min_length=1)]
     systems: Annotated[list[str], Field(min_length=1)]  # of glabench.systems.models.model.SYSTEMS
     widths: Annotated[list[Count], Field(min_length=1)]
@@ -56,7 +63,7 @@ class Question(_Strict):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        longest = max(task.length for task in self.tasks)
+        longest = self.longest
         if self.batch_tokens < longest:
             raise ValueError(f"batch_tokens: expected at least the longest task, {longest}, got {self.batch_tokens}")
         if self.vocabulary <= longest:
@@ -66,12 +73,27 @@ class Question(_Strict):
             raise ValueError(f"widths: expected multiples of 32, got {wrong[0]}")
         return self
 
-    def runs(self) -> Iterator[Run]:
-        """Every model, the widest first: those take longest, and are not to be left for the end."""
-        for width in sorted(self.widths, reverse=True):
-            for system in self.systems:
-                for rate in self.learning_rates:
-                    yield from (Run(system=system, width=width, learning_rate=rate, seed=seed) for seed in self.seeds)
+    @property
+    def taught(self) -> list[Task]:
+        """What models are trained on: what comes first, if anything, and the tasks."""
+        return ([] if self.first is None else [self.first]) + self.tasks
+
+    @property
+    def longest(self) -> int:
+        """The most tokens of a sequence."""
+        return max(task.length for task in self.taught)
+
+    def taught_at(self, step: int) -> int:
+        """Which of ``taught`` a step is of."""
+        alone = 0 if self.first is None else round(self.first.share * self.steps)
+        if step < alone:
+            return 0
+        return len(self.taught) - len(self.tasks) + (step - alone) % len(self.tasks)
+
+    def runs(self, width: int) -> list[Run]:
+        """The models of a width."""
+        each = itertools.product(self.systems, self.learning_rates, self.seeds)
+        return [Run(system=system, width=width, learning_rate=rate, seed=seed) for system, rate, seed in each]
 
 
 class Run(_Strict):
@@ -105,7 +127,8 @@ def _told(source: Source, item: dict[str, Any]) -> UserError:
     """What pydantic found, in a line with the place of it."""
     loc = tuple(item["loc"])
     if item["type"] == "extra_forbidden":
-        return source.unknown_key(loc, tuple((Task if loc[0] == "tasks" else Question).model_fields))
+        of: dict[int | str, type[_Strict]] = {"tasks": Task, "first": First}
+        return source.unknown_key(loc, tuple((of[loc[0]] if len(loc) > 1 else Question).model_fields))
     if item["type"] == "missing":
         return source.error(loc[:-1], f"missing key {loc[-1]!r}")
     if item["type"] == "value_error":
@@ -114,4 +137,4 @@ def _told(source: Source, item: dict[str, Any]) -> UserError:
     return source.error(loc, f"{label}: {item['msg'].lower()}, got {item['input']!r}")
 
 
-__all__ = ["HEADS", "Question", "Run", "Task", "read"]
+__all__ = ["HEADS", "First", "Question", "Run", "Task", "read"]

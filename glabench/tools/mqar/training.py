@@ -1,9 +1,10 @@
-"""One model of multi-query associative recall: trained, then tested."""
+"""Models of multi-query associative recall: trained, then tested."""
 
 from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -19,7 +20,7 @@ from glabench.tools.rows import Row
 WARMUP = 0.1  # of all steps the learning rate rises, then it falls by a cosine to 0
 WEIGHT_DECAY, MOST_GRADIENT = 0.1, 1.0  # of AdamW, and the norm that gradients are clipped to
 TEST_SEED = 2**31  # of the generator of tests; runs have smaller ones
-KEPT = 100  # losses of a row
+KEPT = 50  # losses of a row, of each task
 BEFORE_GRAPH = 3  # steps that compile kernels and settle what they allocate
 
 
@@ -37,9 +38,8 @@ class Trainer:
     def __init__(self, question: Question, run: Run, device: torch.device) -> None:
         self.question, self.device = question, device
         torch.manual_seed(run.seed)
-        longest = max(task.length for task in question.tasks)
         with device:
-            self.model = LanguageModel(config_of(question, run.width), run.system, longest)
+            self.model = LanguageModel(config_of(question, run.width), run.system, question.longest)
         self.master = [p.detach().clone().requires_grad_() for p in self.model.parameters()]
         self.gradients = [torch.zeros_like(weight) for weight in self.master]
         for weight, gradient in zip(self.master, self.gradients, strict=True):
@@ -103,73 +103,95 @@ def sequences(question: Question, task: Task) -> int:
 
 @dataclass
 class Stepper:
-    """Steps of one task: a CUDA graph of one, replayed on one batch after another, or the steps themselves."""
+    """Steps of one task, each on a new batch: a CUDA graph of drawing one and learning it, or the steps themselves."""
 
     trainer: Trainer
     task: Task
     graph: torch.cuda.CUDAGraph | None = None
-    batch: Batch | None = None
     loss: Tensor | None = None
     generator: torch.Generator = field(init=False)
 
     def __post_init__(self) -> None:
         self.generator = torch.Generator(self.trainer.device)
 
-    def draw(self) -> Batch:
+    def step(self) -> Tensor:
         question = self.trainer.question
         count = sequences(question, self.task)
-        return draw(self.task.length, self.task.pairs, question.vocabulary, count, self.generator)
+        return self.trainer.step(draw(self.task.length, self.task.pairs, question.vocabulary, count, self.generator))
 
-    def capture(self) -> None:
-        """Make the graph, after steps at the learning rate of the moment, which is 0 until `set_rate`."""
-        self.batch = self.draw()
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(BEFORE_GRAPH):
-                self.trainer.step(self.batch)
-        torch.cuda.current_stream().wait_stream(side)
+    def capture(self, stream: torch.cuda.Stream) -> None:
+        """Make the graph, after steps at the learning rate of the moment, which is 0 until `set_rate`. It is to be
+        replayed on that stream, which must be current: products of all graphs made on one share scratch memory."""
+        for _ in range(BEFORE_GRAPH):
+            self.step()
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            self.loss = self.trainer.step(self.batch)
+        self.graph.register_generator_state(self.generator)
+        with torch.cuda.graph(self.graph, stream=stream):
+            self.loss = self.step()
 
     def __call__(self) -> Tensor:
-        """A step on a new batch; its loss."""
-        new = self.draw()
-        if self.graph is None or self.batch is None or self.loss is None:
-            return self.trainer.step(new)
-        for name in ("tokens", "queries", "values"):
-            getattr(self.batch, name).copy_(getattr(new, name))
+        """A step; its loss, which the next one may overwrite."""
+        if self.graph is None or self.loss is None:
+            return self.step()
         self.graph.replay()
-        return self.loss.clone()
+        return self.loss
 
 
-def trained(question: Question, run: Run, device_name: str, graphs: bool) -> Row:
-    """The row of a model, but for the environment. graphs: CUDA graphs, which a CPU has not."""
-    device = torch.device(device_name)
+class Training:
+    """A model that can be trained, on a stream of its own. graphs: CUDA graphs, which a CPU has not."""
+
+    def __init__(self, question: Question, run: Run, device_name: str, graphs: bool) -> None:
+        start = time.perf_counter()
+        self.question, self.run, self.device = question, run, torch.device(device_name)
+        self.stream = torch.cuda.Stream() if self.device.type == "cuda" else None
+        with torch.cuda.stream(self.stream):
+            self.trainer = Trainer(question, run, self.device)
+            self.steppers = [Stepper(self.trainer, task) for task in question.taught]
+            for i, stepper in enumerate(self.steppers):
+                if graphs and self.stream is not None:
+                    stepper.capture(self.stream)
+                stepper.generator.manual_seed(run.seed * len(self.steppers) + i)
+            self.trainer.forget()
+            self.losses = torch.zeros(question.steps, device=self.device)
+        synchronize(self.device)
+        self.ready_s = time.perf_counter() - start
+
+    def step(self, step: int) -> None:
+        """Queue a step."""
+        with torch.cuda.stream(self.stream):
+            self.trainer.set_rate(step)
+            self.losses[step] = self.steppers[self.question.taught_at(step)]()
+
+    def row(self) -> Row:
+        """The row of the model when it is trained, but for the environment and how long it took."""
+        row: Row = {"kind": "mqar", "recorded_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+        row |= {"question": self.question.model_dump()} | self.run.model_dump()
+        row |= {"parameters": self.trainer.model.parameter_count}
+        row["implementation"] = implementation(self.run.system, self.device)
+        row["accuracy"] = {task.name: self.trainer.accuracy(task) for task in self.question.tasks}
+        row["losses"] = self.losses_by_task()
+        return row | {"ready_s": self.ready_s, "error": None}
+
+    def losses_by_task(self) -> dict[str, list[float]]:
+        """Losses of steps of each task, KEPT of them or somewhat more, at like distances."""
+        found: dict[str, list[float]] = {}
+        for step, loss in enumerate(self.losses.tolist()):
+            found.setdefault(self.question.taught[self.question.taught_at(step)].name, []).append(loss)
+        return {name: losses[:: max(1, len(losses) // KEPT)] for name, losses in found.items()}
+
+
+def train(trainings: Sequence[Training]) -> float:
+    """Train models, a step of each in turn; how many seconds it took. A small model leaves most of a GPU idle, and on
+    streams they share it; models of different processes would take turns on it."""
     start = time.perf_counter()
-    trainer = Trainer(question, run, device)
-    steppers = [Stepper(trainer, task) for task in question.tasks]
-    for i, stepper in enumerate(steppers):
-        stepper.generator.manual_seed(run.seed * len(steppers) + i)
-        if graphs and device.type == "cuda":
-            stepper.capture()
-    trainer.forget()
-    synchronize(device)
-    ready = time.perf_counter()
-    losses = []
-    for step in range(question.steps):
-        trainer.set_rate(step)
-        losses.append(steppers[step % len(steppers)]())
-    kept = torch.stack(losses).tolist()
-    trained_at = time.perf_counter()
-    accuracy = {task.name: trainer.accuracy(task) for task in question.tasks}
-    row: Row = {"kind": "mqar", "recorded_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
-    row |= run.model_dump() | {"question": question.model_dump(), "parameters": trainer.model.parameter_count}
-    row |= {"implementation": implementation(run.system, device), "accuracy": accuracy}
-    row["losses"] = kept[:: max(1, len(kept) // KEPT)]
-    row |= {"ready_s": ready - start, "training_s": trained_at - ready}
-    return row
+    for training in trainings:  # what was before is done
+        synchronize(training.device)
+    for step in range(max((training.question.steps for training in trainings), default=0)):
+        for training in trainings:
+            training.step(step)
+    for training in trainings:
+        synchronize(training.device)
+    return time.perf_counter() - start
 
 
-__all__ = ["Trainer", "config_of", "trained"]
+__all__ = ["Trainer", "Training", "config_of", "train"]

@@ -20,9 +20,9 @@ from glabench.report.style import RECALL, style
 from glabench.systems.models.model import SYSTEMS
 from glabench.tools.mqar.__main__ import TINY, app
 from glabench.tools.mqar.figure import TITLES, best, figure, show
-from glabench.tools.mqar.question import Question, Run, Task
-from glabench.tools.mqar.runs import failed, train
-from glabench.tools.mqar.training import Trainer
+from glabench.tools.mqar.question import First, Question, Run, Task
+from glabench.tools.mqar.runs import failed, trained_all, trained_together
+from glabench.tools.mqar.training import Stepper, Trainer
 from glabench.tools.rows import Row
 
 RUN = Run(system="fa2", width=32, learning_rate=0.005, seed=0)
@@ -60,16 +60,22 @@ def test_attention_learns_to_recall(one_thread: None) -> None:
         title="Small", tasks=[task], systems=["fa2"], widths=[32], learning_rates=[0.005],
         steps=300, batch_tokens=1024, tests=200, vocabulary=16,
     )  # fmt: skip
-    row = train(question, RUN, "cpu", graphs=False)
+    (row,) = trained_together(question, [RUN], "cpu", graphs=False)
     assert row["error"] is None
     assert row["accuracy"][task.name] > 0.95
-    assert row["losses"][-1] < 0.3 < row["losses"][0]
+    losses = row["losses"][task.name]
+    assert losses[-1] < 0.3 < losses[0]
+
+
+def losses(row: Row) -> list[float]:
+    """Of all tasks."""
+    return [loss for of_task in row["losses"].values() for loss in of_task]
 
 
 def test_a_row_a_model(rows: list[Row]) -> None:
     assert [(row["system"], row["width"], row["error"]) for row in rows] == [("gla", 32, None), ("fa2", 32, None)]
     for row in rows:
-        assert row["question"]["steps"] == len(row["losses"]) == TINY.steps
+        assert row["question"]["steps"] == len(row["losses"]["16 tokens, 2 pairs"]) == TINY.steps
         assert all(0 <= share <= 1 for share in row["accuracy"].values())
         assert list(row["accuracy"]) == ["16 tokens, 2 pairs"]
         assert {"commit", "torch", "triton", "device"} <= set(row["environment"])
@@ -126,13 +132,62 @@ def draw_of(trainer: Trainer) -> Any:
     return draw(16, 2, trainer.question.vocabulary, 2, torch.Generator().manual_seed(0))
 
 
+def test_what_comes_first_is_trained_alone_and_not_tested(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, tasks = First(length=8, pairs=2, share=0.5), [Task(length=16, pairs=2), Task(length=12, pairs=2)]
+    question = TINY.model_copy(update={"first": first, "tasks": tasks, "steps": 8})
+    seen = []
+    step = Stepper.step
+
+    def watched(stepper: Stepper) -> torch.Tensor:
+        seen.append(stepper.task)
+        return step(stepper)
+
+    monkeypatch.setattr(Stepper, "step", watched)
+    (row,) = trained_together(question, [RUN], "cpu", graphs=False)
+    assert seen == [first] * 4 + tasks * 2
+    assert list(row["accuracy"]) == [task.name for task in tasks]
+    assert {name: len(losses) for name, losses in row["losses"].items()} == {
+        "8 tokens, 2 pairs": 4, "16 tokens, 2 pairs": 2, "12 tokens, 2 pairs": 2,
+    }  # fmt: skip
+
+
+def test_models_are_trained_in_groups_of_a_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("glabench.tools.mqar.runs.TOGETHER", 3)
+    question = TINY.model_copy(update={"widths": [32, 64], "systems": ["fa2"], "seeds": [0, 1, 2, 3], "steps": 1})
+    rows = list(trained_all(question, "cpu", 1, graphs=False))
+    assert [(row["width"], row["seed"]) for row in rows] == [(width, seed) for width in (32, 64) for seed in range(4)]
+    assert [row["trained_together"] for row in rows] == [3, 3, 3, 1] * 2
+
+
+def test_models_that_are_trained_together_learn_what_each_does_alone() -> None:
+    runs = [RUN, RUN.model_copy(update={"learning_rate": 0.02}), RUN.model_copy(update={"seed": 1})]
+    together = trained_together(TINY, runs, "cpu", graphs=False)
+    alone = [row for run in runs for row in trained_together(TINY, [run], "cpu", graphs=False)]
+    assert [losses(row) for row in together] == [losses(row) for row in alone]
+    assert len({tuple(losses(row)) for row in together}) == len(runs)
+    assert [row["trained_together"] for row in together] == [3] * 3
+
+
+@pytest.mark.gpu
+def test_graphs_draw_and_learn_what_steps_do() -> None:
+    """Losses of graphs, two models at a time, are those of steps on the same batches, and no others'."""
+    question = TINY.model_copy(update={"steps": 12, "first": First(length=32, pairs=4, share=0.25)})
+    runs = [RUN, RUN.model_copy(update={"seed": 1})]
+    graphs, steps = (trained_together(question, runs, "cuda", graphs=graphs) for graphs in (True, False))
+    for one, other in zip(graphs, steps, strict=True):
+        assert one["error"] is other["error"] is None
+        assert losses(one) == pytest.approx(losses(other), rel=2e-3)
+    assert losses(graphs[0]) != pytest.approx(losses(graphs[1]), rel=1e-2)
+    assert len(set(losses(graphs[0]))) == question.steps
+
+
 def test_several_processes_train_the_same_models(rows: list[Row], tmp_path: Path) -> None:
     out = tmp_path / "mqar.rows"  # as users start it: only then is __main__.py no module that processes can import
     command = [sys.executable, "-m", "glabench.tools.mqar", "--tiny", "--processes", "2", "--only", "fa2"]
     done = subprocess.run([*command, "--out", str(out)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     (row,) = (json.loads(line) for line in out.read_text().splitlines())
-    assert row["losses"] == pytest.approx(rows[1]["losses"], rel=1e-4)
+    assert losses(row) == pytest.approx(losses(rows[1]), rel=1e-4)
 
 
 def test_rows_are_shown_again_and_drawn(written: Path, tmp_path: Path) -> None:
@@ -162,7 +217,8 @@ def test_the_best_learning_rate_counts_and_seeds_are_averaged(rows: list[Row]) -
 
 def test_a_model_that_fails_is_a_row_that_says_why(rows: list[Row]) -> None:
     run = Run(system="gla", width=33, learning_rate=0.01, seed=0)  # of which two heads cannot be made
-    row = train(TINY, run, "cpu", graphs=False)
+    row, other = trained_together(TINY, [run, RUN], "cpu", graphs=False)
+    assert other["error"] is None
     assert row["accuracy"] is None
     assert row["error"]
     out = io.StringIO()

@@ -40,12 +40,23 @@ def test_the_question_that_comes_along_is_one() -> None:
     assert {task.length for task in question.tasks} == {64, 128, 256, 512}
 
 
-def test_runs_are_all_combinations_the_widest_first(tmp_path: Path) -> None:
+def test_runs_of_a_width_are_all_combinations(tmp_path: Path) -> None:
     (path := tmp_path / "question.yaml").write_text(FILE)
-    runs = list(read(path, tuple(SYSTEMS)).runs())
-    assert len(set(runs)) == 2 * 2 * 2
-    assert [run.width for run in runs] == [128] * 4 + [64] * 4
+    runs = read(path, tuple(SYSTEMS)).runs(128)
+    assert len(set(runs)) == len(runs) == 2 * 2
+    assert {run.width for run in runs} == {128}
     assert runs[0] == Run(system="gla", width=128, learning_rate=0.001, seed=0)
+
+
+def test_what_comes_first_is_taught_for_its_share_and_tasks_in_turn(tmp_path: Path) -> None:
+    text = FILE.replace("systems", "  - {length: 32, pairs: 2}\nfirst: {length: 16, pairs: 4, share: 0.4}\nsystems")
+    (path := tmp_path / "question.yaml").write_text(text)
+    question = read(path, tuple(SYSTEMS))
+    order = [question.taught[question.taught_at(step)] for step in range(question.steps)]
+    assert order == [question.first] * 4 + question.tasks * 3
+    (path := tmp_path / "without.yaml").write_text(FILE)
+    question = read(path, tuple(SYSTEMS))
+    assert [question.taught[question.taught_at(step)] for step in range(2)] == question.tasks * 2
 
 
 @pytest.mark.parametrize(
@@ -59,6 +70,13 @@ def test_runs_are_all_combinations_the_widest_first(tmp_path: Path) -> None:
         ("steps: 10", "steps: 0", "FILE:7: steps: input should be greater than 0, got 0"),
         ("gla, fa2", "gla, fa-2", "FILE:4: unknown system 'fa-2' (did you mean 'fa2'?)"),
         ("[64, 128]", "[64, 100]", "FILE:1: widths: expected multiples of 32, got 100"),
+        ("steps", "first: {length: 8, pairs: 2}\nsteps", "FILE:7: missing key 'share'"),
+        ("steps", "first: {length: 8, pairs: 2, shar: 0.1}\nsteps", "FILE:7: unknown key 'shar' (did you mean 'share'"),
+        (
+            "steps",
+            "first: {length: 8, pairs: 3, share: 0.1}\nsteps",
+            "FILE:7: length: expected an even number of tokens",
+        ),
         ("0.001", "1.5", "FILE:6: learning_rates.0: input should be less than 1, got 1.5"),
         ("batch_tokens: 128", "batch_tokens: 32", "FILE:1: batch_tokens: expected at least the longest task, 64, got"),
         (
