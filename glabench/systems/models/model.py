@@ -19,10 +19,11 @@ from . import fla, mamba, mamba2
 from .attention import Attention, Rotary, backend
 from .gla import EPS, GatedLinearAttention, by_gla, recomputed
 from .linear_attention import LinearAttention
-from .operators import Form, Mixer, Operator, operator_of
+from .operators import Form, Mixer, Operator, Packed, operator_of
 from .retnet import MultiScaleRetention
 
 STD = 0.02  # of all weights at the start, but the norms'
+NO_TARGET = -100  # of the last token of a document, after which nothing is to be predicted: cross entropy leaves it out
 
 
 class SwiGLU(nn.Module):
@@ -53,9 +54,10 @@ class Block(nn.Module):
         self.mlp_norm = nn.RMSNorm(config.width, EPS)
         self.mlp = mlp
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x [B, T, width] -> the same shape."""
-        x = x + self.mixer(self.mixer_norm(x))
+    def forward(self, x: Tensor, packed: Packed | None = None) -> Tensor:
+        """x [B, T, width] -> the same shape. packed: for layers that take it, those of PACKING."""
+        normed = self.mixer_norm(x)
+        x = x + (self.mixer(normed) if packed is None else self.mixer(normed, packed))
         y: Tensor = x + self.mlp(self.mlp_norm(x))
         return y
 
@@ -73,6 +75,7 @@ class LanguageModel(nn.Module):
         super().__init__()
         if why := missing(system):
             raise ValueError(f"system: {system!r} cannot run here: {why}")
+        self.system = system
         self.embedding = nn.Embedding(config.vocabulary, config.width)
         self.blocks = nn.ModuleList(_blocks(config, SYSTEMS[system](config, length)))
         self.norm = nn.RMSNorm(config.width, EPS)
@@ -104,22 +107,30 @@ class LanguageModel(nn.Module):
             mixer.operator = operator_of(mixer, form, mixer.operator)
         self.keeps_activations = form == "own"
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Logits [B, T, vocabulary] of the token after each of ``tokens`` [B, T]."""
-        return F.linear(self.hidden(tokens), self.embedding.weight)
+    def forward(self, tokens: Tensor, packed: Packed | None = None) -> Tensor:
+        """Logits [B, T, vocabulary] of the token after each of ``tokens`` [B, T].
 
-    def hidden(self, tokens: Tensor) -> Tensor:
+        packed: where documents begin and end that lie in the one row of ``tokens``; no layer sees across. Raises
+        ValueError for layers that cannot tell documents apart.
+        """
+        return F.linear(self.hidden(tokens, packed), self.embedding.weight)
+
+    def hidden(self, tokens: Tensor, packed: Packed | None = None) -> Tensor:
         """What the head is given: [B, T, width]."""
+        if packed is not None and self.system not in PACKING:
+            raise ValueError(f"packed: expected None for {self.system!r}, whose layers take no bounds of documents")
         x = self.embedding(tokens)
         with sdpa_kernel(backend(tokens.device)):
             for block in self.blocks:
-                x = block(x) if self.keeps_activations else checkpoint(block, x, use_reentrant=False)
+                x = block(x, packed) if self.keeps_activations else checkpoint(block, x, packed, use_reentrant=False)
         normed: Tensor = self.norm(x)
         return normed
 
-    def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross entropy, in float32, of ``targets`` [B, T] after ``tokens`` [B, T]."""
-        return F.cross_entropy(self(tokens).flatten(0, 1).float(), targets.flatten())
+    def loss(self, tokens: Tensor, targets: Tensor, packed: Packed | None = None) -> Tensor:
+        """Mean cross entropy, in float32, of ``targets`` [B, T] after ``tokens`` [B, T], of those that are not
+        NO_TARGET."""
+        logits = self(tokens, packed).flatten(0, 1).float()
+        return F.cross_entropy(logits, targets.flatten(), ignore_index=NO_TARGET)
 
     @property
     def parameter_count(self) -> int:
@@ -190,6 +201,7 @@ SYSTEMS: dict[str, Callable[[Config, int], list[nn.Module]]] = {
     "fa2": _attention,
 }
 ONE_GRAPH = ("gla", "gla-recompute", "retnet", "linear", "mamba2", "fa2")  # a block of these compiles whole
+PACKING = ("gla", "gla-recompute", "retnet", "linear", "fa2")  # layers that tell packed documents apart
 
 
 def missing(system: str) -> str | None:
@@ -208,4 +220,6 @@ def implementation(system: str, device: torch.device) -> str:
     return kernels_version()
 
 
-__all__ = ["CONFIGS", "ONE_GRAPH", "SYSTEMS", "Config", "LanguageModel", "implementation", "missing"]
+__all__ = [
+    "CONFIGS", "NO_TARGET", "ONE_GRAPH", "PACKING", "SYSTEMS", "Config", "LanguageModel", "implementation", "missing",
+]  # fmt: skip
