@@ -41,6 +41,12 @@ class GatedLinearAttention(layers.GatedLinearAttention):
         q, k, v, g, gate = self._inputs(x)
         return self._output(self.operator(q, k, v, g, **given(packed)), gate)
 
+    def continued(self, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+        """`forward` by ``gla`` after tokens that left the state [B, H, K, V], None for none; and the state after x."""
+        y, after = super().forward(x, state, output_final_state=True)
+        assert after is not None
+        return y, after
+
     @torch.no_grad()
     def attend_to_itself(self) -> None:
         """Make each token's key its query."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -61,6 +62,13 @@ class Block(nn.Module):
         y: Tensor = x + self.mlp(self.mlp_norm(x))
         return y
 
+    def continued(self, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+        """`forward` after tokens that left this state, and the state after x. For layers of CARRYING."""
+        mixer: Any = self.mixer
+        mixed, after = mixer.continued(self.mixer_norm(x), state)
+        x = x + mixed
+        return x + self.mlp(self.mlp_norm(x)), after
+
 
 class LanguageModel(nn.Module):
     """Tokens to logits. The head's weights are the embedding's: tied, as 340M and 1.3B parameters come out that way.
@@ -114,6 +122,22 @@ class LanguageModel(nn.Module):
         ValueError for layers that cannot tell documents apart.
         """
         return F.linear(self.hidden(tokens, packed), self.embedding.weight)
+
+    def continued(self, tokens: Tensor, states: Sequence[Tensor] | None = None) -> tuple[Tensor, list[Tensor]]:
+        """Logits [B, T, vocabulary] after ``tokens`` [B, T] that follow on others, and each block's state after them.
+
+        states: of the tokens before, as a call returned them, [B, H, K, V] in float32; None for none. Gradients go
+        through them; detach them for truncated backpropagation. Raises ValueError for layers that carry none.
+        """
+        if self.system not in CARRYING:
+            raise ValueError(f"states: expected a system of {', '.join(CARRYING)}, got {self.system!r}")
+        x, after = self.embedding(tokens), list[Tensor]()
+        blocks: Any = self.blocks
+        before: Sequence[Tensor | None] = [None] * len(blocks) if states is None else states
+        for block, state in zip(blocks, before, strict=True):
+            x, last = block.continued(x, state)
+            after.append(last)
+        return F.linear(self.norm(x), self.embedding.weight), after
 
     def hidden(self, tokens: Tensor, packed: Packed | None = None) -> Tensor:
         """What the head is given: [B, T, width]."""
@@ -201,6 +225,7 @@ SYSTEMS: dict[str, Callable[[Config, int], list[nn.Module]]] = {
     "fa2": _attention,
 }
 ONE_GRAPH = ("gla", "gla-recompute", "retnet", "linear", "mamba2", "fa2")  # a block of these compiles whole
+CARRYING = ("gla",)  # layers whose state goes on from one call to the next
 PACKING = ("gla", "gla-recompute", "retnet", "linear", "fa2")  # layers that tell packed documents apart
 
 
@@ -221,5 +246,6 @@ def implementation(system: str, device: torch.device) -> str:
 
 
 __all__ = [
-    "CONFIGS", "NO_TARGET", "ONE_GRAPH", "PACKING", "SYSTEMS", "Config", "LanguageModel", "implementation", "missing",
+    "CARRYING", "CONFIGS", "NO_TARGET", "ONE_GRAPH", "PACKING", "SYSTEMS", "Config", "LanguageModel", "implementation",
+    "missing",
 ]  # fmt: skip

@@ -7,6 +7,7 @@ steps, then judged on longer documents of files that were held out. Needs a GPU;
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -130,6 +131,10 @@ def train(asked: Question, run: Run, corpus: Corpus, device: str, graphs: bool) 
         return row | trained(asked, run, corpus, torch.device(device), graphs)
     except Exception as error:  # whatever it is, the other models are to be trained
         return row | {"error": in_one_line(f"{type(error).__name__}: {error}")}
+    finally:
+        gc.collect()
+        if device == "cuda":
+            torch.cuda.empty_cache()  # a graph's memory is its own until then
 
 
 if __name__ == "__main__":
