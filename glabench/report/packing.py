@@ -13,7 +13,7 @@ from glabench.report.model import Figure, Panel
 from glabench.report.parts import conditions, modes, most_telling, series, slug, time_tip
 from glabench.spec.lengths import short
 
-HELD = ["device", "B", "T", "H", "K", "V", "dtype", "gate", "initial_state"]
+HELD = ["device", "B", "T", "H", "K", "V", "dtype", "gate", "initial_state", "training"]
 ONE = (1.0, 0.0, "")
 CAPTION = (
     "Higher is better. None of the tokens is padding. Were the same sequences padded to the longest one, the share of "

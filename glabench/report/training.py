@@ -11,7 +11,7 @@ import pandas as pd
 from glabench.analysis import labels
 from glabench.analysis.compare import by, variants
 from glabench.hardware.datasheet import find_datasheet
-from glabench.report import text
+from glabench.report import packing, text
 from glabench.report.model import Figure, Panel, Point, Series
 from glabench.report.parts import length_of, series, slug
 
@@ -44,15 +44,17 @@ def steps_of(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def figures(table: pd.DataFrame) -> tuple[Figure, ...]:
-    """Of each model and way to execute it: tokens a second and memory over T, and the GPU's time by kind of kernel."""
-    found = []
-    for key, rows in by(steps_of(table), KEPT):
+    """Of each model and way to execute it: tokens a second and memory over T, and the GPU's time by kind of kernel; and
+    tokens a second by how documents are packed."""
+    steps, found = steps_of(table), list[Figure]()
+    for key, rows in by(steps, KEPT):
         model = f"{key[2]}, {key[1]}"
-        found.append(Figure(slug("training", *key), f"Training: {model}", _caption(rows), _panels(rows)))
+        if len(alone := rows[rows["lengths"] == ""]):
+            found.append(Figure(slug("training", *key), f"Training: {model}", _caption(alone), _panels(alone)))
         if (bars := _shares(rows)) is not None:
             title = f"Where a step's time goes: {model}"
             found.append(Figure(slug("training-time", *key), title, SHARES, (bars,)))
-    return tuple(found)
+    return (*found, *packing.packed(steps))
 
 
 SHARES = (
@@ -82,8 +84,8 @@ def _shares(rows: pd.DataFrame) -> Panel | None:
     if not profiled:
         return None
     order = variants(rows)
-    profiled.sort(key=lambda row: (row["T"], order.index(row["variant"])))
-    names = tuple(f"{labels.title(row['variant'])}, T {text.length(row['T'])}" for row in profiled)
+    profiled.sort(key=lambda row: (row["T"], row["lengths"], order.index(row["variant"])))
+    names = tuple(f"{labels.title(row['variant'])}, T {text.length(row['T'])}{text.packed(row)}" for row in profiled)
     drawn = []
     for group, title in GROUPS.items():
         points = tuple(
@@ -107,7 +109,8 @@ def _grouped(kernel_ms: Mapping[str, float]) -> dict[str, float]:
 
 def tip(row: Mapping[str, Any]) -> str:
     """The system, tokens a second, the step's time, memory, and what share of the GPU's peak the step's FLOP are."""
-    lines = [row["label"], f"B{row['B']} T{text.length(row['T'])}, {text.number(row['ms'])} ms a step"]
+    where = f"B{row['B']} T{text.length(row['T'])}{text.packed(row)}"
+    lines = [row["label"], f"{where}, {text.number(row['ms'])} ms a step"]
     lines.append(f"{text.rate(row['rate'])} tokens/s, queued in {text.number(row['host_ms'])} ms")
     if (share := mfu(row)) is not None:
         lines.append(f"{share:.0%} of the GPU's peak FLOP/s (MFU)")
@@ -124,8 +127,9 @@ def mfu(row: Mapping[str, Any]) -> float | None:
 
 @dataclass(frozen=True)
 class Against:
-    """A rival of ours in one model and way to execute it: (T, how many times its tokens a second, how many times its
-    peak memory). Of ours the fastest schedule counts at each length, and the leanest for memory."""
+    """A rival of ours in one model and way to execute it, of documents packed in one way: (T, how many times its tokens
+    a second, how many times its peak memory). Of ours the fastest schedule counts at each length, and the leanest for
+    memory."""
 
     training: str
     rival: str
@@ -135,7 +139,8 @@ class Against:
 def against(table: pd.DataFrame) -> list[Against]:
     """Every rival that was measured with ours."""
     found = []
-    for (_, _, training), rows in by(steps_of(table), KEPT):
+    for (_, _, training, lengths), rows in by(steps_of(table), [*KEPT, "lengths"]):
+        where = f"{training},{text.packed({'lengths': lengths})}".rstrip(",")
         for rival in variants(rows, RIVALS):
             compared = []
             for (_, t), here in by(rows, ["B", "T"]):
@@ -145,5 +150,5 @@ def against(table: pd.DataFrame) -> list[Against]:
                     memory = own["peak_gib"].min() / theirs["peak_gib"]
                     compared.append((int(t), float(best["rate"] / theirs["rate"]), float(memory)))
             if compared:
-                found.append(Against(str(training), rival, tuple(sorted(compared))))
+                found.append(Against(where, rival, tuple(sorted(compared))))
     return found

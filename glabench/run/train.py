@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from glabench.spec.case import Execution
-from glabench.systems.models.model import ONE_GRAPH, Config, LanguageModel
+from glabench.systems.inputs import packed
+from glabench.systems.models.model import NO_TARGET, ONE_GRAPH, Config, LanguageModel
 
 SETTLING, QUEUED = 3, 5  # steps before a sample, and samples of the time to queue one
 LEARNING_RATE, WEIGHT_DECAY = 3e-4, 0.01  # the papers' highest, from the first step on; no clipping of gradients
@@ -25,11 +26,17 @@ class Variant:
     compiled: bool
 
 
-def batch_of(vocabulary: int, batch: int, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Random tokens [batch, length], and those that come after each of them: the same for every system."""
+def batch_of(
+    vocabulary: int, batch: int, length: int, device: torch.device, documents: Sequence[int] | None = None
+) -> tuple[Tensor, Tensor]:
+    """Random tokens [batch, length], and those that come after each of them: the same for every system. After the last
+    token of a document, where a batch of one is made of documents of these lengths, comes none of its own."""
     generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(vocabulary, (batch, length + 1), generator=generator).to(device)
-    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+    drawn = torch.randint(vocabulary, (batch, length + 1), generator=generator)
+    tokens, targets = drawn[:, :-1].contiguous(), drawn[:, 1:].contiguous()
+    if documents is not None:
+        targets = targets.index_fill(1, torch.tensor(documents).cumsum(0) - 1, NO_TARGET)
+    return tokens.to(device), targets.to(device)
 
 
 def made(model: Callable[[], LanguageModel], device: torch.device) -> LanguageModel:
@@ -50,15 +57,17 @@ class Trainer:
     """A model with its optimizer and one batch of random tokens.
 
     execution: see ``Case``; "graph" begins as "compiled", and goes into a CUDA graph with ``capture``. in_one_graph:
-    whether a block that does not compile whole is an error.
+    whether a block that does not compile whole is an error. documents: lengths of those that the batch of one is
+    made of.
     """
 
     def __init__(
         self, model: Callable[[], LanguageModel], vocabulary: int, batch: int, length: int, device: torch.device,
-        execution: Execution | None = None, in_one_graph: bool = True,
+        execution: Execution | None = None, in_one_graph: bool = True, documents: tuple[int, ...] | None = None,
     ) -> None:  # fmt: skip
         self.device = device
-        self.tokens, self.targets = batch_of(vocabulary, batch, length, device)
+        self.tokens, self.targets = batch_of(vocabulary, batch, length, device, documents)
+        self.packed = None if documents is None else packed(documents, str(device))
         self.model = made(model, device)
         if execution is not None:
             for block in self.model.blocks:
@@ -88,8 +97,12 @@ class Trainer:
         self.graph.replay()
         return self.loss
 
+    def forward(self) -> Tensor:
+        """The loss on the batch, whose graph is there."""
+        return self.model.loss(self.tokens, self.targets, self.packed)
+
     def _step(self) -> Tensor:
-        loss = self.model.loss(self.tokens, self.targets)
+        loss = self.forward()
         loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)

@@ -6,12 +6,15 @@ so where blocks are compiled: a compiler rounds less than PyTorch does, and else
 whole model in float64. What is allowed is, as of an operator, a multiple of the error of the model with a plain PyTorch
 form of its operator, not compiled, in the case's dtype.
 
+Where documents are packed, both of these models are given one document at a time, alone: no bounds, no padding.
+
 Weights are random, but that tokens attend to themselves: see ``LanguageModel.attend_to_themselves``.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -22,6 +25,7 @@ from torch import Tensor
 from glabench.phases import Phases
 from glabench.run.gate import FLOOR, Verdict, allowed
 from glabench.run.train import Trainer, forget_compiled
+from glabench.spec import lengths
 from glabench.spec.case import Case, Execution
 from glabench.spec.models import CONFIGS
 from glabench.spec.settings import Settings
@@ -31,6 +35,7 @@ from glabench.systems.language_model import LAYERS, LanguageModelSystem
 from glabench.systems.models.operators import Form
 
 MOST_TOKENS = 2048  # of the one sequence that is judged on a GPU: the plain form keeps what it computes
+DOCUMENTS = 8  # the longest, of packed ones: each is a step of its own
 LOSS = "loss"
 KEPT = 3  # questions whose answers are kept: 10 GB each of a model of 1.3B parameters
 
@@ -38,10 +43,15 @@ Found = dict[str, Tensor]  # "loss", and gradients by parameter
 
 
 def reduced(case: Case, settings: Settings, where: str) -> Case:
-    """The case that is judged: its model, one sequence. In the interpreter two chunks and a ragged rest."""
+    """The case that is judged: its model, one sequence. In the interpreter two chunks and a ragged rest. Of packed
+    documents the longest few, as long beside each other as they are."""
     chunk = case.chunk or 64
     most = {"cuda": MOST_TOKENS, "cpu": settings.gate_tokens_cpu, "interpreter": 2 * chunk + chunk // 2 + 5}[where]
-    return replace(case, B=1, T=min(case.T, most))
+    if case.sequences is None:
+        return replace(case, B=1, T=min(case.T, most))
+    few = sorted(case.sequences, reverse=True)[:DOCUMENTS]
+    kept = few if sum(few) <= most else lengths.shared(most, few)
+    return replace(case, T=sum(kept), lengths=",".join(map(str, kept)))
 
 
 def check(system: LanguageModelSystem, case: Case, settings: Settings, where: str, phases: Phases) -> Verdict:
@@ -57,12 +67,17 @@ def check(system: LanguageModelSystem, case: Case, settings: Settings, where: st
         "passed": reason is None,
         "where": where,
         "shape": {axis: getattr(case, axis) for axis in "BTHKV"},
-        "reference": "the model in float64" if whole else "the model with its operator in float64",
+        "reference": f"the model {'' if whole else 'with its operator '}in float64{_alone(case)}",
         "factor": settings.gate_factor,
         "deterministic": None,
         "outputs": scores,
     }
     return Verdict(reason is None, reason, accuracy)
+
+
+def _alone(case: Case) -> str:
+    """How documents came to the reference, to stand after it."""
+    return "" if case.lengths is None else f", one document at a time: {case.lengths}"
 
 
 def references(system: LanguageModelSystem, case: Case, settings: Settings, whole: bool) -> tuple[Found, Found]:
@@ -90,16 +105,35 @@ def gradients(
     execution: Execution | None = "compiled" if form == "own" and case.execution is not None else None
     sizes = CONFIGS[case.model].vocabulary, case.B, case.T
     forget_compiled()
-    trainer = Trainer(lambda: system.model(case), *sizes, torch.device(settings.device), execution, system.in_one_graph)
+    device = torch.device(settings.device)
+    trainer = Trainer(lambda: system.model(case), *sizes, device, execution, system.in_one_graph, case.sequences)
     trainer.model.attend_to_themselves()
     if form != "own":
         trainer.model.judged_by(form)
     if in_float64:
         trainer.model.double()
-    loss = trainer.model.loss(trainer.tokens, trainer.targets)
+    if form != "own" and case.sequences is not None:
+        return _one_by_one(trainer, case.sequences)
+    loss = trainer.forward()
     loss.backward()
     found = {name: p.grad for name, p in trainer.model.named_parameters() if p.grad is not None}
     return {LOSS: loss.detach().reshape(1), **found}
+
+
+def _one_by_one(trainer: Trainer, documents: Sequence[int]) -> Found:
+    """The loss and gradients of documents that are trained on alone, each as its tokens that predict one count among
+    all. Summed in float32 at least, so that rounding is that of each document alone."""
+    named = dict(trainer.model.named_parameters())
+    sums = {name: torch.zeros_like(p, dtype=torch.promote_types(p.dtype, torch.float32)) for name, p in named.items()}
+    whole, predicting = torch.zeros(1, device=trainer.device), sum(documents) - len(documents)
+    for tokens, targets in zip(*(x.split(list(documents), 1) for x in (trainer.tokens, trainer.targets)), strict=True):
+        if (last := tokens.shape[1] - 1) == 0:
+            continue  # there is nothing to predict
+        loss = trainer.model.loss(tokens, targets) * (last / predicting)
+        for grad, total in zip(torch.autograd.grad(loss, list(named.values())), sums.values(), strict=True):
+            total += grad
+        whole = whole + loss.detach()
+    return {LOSS: whole, **sums}
 
 
 def scored(own: Found, plain: Found, exact: Found, dtype: str, factor: float) -> dict[str, dict[str, Any]]:

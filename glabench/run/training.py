@@ -11,7 +11,7 @@ import torch
 from glabench.hardware import nvml
 from glabench.run.measure import StoppingRule, Timing
 from glabench.run.memory import no_collection
-from glabench.run.step_kernels import kernel_ms
+from glabench.run.step_kernels import kernel_ms, our_kernels
 from glabench.run.train import QUEUED, SETTLING, Trainer, forget_compiled, synchronize
 from glabench.spec.case import Case
 from glabench.spec.models import CONFIGS
@@ -40,7 +40,7 @@ def measure(system: LanguageModelSystem, case: Case, settings: Settings) -> Meas
     device = torch.device(settings.device)
     sizes = CONFIGS[case.model].vocabulary, case.B, case.T
     forget_compiled()
-    trainer = Trainer(lambda: system.model(case), *sizes, device, case.execution, system.in_one_graph)
+    trainer = Trainer(lambda: system.model(case), *sizes, device, case.execution, system.in_one_graph, case.sequences)
     first = float(trainer.step())
     for _ in range(WARM_UP - 1):
         trainer.step()
@@ -51,7 +51,7 @@ def measure(system: LanguageModelSystem, case: Case, settings: Settings) -> Meas
         raise RuntimeError(f"the loss on one batch is {last:.4g} after training on it, and was {first:.4g} before")
     training: dict[str, Any] = {"parameters": trainer.model.parameter_count, "loss_first": first, "loss_last": last}
     if device.type == "cuda":
-        training["kernel_ms"] = kernel_ms(trainer, _kernels(system, case))
+        training["kernel_ms"] = kernel_ms(trainer, our_kernels() if system.info.triton else frozenset())
     timing.time["training"] = training
     return Measured(timing, memory)
 
@@ -65,7 +65,7 @@ def _memory(trainer: Trainer, case: Case) -> dict[str, Any] | None:
     synchronize(trainer.device)
     with no_collection():
         before = torch.cuda.memory_allocated()
-        loss = trainer.model.loss(trainer.tokens, trainer.targets)
+        loss = trainer.forward()
         kept = torch.cuda.memory_allocated() - before
         del loss
         torch.cuda.reset_peak_memory_stats()
@@ -107,9 +107,3 @@ def _timed(trainer: Trainer, settings: Settings) -> Timing:
 
 def _uuid() -> str:
     return str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
-
-
-def _kernels(system: LanguageModelSystem, case: Case) -> frozenset[str]:
-    """Names of the kernels that the operator launches, as far as these are ours."""
-    major, minor = torch.cuda.get_device_capability()
-    return frozenset(launch.name for launch in system.launches(case, f"sm_{major}{minor}"))

@@ -249,9 +249,12 @@ def _unpacked(values: dict[str, Any]) -> _Misfit | None:
     if values.get("mode") == "step":
         return _Misfit(("lengths", "mode"), f"lengths {values['lengths']}: a step has one token of each sequence")
     try:
-        lengths.sequences(values["lengths"], values["T"], values.get("seed", 0))
+        found = lengths.sequences(values["lengths"], values["T"], values.get("seed", 0))
     except ValueError as error:
         return _Misfit(("lengths", "T"), str(error))
+    if values.get("mode") == "train" and max(found) < 2:
+        said = f"lengths {values['lengths']}: expected a document of two tokens, of which one predicts the other"
+        return _Misfit(("lengths", "mode"), said)
     return None
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import inspect
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -79,9 +78,9 @@ class FlashAttention2(System):
             return partial(flash_attn_varlen_func, causal=True)
         from torch.nn.attention.varlen import varlen_attn
 
-        first = "is_causal" in inspect.signature(varlen_attn).parameters  # as its first version has it, in torch 2.10
-        causal: dict[str, Any] = {"is_causal": True} if first else {"window_size": (-1, 0)}
-        return partial(varlen_attn, **causal)
+        from glabench.systems.models.attention import causal
+
+        return partial(varlen_attn, **causal())
 
     def step(self, inputs: Inputs, case: Case) -> tuple[torch.Tensor, torch.Tensor | None]:
         if self.packaged:

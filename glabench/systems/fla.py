@@ -15,7 +15,7 @@ from glabench.systems.base import System, Unavailable, missing_package, needs_gp
 if TYPE_CHECKING:
     import torch
 
-    from glabench.systems.inputs import Inputs
+    from glabench.systems.inputs import Inputs, Packed
 
 INSTALL = "pip install fla-core einops"
 HOPPER_MAJOR = 9  # of the compute capability
@@ -52,7 +52,7 @@ class FlaChunk(_Fla):
             inputs.g,
             initial_state=inputs.initial_state,
             output_final_state=case.initial_state,
-            **packing(inputs, on_host=True),
+            **packing(inputs.packed, on_host=True),
         )
 
 
@@ -74,7 +74,7 @@ class FlaLinear(_Fla):
             initial_state=inputs.initial_state,
             output_final_state=case.initial_state,
             normalize=False,
-            **packing(inputs),
+            **packing(inputs.packed),
         )
 
 
@@ -99,7 +99,7 @@ class FlaSimple(_Fla):
             g=inputs.g.squeeze(-1),
             initial_state=inputs.initial_state,
             output_final_state=case.initial_state,
-            **packing(inputs, on_host=True),
+            **packing(inputs.packed, on_host=True),
         )
 
 
@@ -120,17 +120,17 @@ class FlaRetention(_Fla):
             inputs.v,
             initial_state=inputs.initial_state,
             output_final_state=case.initial_state,
-            **packing(inputs),
+            **packing(inputs.packed),
         )
 
 
-def packing(inputs: Inputs, on_host: bool = False) -> dict[str, torch.Tensor]:
+def packing(packed: Packed | None, on_host: bool = False) -> dict[str, torch.Tensor]:
     """The bounds of packed sequences, where there are any. ``on_host``: also there, for functions that take them and
     else read them back from the GPU, once a tensor."""
-    if inputs.packed is None:
+    if packed is None:
         return {}
-    found = {"cu_seqlens": inputs.packed.cu_seqlens}
-    return found | ({"cu_seqlens_cpu": inputs.packed.cu_seqlens_cpu} if on_host else {})
+    found = {"cu_seqlens": packed.cu_seqlens}
+    return found | ({"cu_seqlens_cpu": packed.cu_seqlens_cpu} if on_host else {})
 
 
 def odd_refusal(case: Case) -> str | None:
@@ -170,7 +170,7 @@ class FlaRecurrent(_Fla):
             gk=inputs.g,
             initial_state=inputs.initial_state,
             output_final_state=case.initial_state,
-            **packing(inputs),
+            **packing(inputs.packed),
         )
 
     def step(self, inputs: Inputs, case: Case) -> tuple[torch.Tensor, torch.Tensor]:

@@ -21,11 +21,13 @@ DTYPES: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16,
 class Packed:
     """Where sequences that are packed into a batch of 1 begin and end.
 
-    cu_seqlens: int32 [N + 1], from 0 to T; cu_seqlens_cpu: the same on the host; longest: tokens of the longest one.
+    cu_seqlens: int32 [N + 1], from 0 to T; cu_seqlens_cpu: the same on the host; positions: int64 [T], how many tokens
+    of its sequence are before each; longest: tokens of the longest one.
     """
 
     cu_seqlens: torch.Tensor
     cu_seqlens_cpu: torch.Tensor
+    positions: torch.Tensor
     longest: int
 
 
@@ -33,7 +35,9 @@ class Packed:
 def packed(sequences: tuple[int, ...], device: str) -> Packed:
     """Made once: FLA knows what it prepared by the tensor itself, as a model's layers give it the same one."""
     bounds = torch.tensor([0, *accumulate(sequences)], dtype=torch.int32)
-    return Packed(bounds.to(device), bounds, max(sequences))
+    starts = bounds[:-1].repeat_interleave(torch.tensor(sequences))
+    positions = torch.arange(len(starts)) - starts
+    return Packed(bounds.to(device), bounds, positions.to(device), max(sequences))
 
 
 @dataclass(frozen=True)

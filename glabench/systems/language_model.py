@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
 
     from gla_kernels.launch import Launch
-    from glabench.systems.inputs import Inputs
+    from glabench.systems.inputs import Inputs, Packed
     from glabench.systems.models.model import LanguageModel
     from glabench.systems.models.operators import Operator
 
@@ -102,15 +102,23 @@ class TransformerSystem(LanguageModelSystem):
         return None
 
     def unsupported(self, case: Case, device: Device) -> str | None:
-        return super().unsupported(case, device) if device == "cuda" else None
+        if device == "cpu":
+            return None
+        from glabench.systems.models.attention import packs
+
+        lacking = packs() if case.lengths else None
+        return lacking or super().unsupported(replace(case, lengths=None), device)
 
     def implementation(self, case: Case) -> str:
         import torch
 
         from glabench.systems.models.attention import backend
 
-        name = backend(torch.device("cuda" if torch.cuda.is_available() else "cpu")).name
-        return f"SDPA {name}; {self.executed(case)}"
+        cuda = torch.cuda.is_available()
+        function = f"SDPA {backend(torch.device('cuda' if cuda else 'cpu')).name}"
+        if case.lengths:
+            function = "varlen_attn (FlashAttention-2)" if cuda else f"{function} with a mask"
+        return f"{function}; {self.executed(case)}"
 
 
 class UngatedSystem(OurModelSystem):
@@ -167,8 +175,10 @@ def _gla(case: Case) -> Operator:
 
     call = partial(gla, schedule=schedule_of(case), recompute=case.recompute)
 
-    def operator(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
-        return call(q, k, v, g)[0]
+    def operator(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, packed: Packed | None = None
+    ) -> torch.Tensor:
+        return call(q, k, v, g, cu_seqlens=None if packed is None else packed.cu_seqlens)[0]
 
     return operator
 
@@ -176,8 +186,12 @@ def _gla(case: Case) -> Operator:
 def _fla(case: Case) -> Operator:
     from fla.ops.gla import chunk_gla
 
-    def operator(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
-        o: torch.Tensor = chunk_gla(q, k, v, g)[0]
+    from glabench.systems.fla import packing
+
+    def operator(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, packed: Packed | None = None
+    ) -> torch.Tensor:
+        o: torch.Tensor = chunk_gla(q, k, v, g, **packing(packed, on_host=True))[0]
         return o
 
     return operator

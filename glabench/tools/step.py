@@ -99,7 +99,7 @@ def measure(asked: Question, device: Device) -> list[Row]:
     import torch
 
     from glabench.hardware.environment import environment
-    from glabench.run.step_kernels import kernel_ms, kernels_of
+    from glabench.run.step_kernels import kernel_ms, our_kernels
     from glabench.run.train import Variant, measure_in_turns, warmed_up
     from glabench.systems.models.attention import backend
     from glabench.systems.models.model import CONFIGS, implementation
@@ -120,8 +120,7 @@ def measure(asked: Question, device: Device) -> list[Row]:
         row |= {"median_wall_ms": wall, "quartile_queue_ms": queued, "tokens_per_s": asked.B * asked.T / wall * 1e3}
         row["kernel_ms"] = None
         if asked.profile:
-            ours = kernels_of(found.system, asked.B, asked.T, config.gla_heads, config.width)
-            row["kernel_ms"] = kernel_ms(trainer, ours)
+            row["kernel_ms"] = kernel_ms(trainer, our_kernels())
         rows.append(row | {"environment": environment(device, bandwidth=False)})
     return rows
 

@@ -9,12 +9,12 @@ from torch.nn import functional as F
 from gla_kernels import gla, reference
 
 from .gla import EPS
-from .operators import Operator
+from .operators import Operator, Packed, bounds, given
 
 
-def by_gla(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def by_gla(q: Tensor, k: Tensor, v: Tensor, packed: Packed | None = None) -> Tensor:
     """``gla`` without gates and without states at the ends."""
-    return gla(q, k, v, None)[0]
+    return gla(q, k, v, None, cu_seqlens=bounds(packed))[0]
 
 
 class LinearAttention(nn.Module):
@@ -34,11 +34,12 @@ class LinearAttention(nn.Module):
         self.norm = nn.RMSNorm(width // heads, EPS)
         self.out = nn.Linear(width, width, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, packed: Packed | None = None) -> Tensor:
         """x [B, T, width] -> the same shape."""
         projections = self.queries, self.keys, self.values, self.output_gate
         q, k, v, gate = (project(x).unflatten(-1, (self.heads, -1)) for project in projections)
-        mixed: Tensor = self.out((F.silu(gate) * self.norm(self.operator(q, k, v))).flatten(2))
+        o = self.operator(q, k, v, **given(packed))
+        mixed: Tensor = self.out((F.silu(gate) * self.norm(o)).flatten(2))
         return mixed
 
     @torch.no_grad()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,10 +20,11 @@ from . import fla, mamba, mamba2
 from .attention import Attention, Rotary, backend
 from .gla import EPS, GatedLinearAttention, by_gla, recomputed
 from .linear_attention import LinearAttention
-from .operators import Form, Mixer, Operator, operator_of
+from .operators import Form, Mixer, Operator, Packed, operator_of
 from .retnet import MultiScaleRetention
 
 STD = 0.02  # of all weights at the start, but the norms'
+NO_TARGET = -100  # of the last token of a document, after which nothing is to be predicted: cross entropy leaves it out
 
 
 class SwiGLU(nn.Module):
@@ -53,11 +55,19 @@ class Block(nn.Module):
         self.mlp_norm = nn.RMSNorm(config.width, EPS)
         self.mlp = mlp
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x [B, T, width] -> the same shape."""
-        x = x + self.mixer(self.mixer_norm(x))
+    def forward(self, x: Tensor, packed: Packed | None = None) -> Tensor:
+        """x [B, T, width] -> the same shape. packed: for layers that take it, those of PACKING."""
+        normed = self.mixer_norm(x)
+        x = x + (self.mixer(normed) if packed is None else self.mixer(normed, packed))
         y: Tensor = x + self.mlp(self.mlp_norm(x))
         return y
+
+    def continued(self, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+        """`forward` after tokens that left this state, and the state after x. For layers of CARRYING."""
+        mixer: Any = self.mixer
+        mixed, after = mixer.continued(self.mixer_norm(x), state)
+        x = x + mixed
+        return x + self.mlp(self.mlp_norm(x)), after
 
 
 class LanguageModel(nn.Module):
@@ -73,6 +83,7 @@ class LanguageModel(nn.Module):
         super().__init__()
         if why := missing(system):
             raise ValueError(f"system: {system!r} cannot run here: {why}")
+        self.system = system
         self.embedding = nn.Embedding(config.vocabulary, config.width)
         self.blocks = nn.ModuleList(_blocks(config, SYSTEMS[system](config, length)))
         self.norm = nn.RMSNorm(config.width, EPS)
@@ -104,22 +115,46 @@ class LanguageModel(nn.Module):
             mixer.operator = operator_of(mixer, form, mixer.operator)
         self.keeps_activations = form == "own"
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Logits [B, T, vocabulary] of the token after each of ``tokens`` [B, T]."""
-        return F.linear(self.hidden(tokens), self.embedding.weight)
+    def forward(self, tokens: Tensor, packed: Packed | None = None) -> Tensor:
+        """Logits [B, T, vocabulary] of the token after each of ``tokens`` [B, T].
 
-    def hidden(self, tokens: Tensor) -> Tensor:
+        packed: where documents begin and end that lie in the one row of ``tokens``; no layer sees across. Raises
+        ValueError for layers that cannot tell documents apart.
+        """
+        return F.linear(self.hidden(tokens, packed), self.embedding.weight)
+
+    def continued(self, tokens: Tensor, states: Sequence[Tensor] | None = None) -> tuple[Tensor, list[Tensor]]:
+        """Logits [B, T, vocabulary] after ``tokens`` [B, T] that follow on others, and each block's state after them.
+
+        states: of the tokens before, as a call returned them, [B, H, K, V] in float32; None for none. Gradients go
+        through them; detach them for truncated backpropagation. Raises ValueError for layers that carry none.
+        """
+        if self.system not in CARRYING:
+            raise ValueError(f"states: expected a system of {', '.join(CARRYING)}, got {self.system!r}")
+        x, after = self.embedding(tokens), list[Tensor]()
+        blocks: Any = self.blocks
+        before: Sequence[Tensor | None] = [None] * len(blocks) if states is None else states
+        for block, state in zip(blocks, before, strict=True):
+            x, last = block.continued(x, state)
+            after.append(last)
+        return F.linear(self.norm(x), self.embedding.weight), after
+
+    def hidden(self, tokens: Tensor, packed: Packed | None = None) -> Tensor:
         """What the head is given: [B, T, width]."""
+        if packed is not None and self.system not in PACKING:
+            raise ValueError(f"packed: expected None for {self.system!r}, whose layers take no bounds of documents")
         x = self.embedding(tokens)
         with sdpa_kernel(backend(tokens.device)):
             for block in self.blocks:
-                x = block(x) if self.keeps_activations else checkpoint(block, x, use_reentrant=False)
+                x = block(x, packed) if self.keeps_activations else checkpoint(block, x, packed, use_reentrant=False)
         normed: Tensor = self.norm(x)
         return normed
 
-    def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross entropy, in float32, of ``targets`` [B, T] after ``tokens`` [B, T]."""
-        return F.cross_entropy(self(tokens).flatten(0, 1).float(), targets.flatten())
+    def loss(self, tokens: Tensor, targets: Tensor, packed: Packed | None = None) -> Tensor:
+        """Mean cross entropy, in float32, of ``targets`` [B, T] after ``tokens`` [B, T], of those that are not
+        NO_TARGET."""
+        logits = self(tokens, packed).flatten(0, 1).float()
+        return F.cross_entropy(logits, targets.flatten(), ignore_index=NO_TARGET)
 
     @property
     def parameter_count(self) -> int:
@@ -190,6 +225,8 @@ SYSTEMS: dict[str, Callable[[Config, int], list[nn.Module]]] = {
     "fa2": _attention,
 }
 ONE_GRAPH = ("gla", "gla-recompute", "retnet", "linear", "mamba2", "fa2")  # a block of these compiles whole
+CARRYING = ("gla",)  # layers whose state goes on from one call to the next
+PACKING = ("gla", "gla-recompute", "retnet", "linear", "fa2")  # layers that tell packed documents apart
 
 
 def missing(system: str) -> str | None:
@@ -208,4 +245,7 @@ def implementation(system: str, device: torch.device) -> str:
     return kernels_version()
 
 
-__all__ = ["CONFIGS", "ONE_GRAPH", "SYSTEMS", "Config", "LanguageModel", "implementation", "missing"]
+__all__ = [
+    "CARRYING", "CONFIGS", "NO_TARGET", "ONE_GRAPH", "PACKING", "SYSTEMS", "Config", "LanguageModel", "implementation",
+    "missing",
+]  # fmt: skip

@@ -2,7 +2,8 @@
 
 A layer that mixes tokens has an attribute ``operator``, which it calls with what its projections gave, and a function
 ``plain``: the same in PyTorch, in whatever dtype it is given. In float64 ``plain`` is right; in the layer's dtype it is
-how far from that a sound form may be.
+how far from that a sound form may be. Where documents are packed, an operator is given ``packed`` besides, which no
+``plain`` takes: documents are judged one by one.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from collections.abc import Callable
 from typing import Literal, Protocol, runtime_checkable
 
 from torch import Tensor
+
+from glabench.systems.inputs import Packed
 
 Operator = Callable[..., Tensor]
 Form = Literal["own", "plain", "exact"]
@@ -22,6 +25,16 @@ class Mixer(Protocol):
 
     operator: Operator
     plain: Operator
+
+
+def given(packed: Packed | None) -> dict[str, Packed]:
+    """What an operator is given by name: nothing where no documents are packed."""
+    return {} if packed is None else {"packed": packed}
+
+
+def bounds(packed: Packed | None) -> Tensor | None:
+    """Where documents begin and end, as operators take it."""
+    return None if packed is None else packed.cu_seqlens
 
 
 def in_float64(plain: Operator) -> Operator:
@@ -38,4 +51,4 @@ def operator_of(mixer: Mixer, form: Form, own: Operator) -> Operator:
     return {"own": own, "plain": mixer.plain, "exact": in_float64(mixer.plain)}[form]
 
 
-__all__ = ["Form", "Mixer", "Operator", "in_float64", "operator_of"]
+__all__ = ["Form", "Mixer", "Operator", "Packed", "bounds", "given", "in_float64", "operator_of"]

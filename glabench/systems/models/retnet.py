@@ -10,12 +10,12 @@ from gla_kernels import reference, retnet_decays, simple_gla
 
 from .attention import Rotary
 from .gla import EPS
-from .operators import Operator
+from .operators import Operator, Packed, bounds, given
 
 
-def by_simple_gla(q: Tensor, k: Tensor, v: Tensor, decays: Tensor) -> Tensor:
+def by_simple_gla(q: Tensor, k: Tensor, v: Tensor, decays: Tensor, packed: Packed | None = None) -> Tensor:
     """``simple_gla`` without states at the ends."""
-    return simple_gla(q, k, v, decays)[0]
+    return simple_gla(q, k, v, decays, cu_seqlens=bounds(packed))[0]
 
 
 class MultiScaleRetention(nn.Module):
@@ -38,12 +38,13 @@ class MultiScaleRetention(nn.Module):
         self.norm = nn.RMSNorm(width // heads, EPS)
         self.out = nn.Linear(width, width, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, packed: Packed | None = None) -> Tensor:
         """x [B, T, width] -> the same shape."""
         projections = self.queries, self.keys, self.values, self.output_gate
         q, k, v, gate = (project(x).unflatten(-1, (self.heads, -1)) for project in projections)
         decays = self.decays.to(x.device).expand(q.shape[:-1])
-        o = self.operator(self.rotary(q), self.rotary(k), v, decays)
+        q, k = self.rotary(q, packed), self.rotary(k, packed)
+        o = self.operator(q, k, v, decays, **given(packed))
         mixed: Tensor = self.out((F.silu(gate) * self.norm(o)).flatten(2))
         return mixed
 

@@ -3,7 +3,7 @@ arXiv 2312.04927): pairs of a key and its value first, then every key once more,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,8 +12,7 @@ POWER = 0.01  # of the power law by which queries come soon after the pairs
 FILLER = 0  # the token between queries
 
 
-@dataclass(frozen=True)
-class Batch:
+class Batch(NamedTuple):
     """tokens [B, T]; queries [B, pairs], where in its row each key stands for the second time; values [B, pairs], what
     is to be told there."""
 

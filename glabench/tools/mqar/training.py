@@ -13,15 +13,13 @@ from torch.nn import functional as F
 
 from glabench.run.train import synchronize
 from glabench.systems.models.model import Config, LanguageModel, implementation
+from glabench.tools.learner import BEFORE_GRAPH, Learner
 from glabench.tools.mqar.question import HEADS, Question, Run, Task
 from glabench.tools.mqar.task import Batch, draw
 from glabench.tools.rows import Row
 
-WARMUP = 0.1  # of all steps the learning rate rises, then it falls by a cosine to 0
-WEIGHT_DECAY, MOST_GRADIENT = 0.1, 1.0  # of AdamW, and the norm that gradients are clipped to
 TEST_SEED = 2**31  # of the generator of tests; runs have smaller ones
 KEPT = 50  # losses of a row, of each task
-BEFORE_GRAPH = 3  # steps that compile kernels and settle what they allocate
 
 
 def config_of(question: Question, width: int) -> Config:
@@ -31,50 +29,19 @@ def config_of(question: Question, width: int) -> Config:
     return Config(layers=question.layers, width=width, hidden=hidden, vocabulary=question.vocabulary, **heads)
 
 
-class Trainer:
-    """A model in bf16, of whose weights the optimizer has copies in float32. On a CPU, where Triton's interpreter has
-    no products in bf16, all is in float32."""
+class Trainer(Learner[Batch]):
+    """A model of a question, and what is asked of it."""
 
     def __init__(self, question: Question, run: Run, device: torch.device) -> None:
-        self.question, self.device = question, device
-        torch.manual_seed(run.seed)
-        with device:
-            self.model = LanguageModel(config_of(question, run.width), run.system, question.longest)
-        self.master = [p.detach().clone().requires_grad_() for p in self.model.parameters()]
-        self.gradients = [torch.zeros_like(weight) for weight in self.master]
-        for weight, gradient in zip(self.master, self.gradients, strict=True):
-            weight.grad = gradient
-        if device.type == "cuda":
-            self.model.to(torch.bfloat16)
-        self.rate, self.top = torch.zeros((), device=device), run.learning_rate
-        self.optimizer = torch.optim.AdamW(
-            self.master, lr=self.rate, weight_decay=WEIGHT_DECAY, fused=True, capturable=device.type == "cuda"
-        )
+        self.question = question
 
-    def set_rate(self, step: int) -> None:
-        """The learning rate of a step."""
-        whole, rising = self.question.steps, max(1, round(WARMUP * self.question.steps))
-        along = max(0.0, (step - rising) / max(1, whole - rising))
-        self.rate.fill_(self.top * min((step + 1) / rising, 0.5 + 0.5 * math.cos(math.pi * along)))
+        def model() -> LanguageModel:
+            return LanguageModel(config_of(question, run.width), run.system, question.longest)
 
-    def step(self, batch: Batch) -> Tensor:
-        """One step, queued; the mean loss of the batch's queries before it, float32."""
-        loss = self.loss(batch)
-        gradients = torch.autograd.grad(loss, list(self.model.parameters()))
-        torch._foreach_copy_(self.gradients, gradients)
-        torch.nn.utils.clip_grad_norm_(self.master, MOST_GRADIENT, foreach=True)
-        self.optimizer.step()
-        with torch.no_grad():
-            torch._foreach_copy_(list(self.model.parameters()), self.master)
-        return loss.detach()
-
-    def forget(self) -> None:
-        """The optimizer as it begins. In place: graphs have its addresses."""
-        for state in self.optimizer.state.values():
-            for value in state.values():
-                value.zero_()
+        super().__init__(model, question.steps, run.learning_rate, run.seed, device)
 
     def loss(self, batch: Batch) -> Tensor:
+        """Of the batch's queries."""
         return F.cross_entropy(self.logits(batch).flatten(0, 1).float(), batch.values.flatten())
 
     def logits(self, batch: Batch) -> Tensor:

@@ -78,6 +78,25 @@ def test_steps_are_told_in_words_and_are_no_operators(table: pd.DataFrame) -> No
     assert not titles["memory"]
 
 
+def test_packed_documents_have_a_figure_of_their_own_and_are_never_merged_with_a_whole_sequence() -> None:
+    rows = [step(name, ms, 41.0, T=16384) for name, ms in (("gla_lm", 250.0), ("transformer_lm", 500.0))]
+    both = ("gla_lm", 260.0), ("transformer_lm", 312.0)
+    rows += [step(name, ms, 41.0, T=16384, lengths="uniform:8") for name, ms in both]
+    table = frame(rows)
+    plain, packed = training.against(table)
+    assert [plain.training, packed.training] == ["1.3b, compiled", "1.3b, compiled, packed uniform:8"]
+    assert [plain.at[0][1], packed.at[0][1]] == pytest.approx([2.0, 1.2])
+    found = {figure.title: figure for figure in training.figures(table)}
+    whole = found["Training: 1.3b, compiled, bf16"]
+    assert [[p.value for p in one.points] for one in whole.panels[0].series] == [
+        [pytest.approx(16384e3 / 250)], [pytest.approx(16384e3 / 500)],
+    ]  # fmt: skip
+    (drawn,) = (figure for title, figure in found.items() if title.startswith("Packed sequences: 16k tokens"))
+    assert drawn.panels[0].categories == ("one sequence", "packed uniform:8\n0% padding if padded")
+    bars = next(figure for figure in found.values() if figure.stacked).panels[0]
+    assert "GLA Transformer, T 16k packed uniform:8" in bars.categories
+
+
 def test_flop_are_a_share_of_the_gpus_peak() -> None:
     row = {"kind": "cuda", "device": GPU, "tflop_per_s": 494.75}
     assert training.mfu(row) == pytest.approx(0.5)

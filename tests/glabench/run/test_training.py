@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,23 +16,28 @@ from glabench.phases import Phases
 from glabench.run import train_gate, training
 from glabench.run.gate import Verdict
 from glabench.run.pipeline import run_case
-from glabench.run.train import forget_compiled
+from glabench.run.train import batch_of, forget_compiled
 from glabench.spec.case import Case, Dtype, Execution
 from glabench.spec.models import CONFIGS
 from glabench.spec.settings import Settings
 from glabench.systems.base import load
 from glabench.systems.language_model import LanguageModelSystem
-from glabench.systems.models.model import LanguageModel
-from glabench.systems.models.operators import Operator
+from glabench.systems.models import attention
+from glabench.systems.models.model import NO_TARGET, LanguageModel
+from glabench.systems.models.operators import Operator, Packed
 
 H, K, V = CONFIGS["tiny"].heads
 
 
 @pytest.fixture(autouse=True)
 def compiler_as_it_was() -> Iterator[None]:
-    """What `forget_compiled` tells torch.compile is for processes that train, and this one goes on to other tests."""
+    """What `forget_compiled` tells torch.compile is for processes that train, and this one goes on to other tests.
+    Products here are too small for two threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     with torch._dynamo.config.patch(fail_on_recompile_limit_hit=False):
         yield
+    torch.set_num_threads(threads)
 
 
 CASE = Case("transformer_lm", 1, 48, H, K, V, mode="train", model="tiny")
@@ -86,6 +92,77 @@ def test_an_operator_that_is_off_is_told(factor: float, passed: bool) -> None:
     if not passed:
         assert verdict.reason is not None
         assert ("NaN" in verdict.reason) is math.isnan(factor)
+
+
+PACKED = replace(CASE, T=30, dtype="fp32", lengths="12,1,17")
+
+
+@pytest.mark.parametrize("name", ["transformer_lm", "gla_lm", "retnet_lm", "linear_lm"])
+def test_packed_documents_are_judged_by_each_alone(name: str) -> None:
+    verdict = judged(replace(PACKED, system=name))
+    assert verdict.passed, verdict.reason
+    assert verdict.accuracy["reference"].endswith("float64, one document at a time: 17,12,1")
+    assert set(verdict.accuracy["outputs"]) >= {"loss", "embedding.weight"}
+
+
+class Leaky(LanguageModelSystem):
+    """Transformer++ whose attention goes on from one document to the next."""
+
+    def __init__(self) -> None:
+        super().__init__(load("transformer_lm").info)
+
+    def model(self, case: Case) -> LanguageModel:
+        made = super().model(case)
+        for mixer in made.mixers:
+            mixer.operator = across
+        return made
+
+
+def across(q: Tensor, k: Tensor, v: Tensor, packed: Packed | None = None) -> Tensor:
+    return attention.by_sdpa(q, k, v)
+
+
+def test_a_document_that_knows_of_another_is_told() -> None:
+    verdict = judged(PACKED, Leaky())
+    assert not verdict.passed
+    assert "is off by" in (verdict.reason or "")
+
+
+def test_the_last_token_of_a_document_predicts_nothing() -> None:
+    tokens, targets = batch_of(64, 1, 6, torch.device("cpu"), (3, 1, 2))
+    whole, after = batch_of(64, 1, 6, torch.device("cpu"))
+    assert torch.equal(tokens, whole)
+    assert targets[0, [2, 3, 5]].tolist() == [NO_TARGET] * 3
+    assert torch.equal(targets[0, [0, 1, 4]], after[0, [0, 1, 4]])
+
+
+@pytest.mark.parametrize("where", ["cuda", "cpu", "interpreter"])
+@pytest.mark.parametrize(
+    "lengths", ["lognormal:8", "uniform:8", "one-long:9", "uniform:1024", "100,16284", "uniform:8192"]
+)
+def test_packed_documents_are_judged_few_and_short(lengths: str, where: str) -> None:
+    case = replace(CASE, T=16384, lengths=lengths)
+    found = train_gate.reduced(case, QUICK, where)
+    few = found.sequences
+    assert few is not None
+    assert found.B == 1
+    assert len(few) == min(train_gate.DOCUMENTS, case.states)
+    assert max(few) > 1
+    assert sum(few) == found.T <= max(train_gate.MOST_TOKENS, QUICK.gate_tokens_cpu)
+
+
+def test_packed_steps_are_rows_or_say_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = run_case(replace(CASE, T=24, lengths="lognormal:3"), "mine", QUICK)
+    assert row.status == "ok", row.reason
+    assert (row.implementation or "").startswith("SDPA MATH with a mask")
+    row = run_case(replace(CASE, system="mamba2_lm", lengths="lognormal:3"), "mine", QUICK)
+    assert (row.status, row.reason) == ("unsupported", "mamba2_lm has no packed sequences")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    asked = replace(CASE, lengths="lognormal:3", H=4, K=128, V=256, model="340m")
+    said = system_of("transformer_lm").unsupported(asked, "cuda")
+    assert said is not None
+    assert "has no varlen_attn" in said
+    assert system_of("transformer_lm").unsupported(replace(asked, lengths=None), "cuda") is None
 
 
 def test_a_gradient_that_is_missing_or_zero_is_told() -> None:
@@ -187,10 +264,11 @@ def test_operators_do_not_train_and_models_do_nothing_else() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("lengths", [None, "70,1,129"])
 @pytest.mark.parametrize("execution", [None, "compiled", "graph"])
-@pytest.mark.parametrize("name", ["gla_lm", "transformer_lm"])
-def test_a_step_on_a_gpu(name: str, execution: Execution | None) -> None:
-    case = replace(CASE, system=name, T=200, B=2, execution=execution)
+@pytest.mark.parametrize("name", ["gla_lm", "retnet_lm", "linear_lm", "transformer_lm"])
+def test_a_step_on_a_gpu(name: str, execution: Execution | None, lengths: str | None) -> None:
+    case = replace(CASE, system=name, T=200, B=1 if lengths else 2, execution=execution, lengths=lengths)
     settings = replace(Settings.for_device("cuda"), min_samples=2, min_time_s=0.0, max_wall_s=1.0)
     row = run_case(case, "mine", settings)
     assert row.status == "ok", row.reason

@@ -52,6 +52,8 @@ def test_a_training_step_is_named_whole_and_comes_back(sweep_of: Write) -> None:
         ("system: gla_lm, model: tiny", "model tiny: expected mode train, got fwdbwd"),
         ("system: gla, H: 2, K: 16, V: 32, execution: compiled", "execution compiled: expected mode train, got fwdbwd"),
         ("system: gla_lm, mode: train, model: tiny, K: 32", "K 32: expected nothing, or 16 as model tiny has it"),
+        ("system: gla_lm, mode: train, model: tiny, lengths: 'uniform:64'",
+         "lengths uniform:64: expected a document of two tokens, of which one predicts the other"),
         ("system: gla_lm, mode: train, model: tiny, execution: eager",
          "execution: expected compiled, graph or null for eager, got 'eager'"),
     ],

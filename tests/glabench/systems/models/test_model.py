@@ -13,8 +13,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from glabench.systems.inputs import packed
 from glabench.systems.models.mamba import STEPS, Mamba
-from glabench.systems.models.model import CONFIGS, ONE_GRAPH, SYSTEMS, Block, LanguageModel, missing
+from glabench.systems.models.model import CONFIGS, NO_TARGET, ONE_GRAPH, PACKING, SYSTEMS, Block, LanguageModel, missing
 
 TINY = CONFIGS["tiny"]
 SLIM = replace(TINY, layers=1, width=16)  # where the interpreter scans number by number
@@ -86,6 +87,54 @@ def test_logits_know_no_later_token(system: str) -> None:
     logits, changed = model(tokens), model(other)
     torch.testing.assert_close(changed[:, :9], logits[:, :9])
     assert not torch.equal(changed[:, 9:], logits[:, 9:])
+
+
+DOCUMENTS = (5, 1, 20, 9)
+PACKED = sorted({*PACKING} - {"gla-recompute"})  # which runs the operator of "gla"
+
+
+@pytest.mark.parametrize("system", PACKED)
+def test_packed_documents_are_each_alone(system: str) -> None:
+    """Logits are those of each document by itself, and the loss that of all tokens after which another of theirs
+    comes."""
+    model = LanguageModel(TINY, system, sum(DOCUMENTS))
+    tokens, targets = torch.randint(TINY.vocabulary, (2, 1, sum(DOCUMENTS))).unbind()
+    targets[:, torch.tensor(DOCUMENTS).cumsum(0) - 1] = NO_TARGET
+    bounds = packed(DOCUMENTS, "cpu")
+    with torch.no_grad():
+        logits, loss = model(tokens, bounds), model.loss(tokens, targets, bounds)
+        alone = torch.cat([model(part) for part in tokens.split(DOCUMENTS, 1)], 1)
+    torch.testing.assert_close(logits, alone, rtol=1e-4, atol=1e-5)
+    counted = targets != NO_TARGET
+    assert counted.sum() == sum(DOCUMENTS) - len(DOCUMENTS)
+    torch.testing.assert_close(loss, F.cross_entropy(alone[counted], targets[counted]))
+
+
+@pytest.mark.parametrize("system", ["mamba", "mamba2"])
+def test_layers_that_cannot_tell_documents_apart_say_so(system: str) -> None:
+    with pytest.raises(ValueError, match=f"packed: expected None for '{system}', whose layers take no bounds"):
+        LanguageModel(TINY, system, 8)(torch.zeros(1, 8, dtype=torch.long), packed((3, 5), "cpu"))
+
+
+@pytest.mark.parametrize("system", PACKED)
+def test_a_block_of_packed_documents_is_one_graph_for_all_steps(system: str) -> None:
+    """Other bounds of as many documents, and as long a longest one, are no other graph."""
+    graphs = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> object:
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    model = LanguageModel(TINY, system, 16)
+    tokens = torch.randint(TINY.vocabulary, (1, 16))
+    right = [model.hidden(tokens, packed(documents, "cpu")) for documents in ((9, 7), (7, 9))]
+    for block in model.blocks:
+        block.compile(backend=backend, fullgraph=True)
+    for documents, expected in zip(((9, 7), (7, 9)), right, strict=True):
+        torch.testing.assert_close(model.hidden(tokens, packed(documents, "cpu")), expected, rtol=1e-4, atol=1e-5)
+        assert len(graphs) == 1
+    torch._dynamo.reset()
 
 
 @pytest.mark.parametrize("system", HERE)

@@ -1,0 +1,1 @@
+"""Loss beyond the length of training, on a toy's scale: ``python -m glabench.tools.extrapolation``."""
