@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gla_kernels.plan.files import ship
-from gla_kernels.plan.table import Header, TableError, kernels_hash, space_hash
+from gla_kernels.plan.table import Header, TableError, first_of_line, kernels_hash, space_hash
 from glabench.analysis.load import load_tunings
 from glabench.errors import UserError
 from glabench.tune.session import entry_of
@@ -25,7 +25,7 @@ def table_of(tunings: Sequence[Tuning]) -> Path:
     won = sorted((one for one in tunings if one.decided), key=lambda one: one.started)
     if not won:
         raise UserError("no tuning in these records has a winner of a search")
-    headers = [Header(**one.header) for one in won]
+    headers = [Header(**one.header | {"kernels": first_of_line(one.header["kernels"])}) for one in won]
     if len(set(headers)) > 1:
         raise UserError("these records are of several GPUs, versions of Triton, kernels or spaces: ship those of one")
     if (headers[0].kernels, headers[0].space) != (kernels_hash(), space_hash()):

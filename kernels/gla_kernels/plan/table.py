@@ -34,6 +34,7 @@ LINEAGE = {
     "73c116c0d16f9670": "28b8cfb22576a567",  # another kernel for few states where V is wide; names for all Tritons
     "f59415fa4449b694": "28b8cfb22576a567",  # packed sequences, gates in float32 and -inf: the rest is as before
     "1973f65e48d0124b": "28b8cfb22576a567",  # float32 gates and packed sequences by other ways: the rest is as before
+    "8a8c9adb33394f9d": "28b8cfb22576a567",  # walks of K = 256, which no plan before had: the rest is as before
 }
 MAX_BYTES = 16 * 2**20  # of a file
 MAX_ENTRIES = 50_000  # about as many fit in
@@ -123,7 +124,11 @@ def header_of(machine: Machine) -> Header:
 @cache
 def kernels_hash() -> str:
     """Sixteen hex digits of what the sources mean that make a plan's launches, or those that `LINEAGE` has for it."""
-    meaning = meaning_of(all_launches, Plan, Workload)
+    return first_of_line(meaning_of(all_launches, Plan, Workload))
+
+
+def first_of_line(meaning: str) -> str:
+    """The hash of the first kernels whose plans are those of kernels with this hash: see `LINEAGE`."""
     return LINEAGE.get(meaning, meaning)
 
 
