@@ -6,10 +6,13 @@ interprets them on CPU tensors; a test that compiles asks for ``python_process``
 
 from __future__ import annotations
 
+import gc
+import itertools
 import os
 import subprocess
 import sys
 import tempfile
+from collections import defaultdict
 from collections.abc import Callable
 
 import pytest
@@ -28,14 +31,56 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip ``gpu`` tests where no CUDA device answers."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where no CUDA device answers, skip ``gpu`` tests, and run of ``pairwise`` ones what `_covering` leaves."""
     if CUDA:
         return
     skip = pytest.mark.skip(reason="needs a CUDA GPU, and torch finds none")
+    combinations = defaultdict[str, list[pytest.Function]](list)
     for item in items:
         if "gpu" in item.keywords:
             item.add_marker(skip)
+        elif "pairwise" in item.keywords and isinstance(item, pytest.Function):
+            combinations[item.nodeid.partition("[")[0]].append(item)
+    left_out = set[pytest.Item]()
+    for of_one_test in combinations.values():
+        kept = _covering([item.callspec.params for item in of_one_test])
+        left_out |= {item for place, item in enumerate(of_one_test) if place not in kept}
+    if left_out:
+        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+        items[:] = [item for item in items if item not in left_out]
+
+
+def _covering(combinations: list[dict[str, object]]) -> set[int]:
+    """The places of a few combinations of values, by parameter, that have each pair of values of two parameters that
+    any of them has. Which ones follows from the combinations alone: processes that share tests must agree."""
+    named = [[(name, id(one[name])) for name in sorted(one)] for one in combinations]  # not all values can be hashed
+    pairs = [set(itertools.combinations(one, 2)) for one in named]
+    missing, kept = set[object]().union(*pairs), set[int]()
+    while missing:
+        best = max(range(len(pairs)), key=lambda place: len(pairs[place] & missing))
+        kept.add(best)
+        missing -= pairs[best]
+    return kept
+
+
+@pytest.fixture(scope="session")
+def covering() -> Callable[[list[dict[str, object]]], set[int]]:
+    """See `_covering`."""
+    return _covering
+
+
+_frozen = 0
+
+
+def pytest_runtest_setup() -> None:
+    """Collections of garbage, of which a case ends with one, need not look at what stays: tests, and modules as they
+    are imported."""
+    global _frozen
+    if len(sys.modules) >= _frozen + 100:
+        gc.collect()
+        gc.freeze()
+        _frozen = len(sys.modules)
 
 
 @pytest.fixture(scope="session")
