@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import gc
 import itertools
+import json
 import os
 import subprocess
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -126,3 +128,33 @@ def python_process() -> PythonProcess:
         return done
 
     return start
+
+
+@pytest.fixture(scope="session")
+def compiling_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., str]]:
+    """``compiling_process("-c", code)``: what a process prints that compiles, as one of `python_process` does, in a
+    fraction of the time: a fork of one that has imported torch, Triton and these packages. For tests that ask nothing
+    of how a process starts. An exit code other than 0 fails the test."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, str(Path(__file__).with_name("compiling.py"))]
+    pipe = subprocess.PIPE
+    folder = tmp_path_factory.mktemp("compiling")
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, bufsize=1, env=environment) as server:
+        asks, answers = server.stdin, server.stdout
+        assert asks is not None
+        assert answers is not None
+
+        def start(*arguments: str) -> str:
+            files = {name: folder / name for name in ("stdout", "stderr")}
+            for file in files.values():
+                file.write_text("")
+            request = {"arguments": arguments} | {name: str(file) for name, file in files.items()}
+            print(json.dumps(request), file=asks, flush=True)
+            code = answers.readline().strip()
+            said, errors = (file.read_text() for file in files.values())
+            if code != "0":
+                pytest.fail(f"exit code {code} from {arguments}\n{said}\n{errors}")
+            return said
+
+        yield start
+        asks.close()
