@@ -224,7 +224,7 @@ def in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("d_final", [True, False])
 def test_a_program_computes_bit_for_bit_what_its_host_code_does(name: str, d_final: bool) -> None:
     of, gates = FORMS[name]
-    x, do, d_state = drawn(gates, 40 if name == "in segments" else 20)  # of two chunks each, and two chunks
+    x, do, d_state = drawn(gates, 40 if name == "in segments" else 20)  # segments of two chunks, or two chunks
     form, needed = of(x), tuple(one is not None for one in x)
     with torch.no_grad():
         o, state, left = form.forward(x, True, execute)

@@ -191,7 +191,7 @@ def test_func_grad_in_a_graph_is_the_gradient(call: Any) -> None:
 @pytest.mark.parametrize("axis", [0, 2])
 def test_vmap_is_a_loop(call: Any, axis: int) -> None:
     """Over one more axis, which all but q have."""
-    q, *more = drawn(B=1)
+    q, *more = drawn(T=7)
     many = [torch.stack([x, x / 2, x / 3], axis) for x in more]
     found = torch.func.vmap(lambda *given: call(*given, None, None, True), (None, axis, axis, axis))(q, *many)
     singles = [call(q, *(x.select(axis, i) for x in many), None, None, True) for i in range(3)]
