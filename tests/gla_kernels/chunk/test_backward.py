@@ -122,7 +122,7 @@ def test_gates_in_float32_with_16_bit_inputs(judge, inputs):
 
 def test_gates_around_the_limit_of_the_fast_path(judge, inputs):
     for gates in (1.5, 1.75, 2.0, 2.5):
-        judge(form(Schedule(64), block_t=64), inputs((1, 200, 1, 64, 32), torch.float32, gates))
+        judge(form(Schedule(64), block_t=64), inputs((1, 100, 1, 64, 32), torch.float32, gates))
 
 
 @pytest.mark.parametrize("schedule", [Schedule(64), Schedule(64, 16, False)], ids=name)
