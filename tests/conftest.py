@@ -6,11 +6,16 @@ interprets them on CPU tensors; a test that compiles asks for ``python_process``
 
 from __future__ import annotations
 
+import gc
+import itertools
+import json
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -28,14 +33,56 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip ``gpu`` tests where no CUDA device answers."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where no CUDA device answers, skip ``gpu`` tests, and run of ``pairwise`` ones what `_covering` leaves."""
     if CUDA:
         return
     skip = pytest.mark.skip(reason="needs a CUDA GPU, and torch finds none")
+    combinations = defaultdict[str, list[pytest.Function]](list)
     for item in items:
         if "gpu" in item.keywords:
             item.add_marker(skip)
+        elif "pairwise" in item.keywords and isinstance(item, pytest.Function):
+            combinations[item.nodeid.partition("[")[0]].append(item)
+    left_out = set[pytest.Item]()
+    for of_one_test in combinations.values():
+        kept = _covering([item.callspec.params for item in of_one_test])
+        left_out |= {item for place, item in enumerate(of_one_test) if place not in kept}
+    if left_out:
+        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+        items[:] = [item for item in items if item not in left_out]
+
+
+def _covering(combinations: list[dict[str, object]]) -> set[int]:
+    """The places of a few combinations of values, by parameter, that have each pair of values of two parameters that
+    any of them has. Which ones follows from the combinations alone: processes that share tests must agree."""
+    named = [[(name, id(one[name])) for name in sorted(one)] for one in combinations]  # not all values can be hashed
+    pairs = [set(itertools.combinations(one, 2)) for one in named]
+    missing, kept = set[object]().union(*pairs), set[int]()
+    while missing:
+        best = max(range(len(pairs)), key=lambda place: len(pairs[place] & missing))
+        kept.add(best)
+        missing -= pairs[best]
+    return kept
+
+
+@pytest.fixture(scope="session")
+def covering() -> Callable[[list[dict[str, object]]], set[int]]:
+    """See `_covering`."""
+    return _covering
+
+
+_frozen = 0
+
+
+def pytest_runtest_setup() -> None:
+    """Collections of garbage, of which a case ends with one, need not look at what stays: tests, and modules as they
+    are imported."""
+    global _frozen
+    if len(sys.modules) >= _frozen + 100:
+        gc.collect()
+        gc.freeze()
+        _frozen = len(sys.modules)
 
 
 @pytest.fixture(scope="session")
@@ -81,3 +128,33 @@ def python_process() -> PythonProcess:
         return done
 
     return start
+
+
+@pytest.fixture(scope="session")
+def compiling_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., str]]:
+    """``compiling_process("-c", code)``: what a process prints that compiles, as one of `python_process` does, in a
+    fraction of the time: a fork of one that has imported torch, Triton and these packages. For tests that ask nothing
+    of how a process starts. An exit code other than 0 fails the test."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, str(Path(__file__).with_name("compiling.py"))]
+    pipe = subprocess.PIPE
+    folder = tmp_path_factory.mktemp("compiling")
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, bufsize=1, env=environment) as server:
+        asks, answers = server.stdin, server.stdout
+        assert asks is not None
+        assert answers is not None
+
+        def start(*arguments: str) -> str:
+            files = {name: folder / name for name in ("stdout", "stderr")}
+            for file in files.values():
+                file.write_text("")
+            request = {"arguments": arguments} | {name: str(file) for name, file in files.items()}
+            print(json.dumps(request), file=asks, flush=True)
+            code = answers.readline().strip()
+            said, errors = (file.read_text() for file in files.values())
+            if code != "0":
+                pytest.fail(f"exit code {code} from {arguments}\n{said}\n{errors}")
+            return said
+
+        yield start
+        asks.close()

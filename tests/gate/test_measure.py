@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -40,7 +39,7 @@ def test_the_planted_kernel_takes_every_turn(device: torch.device, n: int) -> No
 
 
 def test_the_planted_kernel_compiles_once_for_every_amount(
-    python_process: Callable[..., subprocess.CompletedProcess[str]],
+    compiling_process: Callable[..., str],
 ) -> None:
     code = """
 import sys, torch
@@ -52,8 +51,7 @@ for arch in ("sm_80", "sm_90"):
     for entry in cross_compile([planted.busy(x, n) for n in (0, 1, 16, 12345)], arch):
         print(arch, entry["launches"], entry["error"], entry["spill_bytes"])
 """
-    done = python_process("-c", code, str(HERE))
-    assert done.stdout.split("\n")[:-1] == ["sm_80 4 None 0", "sm_90 4 None 0"]
+    assert compiling_process("-c", code, str(HERE)).split("\n")[:-1] == ["sm_80 4 None 0", "sm_90 4 None 0"]
 
 
 class Clock:

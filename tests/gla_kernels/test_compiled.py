@@ -65,18 +65,18 @@ def changes(target: str, before: dict[str, Needs], after: dict[str, Needs]) -> l
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_kernels_need_what_they_needed(target, python_process: Callable[..., subprocess.CompletedProcess[str]]):
+def test_kernels_need_what_they_needed(target, compiling_process: Callable[..., str]):
     snapshot = json.loads(path(target).read_text())
     if package_version("triton") != snapshot["triton"]:
         pytest.skip(f"the snapshot is of triton {snapshot['triton']}, here is {package_version('triton')}")
     # in a process that compiles: where kernels are interpreted, Hopper's own are not launched
-    found = changes(target, snapshot["kernels"], json.loads(python_process(__file__, target).stdout))
+    found = changes(target, snapshot["kernels"], json.loads(compiling_process(__file__, target)))
     assert not found, "\n".join(["kernels need something else than in the snapshot:", *found, f"if so meant: {RENEW}"])
 
 
-def test_a_blackwell_gpu_gets_kernels_that_compile(python_process: Callable[..., subprocess.CompletedProcess[str]]):
+def test_a_blackwell_gpu_gets_kernels_that_compile(compiling_process: Callable[..., str]):
     """No snapshot: nobody has tuned them there. But what is good on Hopper need not compile (see plan/choose.py)."""
-    assert json.loads(python_process(__file__, "sm_100", "1").stdout)
+    assert json.loads(compiling_process(__file__, "sm_100", "1"))
 
 
 def test_a_change_says_which_kernel_and_by_how_much():

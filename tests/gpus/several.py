@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -27,7 +28,6 @@ from pathlib import Path
 import yaml
 
 from glabench import store
-from glabench.analysis.frame import timing
 from glabench.analysis.overhead import wall
 from glabench.errors import UserError
 from glabench.phases import Spent, spent_of
@@ -103,7 +103,7 @@ def _apart(one: Sequence[Row], several: Sequence[Row]) -> str | None:
         if there := [pair for pair in found if pair.same_gpu is same]:
             print(f"  {where}: {_within([pair.share for pair in there])}")
     for calls, least_ms in (("", 0.0), (f", calls of {LONG_MS:g} ms and longer", LONG_MS)):
-        there = [pair for pair in found if timing(pair.one).median >= least_ms]
+        there = [pair for pair in found if pair.ms >= least_ms]
         if cycles := [pair.share_of_cycles for pair in there if pair.share_of_cycles is not None]:
             print(f"  in SM cycles{calls}: {_within(cycles)}")
     far = sum(abs(pair.share) > MOST_APART for pair in found)
@@ -112,10 +112,11 @@ def _apart(one: Sequence[Row], several: Sequence[Row]) -> str | None:
 
 @dataclass(frozen=True)
 class Apart:
-    """A case's median among several GPUs beside that of one, as a share of it; whether both are of the same GPU; the
-    same share of SM cycles. None where a row does not say."""
+    """A case's median among several GPUs beside that of one, `ms`, as a share of it; whether both are of the same GPU;
+    the same share of SM cycles. None where a row does not say."""
 
     one: Row
+    ms: float
     share: float
     same_gpu: bool | None
     share_of_cycles: float | None
@@ -123,16 +124,21 @@ class Apart:
     @classmethod
     def of(cls, one: Row, several: Row) -> Apart:
         gpus = [row.environment.get("gpu_uuid") for row in (one, several)]
-        times = timing(several).median / timing(one).median
+        ms = _median(one)
+        times = _median(several) / ms
         was, now = ((row.clocks or {}).get("sm_mhz_counted") for row in (one, several))
         cycles = times * now / was - 1 if was and now else None
-        return cls(one, times - 1, None if None in gpus else gpus[0] == gpus[1], cycles)
+        return cls(one, ms, times - 1, None if None in gpus else gpus[0] == gpus[1], cycles)
 
     def __str__(self) -> str:
         case = self.one.case
         shape = ", ".join(str(case[axis]) for axis in "BTHKV")
-        ms = timing(self.one).median
-        return f"{case['system']} ({shape}) {case['mode']}: {ms:.4f} ms on one GPU, {self.share:+.2%} on several"
+        return f"{case['system']} ({shape}) {case['mode']}: {self.ms:.4f} ms on one GPU, {self.share:+.2%} on several"
+
+
+def _median(row: Row) -> float:
+    """Of a row with a time. Nobody asks for its interval, which takes longer than all else here."""
+    return statistics.median((row.time or {})["samples_ms"])
 
 
 def _within(shares: Sequence[float]) -> str:

@@ -56,6 +56,7 @@ def test_every_schedule(inputs, schedule, gates):
     judge(inputs((1, rows, 1, 20, 16), torch.float32, gates), schedule, tiled(min(schedule.rows, 64), 32, 16))
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("gates", GATES, ids=name)
 @pytest.mark.parametrize("dtype", DTYPES, ids=name)
 @pytest.mark.parametrize("schedule", [Schedule(64), Schedule(64, 32, False), Schedule(128, 128)], ids=name)
@@ -69,6 +70,7 @@ def test_gates_in_float32(inputs, dtype, gates):
     judge(inputs((1, 80, 2, 32, 32), dtype, gates, gate_dtype=torch.float32), Schedule(64))
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("gates", [None, 1.0, 2.0, "resets"], ids=name)
 @pytest.mark.parametrize(("K", "V"), [(20, 64), (96, 20), (96, 64), (8, 8)])
 @pytest.mark.parametrize("block_t", [16, 32])
@@ -93,6 +95,7 @@ def test_any_length(inputs, T, materialize, gates):
     judge(inputs((1, T, 2, 16, 16), torch.float32, gates), Schedule(64, 16, materialize))
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("states", [True, False])
 @pytest.mark.parametrize("final", [True, False])
 @pytest.mark.parametrize("materialize", [True, False])
@@ -102,6 +105,7 @@ def test_with_and_without_states(inputs, materialize, final, states):
         judge(x, Schedule(64, 64, materialize), None, final)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("at_once", [1, 2])
 @pytest.mark.parametrize("states", [True, False])
 @pytest.mark.parametrize("gates", [None, 0.05, "resets"], ids=name)

@@ -67,6 +67,7 @@ GATES = {
 }
 
 
+@pytest.mark.pairwise
 @KERNELS
 @TYPES
 @pytest.mark.parametrize("gates", GATES)
@@ -74,6 +75,7 @@ def test_every_gate_strength(kernel, gates, gate_type, place, chunks):
     check(chunks((1, 150, 2, 128, 128), GATES[gates], gate_type), kernel, place)
 
 
+@pytest.mark.pairwise
 @KERNELS
 @TYPES
 @pytest.mark.parametrize(("K", "V"), [(64, 64), (64, 192), (128, 64), (64, 256), (192, 64)])
@@ -83,6 +85,7 @@ def test_head_dimensions(kernel, K, V, gate_type, place, chunks):
     check(chunks((2, 100, 1, K, V), GATES["16"], gate_type), kernel, place)
 
 
+@pytest.mark.pairwise
 @KERNELS
 @TYPES
 @pytest.mark.parametrize("V", [64, 192, 256])

@@ -33,7 +33,7 @@ def form(final: bool = True, recompute: bool = False):
 @pytest.mark.parametrize("gates", [None, 0.06, 4.0, "resets", "closed"])
 @pytest.mark.parametrize("states", [True, False])
 def test_every_gate_strength(judge, inputs, states, gates):
-    judge(form(final=states), inputs((1, 70, 2, 16, 24), torch.float32, gates, states))
+    judge(form(final=states), inputs((1, 50, 2, 16, 24), torch.float32, gates, states))
 
 
 @pytest.mark.parametrize("T", [1, 32, 33, 97])
@@ -62,7 +62,7 @@ def test_states_kept_between_slices_are_those_made_again(monkeypatch, inputs, ou
 @pytest.mark.parametrize(("batches", "heads", "states"), [(2, 3, True), (1, 3, False), (1, 2, True)])
 def test_heads_that_take_turns_have_the_same_gradients(monkeypatch, inputs, outputs_of, states, batches, heads):
     """Of three sequences of three heads; a group at the end is smaller than the others."""
-    x = inputs((3, 50, 3, 16, 16), torch.float32, 0.1, states)
+    x = inputs((3, 40, 3, 16, 16), torch.float32, 0.1, states)
     whole = outputs_of(form(final=states), x)
     in_parts(monkeypatch, batches, heads)
     for name, out in outputs_of(form(final=states), x).items():

@@ -51,6 +51,7 @@ def test_all_functions_are_public(parameters):
     assert set(parameters) <= set(fla.__all__)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("gates", [1.0, "resets"])
 @pytest.mark.parametrize("call", GIVEN.values(), ids=GIVEN)
@@ -63,6 +64,7 @@ def test_gates_of_the_value_side(judge, inputs, gates):
     judge(GIVEN["fused_recurrent_gla"], inputs(SHAPE, torch.float32, gates, value_gates=1.0))
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("gates", [1.0, "resets"])
 @pytest.mark.parametrize("call", BY_HEAD.values(), ids=BY_HEAD)

@@ -244,6 +244,6 @@ def test_a_tensor_map_that_is_laid_out_otherwise_is_left_to_triton(
         Image([(launch, kernel)], where)
 
 
-def test_the_driver_is_handed_what_triton_would_have_handed_it(python_process: Callable[..., Any]) -> None:
+def test_the_driver_is_handed_what_triton_would_have_handed_it(compiling_process: Callable[..., str]) -> None:
     """Of all launches of both directions of calls, compiled for an H200, at two sets of addresses."""
-    python_process(str(Path(__file__).parents[1] / "fake_cuda.py"))
+    compiling_process(str(Path(__file__).parents[1] / "fake_cuda.py"))

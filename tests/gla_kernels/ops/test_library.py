@@ -66,8 +66,9 @@ def results(call: Call, given: list[torch.Tensor], final: bool) -> list[torch.Te
     ids=[*CALLS, "gla, o alone", "gla_recurrent, o alone", "simple_gla, o alone"],
 )
 def test_a_graph_computes_the_same_without_a_break(call, final):
+    """At one length, and at a second one where no test below has another."""
     in_graph = torch.compile(call, fullgraph=True, backend="aot_eager")
-    for T in (40, 17):
+    for T in (40, 17) if call in (CALLS["gla with recomputed states"], CALLS["gla by a schedule"]) else (40,):
         given = drawn(T)
         want, got = results(call, given, final), results(in_graph, given, final)
         assert all(torch.equal(a, b) for a, b in zip(want, got, strict=True))
@@ -172,7 +173,7 @@ def test_slices_of_a_projection_are_copied_by_the_operator_alone(call):
 
     frames = CompileCounterWithBackend("aot_eager")
     in_graph = torch.compile(split, fullgraph=True, backend=frames)
-    for B, T in ((2, 9), (3, 5), (2, 18)):
+    for B, T in ((2, 9), (3, 18)):
         *tensors, state = drawn(T, B=B)
         joined = torch.cat([x.flatten(2) for x in tensors], -1).detach().requires_grad_()
         found = []

@@ -78,6 +78,7 @@ FORMS: dict[str, Callable[[Inputs], Form]] = {
 }
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("name", FORMS)
 @pytest.mark.parametrize("states", [True, False])
 @pytest.mark.parametrize("d_final", [True, False])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,8 @@ PROBE = Path(__file__).with_name("compile_probe.py")
 
 
 @pytest.fixture(scope="module")
-def found(python_process: Callable[..., subprocess.CompletedProcess[str]]) -> dict[str, Any]:
-    answer: dict[str, Any] = json.loads(python_process(str(PROBE)).stdout.splitlines()[-1])
+def found(compiling_process: Callable[..., str]) -> dict[str, Any]:
+    answer: dict[str, Any] = json.loads(compiling_process(str(PROBE)).splitlines()[-1])
     return answer
 
 

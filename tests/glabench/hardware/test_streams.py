@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,8 @@ READER = streams.Reader(64, 4, 4)
 
 
 @pytest.fixture(scope="module")
-def compiled(python_process: Callable[..., subprocess.CompletedProcess[str]]) -> dict[str, Any]:
-    answer: dict[str, Any] = json.loads(python_process(str(PROBE)).stdout.splitlines()[-1])
+def compiled(compiling_process: Callable[..., str]) -> dict[str, Any]:
+    answer: dict[str, Any] = json.loads(compiling_process(str(PROBE)).splitlines()[-1])
     return answer
 
 

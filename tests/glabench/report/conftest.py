@@ -18,6 +18,7 @@ from glabench.analysis.frame import frame
 from glabench.analysis.load import Profiled
 from glabench.analysis.profile import calls
 from glabench.report.figures import sections
+from glabench.report.model import Section
 from glabench.report.page import render
 from glabench.report.papers import Pages
 from glabench.report.papers import render as render_papers
@@ -294,21 +295,33 @@ def at_strengths(board_rows: list[Row]) -> Callable[..., list[Row]]:
     ]
 
 
-# Pages take seconds to draw: those of these rows are drawn once, for the tests that read them and for the browser.
+@pytest.fixture(scope="session")
+def strengths_rows(at_strengths: Callable[..., list[Row]]) -> list[Row]:
+    """Many gate strengths of one mode and shape, whose names are long."""
+    return at_strengths(0.06, 0.3, 1.0, 4.0, 16.0, 40.0, 1e4)
+
+
+# Figures and pages take seconds: those of these rows are made once, for the tests that read them and for the browser.
 
 
 @pytest.fixture(scope="session")
-def board_page(board_rows: list[Row]) -> str:
-    table = frame(board_rows)
-    return render(board_rows, table, sections(table))
+def board_sections(board_rows: list[Row]) -> list[Section]:
+    return sections(frame(board_rows))
 
 
 @pytest.fixture(scope="session")
-def strengths_page(at_strengths: Callable[..., list[Row]]) -> str:
-    """A page of one mode and shape at many gate strengths, whose names are long."""
-    rows = at_strengths(0.06, 0.3, 1.0, 4.0, 16.0, 40.0, 1e4)
-    table = frame(rows)
-    return render(rows, table, sections(table))
+def board_page(board_rows: list[Row], board_sections: list[Section]) -> str:
+    return render(board_rows, frame(board_rows), board_sections)
+
+
+@pytest.fixture(scope="session")
+def strengths_sections(strengths_rows: list[Row]) -> list[Section]:
+    return sections(frame(strengths_rows))
+
+
+@pytest.fixture(scope="session")
+def strengths_page(strengths_rows: list[Row], strengths_sections: list[Section]) -> str:
+    return render(strengths_rows, frame(strengths_rows), strengths_sections)
 
 
 @pytest.fixture(scope="session")

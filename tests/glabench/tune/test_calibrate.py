@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,26 +37,34 @@ def in_slices(candidate: dict[str, Any]) -> dict[str, Any]:
     return candidate | {"schedule": candidate["schedule"] | {"materialize": False}}
 
 
-@pytest.fixture(autouse=True)
-def compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module", autouse=True)
+def compiled() -> Iterator[None]:
     """Launches as on a GPU: the interpreter's products are all in float32."""
-    monkeypatch.setattr(operands, "interpreting", lambda: False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(operands, "interpreting", lambda: False)
+        yield
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def spaces(compiled: None) -> list[Space]:
     return [space_of(work, 90) for work in WORKS]
 
 
+@pytest.fixture(scope="module")
+def times(spaces: list[Space]) -> list[dict[str, float]]:
+    """Of each space, made up."""
+    return [{key: made_up_ms(space, key) for key in space.candidates} for space in spaces]
+
+
 @pytest.fixture
-def records(spaces: list[Space], make_tuning: Any, tmp_path: Path) -> Path:
+def records(spaces: list[Space], times: list[dict[str, float]], make_tuning: Any, tmp_path: Path) -> Path:
     """A file with every candidate of two workloads, and some that failed, are of another space, or went over slices of
     older kernels, and must not count."""
     path = tmp_path / "tune-made-up.jsonl"
     with path.open("w") as file:
-        for space in spaces:
+        for space, ms in zip(spaces, times, strict=True):
             trials = [
-                Trial(candidate.to_dict(), 1.0, "ok", None, (made_up_ms(space, key),) * 3)
+                Trial(candidate.to_dict(), 1.0, "ok", None, (ms[key],) * 3)
                 for key, candidate in space.candidates.items()
             ]
             trials += [replace(trials[0], status="wrong", reason="made up", samples_ms=(1e6,))]
@@ -72,7 +81,12 @@ def records(spaces: list[Space], make_tuning: Any, tmp_path: Path) -> Path:
 
 
 def test_what_is_fitted_predicts_what_was_measured(
-    records: Path, spaces: list[Space], tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+    records: Path,
+    spaces: list[Space],
+    times: list[dict[str, float]],
+    tmp_path: Path,
+    capsys: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     out = tmp_path / "model.json"
     calibrate.main([str(records), "--out", str(out)])
@@ -80,8 +94,8 @@ def test_what_is_fitted_predicts_what_was_measured(
     assert set(json.loads(out.read_text())["passes"]) == {"states", "output", "walk"}
     monkeypatch.setattr(model, "_fitted", lambda: json.loads(out.read_text())["passes"])
     errors = [
-        math.log(model.predict_ms(launch_of(space.work, one, 90), 90) / made_up_ms(space, key))
-        for space in spaces
+        math.log(model.predict_ms(launch_of(space.work, one, 90), 90) / ms[key])
+        for space, ms in zip(spaces, times, strict=True)
         for key, one in space.candidates.items()
     ]
     assert np.std(errors) < 0.02

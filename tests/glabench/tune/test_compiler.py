@@ -114,8 +114,9 @@ def test_a_space_is_the_same_by_several_processes(monkeypatch: pytest.MonkeyPatc
     work = replace(WORK, schedule=Schedule(64, 64, True))
     with CompilePool("sm_80", jobs=2) as pool:
         found = pool.space_of(work)
-    assert found == space_of(work, 80)
-    assert list(found.candidates) == list(space_of(work, 80).candidates)
+    here = space_of(work, 80)
+    assert found == here
+    assert list(found.candidates) == list(here.candidates)
 
 
 def test_what_a_process_does_not_enumerate_is_enumerated_here(pool: CompilePool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 
 import pytest
@@ -18,12 +19,15 @@ from glabench.tune.space import Space, space_of
 
 FWD = Workload("fwd", 2, 300, 4, 64, 64)
 BWD = replace(FWD, direction="bwd")
-WIDE = Workload("bwd", 2, 300, 4, 256, 256)
+WIDE = Workload("bwd", 2, 300, 4, 256, 256, schedule=Schedule(64))  # one of many, for the sake of its tiles
+LONG = Workload("fwd", 1, 4096, 4, 64, 64)
+
+enumerated = cache(space_of)  # which takes seconds, for tests that only read it
 
 
-@pytest.fixture(scope="module", params=[FWD, BWD, WIDE, replace(FWD, schedule=Schedule(64, 32, False))], ids=str)
+@pytest.fixture(params=[FWD, BWD, WIDE, replace(FWD, schedule=Schedule(64, 32, False))], ids=str)
 def space(request: pytest.FixtureRequest) -> Space:
-    return space_of(request.param, 90)
+    return enumerated(request.param, 90)
 
 
 def test_a_menu_has_every_tile_that_can_run_and_no_other(space: Space) -> None:
@@ -51,7 +55,7 @@ def test_every_launch_is_listed_once_under_the_key_that_tells_it_apart(space: Sp
 
 
 def test_a_launch_that_variants_share_is_the_same_in_each_of_them() -> None:
-    space = space_of(FWD, 90)
+    space = enumerated(FWD, 90)
     homes: dict[str, list[Variant]] = {}
     for variant, menu in space.menus.items():
         for one in menu.get("states", ()):
@@ -66,7 +70,7 @@ def test_a_launch_that_variants_share_is_the_same_in_each_of_them() -> None:
 
 
 def test_sub_chunks_that_make_no_difference_share_their_kernels() -> None:
-    menus = space_of(FWD, 90).menus
+    menus = enumerated(FWD, 90).menus
     of_32, of_64 = menus[Variant(Schedule(64, 32, True), 16)], menus[Variant(Schedule(64, 64, True), 16)]
     of_16 = menus[Variant(Schedule(64, 16, True), 16)]
     assert of_32 == of_64  # scores beyond the row block are exact in both
@@ -105,14 +109,14 @@ def test_a_gpu_with_less_shared_memory_has_a_smaller_space(monkeypatch: pytest.M
 
 
 def test_tensor_descriptors_are_for_gpus_that_have_them() -> None:
-    newer, older = space_of(FWD, 90), space_of(FWD, 80)
+    newer, older = enumerated(FWD, 90), enumerated(FWD, 80)
     assert {one.tile.descriptors for one in newer.candidates.values() if one.step == "output"} == {True}
     assert {one.tile.descriptors for one in newer.candidates.values() if one.step == "states"} == {True, False}
     assert {one.tile.descriptors for one in older.candidates.values()} == {False}
 
 
 def test_a_variant_one_of_whose_passes_cannot_run_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = space_of(FWD, 90)
+    whole = enumerated(FWD, 90)
 
     def refuse(plan: Plan, work: Workload, capability: int, step: str) -> str | None:
         return "made up" if step == "output" and plan.config.block_t == 64 else why_not(plan, work, capability, step)
@@ -125,7 +129,7 @@ def test_a_variant_one_of_whose_passes_cannot_run_is_left_out(monkeypatch: pytes
 
 @pytest.mark.parametrize("direction", ["fwd", "bwd"])
 def test_segments_of_a_long_sequence_share_all_but_the_walks(direction: Direction) -> None:
-    space = space_of(Workload(direction, 1, 4096, 4, 64, 64), 90)
+    space = enumerated(replace(LONG, direction=direction), 90)
     plain, cut = Variant(Schedule(64), 32), Variant(Schedule(64, 64, True, 16), 32)
     for step, keys in space.menus[plain].items():
         shared = set(keys) & set(space.menus[cut][step])
@@ -135,7 +139,7 @@ def test_segments_of_a_long_sequence_share_all_but_the_walks(direction: Directio
 @pytest.mark.parametrize("direction", ["fwd", "bwd"])
 def test_beside_a_walk_that_cannot_run_no_pass_is_of_another_plan(direction: Direction) -> None:
     """What segments start from is made by a launch of its own, whichever walk its tile is listed beside."""
-    space = space_of(Workload(direction, 1, 4096, 4, 64, 64), 90)
+    space = enumerated(replace(LONG, direction=direction), 90)
     variant, step = Variant(Schedule(64, 64, True, 16), 64, True), "states" if direction == "fwd" else "grad_states"
     launches = [launch_of(space.work, space.member(variant, step, one), 90) for one in space.menus[variant][step]]
     assert [key(launch) for launch in launches] == list(space.menus[variant][step])
@@ -144,7 +148,7 @@ def test_beside_a_walk_that_cannot_run_no_pass_is_of_another_plan(direction: Dir
 
 
 def test_a_total_counts_launches_that_are_not_measured() -> None:
-    work = Workload("bwd", 1, 4096, 4, 64, 64)
+    work = replace(LONG, direction="bwd")
     for schedule in (Schedule(64), Schedule(64, 64, True, 16), Schedule(64, 64, False), Schedule(64, 64, False, 32)):
         space = space_of(replace(work, schedule=schedule), 90)
         config = default_config(64, 64, 2, schedule)
@@ -178,7 +182,7 @@ def test_a_schedule_asked_for_is_the_only_one() -> None:
 
 
 def test_candidates_and_plans_are_made_of_each_other() -> None:
-    space = space_of(BWD, 90)
+    space = enumerated(BWD, 90)
     variant = next(v for v in space.menus if v.schedule.materialize and v.block_t == 32)
     chosen = [space.member(variant, step, keys[-1]) for step, keys in space.menus[variant].items()]
     plan = plan_of(BWD, chosen, 90)
@@ -194,7 +198,7 @@ def test_candidates_and_plans_are_made_of_each_other() -> None:
 
 @pytest.fixture
 def history() -> History:
-    return History(space_of(replace(FWD, schedule=Schedule(64, 64, True)), 90))
+    return History(enumerated(replace(FWD, schedule=Schedule(64, 64, True)), 90))
 
 
 def test_a_plan_takes_the_sum_of_the_best_of_its_passes(history: History) -> None:

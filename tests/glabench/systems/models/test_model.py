@@ -142,7 +142,7 @@ def test_a_model_learns_its_batch(system: str) -> None:
     width = 4 if system == "mamba" else 32
     model = LanguageModel(replace(SLIM, width=width, hidden=32), system, 8)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
-    tokens = torch.randint(TINY.vocabulary, (1, 9))
+    tokens = torch.randint(TINY.vocabulary, (1, 6))
     first = model.loss(tokens[:, :-1], tokens[:, 1:])
     loss = first
     for _ in range(3):
