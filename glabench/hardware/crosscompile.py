@@ -10,6 +10,7 @@ import re
 import subprocess
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -59,6 +60,7 @@ INSTRUCTIONS = {
     "ex2": r"ex2\b",
     "bar.sync": r"bar\.sync\b",
 }
+ANY_INSTRUCTION = re.compile(rf"(?<![\w.])(?:{'|'.join(f'({pattern})' for pattern in INSTRUCTIONS.values())})")
 
 
 def cross_compile(launches: Iterable[Launch], arch: str, phases: Phases | None = None) -> list[dict[str, Any]]:
@@ -116,7 +118,8 @@ def _entry(launch: Launch, arch: str, phases: Phases) -> dict[str, Any]:
         entry["error"] = failures.one_line(error)
         return entry
     capability, shared, ptx = int(arch.removeprefix("sm_")), compiled.metadata.shared, compiled.asm["ptx"]
-    entry |= {"shared_bytes": shared, "tensor_core": tensor_core(ptx), "instructions": instructions(ptx)}
+    counts = instructions(ptx)
+    entry |= {"shared_bytes": shared, "tensor_core": _tensor_core(counts), "instructions": counts}
     with phases("facts"):
         entry |= {"compile_s": round(took, 3) if fresh else None, **resources(compiled.asm["cubin"])}
     if entry["registers"] is not None:
@@ -229,14 +232,18 @@ def local_arch() -> str | None:
 
 def tensor_core(ptx: str) -> str:
     """The tensor-core instructions that a kernel uses: Blackwell's "tcgen05", Hopper's "wgmma", "mma", or "none"."""
-    counts, paths = instructions(ptx), {"tcgen05.mma": "tcgen05", "wgmma": "wgmma", "mma.sync": "mma"}
+    return _tensor_core(instructions(ptx))
+
+
+def _tensor_core(counts: dict[str, int]) -> str:
+    paths = {"tcgen05.mma": "tcgen05", "wgmma": "wgmma", "mma.sync": "mma"}
     return next((path for name, path in paths.items() if name in counts), "none")
 
 
 def instructions(ptx: str) -> dict[str, int]:
     """How often each of INSTRUCTIONS stands in the PTX, as written, whatever loops make of it; only what does."""
-    counts = {name: len(re.findall(rf"(?<![\w.]){pattern}", ptx)) for name, pattern in INSTRUCTIONS.items()}
-    return {name: count for name, count in counts.items() if count}
+    found = Counter(match.lastindex for match in ANY_INSTRUCTION.finditer(ptx))
+    return {name: found[place] for place, name in enumerate(INSTRUCTIONS, 1) if place in found}
 
 
 def resources(cubin: bytes) -> dict[str, int | None]:
