@@ -167,7 +167,7 @@ def test_a_negative_scale_goes_to_the_passes():
     ("changes", "reason"),
     [
         ({"gated": False}, "portable and forward without"),
-        ({"K": 256}, "K of up to 128"),
+        ({"K": 192}, "K of up to 128"),
         ({"V": 192}, "whole tiles of V"),
         ({"dtype": "fp32"}, "bf16"),
     ],
