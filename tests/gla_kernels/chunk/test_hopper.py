@@ -182,3 +182,48 @@ def test_why_a_walk_cannot_run(changes, reason):
         why_not(Plan(schedule, default_config(128, 256, 2, schedule)), work, 90, "grad_walk") or ""
     )
     assert why_not(plan, FORWARD, 100, "walk") == "a kernel of Hopper's own needs compute capability 90"
+
+
+# --- Wide heads -------------------------------------------------------------------------------------------------------
+
+WIDE = replace(FORWARD, K=256)
+PREPARED = ["prepare", "prepare_strong"]
+
+
+def test_wide_heads_walk_on_what_was_prepared_and_leave_nothing_to_strong_gates_but_their_gradients():
+    assert walked(WIDE, Schedule(64)) == [*PREPARED, "walk"]
+    backward = replace(WIDE, direction="bwd")
+    assert walked(backward, Schedule(64)) == ["states", *PREPARED, "grad_walk", "grad_qk", "grad_qk_strong"]
+    assert walked(WIDE, Schedule(64, 64, True, 16)) == ["states", "combine", *PREPARED, "walk"]
+
+
+def test_wide_heads_whose_states_are_not_materialized_go_by_passes():
+    """What was prepared would take the memory that is to be saved."""
+    schedule = Schedule(64, 64, False)
+    assert "walk" not in walked(WIDE, schedule)
+    plan = Plan(schedule, with_walks(default_config(256, 256, 2, schedule), WIDE))
+    assert "materialized" in (why_not(plan, WIDE, 90, "walk") or "")
+
+
+def test_packed_wide_heads_go_by_passes():
+    q = torch.empty(1, 3000, 1, 256, dtype=torch.bfloat16, device="meta")
+    plan = Plan(Schedule(64), with_walks(default_config(256, 256, 2, Schedule(64)), WIDE))
+    p = problem_of(q, q, q, q, 1.0, None, plan)
+    assert not p.all_native(p.config.walk, p.config.grad_walk)
+    found: list[Launch] = []
+    packed = of_sequences(p, torch.empty(6, dtype=torch.int32, device="meta"), False, found.append)
+    gla_kernels.chunk.forward(packed, False, found.append)
+    assert {"states", "output"} <= {launch.step for launch in found}
+    assert not {"prepare", "walk"} & {launch.step for launch in found}
+
+
+@pytest.mark.parametrize(("keep", "every", "states"), [(False, 1, 0), (True, 5, 10), (True, 1, 47)])
+def test_a_forward_walk_of_wide_heads_has_room_for_states_that_are_kept_alone(keep, every, states):
+    """Those of strong gates, which narrower heads' walks store for another kernel, nobody asks for."""
+    q = torch.empty(1, 3000, 1, 256, dtype=torch.bfloat16, device="meta")
+    plan = Plan(Schedule(64), with_walks(default_config(256, 256, 2, Schedule(64)), WIDE))
+    found: list[Launch] = []
+    gla_kernels.chunk.forward(problem_of(q, q, q, q, 1.0, None, plan), False, found.append, keep, every)
+    (walk,) = (launch for launch in found if launch.step == "walk")
+    room = [walk.args[name] for name in ("p_s", "p_few") if walk.args[name] is not None]
+    assert sum(one.shape[1] for one in room) == states

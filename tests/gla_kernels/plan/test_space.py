@@ -19,7 +19,8 @@ from glabench.hardware.crosscompile import cross_compile
 for K, V, dtype, chunk, sub_chunk, capability in json.loads(sys.argv[1]):
     found = launches("gla", B=8, T=2048, H=32, K=K, V=V, dtype=getattr(torch, dtype), mode="fwd",
                      schedule=Schedule(chunk, sub_chunk), capability=capability)
-    entries = cross_compile([x for x in found if x.name in ("output_kernel", "walk_wide_hopper_kernel")], f"sm_{capability}")
+    largest = ("output_kernel", "walk_wide_hopper_kernel")
+    entries = cross_compile([x for x in found if x.name in largest], f"sm_{capability}")
     print(json.dumps([entry["error"] for entry in entries]))
 """
 LARGEST = [
