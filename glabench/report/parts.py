@@ -137,6 +137,8 @@ def dots(
     found_shapes = [rows.iloc[0] for _, rows in by(table[table[value] > 0], keys)]
     in_order = sorted(found_shapes, key=lambda row: [*row[keys[:6]], labels.strength(row["gate"]), row["gate"]])
     shapes = in_order[:MOST_CATEGORIES]
+    if len(in_order) > len(shapes):
+        title = ", ".join([*filter(None, [title]), f"the first {len(shapes)} of {len(in_order)} shapes"])
     mixed = len({conditions(row) for row in shapes}) > 1 or bool(table["gates_vary"].any())
     # Conditions get a line of their own: beside the shape they would take the width from the data.
     names = [text.shape(row) + (f"\n{conditions(row)}" if mixed else "") for row in shapes]

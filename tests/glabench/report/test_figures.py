@@ -17,6 +17,7 @@ from glabench.analysis.frame import frame
 from glabench.report import draw, ticks
 from glabench.report.figures import sections
 from glabench.report.model import Figure, Panel, Point, Section, Series
+from glabench.report.parts import MOST_CATEGORIES
 from glabench.report.text import length, number, rate, times
 from glabench.store import Row
 
@@ -279,3 +280,15 @@ def test_devices_are_told_apart(board_rows: list[Row], quick_rows: list[Row]) ->
     assert both[0].title.startswith("NVIDIA H200: ")
     assert both[-1].title.startswith("AMD EPYC 9554: ")
     assert len({figure.name for figure in both}) == len(both)
+
+
+def test_a_figure_of_more_shapes_than_there_is_room_for_says_so(board_rows: list[Row]) -> None:
+    row = next(row for row in board_rows if row.case["system"] == "gla" and row.case["mode"] == "fwd" and row.time)
+    for count, says in (
+        (MOST_CATEGORIES, "forward, 1"),
+        (MOST_CATEGORIES + 2, "forward, the first 24 of 26 shapes, 1"),
+    ):
+        shapes = [replace(row, case=row.case | {"T": 64 * (n + 1)}, case_id=str(n)) for n in range(count)]
+        (found,) = figures(shapes)["floor"]
+        assert found.panels[0].title.startswith(says)
+        assert sum(len(panel.categories) for panel in found.panels) == MOST_CATEGORIES
