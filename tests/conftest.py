@@ -136,7 +136,8 @@ def compiling_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Call
     fraction of the time: a fork of one that has imported torch, Triton and these packages. For tests that ask nothing
     of how a process starts. An exit code other than 0 fails the test."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, str(Path(__file__).with_name("compiling.py"))]
+    # -P: beside that file lies a folder that is called as a package of ours is
+    command = [sys.executable, "-P", str(Path(__file__).with_name("compiling.py"))]
     pipe = subprocess.PIPE
     folder = tmp_path_factory.mktemp("compiling")
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, bufsize=1, env=environment) as server:
