@@ -34,6 +34,12 @@ KEPT_ROW_BYTES = 256
 LONGEST_RUN, NARROW, SMS = 32, 128, 132
 
 
+def all_described(launch: Launch) -> bool:
+    """Whether all tensors of the launch that its kernel wants descriptors of bear one."""
+    given = [name for name in described(launch.kernel) if launch.args[f"p_{name}"] is not None]
+    return all(name in launch.blocks for name in given)
+
+
 def least_run(K: int, V: int) -> int:
     """Chunks from one kept state to the next, of a kernel of Hopper's own: as many as keep states, in bfloat16, and
     decays of row blocks within `KEPT_ROW_BYTES`."""
@@ -326,8 +332,7 @@ class Problem(CallContext):
         if kernel is None or tile is None or not self.on_hopper(tile):
             return None
         launch = launch_by(kernel, tile, *args, **flags)
-        given = [name for name in described(kernel) if launch.args[f"p_{name}"] is not None]
-        return launch if all(name in launch.blocks for name in given) else None
+        return launch if all_described(launch) else None
 
     def all_native(self, *tiles: Tile | None) -> bool:
         """Whether Hopper's own kernels can serve packed sequences in all passes of these tiles."""

@@ -12,7 +12,7 @@ from ..schedule import WGMMA_ROWS, Tile
 from ..tiles.slices import Slice
 from .hopper import grad_walk_wide_hopper_kernel, walk_wide_hopper_kernel
 from .prepare import prepared
-from .problem import Problem
+from .problem import Problem, all_described
 
 SHARED_KIB = 225  # of an H100's shared memory, but for barriers and decays
 
@@ -35,7 +35,7 @@ def _launched(
     args = args | {"p_qd": made.q, "p_kd": made.k, "p_a": made.a, "p_h": halves}
     flags["V_FIRST"] = p.v_first
     walk = p.hopper_launch(kernel, tile, launch_of_groups, p, args, piece, states, stored, **flags)
-    if walk is None:
+    if walk is None or not all_described(first[0]):
         return False
     for one in (*first, walk):
         launch(one)

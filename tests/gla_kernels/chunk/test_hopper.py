@@ -205,6 +205,21 @@ def test_wide_heads_whose_states_are_not_materialized_go_by_passes():
     assert "materialized" in (why_not(plan, WIDE, 90, "walk") or "")
 
 
+@pytest.mark.parametrize("name", ["q", "v"])
+def test_wide_heads_off_the_16_bytes_that_a_descriptor_wants_go_by_passes(name):
+    """q is read by what prepares it alone, v by the walk."""
+    shape = (1, 128, 1, 256)
+    aligned = torch.empty(shape, dtype=torch.bfloat16, device="meta")
+    off = torch.empty(128 * 256 + 1, dtype=torch.bfloat16, device="meta")[1:].view(shape)
+    x = dict.fromkeys("qkvg", aligned) | {name: off}
+    plan = Plan(Schedule(64), with_walks(default_config(256, 256, 2, Schedule(64)), WIDE))
+    found: list[Launch] = []
+    gla_kernels.chunk.forward(problem_of(x["q"], x["k"], x["v"], x["g"], 1.0, None, plan), False, found.append)
+    steps = [launch.step for launch in found]
+    assert "output" in steps
+    assert not {"prepare", "walk"} & set(steps)
+
+
 def test_packed_wide_heads_go_by_passes():
     q = torch.empty(1, 3000, 1, 256, dtype=torch.bfloat16, device="meta")
     plan = Plan(Schedule(64), with_walks(default_config(256, 256, 2, Schedule(64)), WIDE))

@@ -45,12 +45,12 @@ def matrix(s_x):
 
 
 @gluon.jit
-def barriers(COUNT: gl.constexpr):
-    """So many barriers in memory, each of one arrival. Those of different kinds want allocations of their own: the
+def barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr = 1):
+    """So many barriers in memory, each of so many arrivals. Those of different kinds want allocations of their own: the
     compiler has warps wait for each other between accesses to one."""
     bars = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(COUNT):
-        mbarrier.init(bars.index(i), count=1)
+        mbarrier.init(bars.index(i), count=ARRIVALS)
     return bars
 
 

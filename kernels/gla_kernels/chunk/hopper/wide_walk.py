@@ -36,22 +36,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from ...launch.tritons import async_load, async_store, barrier
 from .layouts import ACCUMULATOR, LINE, OPERAND, ROWS, TILE_BYTES, barriers, matrix, rounded
 from .strong_gates import hidden_zero
+from .walk import FEW_REGISTERS, REGISTERS
 
-REGISTERS = gl.constexpr(240)  # of a thread that has a state
-FEW_REGISTERS = gl.constexpr(24)  # of one that only loads
 NK = gl.constexpr(4)  # tiles of 64 features
 WIDE_K = gl.constexpr(256)
 SLOTS = gl.constexpr(2)  # tiles of states that may be leaving, of a group
 ONE_WARP = gl.constexpr(gl.BlockedLayout([2], [32], [1], [0]))
-
-
-@gluon.jit
-def _barriers_of(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
-    """`barriers` of so many arrivals."""
-    bars = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(COUNT):
-        mbarrier.init(bars.index(i), count=ARRIVALS)
-    return bars
 
 
 @gluon.jit
@@ -254,8 +244,8 @@ def _walk(
     s_s = s_z
     if STORE_S:
         s_s = gl.allocate_shared_memory(gl.bfloat16, [SLOTS * GROUPS, ROWS, ROWS], d_s.layout)
-    full, empty = barriers(UNITS), _barriers_of(UNITS, GROUPS)
-    full_u, empty_u = barriers(2), _barriers_of(2, GROUPS)
+    full, empty = barriers(UNITS), barriers(UNITS, GROUPS)
+    full_u, empty_u = barriers(2), barriers(2, GROUPS)
     fence_async_shared()
     barrier()
 
