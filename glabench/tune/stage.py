@@ -1,6 +1,7 @@
 """One workload on the GPU: its inputs, and the passes of its plans with buffers to run on.
 
-A candidate is one kernel of a plan, timed by itself. It needs what the passes before it would have left, and something
+A candidate is one kernel of a plan, timed by itself, with the states of all chunks; plans that come to the final are
+timed as calls run them, with few. A candidate needs what the passes before it would have left, and something
 to be compared with: both come from a reference plan of the same chunk and kind (row blocks of 16, the smallest and
 safest there is), run as a whole beforehand, in the candidate's slices. Comparing with it is a screen, to drop broken
 candidates early; a winner faces the gate, which compares with float64.
@@ -88,25 +89,23 @@ class Stage:
     def __init__(self, work: Workload, capability: int) -> None:
         self.work, self.capability = work, capability
         self.inputs = make_inputs(case_of(work), "gla", "cuda")
-        self._forward: tuple[Plan, Kept | None] | None = None
+        self._forward: tuple[Plan, int, Kept | None] | None = None
         self._kind: tuple[Schedule, Share | None] | None = None
         self._passes: Passes = {}
 
-    def run(self, plan: Plan, launch: Launcher = execute) -> None:
-        """The workload's direction as the plan says, through ``launch``."""
-        run_plan(self.inputs, self.work, plan, launch)
-
     def call(self, plan: Plan, forward: Plan) -> Callable[[], None]:
-        """The same, ready to be timed: of a backward plan with what the forward one leaves for it."""
-        kept = self._left_by(forward) if self.work.direction == "bwd" else None
-        return partial(run_plan, self.inputs, self.work, plan, execute, kept)
+        """What a call does in the workload's direction, ready to be timed: it keeps and is left few states. Of a
+        backward plan with what the forward one leaves for it."""
+        kept = self._left_by(forward, plan) if self.work.direction == "bwd" else None
+        return partial(run_plan, self.inputs, self.work, plan, execute, kept, few=True)
 
-    def _left_by(self, forward: Plan) -> Kept | None:
-        if self._forward is None or self._forward[0] != forward:
+    def _left_by(self, forward: Plan, backward: Plan) -> Kept | None:
+        every = _problem(self.inputs, self.work, backward, few=True).states_apart
+        if self._forward is None or self._forward[:2] != (forward, every):
             self._forward = None  # before the next one's states are made
             problem = _problem(self.inputs, self.work, forward)
-            self._forward = forward, chunk.forward(problem, False, execute)[2]
-        return self._forward[1]
+            self._forward = forward, every, chunk.forward(problem, False, execute, every=every)[2]
+        return self._forward[2]
 
     def trial(self, candidate: Candidate) -> Callable[[], None]:
         """The candidate's kernel, ready to be timed. Raises WrongResult when it fails the screen."""
@@ -129,7 +128,7 @@ class Stage:
     def _launch_of(self, candidate: Candidate, reference: Pass) -> Launch:
         """The candidate's kernel on the buffers of the reference plan."""
         found: list[Launch] = []
-        self.run(plan_of(self.work, [candidate], self.capability), found.append)
+        run_plan(self.inputs, self.work, plan_of(self.work, [candidate], self.capability), found.append)
         for one in found:
             if one.step in ("prepare", "prepare_strong"):
                 execute(one)
@@ -177,20 +176,24 @@ def reference_plan(work: Workload, schedule: Schedule, capability: int) -> Plan:
 
 
 def run_plan(
-    inputs: Inputs, work: Workload, plan: Plan, launch: Launcher, kept: Kept | None = None, share: Share | None = None
-) -> None:
+    inputs: Inputs, work: Workload, plan: Plan, launch: Launcher, kept: Kept | None = None, share: Share | None = None,
+    few: bool = False,
+) -> None:  # fmt: skip
     """What gla() does in one direction, with the plan given and what the forward pass has left for a backward one.
-    ``share``: what is worked on at once, if not what the plan would choose."""
-    problem = replace(_problem(inputs, work, plan), settled=share)
+    ``share``: what is worked on at once, if not what the plan would choose. few: with few states, as gla() keeps them,
+    and not with those of all chunks."""
+    problem = replace(_problem(inputs, work, plan, few), settled=share)
     if work.direction == "bwd":
         chunk.backward(problem, inputs.do, None, launch, kept)
     else:
-        chunk.forward(problem, False, launch)
+        chunk.forward(problem, False, launch, every=problem.states_apart)
 
 
-def _problem(inputs: Inputs, work: Workload, plan: Plan) -> Problem:
-    """The call with the states of all chunks: a kernel that leads them along has no tiles to choose."""
-    return replace(problem_of(inputs.q, inputs.k, inputs.v, inputs.g, work.K**-0.5, None, plan), run=1)
+def _problem(inputs: Inputs, work: Workload, plan: Plan, few: bool = False) -> Problem:
+    """The call, with the states of all chunks unless it is to have few: a kernel that leads them along has no tiles to
+    choose."""
+    problem = problem_of(inputs.q, inputs.k, inputs.v, inputs.g, work.K**-0.5, None, plan)
+    return problem if few else replace(problem, run=1)
 
 
 def _passes(inputs: Inputs, work: Workload, plan: Plan, share: Share | None) -> Passes:

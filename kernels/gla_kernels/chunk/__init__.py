@@ -20,6 +20,7 @@ from .grad_walk import fused_grad_scan
 from .kept import Gradients, Kept, rows_of
 from .output import make_output
 from .packing import closed
+from .prepare import prepare
 from .problem import Problem
 from .states import make_grad_states, make_states
 from .strong_gates import grad_qk_strong_kernel, grad_v_strong_kernel, strong_gates_of
@@ -38,12 +39,13 @@ def forward(
     o, keep = torch.empty_like(p.v), keep and whole
     kept = keep and p.schedule.materialize
     halves = p.half_decays()
-    needless = p.ungated_walk is not None or p.is_wide(p.config.walk)  # but to be kept
+    made = prepare(p, p.config.walk, halves, True, launch)
+    needless = p.ungated_walk is not None or made is not None  # but to be kept
     states = None if needless and not (kept and every == 1) else p.state_buffer()
     few = p.few_states(p.whole, every) if kept and every > 1 else None
     boundary = p.boundary_buffer() if keep and p.in_turn else None
     running = running_state(p, p.initial_state, None, launch) if p.in_turn else None
-    starts = segment_starts(p, None, launch) if running is None else running
+    starts = segment_starts(p, None, made, launch) if running is None else running
     final_state = running
     if running is None and output_final_state:
         final_state = p.final_buffer()
@@ -51,7 +53,7 @@ def forward(
         if boundary is not None and running is not None:
             launch(copied(running, boundary[i]))
         final = final_state if piece == p.slices[-1] or p.packed is not None else running
-        if not fused_scan(p, piece, starts, states, halves, final, o, few, every if kept else 0, launch):
+        if not fused_scan(p, piece, starts, states, halves, final, o, few, every if kept else 0, made, launch):
             states = p.state_buffer() if states is None else states  # which only a walk can do without
             make_states(p, piece, starts, states, halves, final, launch)
             make_output(p, piece, states, halves, o, launch)
@@ -89,23 +91,26 @@ def _backward(p: Problem, do: Tensor, into: Gradients, launch: Launcher, kept: K
     # all of them; or where the others are led along, those of strong gates, and few of all beside them
     states = p.state_buffer() if found is None or every > 1 else found
     few = found if found is not None else states if every == 1 else p.few_states(p.slices[0], every)
+    made = prepare(p, p.config.grad_walk, halves, kept is None, launch)
+    # by the first pass over states, else they are there
+    to_fill = halves if kept is None and made is None else None
     boundary = running = starts = ends = None
     if p.in_turn:
         running = running_state(p, p.initial_state, into.initial_state, launch)
         boundary = boundary_states(p, running, launch) if kept is None else kept.boundary
         ends = running_state(p, p.d_final, running, launch)
     else:
-        starts = segment_starts(p, halves, launch) if found is None else None
-        ends = segment_ends(p, do, launch)
-    made = halves if kept is None and (p.in_turn or p.n_seg == 1) else None  # by the pass below, else they are there
+        starts = segment_starts(p, to_fill, made, launch) if found is None else None
+        ends = segment_ends(p, do, made, launch)
+        to_fill = to_fill if p.n_seg == 1 else None
     grads = p.state_buffer()
     order = range(len(p.slices))
     for i in reversed(order) if p.in_turn else order:
         piece = p.slices[i]
         first = into.initial_state if running is None and (i == 0 or p.packed is not None) else running
         if found is None:  # they are made again
-            make_states(p, piece, starts if boundary is None else boundary[i], few, made, None, launch, every)
-        walked = fused_grad_scan(p, piece, do, ends, grads, first, halves, into.v, launch)
+            make_states(p, piece, starts if boundary is None else boundary[i], few, to_fill, None, launch, every)
+        walked = fused_grad_scan(p, piece, do, ends, grads, first, halves, into.v, made, launch)
         if not walked:
             make_grad_states(p, piece, do, ends, grads, first, launch)
         native = make_grad_qk(p, piece, do, few, every, states, grads, halves, into, launch)
@@ -116,7 +121,7 @@ def _backward(p: Problem, do: Tensor, into: Gradients, launch: Launcher, kept: K
             "p_dq": into.q, "p_dk": into.k, "p_dg": into.g, "p_dv": into.v,
         }  # fmt: skip
         # neither needs what the launch just before it writes: see `Launch.early`
-        if walked and not p.is_wide(p.config.grad_walk):
+        if walked and made is None:
             launch(strong_gates_of(p, grad_v_strong_kernel, args, piece, grads))
         if native:
             launch(strong_gates_of(p, grad_qk_strong_kernel, args, piece, grads))

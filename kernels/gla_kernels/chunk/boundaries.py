@@ -7,8 +7,10 @@ from torch import Tensor
 from ..copies import copied
 from ..launch import Launch, Launcher
 from ..schedule import Tile, cdiv, padded
+from .prepare import Prepared
 from .problem import Problem
 from .states import combine_kernel, make_grad_states, make_states
+from .wide_walk import wide_ends
 
 COMBINED = Tile(16, 64)  # of a state, in a program that adds segments up: few bytes a step, many programs
 
@@ -33,9 +35,9 @@ def boundary_states(p: Problem, running: Tensor, launch: Launcher) -> Tensor:
     return boundary
 
 
-def segment_starts(p: Problem, halves: Tensor | None, launch: Launcher) -> Tensor | None:
+def segment_starts(p: Problem, halves: Tensor | None, made: Prepared | None, launch: Launcher) -> Tensor | None:
     """States that segments start from, [.., n_seg, K, V] in float32: the initial state, if any, where there is but one
-    segment. Fills in ``halves``, too, where there are more."""
+    segment. Fills in ``halves``, too, where there are more. made: what walks of wide heads read."""
     if p.n_seg == 1:
         return p.chain_start
     starts, every = p.segment_buffer(p.n_seg), p.seg_chunks
@@ -44,12 +46,13 @@ def segment_starts(p: Problem, halves: Tensor | None, launch: Launcher) -> Tenso
     else:
         walked = p.segments(0, p.n_seg - (halves is None))  # none asks what the last one adds
         added, gamma = p.segment_buffer(walked.segments), p.decay_buffer(walked.segments)
-        make_states(p, walked, None, added, halves, None, launch, every, last=True, gamma=gamma)
+        if not wide_ends(p, made, walked, None, added, gamma, launch):
+            make_states(p, walked, None, added, halves, None, launch, every, last=True, gamma=gamma)
         launch(combination_of(p, added, gamma, p.chain_start, starts, reverse=False))
     return starts
 
 
-def segment_ends(p: Problem, do: Tensor, launch: Launcher) -> Tensor | None:
+def segment_ends(p: Problem, do: Tensor, made: Prepared | None, launch: Launcher) -> Tensor | None:
     """Gradients of the states after each segment, as `segment_starts` has the states before them."""
     d_final = p.chain_end
     if p.n_seg == 1:
@@ -60,7 +63,8 @@ def segment_ends(p: Problem, do: Tensor, launch: Launcher) -> Tensor | None:
     else:
         walked = p.segments(1, p.n_seg - 1)
         added, gamma = p.segment_buffer(walked.segments), p.decay_buffer(walked.segments)
-        make_grad_states(p, walked, do, None, added, None, launch, every, last=True, gamma=gamma)
+        if not wide_ends(p, made, walked, do, added, gamma, launch):
+            make_grad_states(p, walked, do, None, added, None, launch, every, last=True, gamma=gamma)
         launch(combination_of(p, added, gamma, d_final, ends, reverse=True))
     return ends
 

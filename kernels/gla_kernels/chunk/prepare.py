@@ -5,25 +5,25 @@ not mild.
 """
 
 # mypy: disallow-untyped-defs=False
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..launch import Launch, settle_keys
+from ..launch import Launch, Launcher, settle_keys
 from ..schedule import WGMMA_ROWS, Tile, cdiv
 from ..tiles.gates import block_decay, decay, decayed_keys, mild_block, row_block_limit
 from ..tiles.operands import dot, load_tile, split, store_tile
 from ..tiles.scores import diagonal_scores
 from .hopper import prepare_hopper_kernel
 from .output import EXACT_ROWS
-
-if TYPE_CHECKING:
-    from .problem import Problem
+from .problem import Problem, all_described
 
 TILE = Tile(WGMMA_ROWS, WGMMA_ROWS, 4, 1, descriptors=True)
+THREE = 168  # registers of a thread with which three programs share a multiprocessor, as gates of 16 bits have room for
 MOST = 8  # chunks that a program looks at for strong gates
 
 
@@ -94,24 +94,44 @@ settle_keys(prepare_strong_kernel)
 
 
 class Prepared(NamedTuple):
-    """q and k decayed, [B, T, H, K], and scores in two parts, [B, T, H, 2 * 64], all bf16 and with the scale."""
+    """q and k decayed, [B, T, H, K], and scores in two parts, [B, T, H, 2 * 64], all bf16 and with the scale; log2 of
+    half of each chunk's decay, float32 [B*H, chunks, K]."""
 
     q: Tensor
     k: Tensor
     a: Tensor
+    halves: Tensor
 
 
-def prepared(p: "Problem", halves: Tensor, store_halves: bool) -> tuple[Prepared, list[Launch]]:
+def prepare(
+    p: Problem, tile: Tile | None, halves: Tensor | None, store_halves: bool, launch: Launcher
+) -> Prepared | None:
+    """`prepared`, for a walk with such a tile. None where that is none of wide heads, or a tensor bears no
+    descriptor."""
+    if not p.is_wide(tile):
+        return None
+    assert halves is not None  # of every walk of wide heads
+    made, (first, strong) = prepared(p, halves, store_halves)
+    if not all_described(first):
+        return None
+    launch(first)
+    launch(strong)
+    return made
+
+
+def prepared(p: Problem, halves: Tensor, store_halves: bool) -> tuple[Prepared, tuple[Launch, Launch]]:
     """Room for all chunks', and the launches that fill it, and ``halves`` with ``store_halves``: log2 of half of each
     one's decay."""
     B, T, H, _, _ = p.dims
-    found = Prepared(torch.empty_like(p.q), torch.empty_like(p.k), p.q.new_empty(B, T, H, 2 * WGMMA_ROWS))
+    found = Prepared(torch.empty_like(p.q), torch.empty_like(p.k), p.q.new_empty(B, T, H, 2 * WGMMA_ROWS), halves)
     args = {
         "p_q": p.q, "p_k": p.k, "p_g": p.g, "p_h": halves, "p_qd": found.q, "p_kd": found.k, "p_a": found.a,
         "scale": p.scale, "n_blocks": p.n_blocks,
     }  # fmt: skip
+    assert p.g is not None  # likewise
+    tile = replace(TILE, max_registers=THREE) if p.g.itemsize == p.q.itemsize else TILE
     rows = {"first_block": 0, "n_here": p.n_blocks}
-    made = p.launch_of(prepare_hopper_kernel, TILE, p.n_blocks, args | rows, STORE_H=store_halves)
+    made = p.launch_of(prepare_hopper_kernel, tile, p.n_blocks, args | rows, STORE_H=store_halves)
     shares = {"first_chunk": 0, "n_here": p.n_blocks, "share": MOST}
     strong = p.launch_of(prepare_strong_kernel, TILE, cdiv(p.n_blocks, MOST), args | shares, MOST=MOST)
-    return found, [made, strong]
+    return found, (made, strong)

@@ -25,6 +25,7 @@ from .strong_gates import output_strong_kernel, strong_gates_of
 from .wide_walk import wide_scan
 
 if TYPE_CHECKING:
+    from .prepare import Prepared
     from .problem import Problem
 
 
@@ -76,11 +77,12 @@ settle_keys(walk_kernel)
 
 def fused_scan(
     p: "Problem", piece: Slice, starts: Tensor | None, states: Tensor | None, halves: Tensor | None,
-    final_state: Tensor | None, o: Tensor, few: Tensor | None, every: int, launch: Launcher,
+    final_state: Tensor | None, o: Tensor, few: Tensor | None, every: int, made: "Prepared | None", launch: Launcher,
 ) -> bool:  # fmt: skip
     """Fill what `make_states` and `make_output` do, in a fused scan. Returns False where the plan has none or it cannot
     serve. Without gates it does without ``states``, too. every: chunks from one state that is kept to the next; 0 where
-    nobody asks for states but of strong gates. few [B*H, .., K, V]: given those where they are not all."""
+    nobody asks for states but of strong gates. few [B*H, .., K, V]: given those where they are not all. made: what a
+    walk of wide heads reads."""
     args = {
         "p_q": p.q, "p_k": p.k, "p_v": p.v, "p_g": p.g, "p_s0": starts, "p_s": states, "p_h": halves,
         "p_st": final_state, "p_o": o, "scale": p.scale, "n_start": p.states_a_head(starts),
@@ -94,7 +96,7 @@ def fused_scan(
         return True
     flags |= {"STORE_S": every == 1, "STORE_FEW": few is not None}
     if p.is_wide(p.config.walk):
-        return wide_scan(p, piece, args, flags, launch)
+        return wide_scan(p, made, piece, args, flags, launch)
     if p.dims[3] > WALKED_K:
         return False
     walk = p.hopper_launch(walk_hopper_kernel, p.config.walk, p.walk_on_chip, args, piece, states, **flags)

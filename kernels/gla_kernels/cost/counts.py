@@ -84,6 +84,8 @@ def _rows_product(c: Count, times: int, cuts: int) -> None:
 
 def _states(c: Count) -> None:
     s = c.s
+    if "UNITS" in s.constexprs:
+        return _prepared_ends(c, "kd", "v", "s")
     _start(c, "HAS_S0", "s0", s.segments)
     c.store_states(-(-s.T // s.every), "s")
     c.load(s.T, "k", "v", "g")
@@ -98,11 +100,13 @@ def _states(c: Count) -> None:
         if s.constexprs["LAST"]:
             c.store(s.segments, GAMMA)
     c.dot(s.blocks, s.keys * s.BV)
-    c.store_states(s.constexprs["STORE_ST"], "st")
+    return c.store_states(s.constexprs["STORE_ST"], "st")
 
 
 def _grad_states(c: Count) -> None:
     s = c.s
+    if "UNITS" in s.constexprs:
+        return _prepared_ends(c, "qd", "do", "ds")
     _start(c, "HAS_DST", "dst", s.segments)
     c.store_states(-(-s.T // s.every), "ds")
     c.load(s.T, "q", "do", "g")
@@ -115,7 +119,7 @@ def _grad_states(c: Count) -> None:
             c.store(s.segments, GAMMA)
     else:
         c.vector += 2 * s.blocks * s.state  # the scale, the sum
-    c.store_states(s.constexprs["STORE_DS0"], "ds0")
+    return c.store_states(s.constexprs["STORE_DS0"], "ds0")
 
 
 def _combine(c: Count) -> None:
@@ -202,6 +206,19 @@ def _prepare(c: Count) -> None:
     c.store_scores()
     if s.constexprs["STORE_H"]:
         c.store(s.blocks, HALVES)
+
+
+def _prepared_ends(c: Count, keys: str, values: str, out: str) -> None:
+    """What segments add, by what was prepared."""
+    s = c.s
+    blocks = s.blocks * s.in_k
+    c.load(s.T, keys, values)
+    c.load_halves(s.blocks)
+    c.exps += blocks * s.BK
+    c.vector += blocks * s.state
+    c.dot(blocks, s.keys * s.BV)
+    c.store_states(s.segments, out)
+    c.store(s.segments, GAMMA)
 
 
 def _prepared(c: Count, values: str, out: str) -> None:

@@ -18,10 +18,11 @@ from gla_kernels.chunk.hopper.grad_qk_runs import grad_qk_runs_hopper_kernel
 from gla_kernels.chunk.hopper.grad_qk_wide import grad_qk_wide_runs_hopper_kernel
 from gla_kernels.chunk.hopper.grad_walk import grad_walk_hopper_kernel
 from gla_kernels.chunk.hopper.walk import walk_hopper_kernel
+from gla_kernels.chunk.hopper.wide_ends import grad_states_wide_hopper_kernel, states_wide_hopper_kernel
 from gla_kernels.chunk.hopper.wide_walk import grad_walk_wide_hopper_kernel, walk_wide_hopper_kernel
 from gla_kernels.chunk.prepare import prepared
 from gla_kernels.chunk.problem import NARROW, Problem
-from gla_kernels.chunk.wide_walk import launch_of_groups
+from gla_kernels.chunk.wide_walk import ENDS, launch_of_ends, launch_of_groups, read_of
 from gla_kernels.launch import execute
 from gla_kernels.plan.apply import problem_of
 from gla_kernels.plan.choose import with_walks
@@ -222,7 +223,15 @@ def test_walks_of_wide_heads(V, gates, schedule, every, gate_type, v_first, plac
     assert torch.allclose(halves.cpu(), x.halves, rtol=1e-5)
     for one in made:
         assert one.isfinite().all()
-    args = {"p_qd": made.q, "p_kd": made.k, "p_a": made.a, "p_h": halves}
+    args: dict[str, Any] = read_of(made)
+
+    def adds(kernel: Any, start: Tensor, **values: Tensor) -> Tensor:
+        """The state that segments leave, or its gradient, by what they add."""
+        added, gamma = p.segment_buffer(p.n_seg).fill_(torch.nan), p.decay_buffer(p.n_seg)
+        assert gamma is not None
+        into = args | values | {"p_s": added, "p_ds": added, "p_gamma": gamma}
+        place.run(launch_of_ends(kernel, ENDS, p, into, p.slices[0], added))
+        return start.cpu() * gamma.cpu().exp2()[..., None] + added.cpu()
 
     starts = of_call(x.boundaries(0, x.befores, p.seg_chunks)).to(place.device)
     states, few = (p.few_states(p.whole, n).fill_(torch.nan) for n in (1, max(1, every)))
@@ -254,6 +263,12 @@ def test_walks_of_wide_heads(V, gates, schedule, every, gate_type, v_first, plac
     assert near(dv, x.dv, 3**0.5 * ROUNDING)  # mostly a product of two rounded operands, rounded
     assert near(grads.unflatten(0, (1, -1)).transpose(1, 2), torch.stack(x.d_states[1:], 1))
     assert near(of_call(d_first), x.d_states[0])
+
+    starts, ends = x.boundaries(0, x.befores, p.seg_chunks), x.boundaries(1, x.d_states, p.seg_chunks)
+    after = torch.cat((starts[:, 1:], x.befores[-1].flatten(0, 1)[:, None]), 1)
+    before = torch.cat((x.d_states[0].flatten(0, 1)[:, None], ends[:, :-1]), 1)
+    assert near(adds(states_wide_hopper_kernel, starts, p_v=x.given["v"]), after)
+    assert near(adds(grad_states_wide_hopper_kernel, ends, p_do=x.given["do"]), before)
 
 
 RUNS: list[tuple[Any, ...]] = [(64, 64, 1, *one) for one in itertools.product(GATES, (1, 2, 4), (BF16,))]

@@ -1,5 +1,7 @@
 """What the walk of wide heads (wide_walk.py) reads in place of q, k and g, on Hopper, in Gluon: q and k decayed, and
-each chunk's scores, made once for all tiles of V. A program a chunk, which goes through 64 features at a time.
+each chunk's scores, made once for all tiles of V. A program a chunk, which goes through 64 features at a time; three
+of them share a multiprocessor, because what is made lies where what it is made of was: Q where q, K where k, and of the
+parts of k e^{h - up} the leading bits where g.
 
     up = the sum of the gates of the rows up to the row;  after = of those after it;  h = half of the sum of all
     Q = scale q e^up,   K = k e^after,   A = tril((scale q e^{up - h}) (k e^{h - up})^T), in all two parts each
@@ -42,12 +44,21 @@ from .layouts import (
 
 
 @gluon.jit
-def _send(d_q, d_k, d_g, s_q, s_k, s_g, bar, t: gl.constexpr, i_batch, i_row, i_col):
+def _send(d_q, d_k, d_g, s_q, s_k, s_g, bar, t, i_batch, i_row, i_col):
     """For the t-th 64 features."""
     mbarrier.expect(bar.index(t % 2), (4 if d_g.dtype == gl.float32 else 3) * TILE_BYTES)
     async_load(d_g, [i_batch, i_row, i_col + t * ROWS], bar.index(t % 2), s_g.index(t % 2))
     async_load(d_q, [i_batch, i_row, i_col + t * ROWS], bar.index(t % 2), s_q.index(t % 2))
     async_load(d_k, [i_batch, i_row, i_col + t * ROWS], bar.index(t % 2), s_k.index(t % 2))
+
+
+@gluon.jit
+def _first_of(s_g, d_a):
+    """Where a tile of gates is, room for one of A's or k's parts."""
+    if s_g.dtype == gl.float32:
+        return s_g._reinterpret(gl.bfloat16, [2, 1, ROWS, ROWS], d_a.layout).index(0)
+    else:  # noqa: RET505 - only one of both is compiled
+        return s_g
 
 
 @gluon.jit
@@ -64,13 +75,18 @@ def _sums(s_m, s_g):
 
 
 @gluon.jit
-def _decays(s_g, s_up, s_after):
-    """up, after and h of 64 features, in powers of two."""
-    b_up, b_after = _sums(s_up, s_g), _sums(s_after, s_g)
-    b_up, b_after = warpgroup_mma_wait(0, (b_up, b_after))
-    b_up, b_after = b_up * LOG2_E, b_after * LOG2_E
+def _decays(s_m, s_g):
+    """Sums of 64 features' gates, in powers of two."""
+    b_sum = _sums(s_m, s_g)
+    b_sum = warpgroup_mma_wait(0, (b_sum,))
+    return b_sum * LOG2_E
+
+
+@gluon.jit
+def _half_of(b_up):
+    """h of 64 features."""
     last = (gl.arange(0, ROWS, gl.SliceLayout(1, ACCUMULATOR)) == ROWS - 1)[:, None]
-    return b_up, b_after, 0.5 * gl.sum(gl.where(last, b_up, 0.0), axis=0)
+    return 0.5 * gl.sum(gl.where(last, b_up, 0.0), axis=0)
 
 
 @gluon.jit(do_not_specialize=["T", "n_blocks"])
@@ -90,9 +106,6 @@ def prepare_hopper_kernel(
     s_q = gl.allocate_shared_memory(gl.bfloat16, [2, 1, ROWS, ROWS], d_q.layout)
     s_k = gl.allocate_shared_memory(gl.bfloat16, [2, 1, ROWS, ROWS], d_k.layout)
     s_g = gl.allocate_shared_memory(d_g.dtype, [2, 1, ROWS, ROWS], d_g.layout)
-    s_qd = gl.allocate_shared_memory(gl.bfloat16, [1, ROWS, ROWS], d_qd.layout)
-    s_kd = gl.allocate_shared_memory(gl.bfloat16, [1, ROWS, ROWS], d_kd.layout)
-    s_high = gl.allocate_shared_memory(gl.bfloat16, [1, ROWS, ROWS], d_a.layout)
     s_low = gl.allocate_shared_memory(gl.bfloat16, [1, ROWS, ROWS], d_a.layout)
     s_up = gl.allocate_shared_memory(gl.bfloat16, [ROWS, ROWS], SHARED)
     s_after = gl.allocate_shared_memory(gl.bfloat16, [ROWS, ROWS], SHARED)
@@ -103,44 +116,46 @@ def prepare_hopper_kernel(
     s_after.store(gl.where(o_i < o_j, 1.0, 0.0).to(gl.bfloat16))
     fence_async_shared()
     barrier()
-    _send(d_q, d_k, d_g, s_q, s_k, s_g, bar, 0, i_batch, i_row, i_col)
-    _send(d_q, d_k, d_g, s_q, s_k, s_g, bar, 1, i_batch, i_row, i_col)
+    _send(d_q, d_k, d_g, s_q, s_k, s_g, bar, gl.to_tensor(0), i_batch, i_row, i_col)
+    _send(d_q, d_k, d_g, s_q, s_k, s_g, bar, gl.to_tensor(1), i_batch, i_row, i_col)
 
     b_a = gl.zeros([ROWS, ROWS], gl.float32, ACCUMULATOR)
-    for t in gl.static_range(K // ROWS):
+    for t in range(K // ROWS):
         mbarrier.wait(bar.index(t % 2), t // 2)
         s_gates = s_g.index(t % 2)
         if WIDE:
             cut_gates(s_gates, LEAST_GATE)
-        b_up, b_after, b_half = _decays(s_gates, s_up, s_after)
+        b_up = _decays(s_up, s_gates)
+        b_half = _half_of(b_up)
         if not WIDE:
             if gl.min(b_half, axis=0) < CLOSED_HALF:  # there may be gates of -inf, beside which sums are no numbers
                 limit(s_gates)
-                b_up, b_after, b_half = _decays(s_gates, s_up, s_after)
+                b_up = _decays(s_up, s_gates)
+                b_half = _half_of(b_up)
         if STORE_H:
             gl.store(p_h + t * ROWS + gl.arange(0, ROWS, gl.SliceLayout(0, ACCUMULATOR)), b_half)
-        b_q = wide(matrix(s_q.index(t % 2)).load(ACCUMULATOR)) * scale
-        b_k = wide(matrix(s_k.index(t % 2)).load(ACCUMULATOR))
         b_c = b_up - b_half[None, :]
+        b_q = wide(matrix(s_q.index(t % 2)).load(ACCUMULATOR)) * scale
+        matrix(s_q.index(t % 2)).store(rounded(b_q * gl.exp2(b_up)))
         b_qh, b_ql = cut(b_q * gl.exp2(b_c))
+        b_after = _decays(s_after, s_gates)
+        tma.store_wait(0)
+        barrier()  # every warp is done with g, and with the parts of k before; Q and K before have left
+        if (t > 0) & (t + 1 < K // ROWS):
+            _send(d_q, d_k, d_g, s_q, s_k, s_g, bar, t + 1, i_batch, i_row, i_col)
+        b_k = wide(matrix(s_k.index(t % 2)).load(ACCUMULATOR))
+        matrix(s_k.index(t % 2)).store(rounded(b_k * gl.exp2(b_after)))
         b_kh, b_kl = cut(b_k * gl.exp2(-b_c))
-        b_qd, b_kd = rounded(b_q * gl.exp2(b_up)), rounded(b_k * gl.exp2(b_after))
-        if t > 0:
-            b_a = warpgroup_mma_wait(0, (b_a,))
-            tma.store_wait(0)
-        barrier()  # every warp is done with q, k, g, and with the parts of k before; Q and K before have left
-        if t + 2 < K // ROWS:
-            _send(d_q, d_k, d_g, s_q, s_k, s_g, bar, t + 2, i_batch, i_row, i_col)
+        s_high = _first_of(s_gates, d_a)
         matrix(s_high).store(b_kh)
         matrix(s_low).store(b_kl)
-        matrix(s_qd).store(b_qd)
-        matrix(s_kd).store(b_kd)
         fence_async_shared()
         barrier()
-        b_a = by_parts(b_qh, b_ql, matrix(s_high).permute((1, 0)), matrix(s_low).permute((1, 0)), b_a, t == 0)
-        async_store(d_qd, [i_batch, i_row, i_col + t * ROWS], s_qd)
-        async_store(d_kd, [i_batch, i_row, i_col + t * ROWS], s_kd)
-    b_a = warpgroup_mma_wait(0, (b_a,))
+        b_a = by_parts(b_qh, b_ql, matrix(s_high).permute((1, 0)), matrix(s_low).permute((1, 0)), b_a, False)
+        async_store(d_qd, [i_batch, i_row, i_col + t * ROWS], s_q.index(t % 2))
+        async_store(d_kd, [i_batch, i_row, i_col + t * ROWS], s_k.index(t % 2))
+        b_a, b_qh, b_ql = warpgroup_mma_wait(0, (b_a, b_qh, b_ql))
+    s_high = _first_of(s_g.index((K // ROWS - 1) % 2), d_a)
     o_i = gl.arange(0, ROWS, gl.SliceLayout(1, ACCUMULATOR))[:, None]
     o_j = gl.arange(0, ROWS, gl.SliceLayout(0, ACCUMULATOR))[None, :]
     # above the diagonal the product grows instead of decaying; it may overflow and is thrown away here

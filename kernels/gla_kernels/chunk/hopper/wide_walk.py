@@ -45,13 +45,13 @@ ONE_WARP = gl.constexpr(gl.BlockedLayout([2], [32], [1], [0]))
 
 
 @gluon.jit
-def _chunk_of(i, n_here, REVERSE: gl.constexpr):
+def chunk_of(i, n_here, REVERSE: gl.constexpr):
     """The i-th chunk of the walk, from the segment's first."""
     return n_here - 1 - i if REVERSE else i
 
 
 @gluon.jit
-def _turned_state_at(o_k, o_v, V: gl.constexpr, V_FIRST: gl.constexpr):
+def turned_state_at(o_k, o_v, V: gl.constexpr, V_FIRST: gl.constexpr):
     """Where 64 features of a state, turned, lie in a [K, V] matrix, or V_FIRST, in a [V, K] one; and how far it is to
     the next 64."""
     if V_FIRST:
@@ -61,9 +61,17 @@ def _turned_state_at(o_k, o_v, V: gl.constexpr, V_FIRST: gl.constexpr):
 
 
 @gluon.jit
-def _quarters_at(p_x):
+def quarters_at(p_x):
     """A row of all features, 64 at a time."""
     return gl.load(p_x), gl.load(p_x + ROWS), gl.load(p_x + 2 * ROWS), gl.load(p_x + 3 * ROWS)
+
+
+@gluon.jit
+def send_decays(b_h, s_f, at):
+    """A chunk's decay of all features, from half of its logarithm, to where the walk reads it."""
+    for t in gl.static_range(NK):
+        s_f.index(at * NK + t).store(gl.exp2(2.0 * b_h[t]))
+    barrier()
 
 
 @gluon.jit
@@ -73,16 +81,12 @@ def _load_part(
 ):  # fmt: skip
     """Send for everything in the order in which it is needed, as soon as there is room."""
     p_first = p_h + gl.arange(0, ROWS, ONE_WARP)
-    p_half = p_first + _chunk_of(0, n_here, REVERSE) * WIDE_K
-    b_h0, b_h1, b_h2, b_h3 = _quarters_at(p_half)
+    p_half = p_first + chunk_of(0, n_here, REVERSE) * WIDE_K
+    b_h = quarters_at(p_half)
     for i in range(n_here):
-        at, i_row = i & 1, i_row0 + _chunk_of(i, n_here, REVERSE) * ROWS
+        at, i_row = i & 1, i_row0 + chunk_of(i, n_here, REVERSE) * ROWS
         mbarrier.wait(empty_u.index(at), ((i >> 1) & 1) ^ 1)
-        s_f.index(at * NK).store(gl.exp2(2.0 * b_h0))
-        s_f.index(at * NK + 1).store(gl.exp2(2.0 * b_h1))
-        s_f.index(at * NK + 2).store(gl.exp2(2.0 * b_h2))
-        s_f.index(at * NK + 3).store(gl.exp2(2.0 * b_h3))
-        barrier()
+        send_decays(b_h, s_f, at)
         bar = full_u.index(at)
         mbarrier.expect(bar, (2 + GROUPS) * TILE_BYTES)
         async_load(d_a, [i_batch, i_row, i_h * 2 * ROWS], bar, s_a.index(at * 2))
@@ -90,8 +94,8 @@ def _load_part(
         for j in gl.static_range(GROUPS):
             async_load(d_u, [i_batch, i_row, i_out + j * ROWS], bar, s_u.index(at * GROUPS + j))
         # a chunk ahead: who waits for these waits for memory
-        p_half = p_first + _chunk_of(gl.minimum(i + 1, n_here - 1), n_here, REVERSE) * WIDE_K
-        b_h0, b_h1, b_h2, b_h3 = _quarters_at(p_half)
+        p_half = p_first + chunk_of(gl.minimum(i + 1, n_here - 1), n_here, REVERSE) * WIDE_K
+        b_h = quarters_at(p_half)
         for t in gl.static_range(NK):
             n = i * NK + t
             unit = n % UNITS
@@ -150,14 +154,14 @@ def _walk_part(
     b_s0 = gl.zeros([ROWS, ROWS], gl.float32, ACCUMULATOR)
     b_s1, b_s2, b_s3 = b_s0, b_s0, b_s0
     if HAS_S0:
-        o_s0, NEXT = _turned_state_at(o_k, i_v + o_v, V, S0_V_FIRST)
+        o_s0, NEXT = turned_state_at(o_k, i_v + o_v, V, S0_V_FIRST)
         b_s0, b_s1 = gl.load(p_s0 + o_s0), gl.load(p_s0 + NEXT + o_s0)
         b_s2, b_s3 = gl.load(p_s0 + 2 * NEXT + o_s0), gl.load(p_s0 + 3 * NEXT + o_s0)
     s_z = s_z.index(J)
     for i in range(n_here):
         at, n = i & 1, i * NK
-        i_row = i_row0 + _chunk_of(i, n_here, REVERSE) * ROWS
-        stored = _chunk_of(i, n_here, REVERSE) % every == until
+        i_row = i_row0 + chunk_of(i, n_here, REVERSE) * ROWS
+        stored = chunk_of(i, n_here, REVERSE) % every == until
         mbarrier.wait(full_u.index(at), (i >> 1) & 1)
         b_u = matrix(s_u.index(at * GROUPS + J)).permute((1, 0)).load(OPERAND)
         s_high, s_low = matrix(s_a.index(at * 2)), matrix(s_a.index(at * 2 + 1))
@@ -192,7 +196,7 @@ def _walk_part(
     if STORE_ST:
         if store_st:
             # made here: places that the compiler knew from the loads would stay in registers all along
-            o_st, NEXT_ST = _turned_state_at(o_k, i_v + o_v + hidden_zero(n_here), V, V_FIRST)
+            o_st, NEXT_ST = turned_state_at(o_k, i_v + o_v + hidden_zero(n_here), V, V_FIRST)
             gl.store(p_st + o_st, b_s0)
             gl.store(p_st + NEXT_ST + o_st, b_s1)
             gl.store(p_st + 2 * NEXT_ST + o_st, b_s2)
