@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from .low_rank import low_rank_gates, serves
 from .ops.gla import gla, gla_recurrent, gla_step
 from .schedule import MAX_HEAD_DIM, Schedule
 
@@ -61,6 +62,7 @@ class GatedLinearAttention(nn.Module):
     use_short_conv, conv_size, conv_bias: short convolutions are not supported.
     layer_idx: is kept, and not used.
     gate_dtype: torch.float32 for gates in float32 from the sigmoid's logarithm on; None: in the dtype of x.
+        With 1024 tokens or more gates are made by kernels of their own (low_rank.py), which round nothing before them.
     schedule, recompute: as of `gla`, in mode "chunk".
 
     Projections of x are modules and products of their own, as FLA has them: for optimizers, sharding, and whatever
@@ -195,17 +197,29 @@ class GatedLinearAttention(nn.Module):
 
     def _inputs(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
         """q, k, v and g as kernels take them, by heads, and the output gate if there is one; x is [.., hidden_size]."""
-        q, k, g = (layer(x).unflatten(-1, (-1, self.head_k_dim)) for layer in (self.q_proj, self.k_proj, self.gk_proj))
+        q, k, g = (y.unflatten(-1, (-1, self.head_k_dim)) for y in (self.q_proj(x), self.k_proj(x), self._gates(x)))
         v = self.v_proj(x).unflatten(-1, (-1, self.head_v_dim))
         gate = self.g_proj(x).unflatten(-1, (-1, self.head_v_dim)) if self.use_output_gate else None
-        g = F.logsigmoid(g if self.gate_dtype is None else g.to(self.gate_dtype)) / self.gate_logit_normalizer
-        if self.clamp_min is not None:
-            g = g.clamp_min(self.clamp_min)
         if self.feature_map_fn is not None:
             q, k = self.feature_map_fn(q), self.feature_map_fn(k)
         if self.num_kv_groups > 1:
             k, v, g = (y.repeat_interleave(self.num_kv_groups, -2) for y in (k, v, g))
         return q, k, v, g, gate
+
+    def _gates(self, x: Tensor) -> Tensor:
+        """g [.., K of all heads], by kernels of its own where nothing has been put in a projection's place."""
+        if _is_plain(self.gk_proj, nn.Sequential) and _is_plain(last := self.gk_proj[-1], nn.Linear):
+            low = self.gk_proj[0](x)
+            how = self.gate_logit_normalizer, self.clamp_min, self.gate_dtype or low.dtype
+            plain = not _autocasting(low.device.type) and not torch._C._are_functorch_transforms_active()
+            if plain and serves(low, last.weight, last.bias):
+                g: Tensor = low_rank_gates(low, last.weight, last.bias, *how)
+                return g
+            logits = last(low)
+        else:
+            logits = self.gk_proj(x)
+        g = F.logsigmoid(logits if self.gate_dtype is None else logits.to(self.gate_dtype)) / self.gate_logit_normalizer
+        return g if self.clamp_min is None else g.clamp_min(self.clamp_min)
 
     def _mixed(
         self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, initial_state: Tensor | None, output_final_state: bool,
@@ -232,6 +246,13 @@ class HeadNorm(nn.RMSNorm):
         """x [.., V] -> the same shape and dtype."""
         weight: Tensor | None = self.weight  # None without elementwise_affine
         return F.rms_norm(x, x.shape[-1:], None if weight is None else weight.to(x.dtype), self.eps).to(x.dtype)
+
+
+def _is_plain(layer: nn.Module, kind: type[nn.Module]) -> bool:
+    """Whether a layer is just that, with weights that are plain tensors, and nobody listens to its calls."""
+    weights = all(type(weight) in (nn.Parameter, Tensor) for weight in layer.parameters())
+    hooks = layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks
+    return type(layer) is kind and weights and not hooks
 
 
 def _autocasting(device: str) -> bool:
