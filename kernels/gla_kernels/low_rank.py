@@ -19,6 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .launch import Launch, execute, interpreting, settle_keys
+from .projections import as_written
 from .schedule import cdiv, padded
 from .tiles.operands import dot, operand_type
 
@@ -127,15 +128,11 @@ settle_keys(gates_kernel, gates_grad_x_kernel, gates_grad_w_kernel)
 
 
 def serves(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """Whether `low_rank_gates` can take these: of one dtype, on a GPU, and so many that it pays."""
-    alike = all(y.dtype == x.dtype and y.device == x.device for y in (weight, bias) if y is not None)
-    return (
-        (x.is_cuda or ON_CPU)
-        and alike
-        and x.dtype in DTYPES
-        and weight.shape[1] <= MOST_RANK
-        and _rows(x) >= LEAST_ROWS
-    )
+    """Whether `low_rank_gates` can take these: of one dtype that it knows, and is to stay, on a GPU, and so many rows
+    that it pays."""
+    if not (x.is_cuda or ON_CPU) or x.dtype not in DTYPES or weight.shape[1] > MOST_RANK or _rows(x) < LEAST_ROWS:
+        return False
+    return all(y.dtype == x.dtype and y.device == x.device for y in (weight, bias) if y is not None) and as_written(x)
 
 
 def _rows(x: Tensor) -> int:

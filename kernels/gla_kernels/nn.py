@@ -23,6 +23,7 @@ from torch.nn import functional as F
 
 from .low_rank import low_rank_gates, serves
 from .ops.gla import gla, gla_recurrent, gla_step
+from .projections import is_plain, projected
 from .schedule import MAX_HEAD_DIM, Schedule
 
 
@@ -67,7 +68,8 @@ class GatedLinearAttention(nn.Module):
 
     Projections of x are modules and products of their own, as FLA has them: for optimizers, sharding, and whatever
     replaces a projection by its name. One product of all would be cut into slices, which `gla` copies; the copies would
-    be kept for the backward pass beside what they are of.
+    be kept for the backward pass beside what they are of. Where nothing has been put in their place, what they add to
+    the gradient of x is one sum (projections.py).
 
     Raises ValueError, naming the argument, for what is wrong or not supported.
     """
@@ -197,28 +199,29 @@ class GatedLinearAttention(nn.Module):
 
     def _inputs(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
         """q, k, v and g as kernels take them, by heads, and the output gate if there is one; x is [.., hidden_size]."""
-        q, k, g = (y.unflatten(-1, (-1, self.head_k_dim)) for y in (self.q_proj(x), self.k_proj(x), self._gates(x)))
-        v = self.v_proj(x).unflatten(-1, (-1, self.head_v_dim))
-        gate = self.g_proj(x).unflatten(-1, (-1, self.head_v_dim)) if self.use_output_gate else None
+        first = self.gk_proj[0] if is_plain(self.gk_proj, nn.Sequential) else self.gk_proj
+        layers = [first, self.q_proj, self.k_proj, self.v_proj, *([self.g_proj] if self.use_output_gate else [])]
+        low, q, k, v, *rest = projected(x, layers)
+        q, k, g = (y.unflatten(-1, (-1, self.head_k_dim)) for y in (q, k, self._gates(low, first)))
+        v, *rest = (y.unflatten(-1, (-1, self.head_v_dim)) for y in (v, *rest))
         if self.feature_map_fn is not None:
             q, k = self.feature_map_fn(q), self.feature_map_fn(k)
         if self.num_kv_groups > 1:
             k, v, g = (y.repeat_interleave(self.num_kv_groups, -2) for y in (k, v, g))
-        return q, k, v, g, gate
+        return q, k, v, g, rest[0] if rest else None
 
-    def _gates(self, x: Tensor) -> Tensor:
-        """g [.., K of all heads], by kernels of its own where nothing has been put in a projection's place."""
-        if _is_plain(self.gk_proj, nn.Sequential) and _is_plain(last := self.gk_proj[-1], nn.Linear):
-            low = self.gk_proj[0](x)
-            how = self.gate_logit_normalizer, self.clamp_min, self.gate_dtype or low.dtype
-            plain = not _autocasting(low.device.type) and not torch._C._are_functorch_transforms_active()
-            if plain and serves(low, last.weight, last.bias):
+    def _gates(self, low: Tensor, first: nn.Module) -> Tensor:
+        """g [.., K of all heads] of what the first of its projections makes of x; or all of them, if they are not to be
+        told apart."""
+        dtype = low.dtype if self.gate_dtype is None else self.gate_dtype
+        if first is not self.gk_proj:
+            last: Any = self.gk_proj[1]
+            if is_plain(last, nn.Linear) and serves(low, last.weight, last.bias):
+                how = self.gate_logit_normalizer, self.clamp_min, dtype
                 g: Tensor = low_rank_gates(low, last.weight, last.bias, *how)
                 return g
-            logits = last(low)
-        else:
-            logits = self.gk_proj(x)
-        g = F.logsigmoid(logits if self.gate_dtype is None else logits.to(self.gate_dtype)) / self.gate_logit_normalizer
+            low = last(low)
+        g = F.logsigmoid(low.to(dtype)) / self.gate_logit_normalizer
         return g if self.clamp_min is None else g.clamp_min(self.clamp_min)
 
     def _mixed(
@@ -246,13 +249,6 @@ class HeadNorm(nn.RMSNorm):
         """x [.., V] -> the same shape and dtype."""
         weight: Tensor | None = self.weight  # None without elementwise_affine
         return F.rms_norm(x, x.shape[-1:], None if weight is None else weight.to(x.dtype), self.eps).to(x.dtype)
-
-
-def _is_plain(layer: nn.Module, kind: type[nn.Module]) -> bool:
-    """Whether a layer is just that, with weights that are plain tensors, and nobody listens to its calls."""
-    weights = all(type(weight) in (nn.Parameter, Tensor) for weight in layer.parameters())
-    hooks = layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks
-    return type(layer) is kind and weights and not hooks
 
 
 def _autocasting(device: str) -> bool:

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gla_kernels import gla, reference
+from gla_kernels.projections import projected
 
 from .gla import EPS
 from .operators import Operator, Packed, bounds, given
@@ -37,7 +38,7 @@ class LinearAttention(nn.Module):
     def forward(self, x: Tensor, packed: Packed | None = None) -> Tensor:
         """x [B, T, width] -> the same shape."""
         projections = self.queries, self.keys, self.values, self.output_gate
-        q, k, v, gate = (project(x).unflatten(-1, (self.heads, -1)) for project in projections)
+        q, k, v, gate = (y.unflatten(-1, (self.heads, -1)) for y in projected(x, projections))
         o = self.operator(q, k, v, **given(packed))
         mixed: Tensor = self.out((F.silu(gate) * self.norm(o)).flatten(2))
         return mixed

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gla_kernels import reference, retnet_decays, simple_gla
+from gla_kernels.projections import projected
 
 from .attention import Rotary
 from .gla import EPS
@@ -41,7 +42,7 @@ class MultiScaleRetention(nn.Module):
     def forward(self, x: Tensor, packed: Packed | None = None) -> Tensor:
         """x [B, T, width] -> the same shape."""
         projections = self.queries, self.keys, self.values, self.output_gate
-        q, k, v, gate = (project(x).unflatten(-1, (self.heads, -1)) for project in projections)
+        q, k, v, gate = (y.unflatten(-1, (self.heads, -1)) for y in projected(x, projections))
         decays = self.decays.to(x.device).expand(q.shape[:-1])
         q, k = self.rotary(q, packed), self.rotary(k, packed)
         o = self.operator(q, k, v, decays, **given(packed))
