@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .copies import sum_kernel
 from .launch import Launch, execute, interpreting, settle_keys
 from .projections import as_written
 from .schedule import cdiv, padded
@@ -26,32 +27,27 @@ from .tiles.operands import dot, operand_type
 MOST_RANK = 128
 LEAST_ROWS = 1024  # with fewer, PyTorch's own are as fast
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-ROWS, COLUMNS = 64, 128  # of a tile
-SPLITS = 32  # programs that share the rows of dW
+# Rows and columns of tiles, and how many of a loop are on their way: what was quickest on an H100.
+GATES, GRAD_X, GRAD_W = (64, 64, 1), (64, 128, 3), (32, 128, 3)
+SPLITS = 64  # programs that share the rows of dW
+SUMMED = 256  # elements of a program that adds up what they have
 ON_CPU = interpreting()  # asked once, and not while a graph is made
 
 
 @triton.jit
-def _tile(
-    p_x, p_w, p_b, o_t, o_n, n_rows, R: tl.constexpr, N: tl.constexpr, BR: tl.constexpr, DOT: tl.constexpr,
-    PRECISION: tl.constexpr,
-):  # fmt: skip
-    """x, W and z of a tile."""
+def _rows_of(p_x, o_t, n_rows, R: tl.constexpr, BR: tl.constexpr):
+    """Rows of x."""
     o_r = tl.arange(0, BR)
-    b_x = tl.load(p_x + o_t[:, None] * R + o_r[None, :], mask=(o_t < n_rows)[:, None] & (o_r < R)[None, :], other=0.0)
-    b_w = tl.load(p_w + o_n[:, None] * R + o_r[None, :], mask=(o_n < N)[:, None] & (o_r < R)[None, :], other=0.0)
-    b_z = dot(b_x, tl.trans(b_w), DOT, PRECISION)
-    if p_b is not None:
-        b_z += tl.load(p_b + o_n, mask=o_n < N, other=0.0).to(tl.float32)[None, :]
-    return b_x, b_w, b_z
+    return tl.load(p_x + o_t[:, None] * R + o_r[None, :], mask=(o_t < n_rows)[:, None] & (o_r < R)[None, :], other=0.0)
 
 
 @triton.jit
-def _logsigmoid(b_z):
-    """log(1 / (1 + e^-z)). Where e^-|z| is small, 1 + it has lost of it what the series has not."""
-    b_e = tl.exp(-tl.abs(b_z))
-    b_log = tl.where(b_e < 1e-3, b_e * (1.0 - 0.5 * b_e), tl.log(1.0 + b_e))
-    return tl.minimum(b_z, 0.0) - b_log
+def _columns_of(p_w, p_b, o_n, R: tl.constexpr, N: tl.constexpr, BR: tl.constexpr):
+    """Rows of W, and b."""
+    b_b = tl.zeros([o_n.shape[0]], dtype=tl.float32)
+    if p_b is not None:
+        b_b += tl.load(p_b + o_n, mask=o_n < N, other=0.0).to(tl.float32)
+    return _rows_of(p_w, o_n, N, R, BR), b_b
 
 
 @triton.jit
@@ -62,7 +58,7 @@ def _slope(b_z, p_dg, o_t, o_n, n_rows, factor, least, N: tl.constexpr, CLAMPED:
     b_e = tl.exp(-tl.abs(b_z))  # which does not overflow
     b_dz = b_dg * factor * tl.where(b_z > 0.0, b_e, 1.0) / (1.0 + b_e)
     if CLAMPED:
-        b_dz = tl.where(_logsigmoid(b_z) * factor < least, 0.0, b_dz)
+        b_dz = tl.where((tl.minimum(b_z, 0.0) - tl.log(1.0 + b_e)) * factor < least, 0.0, b_dz)
     return b_dz
 
 
@@ -76,8 +72,9 @@ def gates_kernel(
     NN: tl.constexpr = (N + BN - 1) // BN
     i_p = tl.program_id(0)
     o_t, o_n = i_p // NN * BT + tl.arange(0, BT), i_p % NN * BN + tl.arange(0, BN)
-    b_z = _tile(p_x, p_w, p_b, o_t, o_n, n_rows, R, N, BR, DOT, PRECISION)[2]
-    b_g = _logsigmoid(b_z) * factor
+    b_w, b_b = _columns_of(p_w, p_b, o_n, R, N, BR)
+    b_z = dot(_rows_of(p_x, o_t, n_rows, R, BR), tl.trans(b_w), DOT, PRECISION) + b_b[None, :]
+    b_g = (tl.minimum(b_z, 0.0) - tl.log(1.0 + tl.exp(-tl.abs(b_z)))) * factor
     if CLAMPED:
         b_g = tl.maximum(b_g, least)
     o_g = o_t[:, None].to(tl.int64) * N + o_n[None, :]
@@ -92,10 +89,11 @@ def gates_grad_x_kernel(
 ):  # fmt: skip
     """dx [n_rows, R]."""
     o_t, o_r = tl.program_id(0) * BT + tl.arange(0, BT), tl.arange(0, BR)
-    b_dx = tl.zeros([BT, BR], dtype=tl.float32)
+    b_x, b_dx = _rows_of(p_x, o_t, n_rows, R, BR), tl.zeros([BT, BR], dtype=tl.float32)
     for i_n in range(0, N, BN):
         o_n = i_n + tl.arange(0, BN)
-        b_x, b_w, b_z = _tile(p_x, p_w, p_b, o_t, o_n, n_rows, R, N, BR, DOT, PRECISION)
+        b_w, b_b = _columns_of(p_w, p_b, o_n, R, N, BR)
+        b_z = dot(b_x, tl.trans(b_w), DOT, PRECISION) + b_b[None, :]
         b_dz = _slope(b_z, p_dg, o_t, o_n, n_rows, factor, least, N, CLAMPED)
         b_dx += dot(b_dz, b_w, DOT, PRECISION)
     o_x = o_t[:, None] * R + o_r[None, :]
@@ -112,9 +110,11 @@ def gates_grad_w_kernel(
     i_s, i_n = tl.program_id(0) % SPLITS, tl.program_id(0) // SPLITS
     o_n, o_r = i_n * BN + tl.arange(0, BN), tl.arange(0, BR)
     b_dw, b_db = tl.zeros([BN, BR], dtype=tl.float32), tl.zeros([BN], dtype=tl.float32)
+    b_w, b_b = _columns_of(p_w, p_b, o_n, R, N, BR)
     for i_t in range(i_s * BT, n_rows, SPLITS * BT):
         o_t = i_t + tl.arange(0, BT)
-        b_x, b_w, b_z = _tile(p_x, p_w, p_b, o_t, o_n, n_rows, R, N, BR, DOT, PRECISION)
+        b_x = _rows_of(p_x, o_t, n_rows, R, BR)
+        b_z = dot(b_x, tl.trans(b_w), DOT, PRECISION) + b_b[None, :]
         b_dz = _slope(b_z, p_dg, o_t, o_n, n_rows, factor, least, N, CLAMPED)
         b_dw += dot(tl.trans(b_dz), b_x, DOT, PRECISION)
         b_db += tl.sum(b_dz, axis=0)
@@ -146,9 +146,9 @@ def low_rank_gates(
     """g [.., N] in ``dtype`` of x [.., R], weight [N, R] and bias [N] or None, for which `serves` is true. least: no
     gate is less; None for no such bound. Differentiable once."""
     g = x.new_empty(*x.shape[:-1], weight.shape[0], dtype=dtype)
-    how = _shared(x, weight, bias, normalizer, least)
-    grid = cdiv(_rows(x), ROWS) * cdiv(weight.shape[0], COLUMNS)
-    execute(Launch(gates_kernel, (grid,), how[0] | {"p_g": g}, how[1]))
+    rows, columns, _ = GATES
+    programs = cdiv(_rows(x), rows) * cdiv(weight.shape[0], columns)
+    execute(_launch(gates_kernel, programs, GATES, {"p_g": g}, x, weight, bias, normalizer, least))
     return g
 
 
@@ -157,29 +157,38 @@ def _backward(
     dg: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, normalizer: float, least: float | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dx, dW and db, which has no elements without a bias."""
-    (N, R), n = weight.shape, _rows(x)
-    args, constants = _shared(x, weight, bias, normalizer, least)
-    args |= {"p_dg": dg.contiguous(), "p_dx": x.new_empty(x.shape)}
-    execute(Launch(gates_grad_x_kernel, (cdiv(n, ROWS),), args, constants))
+    N, R = weight.shape
+    given = x, weight, bias, normalizer, least
+    dx, dg = x.new_empty(x.shape), dg.contiguous()
+    execute(_launch(gates_grad_x_kernel, cdiv(_rows(x), GRAD_X[0]), GRAD_X, {"p_dg": dg, "p_dx": dx}, *given))
     dw = x.new_empty(SPLITS, N, R, dtype=torch.float32)
     db = None if bias is None else x.new_empty(SPLITS, N, dtype=torch.float32)
-    args |= {"p_dw": dw, "p_db": db}
-    execute(Launch(gates_grad_w_kernel, (SPLITS * cdiv(N, COLUMNS),), args, constants | {"SPLITS": SPLITS}))
-    none = x.new_empty(0) if db is None else db.sum(0).to(x.dtype)
-    return args["p_dx"], dw.sum(0).to(x.dtype), none
+    programs, into = SPLITS * cdiv(N, GRAD_W[1]), {"p_dg": dg, "p_dw": dw, "p_db": db}
+    execute(_launch(gates_grad_w_kernel, programs, GRAD_W, into, *given))
+    return dx, _sum(dw, weight), x.new_empty(0) if db is None or bias is None else _sum(db, bias)
 
 
-def _shared(
-    x: Tensor, weight: Tensor, bias: Tensor | None, normalizer: float, least: float | None
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Arguments of all three kernels."""
+def _sum(parts: Tensor, like: Tensor) -> Tensor:
+    """The sum of SPLITS parts, in the dtype of what it is the gradient of."""
+    found = torch.empty_like(like, memory_format=torch.contiguous_format)
+    args = {"p_x": parts, "p_y": found, "n": found.numel()}
+    execute(Launch(sum_kernel, (cdiv(found.numel(), SUMMED),), args, {"PARTS": SPLITS, "BLOCK": SUMMED}))
+    return found
+
+
+def _launch(
+    kernel: Any, programs: int, tile: tuple[int, int, int], more: dict[str, Any], x: Tensor, weight: Tensor,
+    bias: Tensor | None, normalizer: float, least: float | None,
+) -> Launch:  # fmt: skip
+    """A launch of one of the three kernels."""
     (N, R), (dot_type, precision) = weight.shape, operand_type(x.dtype, weight.shape[1])
-    args = {
+    args = more | {
         "p_x": x.contiguous(), "p_w": weight.contiguous(), "p_b": bias, "n_rows": _rows(x), "factor": 1.0 / normalizer,
         "least": 0.0 if least is None else least,
     }  # fmt: skip
-    sizes = {"R": R, "N": N, "BT": ROWS, "BN": COLUMNS, "BR": padded(R)}
-    return args, sizes | {"CLAMPED": least is not None, "DOT": dot_type, "PRECISION": precision}
+    sizes = {"R": R, "N": N, "BT": tile[0], "BN": tile[1], "BR": padded(R), "SPLITS": SPLITS}
+    how = {"CLAMPED": least is not None, "DOT": dot_type, "PRECISION": precision}
+    return Launch(kernel, (programs,), args, sizes | how, num_stages=tile[2])
 
 
 @low_rank_gates.register_fake
