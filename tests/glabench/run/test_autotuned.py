@@ -68,6 +68,7 @@ def test_every_config_is_compiled_and_none_is_launched() -> None:
     assert sorted(run["WIDTH"] for run in kernel.ran) == list(WIDTHS)
     assert all(run["warmup"] and run["args"] == ("x", 5) and run["grid"] == (1,) for run in kernel.ran)
     assert tuned.cache == {}  # what is fastest is still open
+    assert tuned.best_config in tuned.configs  # which callers may ask for
 
 
 def test_processes_begin_with_different_configs(monkeypatch: pytest.MonkeyPatch) -> None:
