@@ -41,7 +41,7 @@ NCU_PLACES = (
 # Packages whose version can change a result.
 RESULT_PACKAGES = (
     "torch", "triton", "fla-core", "flash-linear-attention", "flash-attn", "flash-attn-3", "helion", "mamba-ssm",
-    "mlstm-kernels",
+    "causal-conv1d", "mlstm-kernels",
 )  # fmt: skip
 # A folder outside of any package that a variable names, and what in it can change a result.
 HELION_EXAMPLES = "GLABENCH_HELION_EXAMPLES"

@@ -28,8 +28,12 @@ from triton.runtime import driver
 from triton.runtime.autotuner import Autotuner
 
 from glabench.run import gate
+from glabench.run.train import made
 from glabench.spec.case import Case
+from glabench.spec.models import CONFIGS
 from glabench.systems.base import System
+from glabench.systems.inputs import DTYPES
+from glabench.systems.language_model import LanguageModelSystem
 
 LONG = 1024  # tokens; what a kernel is compiled for depends on a length by what divides it, up to this
 
@@ -40,7 +44,8 @@ LOOK_MS = (1, 5)
 
 
 def compile_ahead(system: System, case: Case) -> None:
-    """Compile what the case's first call on this GPU would, and compute nothing.
+    """Compile what the case's first call on this GPU would, and compute nothing. Of a model its operator, or one block
+    where more of it than the operator is a package's.
 
     Of a long case's tokens only as many as have the same divisors: what compiles side by side shares the GPU's memory.
     Packed sequences are all there. Raises what the system raises; an autotuned kernel that does not compile is left to
@@ -48,8 +53,20 @@ def compile_ahead(system: System, case: Case) -> None:
     """
     short = case if case.lengths else replace(case, T=min(case.T, LONG + case.T % LONG))
     with compiling():
-        gate.run_once(system, system.draw_inputs(short, "cuda"), short, case.mode in ("bwd", "fwdbwd"))
+        if isinstance(system, LanguageModelSystem) and system.whole_layers:
+            call_block(system, short, torch.device("cuda"))
+        else:
+            operator, asked = system.operator_of(short)
+            gate.run_once(operator, operator.draw_inputs(asked, "cuda"), asked, asked.mode in ("bwd", "fwdbwd"))
     torch.cuda.synchronize()  # kernels without an autotuner did run
+
+
+def call_block(system: LanguageModelSystem, case: Case, device: torch.device) -> None:
+    """Forward and backward through one block of the case's model."""
+    (block, *_), width = made(lambda: system.model(case), device).blocks, CONFIGS[case.model or "tiny"].width
+    x = torch.randn(case.B, case.T, width, device=device, dtype=DTYPES[case.dtype], requires_grad=True)
+    y = block(x)
+    y.backward(torch.ones_like(y))
 
 
 @contextmanager
@@ -72,6 +89,7 @@ def _compile(tuner: Any, *args: Any, **options: Any) -> None:
         with suppress(Exception):
             tuner.fn.run(*args, **(options | {"warmup": True}), **config.all_kwargs())
     tuner.nargs = None
+    tuner.best_config = configs[0]  # any will do: mamba_ssm asks what its kernel ran with, to size what it reads next
 
 
 @contextmanager

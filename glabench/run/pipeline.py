@@ -109,9 +109,8 @@ def _run(draft: Draft, case: Case, settings: Settings, system: System) -> None:
     # Triton's interpreter and its compiler both stand in for the GPU that a system would otherwise need.
     if not can_run(draft, case, settings, system):
         return
-    if part == "compile" and system.info.autotuned:
-        operator, asked = system.operator_of(case)
-        _compile_ahead(draft, asked, operator)
+    if part == "compile" and system.autotuned:
+        _compile_ahead(draft, case, system)
         return
     if part == "compile":
         compile_kernels(draft, case, settings, system)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from glabench.spec.case import Execution
 from glabench.systems.inputs import packed
-from glabench.systems.models.model import NO_TARGET, ONE_GRAPH, Config, LanguageModel
+from glabench.systems.models.model import NO_TARGET, Config, LanguageModel, in_one_graph
 
 SETTLING, QUEUED = 3, 5  # steps before a sample, and samples of the time to queue one
 LEARNING_RATE, WEIGHT_DECAY = 3e-4, 0.01  # the papers' highest, from the first step on; no clipping of gradients
@@ -87,7 +87,7 @@ class Trainer:
             return LanguageModel(config, variant.system, length).to(torch.bfloat16)
 
         execution: Execution | None = "compiled" if variant.compiled else None
-        return cls(model, config.vocabulary, batch, length, device, execution, variant.system in ONE_GRAPH)
+        return cls(model, config.vocabulary, batch, length, device, execution, in_one_graph(variant.system))
 
     def step(self) -> Tensor:
         """One step, queued: nothing here waits for the GPU. The loss before it, float32."""

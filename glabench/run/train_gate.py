@@ -2,9 +2,10 @@
 computed in float64.
 
 All else is the same in both, weights, tokens and the layers' dtype, so that what differs is the operator's doing. Not
-so where blocks are compiled: a compiler rounds less than PyTorch does, and elsewhere. Such a step is compared with the
-whole model in float64. What is allowed is, as of an operator, a multiple of the error of the model with a plain PyTorch
-form of its operator, not compiled, in the case's dtype.
+so where blocks are compiled, or layers are a package's own: a compiler rounds less than PyTorch does, and elsewhere, as
+do kernels that fuse a layer. Such a step is compared with the whole model in float64. What is allowed is, as of an
+operator, a multiple of the error of the model with a plain PyTorch form of its operator, not compiled, in the case's
+dtype.
 
 Where documents are packed, both of these models are given one document at a time, alone: no bounds, no padding.
 
@@ -57,7 +58,7 @@ def reduced(case: Case, settings: Settings, where: str) -> Case:
 def check(system: LanguageModelSystem, case: Case, settings: Settings, where: str, phases: Phases) -> Verdict:
     """Run one step as the case runs it, with the plain form, and in float64."""
     case = reduced(case, settings, where)
-    whole = case.execution is not None
+    whole = case.execution is not None or system.whole_layers
     with phases("reference"):
         exact, plain = references(system, case, settings, whole)
     with phases("gate"):

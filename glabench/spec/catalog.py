@@ -63,7 +63,9 @@ class SystemInfo:
     summary: str
     source: str
     takes: frozenset[str] = frozenset()  # of `case.LATER`
-    autotuned: bool = False  # by Triton's autotuner, at its first call, with many configs: these are compiled ahead
+    # by Triton's autotuner, at its first call, with many configs: these are compiled ahead. Where one runs
+    # a package's kernels or others, the package's: `System.autotuned` says which it is here
+    autotuned: bool = False
     inside: str | None = None  # of a language model, the system whose operator its layers run
 
     @property
@@ -169,7 +171,7 @@ _SYSTEMS = (
             takes=GATES),
     _scalar("mamba2_ssd", "Mamba-2's SSD", "ssd", "mamba2_ssd:Mamba2Ssd",
             "mamba_ssm's mamba_chunk_scan_combined where it is installed, else simple_gla; the row says which",
-            SSD_PAPER, triton=True),
+            SSD_PAPER, triton=True, autotuned=True),
     _gla("fla_recurrent", "FLA fused_recurrent_gla", "fla:FlaRecurrent",
          "fla-core's fused recurrence; mode step decodes one token", FLA_REPO, modes=WITH_STEP,
          takes=GATES | PACKED),
@@ -186,7 +188,7 @@ _SYSTEMS = (
            takes=PACKED, triton=True, cls="UngatedSystem"),
     _model("mamba2_lm", "Mamba-2", "mamba2_ssd",
            "a language model of Mamba-2's layers alone: mamba_ssm's, else plain PyTorch; the row says which", SSD_PAPER,
-           cls="Mamba2System"),
+           autotuned=True, cls="Mamba2System"),
     _model("transformer_lm", "Transformer++, FlashAttention-2", "fa2",
            "rotary positions, SwiGLU, RMS norms, and causal attention by torch SDPA's flash backend", FA2_PAPER,
            takes=PACKED, cls="TransformerSystem"),

@@ -80,6 +80,11 @@ class System(ABC):
         """The system whose operator the case runs, and what is asked of it: the case itself, but of a model."""
         return self, case
 
+    @property
+    def autotuned(self) -> bool:
+        """Whether what runs here tunes itself at its first call: its configs are compiled ahead of it."""
+        return self.info.autotuned
+
     def step(self, inputs: Inputs, case: Case) -> tuple[torch.Tensor, torch.Tensor | None]:
         """One token: ``(o [B,H,V], state [B,H,K,V])``. May update ``inputs.initial_state`` in place. Attention, whose
         state is its cache of keys and values, returns None for it.

@@ -32,9 +32,12 @@ class LanguageModelSystem(System):
     """A model of the case's size whose layers run the operator of another system, ``info.inside``.
 
     in_one_graph: whether ``torch.compile`` takes a block whole; not FLA's operator, around which it breaks.
+    whole_layers: whether kernels of a package compute the layer around the operator too. They round elsewhere than
+    PyTorch does, and such a step is compared with the whole model in float64.
     """
 
     in_one_graph = True
+    whole_layers = False
 
     def unavailable(self, device: Device) -> Unavailable | None:
         return self.inside.unavailable(device)
@@ -142,10 +145,19 @@ class Mamba2System(LanguageModelSystem):
 
     @property
     def in_one_graph(self) -> bool:  # type: ignore[override]  # a class attribute of all others
-        """mamba_ssm's kernels are left alone."""
+        """mamba_ssm's layer is left alone."""
+        return not self.whole_layers
+
+    @property
+    def autotuned(self) -> bool:
+        return self.whole_layers
+
+    @property
+    def whole_layers(self) -> bool:  # type: ignore[override]
+        """mamba_ssm fuses the convolution, the norm and what is around them with its scan."""
         from glabench.systems.models import mamba2
 
-        return not mamba2.official()
+        return mamba2.official()
 
     def unavailable(self, device: Device) -> Unavailable | None:
         return None

@@ -55,6 +55,10 @@ class Mamba2Ssd(SimpleGla):
         # mamba_ssm adds its gradients up in whatever order they come: the gate asks no equal bits of it
         super().__init__(replace(info, triton=False) if official() else info)
 
+    @property
+    def autotuned(self) -> bool:
+        return official()
+
     def unavailable(self, device: Device) -> Unavailable | None:
         return None if official() else super().unavailable(device)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -73,8 +74,7 @@ class Mamba2(nn.Module):
         super().__init__()
         inner = EXPAND * width
         heads, mixed = inner // HEAD, inner + 2 * STATE
-        self.sizes = (inner, mixed, heads)
-        self.in_proj = nn.Linear(width, sum(self.sizes), bias=False)
+        self.in_proj = nn.Linear(width, inner + mixed + heads, bias=False)
         self.conv1d = nn.Conv1d(mixed, mixed, TAPS, groups=mixed, padding=TAPS - 1)
         self.dt_bias = step_bias(heads)
         self.A_log = nn.Parameter(torch.empty(heads).uniform_(*RATES).log())
@@ -87,19 +87,54 @@ class Mamba2(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [B, T, width] -> the same shape."""
-        mixed = checkpoint(self._mixed, self.in_proj(x), use_reentrant=False, preserve_rng_state=False)
-        y: Tensor = self.out_proj(mixed)
-        return y
+        return by_operator(self, x, self.operator)
 
-    def _mixed(self, projected: Tensor) -> Tensor:
-        """[B, T, inner + mixed + heads] -> [B, T, inner]."""
-        z, xbc, steps = projected.split(self.sizes, -1)
-        x, b, c = convolved(xbc, self.conv1d).split((z.shape[-1], STATE, STATE), -1)
-        x = x.unflatten(-1, (-1, HEAD))
-        steps = F.softplus(steps.float() + self.dt_bias.float())
-        y = self.operator(x, steps, -self.A_log.float().exp(), b, c) + self.D[:, None] * x
-        normed: Tensor = self.norm(y.flatten(2) * F.silu(z))
-        return normed
+
+def by_operator(layer: Any, x: Tensor, operator: Operator) -> Tensor:
+    """What a layer with `Mamba2`'s parameters makes of x [B, T, width] in plain PyTorch, ``operator`` apart."""
+    mixed = checkpoint(_mixed, layer, layer.in_proj(x), operator, use_reentrant=False, preserve_rng_state=False)
+    y: Tensor = layer.out_proj(mixed)
+    return y
+
+
+def _mixed(layer: Any, projected: Tensor, operator: Operator) -> Tensor:
+    """[B, T, inner + mixed + heads] -> [B, T, inner]."""
+    inner, mixed, heads = layer.out_proj.in_features, layer.conv1d.in_channels, len(layer.dt_bias)
+    z, xbc, steps = projected.split((inner, mixed, heads), -1)
+    x, b, c = convolved(xbc, layer.conv1d).split((inner, STATE, STATE), -1)
+    x = x.unflatten(-1, (-1, HEAD))
+    steps = F.softplus(steps.float() + layer.dt_bias.float())
+    y = operator(x, steps, -layer.A_log.float().exp(), b, c) + layer.D[:, None] * x
+    return F.rms_norm(y.flatten(2) * F.silu(z), (inner,), layer.norm.weight, EPS)
+
+
+def by_package(*inputs: Tensor) -> Tensor:
+    """The operator of `Packaged` that is its own: mamba_ssm has none without the layer around it."""
+    raise TypeError("mamba_ssm's SSD is called by its layer")
+
+
+class Packaged(nn.Module):
+    """mamba_ssm's own layer. Where its operator is to be another, `Mamba2` on the same parameters: a step is judged so.
+
+    ``torch.compile`` leaves it alone.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        import mamba_ssm
+
+        self.layer: nn.Module = mamba_ssm.Mamba2(width)
+        self.operator: Operator = by_package
+
+    plain = staticmethod(ssd)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def forward(self, x: Tensor) -> Tensor:
+        """x [B, T, width] -> the same shape."""
+        if self.operator is not by_package:
+            return by_operator(self.layer, x, self.operator)
+        y: Tensor = self.layer(x)
+        return y
 
 
 def official() -> bool:
@@ -108,13 +143,8 @@ def official() -> bool:
 
 
 def mamba2(width: int) -> nn.Module:
-    """mamba_ssm's own layer where it and causal_conv1d are installed and there is a GPU, else `Mamba2`."""
-    if official():
-        import mamba_ssm
-
-        layer: nn.Module = mamba_ssm.Mamba2(width)
-        return layer
-    return Mamba2(width)
+    """`Packaged` where mamba_ssm and causal_conv1d are installed and there is a GPU, else `Mamba2`."""
+    return Packaged(width) if official() else Mamba2(width)
 
 
 def implementation() -> str:
@@ -124,4 +154,4 @@ def implementation() -> str:
     return f"torch {package_version('torch')}, plain: SSD by chunks of {CHUNK}"
 
 
-__all__ = ["Mamba2", "implementation", "mamba2", "ssd"]
+__all__ = ["Mamba2", "Packaged", "implementation", "mamba2", "official", "ssd"]

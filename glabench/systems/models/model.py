@@ -224,9 +224,15 @@ SYSTEMS: dict[str, Callable[[Config, int], list[nn.Module]]] = {
     "mamba2": _mamba2,
     "fa2": _attention,
 }
-ONE_GRAPH = ("gla", "gla-recompute", "retnet", "linear", "mamba2", "fa2")  # a block of these compiles whole
+# a block of these compiles whole, but of Mamba-2 where the layer is mamba_ssm's
+ONE_GRAPH = ("gla", "gla-recompute", "retnet", "linear", "mamba2", "fa2")
 CARRYING = ("gla",)  # layers whose state goes on from one call to the next
 PACKING = ("gla", "gla-recompute", "retnet", "linear", "fa2")  # layers that tell packed documents apart
+
+
+def in_one_graph(system: str) -> bool:
+    """Whether ``torch.compile`` takes a block of the system whole on this machine."""
+    return system in ONE_GRAPH and not (system == "mamba2" and mamba2.official())
 
 
 def missing(system: str) -> str | None:
@@ -247,5 +253,5 @@ def implementation(system: str, device: torch.device) -> str:
 
 __all__ = [
     "CARRYING", "CONFIGS", "NO_TARGET", "ONE_GRAPH", "PACKING", "SYSTEMS", "Config", "LanguageModel", "implementation",
-    "missing",
+    "in_one_graph", "missing",
 ]  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -14,14 +15,27 @@ from triton.runtime.autotuner import Autotuner
 
 from glabench.phases import spent_of
 from glabench.run import autotuned
-from glabench.run.autotuned import CLEARLY_SLOWER, LONG, LOOK_MS, Look, at_its_shape, compile_ahead, compiling
+from glabench.run.autotuned import (
+    CLEARLY_SLOWER,
+    LONG,
+    LOOK_MS,
+    Look,
+    at_its_shape,
+    call_block,
+    compile_ahead,
+    compiling,
+)
 from glabench.run.parts import merge, parts
 from glabench.run.pipeline import run_case
 from glabench.spec.case import Case, Mode
 from glabench.spec.catalog import CATALOG
 from glabench.spec.settings import Settings
-from glabench.systems.base import System
+from glabench.systems import mamba2_ssd
+from glabench.systems.base import System, load
 from glabench.systems.inputs import Inputs
+from glabench.systems.language_model import LanguageModelSystem
+from glabench.systems.models import mamba2
+from glabench.systems.models.mamba2 import Mamba2
 
 WIDTHS = (16, 32, 64, 128)
 CASE = Case("fla", 1, 100, 2, 8, 8, "fp32", "fwdbwd")
@@ -54,6 +68,7 @@ def test_every_config_is_compiled_and_none_is_launched() -> None:
     assert sorted(run["WIDTH"] for run in kernel.ran) == list(WIDTHS)
     assert all(run["warmup"] and run["args"] == ("x", 5) and run["grid"] == (1,) for run in kernel.ran)
     assert tuned.cache == {}  # what is fastest is still open
+    assert tuned.best_config in tuned.configs  # which callers may ask for
 
 
 def test_processes_begin_with_different_configs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,11 +135,35 @@ def test_a_long_case_is_called_at_a_length_with_the_same_divisors(
 
 def test_rivals_that_tune_themselves_are_compiled_ahead_on_a_gpu() -> None:
     assert {name for name, info in CATALOG.items() if info.autotuned} == {
-        "fla", "fla_linear", "fla_simple", "fla_retention", "gla_lm_fla"
+        "fla", "fla_linear", "fla_simple", "fla_retention", "gla_lm_fla", "mamba2_ssd", "mamba2_lm"
     }  # fmt: skip
     assert parts(CASE, "cuda") == ("compile", "all")
     assert parts(CASE, "cpu") == ("all",)
-    assert not any(info.autotuned and info.triton for info in CATALOG.values())
+
+
+@pytest.mark.parametrize("installed", [False, True])
+def test_mamba_2_tunes_itself_where_it_is_the_package_s(installed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mamba2_ssd, "official", lambda: installed)
+    monkeypatch.setattr(mamba2, "official", lambda: installed)
+    systems = [load(name) for name, info in CATALOG.items() if info.autotuned]
+    assert not any(system.autotuned and system.info.triton for system in systems)
+    assert {s.name for s in systems if not s.autotuned} == (set() if installed else {"mamba2_ssd", "mamba2_lm"})
+
+
+def test_a_block_whose_layers_are_a_package_s_is_called_with_its_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[int, ...]] = []
+
+    class Theirs(Mamba2):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x.register_hook(lambda gradient: seen.append(gradient.shape))
+            return super().forward(x)
+
+    monkeypatch.setitem(sys.modules, "mamba_ssm", SimpleNamespace(Mamba2=Theirs))
+    monkeypatch.setattr(mamba2, "official", lambda: True)
+    system = load("mamba2_lm")
+    assert isinstance(system, LanguageModelSystem)
+    call_block(system, Case("mamba2_lm", 2, 9, 2, 16, 32, mode="train", model="tiny"), torch.device("cpu"))
+    assert seen == [(2, 9, 64)] * 2  # the block's two layers
 
 
 def test_the_part_that_compiles_leaves_the_verdict_to_the_one_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:

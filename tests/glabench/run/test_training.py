@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,7 +24,8 @@ from glabench.spec.models import CONFIGS
 from glabench.spec.settings import Settings
 from glabench.systems.base import load
 from glabench.systems.language_model import LanguageModelSystem
-from glabench.systems.models import attention
+from glabench.systems.models import attention, mamba2
+from glabench.systems.models.mamba2 import Mamba2, by_operator, ssd
 from glabench.systems.models.model import NO_TARGET, LanguageModel
 from glabench.systems.models.operators import Operator, Packed
 
@@ -92,6 +95,27 @@ def test_an_operator_that_is_off_is_told(factor: float, passed: bool) -> None:
     if not passed:
         assert verdict.reason is not None
         assert ("NaN" in verdict.reason) is math.isnan(factor)
+
+
+class Theirs(Mamba2):
+    """Stands in for a package's layer, which puts out ``factor`` times what the plain one does."""
+
+    factor = 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return by_operator(self, x, ssd) * self.factor
+
+
+@pytest.mark.parametrize(("factor", "passed"), [(1.0, True), (1.05, False)])
+def test_a_package_s_layer_is_judged_by_the_plain_one_on_its_parameters(
+    factor: float, passed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Theirs, "factor", factor)
+    monkeypatch.setitem(sys.modules, "mamba_ssm", SimpleNamespace(Mamba2=Theirs))
+    monkeypatch.setattr(mamba2, "official", lambda: True)
+    verdict = judged(replace(CASE, system="mamba2_lm", dtype="fp32"))
+    assert verdict.accuracy["reference"] == "the model in float64"
+    assert verdict.passed is passed, verdict.reason
 
 
 PACKED = replace(CASE, T=30, dtype="fp32", lengths="12,1,17")

@@ -12,7 +12,7 @@ from glabench.run import gate, oracle, ssm
 from glabench.spec.case import Case
 from glabench.spec.catalog import ssm_shape
 from glabench.spec.settings import Settings
-from glabench.systems import load
+from glabench.systems import load, mamba_scan
 from glabench.systems.baselines import selective_scan as kernels
 from glabench.systems.inputs import DTYPES, input_bytes, make_inputs
 from glabench.systems.mamba_scan import MambaScan, ssm_parameters
@@ -97,8 +97,11 @@ def test_it_says_which_kernel_runs_and_refuses_a_state() -> None:
     assert "state" in reason
 
 
-def test_launches_are_one_a_direction() -> None:
+def test_launches_are_one_a_direction_and_none_of_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     case = replace(CASE, H=16, V=128, dtype="bf16")
+    monkeypatch.setattr(mamba_scan, "official", lambda: True)
+    assert load("mamba_scan").launches(case, "sm_90") == []
+    monkeypatch.setattr(mamba_scan, "official", lambda: False)
     assert [x.name for x in load("mamba_scan").launches(case, "sm_90")] == [
         "selective_forward_kernel", "selective_backward_kernel",
     ]  # fmt: skip
