@@ -31,9 +31,12 @@ def _launched(
     """Launch a walk after what it needs. Returns False where a tensor bears no descriptor. stored: whether states leave
     it."""
     assert halves is not None
-    made, first = prepared(p, halves, kernel is walk_wide_hopper_kernel)
-    args = args | {"p_qd": made.q, "p_kd": made.k, "p_a": made.a, "p_h": halves}
-    flags["V_FIRST"] = p.v_first
+    made, first = prepared(p, halves, kernel is grad_walk_wide_hopper_kernel)
+    args = args | {"p_qd": made.q, "p_kd": made.k, "p_a": made.a, "p_h": made.f, "p_e": made.e}
+    # a walk that no state of a sequence enters or leaves knows of none
+    crossed = any(flags.get(name) for name in ("STORE_ST", "HAS_SN", "STORE_DS0", "HAS_DSN"))
+    args["p_borders"] = None if p.packed is None or not crossed else p.packed.borders
+    flags |= {"PACKED": args["p_borders"] is not None, "V_FIRST": p.v_first}
     walk = p.hopper_launch(kernel, tile, launch_of_groups, p, args, piece, states, stored, **flags)
     if walk is None or not all_described(first[0]):
         return False
