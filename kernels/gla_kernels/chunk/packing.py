@@ -22,14 +22,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Packed:
-    """lengths [N+1]: where sequences begin, and T. marks: see `packed.marks`; edges: see `edges`, for Hopper's own
-    kernels. closed: the gates, closed where a sequence begins inside a chunk, for passes that go by gates alone; None
-    where none does. One that begins with a chunk is told by the state before it, which is zero.
+    """lengths [N+1]: where sequences begin, and T. marks: see `packed.marks`; edges and borders: see `edges`, for
+    Hopper's own kernels. closed: the gates, closed where a sequence begins inside a chunk, for passes that go by gates
+    alone; None where none does. One that begins with a chunk is told by the state before it, which is zero.
     """
 
     lengths: Tensor
     marks: Tensor
     edges: Tensor | None = None
+    borders: Tensor | None = None
     closed: Tensor | None = None
 
     @property
@@ -39,16 +40,20 @@ class Packed:
 
 
 @triton.jit
-def edges_kernel(p_marks, p_edges, n_rows, n_chunks, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """p_edges [n_chunks, 2]: see `edges`. p_marks [3, n_rows]."""
+def edges_kernel(p_marks, p_edges, p_borders, n_rows, n_chunks, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """p_edges, p_borders [n_chunks, 2]: see `edges`. p_marks [3, n_rows]."""
     o_c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     m_c = o_c < n_chunks
     i_row, i_next = o_c * ROWS, (o_c + 1) * ROWS
     b_first, b_end = tl.load(p_marks + i_row, mask=m_c, other=0), tl.load(p_marks + n_rows + i_row, mask=m_c, other=0)
     tl.store(p_edges + 2 * o_c, tl.where(b_first < i_row, tl.minimum(b_end - i_row, ROWS), 0), mask=m_c)
+    b_n = tl.load(p_marks + 2 * n_rows + i_row, mask=m_c, other=0)
+    tl.store(p_borders + 2 * o_c, tl.where((b_first < i_row) & (b_end <= i_next), b_n, -1), mask=m_c)
     b_first = tl.load(p_marks + i_next - 1, mask=m_c, other=0)
     b_end = tl.load(p_marks + n_rows + i_next - 1, mask=m_c, other=0)
     tl.store(p_edges + 2 * o_c + 1, tl.where(b_end > i_next, tl.maximum(b_first - i_row, 0), ROWS), mask=m_c)
+    b_n = tl.load(p_marks + 2 * n_rows + i_next - 1, mask=m_c, other=0)
+    tl.store(p_borders + 2 * o_c + 1, tl.where((b_first >= i_row) & (b_end > i_next), b_n, -1), mask=m_c)
 
 
 settle_keys(edges_kernel)
@@ -56,14 +61,15 @@ settle_keys(edges_kernel)
 CHUNKS = 128  # of a program
 
 
-def edges(marks: Tensor, launch: Launcher) -> Tensor:
-    """Of each chunk of 64 rows, int32 [.., 2]: how many of the first rows belong to a sequence that came from the chunk
-    before; and from which row on they belong to one that goes on in the next one, 64 for none."""
+def edges(marks: Tensor, launch: Launcher) -> tuple[Tensor, Tensor]:
+    """Of each chunk of 64 rows, int32 [.., 2] each. How many of the first rows belong to a sequence that came from the
+    chunk before; and from which row on they belong to one that goes on in the next one, 64 for none. And borders: which
+    sequence came from before and ends in the chunk, and which one begins in it and goes on, -1 for none."""
     n = marks.shape[1] // WGMMA_ROWS
-    found = marks.new_empty(n, 2)
-    args = {"p_marks": marks, "p_edges": found, "n_rows": marks.shape[1], "n_chunks": n}
+    found, borders = marks.new_empty(n, 2), marks.new_empty(n, 2)
+    args = {"p_marks": marks, "p_edges": found, "p_borders": borders, "n_rows": marks.shape[1], "n_chunks": n}
     launch(Launch(edges_kernel, (cdiv(n, CHUNKS),), args, {"ROWS": WGMMA_ROWS, "BLOCK": CHUNKS}))
-    return found
+    return found, borders
 
 
 def of_sequences(p: Problem, cu_seqlens: Tensor, native: bool, launch: Launcher) -> Problem:
@@ -74,7 +80,7 @@ def of_sequences(p: Problem, cu_seqlens: Tensor, native: bool, launch: Launcher)
         launch(copied(None, g))
         p = replace(p, g=g)
     found = packed.marks(cu_seqlens, p.q.shape[1], launch)
-    return replace(p, packed=Packed(cu_seqlens, found, edges(found, launch) if native else None), native=native)
+    return replace(p, packed=Packed(cu_seqlens, found, *(edges(found, launch) if native else ())), native=native)
 
 
 def closed(p: Problem, again: bool, launch: Launcher) -> Problem:

@@ -29,13 +29,13 @@ MOST = 8  # chunks that a program looks at for strong gates
 
 @triton.jit(do_not_specialize=["T", "n_blocks"])
 def prepare_strong_kernel(
-    p_q, p_k, p_g, p_h, p_a, scale, T, H, n_blocks,
-    K: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, MOST: tl.constexpr,
+    p_q, p_k, p_g, p_h, p_marks, p_a, scale, T, H, n_blocks,
+    K: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, MOST: tl.constexpr, PACKED: tl.constexpr,
     DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """a [B, T, H, 2*BT] of chunks that are not mild: scale times their scores, leading bits beside the next ones. A
     program looks at MOST chunks at once, and mostly finds that all are mild. p_h [B*H, n_blocks, K]: log2 of half of
-    each one's decay."""
+    each one's decay. PACKED: of rows of one sequence alone; p_marks: of `packed.marks`."""
     ROWS: tl.constexpr = EXACT_ROWS
     LIMIT: tl.constexpr = -0.5 * row_block_limit(True, PRECISION)
     n_shares = tl.cdiv(n_blocks, MOST)
@@ -56,8 +56,11 @@ def prepare_strong_kernel(
                 for i_r in range(0, BT // ROWS):
                     for i_col in range(0, BT // ROWS):
                         b_a = _scores(p_q, p_k, p_g, i_c * BT, i_r, i_col, T, H, K, ROWS, BK, DOT, PRECISION)
-                        b_high, b_low = split(b_a * scale, DOT)
                         o_a = i_col * ROWS + tl.arange(0, ROWS)
+                        if PACKED:
+                            b_first = tl.load(p_marks + i_c * BT + i_r * ROWS + tl.arange(0, ROWS)) - i_c * BT
+                            b_a = tl.where(o_a[None, :] >= b_first[:, None], b_a, 0.0)
+                        b_high, b_low = split(b_a * scale, DOT)
                         store_tile(p_a, b_high, i_c * BT + i_r * ROWS, T, H * 2 * BT, o_a, 2 * BT, ROWS)
                         store_tile(p_a, b_low, i_c * BT + i_r * ROWS, T, H * 2 * BT, BT + o_a, 2 * BT, ROWS)
 
@@ -94,24 +97,26 @@ settle_keys(prepare_strong_kernel)
 
 
 class Prepared(NamedTuple):
-    """q and k decayed, [B, T, H, K], and scores in two parts, [B, T, H, 2 * 64], all bf16 and with the scale; log2 of
-    half of each chunk's decay, float32 [B*H, chunks, K]."""
+    """q and k decayed, [B, T, H, K], and scores in two parts, [B, T, H, 2 * 64], all bf16 and with the scale. Float32
+    [B*H, n_blocks, K]: log2 of half of what a state is multiplied by in each chunk, f; and e, where states enter in
+    chunks, of packed sequences, log2 of half of their decay."""
 
     q: Tensor
     k: Tensor
     a: Tensor
-    halves: Tensor
+    f: Tensor
+    e: Tensor | None
 
 
 def prepare(
-    p: Problem, tile: Tile | None, halves: Tensor | None, store_halves: bool, launch: Launcher
+    p: Problem, tile: Tile | None, halves: Tensor | None, back: bool, store_halves: bool, launch: Launcher
 ) -> Prepared | None:
     """`prepared`, for a walk with such a tile. None where that is none of wide heads, or a tensor bears no
     descriptor."""
     if not p.is_wide(tile):
         return None
     assert halves is not None  # of every walk of wide heads
-    made, (first, strong) = prepared(p, halves, store_halves)
+    made, (first, strong) = prepared(p, halves, back, store_halves)
     if not all_described(first):
         return None
     launch(first)
@@ -119,19 +124,25 @@ def prepare(
     return made
 
 
-def prepared(p: Problem, halves: Tensor, store_halves: bool) -> tuple[Prepared, tuple[Launch, Launch]]:
+def prepared(p: Problem, halves: Tensor, back: bool, store_halves: bool) -> tuple[Prepared, tuple[Launch, Launch]]:
     """Room for all chunks', and the launches that fill it, and ``halves`` with ``store_halves``: log2 of half of each
-    one's decay."""
+    one's decay. back: for a walk back in time."""
     B, T, H, _, _ = p.dims
-    found = Prepared(torch.empty_like(p.q), torch.empty_like(p.k), p.q.new_empty(B, T, H, 2 * WGMMA_ROWS), halves)
+    marks, edges, f, enters = None, None, halves, False
+    if p.packed is not None:
+        marks, edges, f = p.packed.marks, p.packed.edges, torch.empty_like(halves)
+        enters = (p.d_final if back else p.initial_state) is not None
+    a, e = p.q.new_empty(B, T, H, 2 * WGMMA_ROWS), torch.empty_like(halves) if enters else None
+    found = Prepared(torch.empty_like(p.q), torch.empty_like(p.k), a, f, e)
     args = {
-        "p_q": p.q, "p_k": p.k, "p_g": p.g, "p_h": halves, "p_qd": found.q, "p_kd": found.k, "p_a": found.a,
+        "p_q": p.q, "p_k": p.k, "p_g": p.g, "p_h": halves, "p_marks": marks, "p_edges": edges,
+        "p_qd": found.q, "p_kd": found.k, "p_a": found.a, "p_f": None if marks is None else f, "p_e": e,
         "scale": p.scale, "n_blocks": p.n_blocks,
     }  # fmt: skip
     assert p.g is not None  # likewise
     tile = replace(TILE, max_registers=THREE) if p.g.itemsize == p.q.itemsize else TILE
-    rows = {"first_block": 0, "n_here": p.n_blocks}
-    made = p.launch_of(prepare_hopper_kernel, tile, p.n_blocks, args | rows, STORE_H=store_halves)
+    rows, flags = {"first_block": 0, "n_here": p.n_blocks}, {"PACKED": marks is not None, "ENTERS": enters}
+    made = p.launch_of(prepare_hopper_kernel, tile, p.n_blocks, args | rows, STORE_H=store_halves, BACK=back, **flags)
     shares = {"first_chunk": 0, "n_here": p.n_blocks, "share": MOST}
-    strong = p.launch_of(prepare_strong_kernel, TILE, cdiv(p.n_blocks, MOST), args | shares, MOST=MOST)
+    strong = p.launch_of(prepare_strong_kernel, TILE, cdiv(p.n_blocks, MOST), args | shares, MOST=MOST, **flags)
     return found, (made, strong)

@@ -337,10 +337,13 @@ class Problem(CallContext):
     def all_native(self, *tiles: Tile | None) -> bool:
         """Whether Hopper's own kernels can serve packed sequences in all passes of these tiles."""
         B, T, H, K, V = self.dims
-        fits = (
-            0 < T and K <= WALKED_K and B * H * self.n_chunks * K <= MOST_ROWS and K % WGMMA_ROWS == V % WGMMA_ROWS == 0
+        fits = 0 < T and B * H * self.n_chunks * K <= MOST_ROWS and K % WGMMA_ROWS == V % WGMMA_ROWS == 0
+        walked = K <= WALKED_K or (K == WIDE_K and self.schedule.materialize)
+        return (
+            fits
+            and walked
+            and all(tile is not None and V % tile.block_v == 0 and self.on_hopper(tile) for tile in tiles)
         )
-        return fits and all(tile is not None and self.on_hopper(tile) for tile in tiles)
 
     def on_hopper(self, tile: Tile) -> bool:
         """Whether a tile asks for a kernel of Hopper's own, and that can serve such inputs."""
@@ -358,7 +361,7 @@ class Problem(CallContext):
         _, T, _, K, V = self.dims
         if walk is None or T == 0 or K != WIDE_K or V % walk.block_v or not self.schedule.materialize:
             return False
-        return self.packed is None and self.on_hopper(walk)
+        return self.on_hopper(walk)
 
     @property
     def ungated_walk(self) -> Tile | None:

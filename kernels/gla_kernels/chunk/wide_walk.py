@@ -40,17 +40,21 @@ def _launched(
     stored: whether states leave it."""
     if made is None:
         return False
+    # a walk that no state of a sequence enters or leaves knows of none
+    crossed = any(flags.get(name) for name in ("STORE_ST", "HAS_SN", "STORE_DS0", "HAS_DSN"))
+    borders = None if p.packed is None or not crossed else p.packed.borders
+    args, flags = args | read_of(made) | {"p_borders": borders}, flags | {"PACKED": borders is not None}
     flags["V_FIRST"] = p.v_first
-    walk = p.hopper_launch(kernel, tile, launch_of_groups, p, args | read_of(made), piece, states, stored, **flags)
+    walk = p.hopper_launch(kernel, tile, launch_of_groups, p, args, piece, states, stored, **flags)
     if walk is None:
         return False
     launch(walk)
     return True
 
 
-def read_of(made: Prepared) -> dict[str, Tensor]:
+def read_of(made: Prepared) -> dict[str, Tensor | None]:
     """What walks read of it, by the names of their arguments."""
-    return {"p_qd": made.q, "p_kd": made.k, "p_a": made.a, "p_h": made.halves}
+    return {"p_qd": made.q, "p_kd": made.k, "p_a": made.a, "p_h": made.f, "p_e": made.e}
 
 
 def launch_of_groups(
@@ -87,8 +91,8 @@ def wide_ends(
     launch: Launcher,
 ) -> bool:  # fmt: skip
     """Fill ``added`` and ``gamma`` with what the segments of a slice add, as `make_states` does with ``last``, or with
-    ``do`` `make_grad_states`. Returns False as `_launched` does."""
-    if made is None:
+    ``do`` `make_grad_states`. Returns False as `_launched` does, and where states enter in chunks."""
+    if made is None or made.e is not None:
         return False
     kernel = states_wide_hopper_kernel if do is None else grad_states_wide_hopper_kernel
     args = {"p_v": p.v, "p_do": do, "p_s": added, "p_ds": added, "p_gamma": gamma} | read_of(made)

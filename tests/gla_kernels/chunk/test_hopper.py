@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor
 
 import gla_kernels.chunk
 from gla_kernels import Plan, Schedule, Workload, default_config
@@ -220,16 +221,35 @@ def test_wide_heads_off_the_16_bytes_that_a_descriptor_wants_go_by_passes(name):
     assert not {"prepare", "walk"} & set(steps)
 
 
-def test_packed_wide_heads_go_by_passes():
+def packed_wide(schedule: Schedule, states: Tensor | None = None) -> list[Launch]:
+    """The launches of both directions of packed sequences of wide heads, as a GPU would run them."""
     q = torch.empty(1, 3000, 1, 256, dtype=torch.bfloat16, device="meta")
-    plan = Plan(Schedule(64), with_walks(default_config(256, 256, 2, Schedule(64)), WIDE))
-    p = problem_of(q, q, q, q, 1.0, None, plan)
-    assert not p.all_native(p.config.walk, p.config.grad_walk)
+    plan = Plan(schedule, with_walks(default_config(256, 256, 2, schedule), WIDE))
+    p = problem_of(q, q, q, q, 1.0, states, plan)
+    native = p.all_native(p.config.walk, p.config.grad_walk, p.config.grad_qk)
     found: list[Launch] = []
-    packed = of_sequences(p, torch.empty(6, dtype=torch.int32, device="meta"), False, found.append)
-    gla_kernels.chunk.forward(packed, False, found.append)
-    assert {"states", "output"} <= {launch.step for launch in found}
-    assert not {"prepare", "walk"} & {launch.step for launch in found}
+    p = of_sequences(p, torch.empty(6, dtype=torch.int32, device="meta"), native, found.append)
+    kept = gla_kernels.chunk.forward(p, states is not None, found.append, every=p.states_apart)[-1]
+    gla_kernels.chunk.backward(p, q, states, found.append, kept)
+    return found
+
+
+def test_packed_wide_heads_walk():
+    both = [*PREPARED, "walk", *PREPARED, "grad_walk", "grad_qk", "grad_qk_strong"]
+    found = packed_wide(Schedule(64))
+    assert [launch.step for launch in found] == ["marks", "edges", *both]
+    # where no sequence has states, what walks is the kernel of one sequence
+    assert not any(launch.constexprs["PACKED"] for launch in found if launch.step in ("walk", "grad_walk"))
+    found = packed_wide(Schedule(64), torch.empty(5, 1, 256, 256, device="meta"))
+    assert set(both) < {launch.step for launch in found}
+    assert not {"states", "output", "close"} & {launch.step for launch in found}
+
+
+def test_packed_wide_heads_whose_states_are_not_materialized_go_by_passes():
+    """All of them: what goes by closed gates knows no marks."""
+    steps = {launch.step for launch in packed_wide(Schedule(64, 64, False))}
+    assert {"close", "states", "output", "grad_states", "grad_v"} <= steps
+    assert not {"edges", "prepare", "walk", "grad_walk"} & steps
 
 
 @pytest.mark.parametrize(("keep", "every", "states"), [(False, 1, 0), (True, 5, 10), (True, 1, 47)])

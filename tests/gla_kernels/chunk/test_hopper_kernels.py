@@ -217,13 +217,14 @@ def test_walks_of_wide_heads(V, gates, schedule, every, gate_type, v_first, plac
         return states.transpose(-1, -2).contiguous() if v_first else states
 
     halves = torch.empty_like(x.halves, device=place.device)
-    made, (first, strong) = prepared(p, halves, True)
+    made, (first, strong) = prepared(p, halves, False, True)
     place.run(first)
     execute(strong)
     assert torch.allclose(halves.cpu(), x.halves, rtol=1e-5)
-    for one in made:
+    assert made.f is halves
+    for one in (made.q, made.k, made.a):
         assert one.isfinite().all()
-    args: dict[str, Any] = read_of(made)
+    args: dict[str, Any] = read_of(made) | {"p_borders": None}
 
     def adds(kernel: Any, start: Tensor, **values: Tensor) -> Tensor:
         """The state that segments leave, or its gradient, by what they add."""
@@ -237,10 +238,11 @@ def test_walks_of_wide_heads(V, gates, schedule, every, gate_type, v_first, plac
     states, few = (p.few_states(p.whole, n).fill_(torch.nan) for n in (1, max(1, every)))
     o, final = torch.full_like(x.given["v"], torch.nan), of_call(torch.empty_like(x.first))
     given = args | {
-        "p_v": x.given["v"], "p_s0": starts, "p_s": states, "p_few": few, "p_st": final, "p_o": o,
+        "p_v": x.given["v"], "p_s0": starts, "p_s": states, "p_few": few, "p_st": final, "p_sn": None, "p_o": o,
         "n_start": p.states_a_head(starts), "n_few": few.shape[1], "every": max(1, every),
     }  # fmt: skip
     flags = {"HAS_S0": True, "STORE_S": every == 1, "STORE_FEW": every > 1, "STORE_ST": True}
+    flags |= {"PACKED": False, "HAS_SN": False}
     flags |= {"V_FIRST": v_first, "S0_V_FIRST": v_first}
     walk = launch_of_groups(walk_wide_hopper_kernel, p.config.walk, p, given, p.slices[0], states, every > 0, **flags)
     place.run(walk)
@@ -253,10 +255,11 @@ def test_walks_of_wide_heads(V, gates, schedule, every, gate_type, v_first, plac
     ends = of_call(x.boundaries(1, x.d_states, p.seg_chunks)).to(place.device)
     grads, dv, d_first = p.state_buffer(), torch.full_like(o, torch.nan), of_call(torch.empty_like(x.first))
     given = args | {
-        "p_do": x.given["do"], "p_dst": ends, "p_ds": grads, "p_ds0": d_first, "p_dv": dv,
+        "p_do": x.given["do"], "p_dst": ends, "p_ds": grads, "p_ds0": d_first, "p_dsn": None, "p_dv": dv,
         "n_end": p.states_a_head(ends),
     }  # fmt: skip
-    flags = {"HAS_DST": True, "STORE_DS0": True, "V_FIRST": v_first, "DST_V_FIRST": v_first}
+    flags = {"HAS_DST": True, "STORE_DS0": True, "PACKED": False, "HAS_DSN": False}
+    flags |= {"V_FIRST": v_first, "DST_V_FIRST": v_first}
     tile = p.config.grad_walk
     assert tile is not None
     place.run(launch_of_groups(grad_walk_wide_hopper_kernel, tile, p, given, p.slices[0], grads, True, **flags))

@@ -4,7 +4,7 @@ source runs (gluon_on_cpu.py), and Triton's interpreter beside it."""
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, product
 from typing import Any
 
 import pytest
@@ -143,3 +143,29 @@ def test_states_made_again(launch, place):
 
 def test_segments(launch, place):
     check(launch, place, (*MIXED, 220), (1, 64, 64), "mild", schedule=Schedule(64, 64, states_every=2))
+
+
+# Heads of K = 256, whose walks go by what was prepared: a group of warps a tile of V, or two.
+WIDE: list[tuple[Any, ...]] = [
+    (MIXED, 64, "mild", True, BF16, False), (MIXED, 64, "strong", True, FLOAT32, True),
+    (MIXED, 64, "infinite", False, BF16, False), (MIXED, 128, "weak", True, BF16, True),
+    ((64, 0, 64, 64), 64, "mild", True, BF16, False), ((8,) * 20, 64, "weak", False, FLOAT32, False),
+    ((100, 28, 70), 64, "resets", True, FLOAT32, False),
+]  # fmt: skip
+if torch.cuda.is_available():
+    lengths = (MIXED, (64, 0, 64, 64), (8,) * 20, (100, 28, 70))
+    WIDE = list(product(lengths, (64, 128, 512), GATES, (True, False), (BF16, FLOAT32), (False, True)))
+
+
+@pytest.mark.parametrize(("lengths", "V", "gates", "states", "gate_type", "v_first"), WIDE)
+def test_wide_heads(launch, place, lengths, V, gates, states, gate_type, v_first):
+    check(launch, place, lengths, (1, 256, V), gates, states, v_first, gate_type=gate_type)
+
+
+@pytest.mark.parametrize("states", [True, False])
+def test_wide_heads_of_which_few_states_are_kept(launch, place, states):
+    check(launch, place, (40, 66, 1, 130), (1, 256, 192), "weak", states, v_first=True, every=2)
+
+
+def test_segments_of_wide_heads(launch, place):
+    check(launch, place, (40, 24, 66, 100), (2, 256, 64), "mild", schedule=Schedule(64, 64, states_every=2))

@@ -8,6 +8,10 @@ parts of k e^{h - up} the leading bits where g.
 
 Chunks that are not mild: their A is not to be used, and `prepare_strong_kernel` runs after this one; Q, K and h are
 right for any gates.
+
+Of packed sequences (packed.py) Q has the head's rows alone, K those from the tail on and A pairs of rows of one
+sequence: up to these no gate counts of another one. f is h where one sequence passes, and elsewhere -inf; what a state
+that enters there decays by to the chunk's end, or back in time to its start, is e.
 """
 
 # mypy: disallow-untyped-defs=False
@@ -41,6 +45,7 @@ from .layouts import (
     rounded,
     wide,
 )
+from .packed import firsts_of_rows, head_and_tail, passes, same_scores
 
 
 @gluon.jit
@@ -89,18 +94,34 @@ def _half_of(b_up):
     return 0.5 * gl.sum(gl.where(last, b_up, 0.0), axis=0)
 
 
+@gluon.jit
+def _half_of_part(b_up, b_after, b_half, head, tail, BACK: gl.constexpr):
+    """h of the rows from the tail on, or BACK of the head."""
+    o_i = gl.arange(0, ROWS, gl.SliceLayout(1, ACCUMULATOR))
+    if BACK:
+        return 0.5 * gl.sum(gl.where((o_i == head - 1)[:, None], b_up, 0.0), axis=0)
+    else:  # noqa: RET505 - only one of both is compiled
+        return gl.where(tail == 0, b_half, 0.5 * gl.sum(gl.where((o_i == tail - 1)[:, None], b_after, 0.0), axis=0))
+
+
 @gluon.jit(do_not_specialize=["T", "n_blocks"])
 def prepare_hopper_kernel(
-    d_q, d_k, d_g, p_h, d_qd, d_kd, d_a, scale, T, H, n_blocks, K: gl.constexpr, STORE_H: gl.constexpr
+    d_q, d_k, d_g, p_h, p_f, p_e, p_marks, p_edges, d_qd, d_kd, d_a, scale, T, H, n_blocks,
+    K: gl.constexpr, STORE_H: gl.constexpr, PACKED: gl.constexpr, ENTERS: gl.constexpr, BACK: gl.constexpr,
 ):  # fmt: skip
     """qd, kd [B, T, H, K] and a [B, T, H, 2*64] of all chunks: Q, K, and A's leading bits beside the next ones, bf16,
     from q, k [B, T, H, K] in bf16 and g in that or float32. p_h [B*H, n_blocks, K], float32: h, written with
-    STORE_H."""
+    STORE_H. PACKED: p_f like it, f, for a walk BACK in time, too; with ENTERS p_e, e of chunks that a state enters
+    in."""
     i_p = gl.program_id(0)
     i_c, i_bh = i_p % n_blocks, i_p // n_blocks
     i_batch, i_h, i_row = i_bh // H, i_bh % H, i_c * ROWS
     i_col = i_h * K
-    p_h += (i_bh.to(gl.int64) * n_blocks + i_c) * K
+    i_first = (i_bh.to(gl.int64) * n_blocks + i_c) * K
+    p_h += i_first
+    head, tail = ROWS, 0
+    if PACKED:
+        head, tail = head_and_tail(p_edges, i_row)
     WIDE: gl.constexpr = d_g.dtype == gl.float32
 
     s_q = gl.allocate_shared_memory(gl.bfloat16, [2, 1, ROWS, ROWS], d_q.layout)
@@ -120,6 +141,7 @@ def prepare_hopper_kernel(
     _send(d_q, d_k, d_g, s_q, s_k, s_g, bar, gl.to_tensor(1), i_batch, i_row, i_col)
 
     b_a = gl.zeros([ROWS, ROWS], gl.float32, ACCUMULATOR)
+    o_r = gl.arange(0, ROWS, gl.SliceLayout(1, ACCUMULATOR))[:, None]
     for t in range(K // ROWS):
         mbarrier.wait(bar.index(t % 2), t // 2)
         s_gates = s_g.index(t % 2)
@@ -136,15 +158,27 @@ def prepare_hopper_kernel(
             gl.store(p_h + t * ROWS + gl.arange(0, ROWS, gl.SliceLayout(0, ACCUMULATOR)), b_half)
         b_c = b_up - b_half[None, :]
         b_q = wide(matrix(s_q.index(t % 2)).load(ACCUMULATOR)) * scale
-        matrix(s_q.index(t % 2)).store(rounded(b_q * gl.exp2(b_up)))
+        b_qd = rounded(b_q * gl.exp2(b_up))
+        if PACKED:
+            b_qd = gl.where(o_r < head, b_qd, 0.0)
+        matrix(s_q.index(t % 2)).store(b_qd)
         b_qh, b_ql = cut(b_q * gl.exp2(b_c))
         b_after = _decays(s_after, s_gates)
+        if PACKED:
+            o_f = i_first + t * ROWS + gl.arange(0, ROWS, gl.SliceLayout(0, ACCUMULATOR))
+            gl.store(p_f + o_f, gl.where(passes(head, tail), b_half, float("-inf")))
+            if ENTERS:
+                if not passes(head, tail):
+                    gl.store(p_e + o_f, _half_of_part(b_up, b_after, b_half, head, tail, BACK))
         tma.store_wait(0)
         barrier()  # every warp is done with g, and with the parts of k before; Q and K before have left
         if (t > 0) & (t + 1 < K // ROWS):
             _send(d_q, d_k, d_g, s_q, s_k, s_g, bar, t + 1, i_batch, i_row, i_col)
         b_k = wide(matrix(s_k.index(t % 2)).load(ACCUMULATOR))
-        matrix(s_k.index(t % 2)).store(rounded(b_k * gl.exp2(b_after)))
+        b_kd = rounded(b_k * gl.exp2(b_after))
+        if PACKED:
+            b_kd = gl.where(o_r >= tail, b_kd, 0.0)
+        matrix(s_k.index(t % 2)).store(b_kd)
         b_kh, b_kl = cut(b_k * gl.exp2(-b_c))
         s_high = _first_of(s_gates, d_a)
         matrix(s_high).store(b_kh)
@@ -158,6 +192,8 @@ def prepare_hopper_kernel(
     s_high = _first_of(s_g.index((K // ROWS - 1) % 2), d_a)
     o_i = gl.arange(0, ROWS, gl.SliceLayout(1, ACCUMULATOR))[:, None]
     o_j = gl.arange(0, ROWS, gl.SliceLayout(0, ACCUMULATOR))[None, :]
+    if PACKED:
+        b_a = same_scores(b_a, firsts_of_rows(p_marks, i_row))
     # above the diagonal the product grows instead of decaying; it may overflow and is thrown away here
     b_ah, b_al = cut(gl.where(o_i >= o_j, b_a, 0.0))
     barrier()  # every warp is done with the parts of k

@@ -13,6 +13,10 @@ A group of four warps has 64 columns of V and all of K; one or two groups share 
 gate strength, because Q, K and A are. Of every quarter of the state, 64 features, its own product is on its way while
 the next one is cut to bfloat16. With more at once the compiler has each product waited for: registers do not suffice.
 
+Packed sequences: what does not pass a chunk is not in X, Y, A and f (prepare.py), and the walk knows of none but where
+they have states. A state that leaves, of a sequence that ends in the chunk, or backward begins in it, is stored as it
+comes into the chunk; `edges` does the rest. One that enters is added to what the chunk leaves.
+
 Shared memory: UNITS of X and Y, 64 features each; A in two parts, u and f of two chunks; z and, where states are
 stored, two tiles of them for each group. Barriers; those of loads count one arrival with the expected bytes, those of
 consumers one of each group:
@@ -61,6 +65,22 @@ def turned_state_at(o_k, o_v, V: gl.constexpr, V_FIRST: gl.constexpr):
 
 
 @gluon.jit
+def _store_quarters(p_x, b_0, b_1, b_2, b_3, o_k, o_v, V: gl.constexpr, V_FIRST: gl.constexpr):
+    o_x, NEXT = turned_state_at(o_k, o_v, V, V_FIRST)
+    gl.store(p_x + o_x, b_0)
+    gl.store(p_x + NEXT + o_x, b_1)
+    gl.store(p_x + 2 * NEXT + o_x, b_2)
+    gl.store(p_x + 3 * NEXT + o_x, b_3)
+
+
+@gluon.jit
+def _entering(p_x, p_e, o_k, o_v, V: gl.constexpr, V_FIRST: gl.constexpr):
+    """A quarter of a state that enters in a chunk, decayed to where it leaves it."""
+    o_x, _ = turned_state_at(o_k, o_v, V, V_FIRST)
+    return gl.load(p_x + o_x) * gl.exp2(2.0 * gl.load(p_e + o_k))[None, :]
+
+
+@gluon.jit
 def quarters_at(p_x):
     """A row of all features, 64 at a time."""
     return gl.load(p_x), gl.load(p_x + ROWS), gl.load(p_x + 2 * ROWS), gl.load(p_x + 3 * ROWS)
@@ -72,6 +92,16 @@ def send_decays(b_h, s_f, at):
     for t in gl.static_range(NK):
         s_f.index(at * NK + t).store(gl.exp2(2.0 * b_h[t]))
     barrier()
+
+
+@gluon.jit
+def _borders_of(p_borders, i_c, REVERSE: gl.constexpr):
+    """The sequence whose state leaves in a chunk, and the one whose state enters, -1 for none."""
+    p_ends, p_begins = p_borders + 2 * i_c, p_borders + 2 * i_c + 1
+    if REVERSE:
+        return gl.load(p_begins).to(gl.int64), gl.load(p_ends).to(gl.int64)
+    else:  # noqa: RET505 - only one of both is compiled
+        return gl.load(p_ends).to(gl.int64), gl.load(p_begins).to(gl.int64)
 
 
 @gluon.jit
@@ -141,13 +171,13 @@ def _quarter(
 
 @gluon.jit
 def _walk_part(
-    d_z, d_s, p_s0, p_st, s_x, s_y, s_a, s_u, s_f, s_z, s_s, full, empty, full_u, empty_u,
-    i_batch, i_row0, i_out, i_state, until, every, store_st, n_here, J: gl.constexpr,
+    d_z, d_s, p_s0, p_st, p_sn, p_e, p_borders, s_x, s_y, s_a, s_u, s_f, s_z, s_s, full, empty, full_u, empty_u,
+    i_batch, i_row0, i_out, i_state, until, every, store_st, n_here, step_n, J: gl.constexpr,
     V: gl.constexpr, GROUPS: gl.constexpr, UNITS: gl.constexpr, REVERSE: gl.constexpr,
     HAS_S0: gl.constexpr, STORE_S: gl.constexpr, STORE_ST: gl.constexpr,
-    V_FIRST: gl.constexpr, S0_V_FIRST: gl.constexpr,
+    PACKED: gl.constexpr, HAS_SN: gl.constexpr, V_FIRST: gl.constexpr, S0_V_FIRST: gl.constexpr,
 ):  # fmt: skip
-    """64 columns of V of all chunks."""
+    """64 columns of V of all chunks. step_n: from a state of one sequence to the next one's."""
     o_v, o_k = gl.arange(0, ROWS, gl.SliceLayout(1, ACCUMULATOR)), gl.arange(0, ROWS, gl.SliceLayout(0, ACCUMULATOR))
     i_v = i_out % V + J * ROWS
     i_out = i_out + J * ROWS
@@ -158,10 +188,20 @@ def _walk_part(
         b_s0, b_s1 = gl.load(p_s0 + o_s0), gl.load(p_s0 + NEXT + o_s0)
         b_s2, b_s3 = gl.load(p_s0 + 2 * NEXT + o_s0), gl.load(p_s0 + 3 * NEXT + o_s0)
     s_z = s_z.index(J)
+    if PACKED:
+        next_leaves, next_enters = _borders_of(p_borders, chunk_of(0, n_here, REVERSE), REVERSE)
     for i in range(n_here):
         at, n = i & 1, i * NK
         i_row = i_row0 + chunk_of(i, n_here, REVERSE) * ROWS
         stored = chunk_of(i, n_here, REVERSE) % every == until
+        if PACKED:  # a chunk ahead
+            leaves, enters = next_leaves, next_enters
+            i_next = chunk_of(gl.minimum(i + 1, n_here - 1), n_here, REVERSE)
+            next_leaves, next_enters = _borders_of(p_borders, i_next, REVERSE)
+            if STORE_ST:
+                if leaves >= 0:
+                    o_turned = i_v + o_v + hidden_zero(i_row)
+                    _store_quarters(p_st + leaves * step_n, b_s0, b_s1, b_s2, b_s3, o_k, o_turned, V, V_FIRST)
         mbarrier.wait(full_u.index(at), (i >> 1) & 1)
         b_u = matrix(s_u.index(at * GROUPS + J)).permute((1, 0)).load(OPERAND)
         s_high, s_low = matrix(s_a.index(at * 2)), matrix(s_a.index(at * 2 + 1))
@@ -193,24 +233,31 @@ def _walk_part(
         mbarrier.arrive(empty_u.index(at))
         async_store(d_z, [i_batch, i_row, i_out], s_z)
         i_state = i_state + gl.where(stored, -WIDE_K if REVERSE else WIDE_K, 0)
-    if STORE_ST:
+        if PACKED:
+            if HAS_SN:
+                if enters >= 0:
+                    o_turned = i_v + o_v + hidden_zero(i_row)
+                    p_at, p_decay = p_sn + enters * step_n, p_e + chunk_of(i, n_here, REVERSE) * WIDE_K
+                    _, NEXT_SN = turned_state_at(o_k, o_turned, V, V_FIRST)
+                    b_s0 += _entering(p_at, p_decay, o_k, o_turned, V, V_FIRST)
+                    b_s1 += _entering(p_at + NEXT_SN, p_decay + ROWS, o_k, o_turned, V, V_FIRST)
+                    b_s2 += _entering(p_at + 2 * NEXT_SN, p_decay + 2 * ROWS, o_k, o_turned, V, V_FIRST)
+                    b_s3 += _entering(p_at + 3 * NEXT_SN, p_decay + 3 * ROWS, o_k, o_turned, V, V_FIRST)
+    if STORE_ST and not PACKED:
         if store_st:
             # made here: places that the compiler knew from the loads would stay in registers all along
-            o_st, NEXT_ST = turned_state_at(o_k, i_v + o_v + hidden_zero(n_here), V, V_FIRST)
-            gl.store(p_st + o_st, b_s0)
-            gl.store(p_st + NEXT_ST + o_st, b_s1)
-            gl.store(p_st + 2 * NEXT_ST + o_st, b_s2)
-            gl.store(p_st + 3 * NEXT_ST + o_st, b_s3)
+            o_turned = i_v + o_v + hidden_zero(n_here)
+            _store_quarters(p_st, b_s0, b_s1, b_s2, b_s3, o_k, o_turned, V, V_FIRST)
     tma.store_wait(0)
 
 
 @gluon.jit
 def _walk(
-    d_x, d_y, d_a, d_u, p_h, p_s0, d_s, p_st, d_z,
+    d_x, d_y, d_a, d_u, p_h, p_s0, d_s, p_st, p_sn, p_e, p_borders, d_z,
     T, H, n_seg, first_seg, n_start, n_stored, seg_rows, every,
     V: gl.constexpr, GROUPS: gl.constexpr, UNITS: gl.constexpr, REVERSE: gl.constexpr,
     HAS_S0: gl.constexpr, STORE_S: gl.constexpr, STORE_ST: gl.constexpr,
-    V_FIRST: gl.constexpr, S0_V_FIRST: gl.constexpr,
+    PACKED: gl.constexpr, HAS_SN: gl.constexpr, V_FIRST: gl.constexpr, S0_V_FIRST: gl.constexpr,
 ):  # fmt: skip
     """z of a segment and GROUPS times 64 columns of V. STORE_S: d_s is given a state every so many chunks."""
     NV: gl.constexpr = V // (GROUPS * ROWS)
@@ -236,7 +283,14 @@ def _walk(
     if HAS_S0:
         p_s0 += (i_bh.to(gl.int64) * n_start + (first_seg + i_seg) % n_start) * WIDE_K * V
     if STORE_ST:
-        p_st += i_bh.to(gl.int64) * WIDE_K * V
+        p_st += (i_h if PACKED else i_bh).to(gl.int64) * WIDE_K * V
+    step_n = 0
+    if PACKED:
+        p_borders += 2 * first
+        step_n = H * WIDE_K * V
+        if HAS_SN:
+            p_sn += i_h.to(gl.int64) * WIDE_K * V
+            p_e += (i_bh.to(gl.int64) * n_blocks + first) * WIDE_K
 
     OF_ROWS: gl.constexpr = d_x.layout
     s_x = gl.allocate_shared_memory(gl.bfloat16, [UNITS, 1, ROWS, ROWS], OF_ROWS)
@@ -259,17 +313,21 @@ def _walk(
                 (
                     _walk_part,
                     (
-                        d_z, d_s, p_s0, p_st, s_x, s_y, s_a, s_u, s_f, s_z, s_s, full, empty, full_u, empty_u,
-                        i_batch, i_row0, i_out, i_state, until, every, ends, n_here,
-                        0, V, GROUPS, UNITS, REVERSE, HAS_S0, STORE_S, STORE_ST, V_FIRST, S0_V_FIRST,
+                        d_z, d_s, p_s0, p_st, p_sn, p_e, p_borders, s_x, s_y, s_a, s_u, s_f, s_z, s_s,
+                        full, empty, full_u, empty_u,
+                        i_batch, i_row0, i_out, i_state, until, every, ends, n_here, step_n,
+                        0, V, GROUPS, UNITS, REVERSE, HAS_S0, STORE_S, STORE_ST, PACKED, HAS_SN,
+                        V_FIRST, S0_V_FIRST,
                     ),
                 ),
                 (
                     _walk_part,
                     (
-                        d_z, d_s, p_s0, p_st, s_x, s_y, s_a, s_u, s_f, s_z, s_s, full, empty, full_u, empty_u,
-                        i_batch, i_row0, i_out, i_state, until, every, ends, n_here,
-                        1, V, GROUPS, UNITS, REVERSE, HAS_S0, STORE_S, STORE_ST, V_FIRST, S0_V_FIRST,
+                        d_z, d_s, p_s0, p_st, p_sn, p_e, p_borders, s_x, s_y, s_a, s_u, s_f, s_z, s_s,
+                        full, empty, full_u, empty_u,
+                        i_batch, i_row0, i_out, i_state, until, every, ends, n_here, step_n,
+                        1, V, GROUPS, UNITS, REVERSE, HAS_S0, STORE_S, STORE_ST, PACKED, HAS_SN,
+                        V_FIRST, S0_V_FIRST,
                     ),
                 ),
                 (
@@ -289,9 +347,11 @@ def _walk(
                 (
                     _walk_part,
                     (
-                        d_z, d_s, p_s0, p_st, s_x, s_y, s_a, s_u, s_f, s_z, s_s, full, empty, full_u, empty_u,
-                        i_batch, i_row0, i_out, i_state, until, every, ends, n_here,
-                        0, V, GROUPS, UNITS, REVERSE, HAS_S0, STORE_S, STORE_ST, V_FIRST, S0_V_FIRST,
+                        d_z, d_s, p_s0, p_st, p_sn, p_e, p_borders, s_x, s_y, s_a, s_u, s_f, s_z, s_s,
+                        full, empty, full_u, empty_u,
+                        i_batch, i_row0, i_out, i_state, until, every, ends, n_here, step_n,
+                        0, V, GROUPS, UNITS, REVERSE, HAS_S0, STORE_S, STORE_ST, PACKED, HAS_SN,
+                        V_FIRST, S0_V_FIRST,
                     ),
                 ),
                 (
@@ -312,32 +372,34 @@ SIZES = ["T", "n_seg", "first_seg", "n_stored", "seg_rows"]
 
 @gluon.jit(do_not_specialize=[*SIZES, "n_start", "n_few", "every"])
 def walk_wide_hopper_kernel(
-    d_qd, d_kd, d_a, d_v, p_h, p_s0, d_s, d_few, p_st, d_o,
+    d_qd, d_kd, d_a, d_v, p_h, p_s0, d_s, d_few, p_st, p_sn, p_e, p_borders, d_o,
     T, H, n_seg, first_seg, n_start, n_stored, n_few, seg_rows, every,
     V: gl.constexpr, GROUPS: gl.constexpr, UNITS: gl.constexpr, HAS_S0: gl.constexpr, STORE_S: gl.constexpr,
-    STORE_FEW: gl.constexpr, STORE_ST: gl.constexpr, V_FIRST: gl.constexpr, S0_V_FIRST: gl.constexpr,
+    STORE_FEW: gl.constexpr, STORE_ST: gl.constexpr, PACKED: gl.constexpr, HAS_SN: gl.constexpr,
+    V_FIRST: gl.constexpr, S0_V_FIRST: gl.constexpr,
 ):  # fmt: skip
     """o [B, T, H, V] of n_seg segments from first_seg on, from v like it and what `prepare_hopper_kernel` leaves: qd,
-    kd [B, T, H, 256], a [B, T, H, 128] and p_h. A program a segment and GROUPS times 64 columns of V; UNITS tiles of 64
-    features of qd and kd may be on their way to it. All else as `walk_hopper_kernel` has it."""
+    kd [B, T, H, 256], a [B, T, H, 128], f as p_h, and p_e. A program a segment and GROUPS times 64 columns of V; UNITS
+    tiles of 64 features of qd and kd may be on their way to it. PACKED: sequences have states; p_borders: see
+    `packing.edges`. All else as `walk_hopper_kernel` has it."""
     _walk(
-        d_qd, d_kd, d_a, d_v, p_h, p_s0, d_s if STORE_S else d_few, p_st, d_o,
+        d_qd, d_kd, d_a, d_v, p_h, p_s0, d_s if STORE_S else d_few, p_st, p_sn, p_e, p_borders, d_o,
         T, H, n_seg, first_seg, n_start, n_stored if STORE_S else n_few, seg_rows, every,
-        V, GROUPS, UNITS, False, HAS_S0, STORE_S or STORE_FEW, STORE_ST, V_FIRST, S0_V_FIRST,
+        V, GROUPS, UNITS, False, HAS_S0, STORE_S or STORE_FEW, STORE_ST, PACKED, HAS_SN, V_FIRST, S0_V_FIRST,
     )  # fmt: skip
 
 
 @gluon.jit(do_not_specialize=[*SIZES, "n_end"])
 def grad_walk_wide_hopper_kernel(
-    d_qd, d_kd, d_a, d_do, p_h, p_dst, d_ds, p_ds0, d_dv,
+    d_qd, d_kd, d_a, d_do, p_h, p_dst, d_ds, p_ds0, p_dsn, p_e, p_borders, d_dv,
     T, H, n_seg, first_seg, n_end, n_stored, seg_rows,
     V: gl.constexpr, GROUPS: gl.constexpr, UNITS: gl.constexpr, HAS_DST: gl.constexpr, STORE_DS0: gl.constexpr,
-    V_FIRST: gl.constexpr, DST_V_FIRST: gl.constexpr,
+    PACKED: gl.constexpr, HAS_DSN: gl.constexpr, V_FIRST: gl.constexpr, DST_V_FIRST: gl.constexpr,
 ):  # fmt: skip
     """dv [B, T, H, V] likewise, and the gradients of the states after all chunks, as `grad_walk_hopper_kernel` has
     them."""
     _walk(
-        d_kd, d_qd, d_a, d_do, p_h, p_dst, d_ds, p_ds0, d_dv,
+        d_kd, d_qd, d_a, d_do, p_h, p_dst, d_ds, p_ds0, p_dsn, p_e, p_borders, d_dv,
         T, H, n_seg, first_seg, n_end, n_stored, seg_rows, gl.to_tensor(1),
-        V, GROUPS, UNITS, True, HAS_DST, True, STORE_DS0, V_FIRST, DST_V_FIRST,
+        V, GROUPS, UNITS, True, HAS_DST, True, STORE_DS0, PACKED, HAS_DSN, V_FIRST, DST_V_FIRST,
     )  # fmt: skip
