@@ -39,7 +39,7 @@ def forward(
     o, keep = torch.empty_like(p.v), keep and whole
     kept = keep and p.schedule.materialize
     halves = p.half_decays()
-    made = prepare(p, p.config.walk, halves, False, True, launch)
+    made = prepare(p, p.config.walk, p.v, halves, False, True, launch)
     needless = p.ungated_walk is not None or made is not None  # but to be kept
     states = None if needless and not (kept and every == 1) else p.state_buffer()
     few = p.few_states(p.whole, every) if kept and every > 1 else None
@@ -91,7 +91,7 @@ def _backward(p: Problem, do: Tensor, into: Gradients, launch: Launcher, kept: K
     # all of them; or where the others are led along, those of strong gates, and few of all beside them
     states = p.state_buffer() if found is None or every > 1 else found
     few = found if found is not None else states if every == 1 else p.few_states(p.slices[0], every)
-    made = prepare(p, p.config.grad_walk, halves, True, kept is None, launch)
+    made = prepare(p, p.config.grad_walk, do, halves, True, kept is None, launch)
     # by the first pass over states, else they are there
     to_fill = halves if kept is None and made is None else None
     boundary = running = starts = ends = None

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..launch import Launch, Launcher, settle_keys
 from ..schedule import WGMMA_ROWS, Tile, cdiv
+from ..tiles.descriptors import blocks
 from ..tiles.gates import block_decay, decay, decayed_keys, mild_block, row_block_limit
 from ..tiles.operands import dot, load_tile, split, store_tile
 from ..tiles.scores import diagonal_scores
@@ -109,11 +110,12 @@ class Prepared(NamedTuple):
 
 
 def prepare(
-    p: Problem, tile: Tile | None, halves: Tensor | None, back: bool, store_halves: bool, launch: Launcher
-) -> Prepared | None:
-    """`prepared`, for a walk with such a tile. None where that is none of wide heads, or a tensor bears no
-    descriptor."""
-    if not p.is_wide(tile):
+    p: Problem, tile: Tile | None, values: Tensor, halves: Tensor | None, back: bool, store_halves: bool,
+    launch: Launcher,
+) -> Prepared | None:  # fmt: skip
+    """`prepared`, for a walk with such a tile over values, v or do [B, T, H, V]. None where that is none of wide heads,
+    or a tensor bears no descriptor."""
+    if not p.is_wide(tile) or not blocks({"p_v": values}, ("v",), WGMMA_ROWS, WGMMA_ROWS, WGMMA_ROWS):
         return None
     assert halves is not None  # of every walk of wide heads
     made, (first, strong) = prepared(p, halves, back, store_halves)

@@ -194,8 +194,8 @@ PREPARED = ["prepare", "prepare_strong"]
 def test_wide_heads_walk_on_what_was_prepared_and_leave_nothing_to_strong_gates_but_their_gradients():
     assert walked(WIDE, Schedule(64)) == [*PREPARED, "walk"]
     backward = replace(WIDE, direction="bwd")
-    assert walked(backward, Schedule(64)) == ["states", *PREPARED, "grad_walk", "grad_qk", "grad_qk_strong"]
-    assert walked(WIDE, Schedule(64, 64, True, 16)) == ["states", "combine", *PREPARED, "walk"]
+    assert walked(backward, Schedule(64)) == [*PREPARED, "states", "grad_walk", "grad_qk", "grad_qk_strong"]
+    assert walked(WIDE, Schedule(64, 64, True, 16)) == [*PREPARED, "states", "combine", "walk"]
 
 
 def test_wide_heads_whose_states_are_not_materialized_go_by_passes():
