@@ -22,6 +22,7 @@ from ..tiles.slices import Head, Share, Slice, room_for, segments_at_once, share
 from .hopper import grad_qk_runs_hopper_kernel
 from .kept import HeadGroup, Kept, head_groups_of, rows_of, states_of
 from .packing import Packed
+from .prepare import prepared_bytes
 
 LaunchBy = Callable[..., Launch]
 
@@ -133,9 +134,11 @@ class Problem(CallContext):
         if B * H == 0:
             return self._widest
         row_decays = 0 if self.g is None else self.n_blocks * K * torch.float32.itemsize
-        head = Head(
-            self.n_chunks, self._chunk_bytes, K * V * torch.float32.itemsize, row_decays, self._unit, self.in_turn
+        state, prepared = (
+            K * V * torch.float32.itemsize,
+            prepared_bytes(K) if self.is_wide(self.config.grad_walk) else 0,
         )
+        head = Head(self.n_chunks, self._chunk_bytes, state, row_decays, self._unit, self.in_turn, prepared)
         room = room_for(self.v.nbytes, self._input_bytes - self.v.nbytes)
         return share_of(B, H, cdiv(V, 128), head, self._widest.at_once, room)
 
@@ -359,7 +362,9 @@ class Problem(CallContext):
         """Whether a fused scan with such a tile is one of wide heads, which works on what was prepared for it
         (wide_walk.py)."""
         _, T, _, K, V = self.dims
-        if walk is None or T == 0 or K != WIDE_K or V % walk.block_v or not self.schedule.materialize:
+        if walk is None or T == 0 or K != WIDE_K or V % walk.block_v:
+            return False
+        if not (self.schedule.materialize or self.in_turn):  # as packed ones never are
             return False
         return self.on_hopper(walk)
 

@@ -202,6 +202,8 @@ def _prepare(c: Count) -> None:
     c.store_scores()
     if s.constexprs["STORE_H"]:
         c.store(s.blocks, HALVES)
+    if s.constexprs["STORE_F"]:
+        c.store(s.blocks, "f")
 
 
 def _prepared(c: Count, values: str, out: str) -> None:
