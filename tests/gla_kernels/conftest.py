@@ -17,6 +17,8 @@ import pytest
 import torch
 
 from gla_kernels import Entry, Machine, Plan, Schedule, Workload, default_config, reference, refresh
+from gla_kernels.chunk import hopper
+from gla_kernels.chunk.problem import Problem
 from gla_kernels.launch import Launch, execute
 from gla_kernels.ops.signature import forget
 from gla_kernels.plan import files
@@ -240,3 +242,19 @@ def place(request: pytest.FixtureRequest) -> Place:
 def chunks(place: Place) -> Callable[..., Any]:
     """`chunks_alone.Chunks` where kernels run."""
     return partial(_beside("chunks_alone").Chunks, device=place.device)
+
+
+@pytest.fixture
+def launch(place: Place, monkeypatch: pytest.MonkeyPatch) -> Callable[[Launch], None]:
+    """Runs any launch; on a CPU, too, plans are served by Hopper's own kernels."""
+    if place.device == "cuda":
+        return execute
+    original = Problem.on_hopper
+
+    def serves(self: Problem, tile: Any) -> bool:
+        elsewhere = replace(self, q=self.q.to("meta")) if self.q.device.type == "cpu" else self
+        return original(elsewhere, tile)
+
+    monkeypatch.setattr(Problem, "on_hopper", serves)
+    own = {getattr(hopper, name) for name in hopper.__all__}
+    return lambda one: (place.run if one.kernel in own else execute)(one)

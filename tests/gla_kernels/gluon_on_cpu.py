@@ -364,13 +364,16 @@ def run(launch: Launch) -> None:
     """Run a launch of a kernel in Gluon, one program after another, as often as it has groups of warps. Raises
     AssertionError where what comes of it depends on which of these is slow, or where one waits in vain."""
     names, given = _names(inspect.getmodule(launch.kernel.fn)), _given(launch)
-    gl.groups, gl.slow, before = 1, 0, None
+    tensors = [x for x in launch.args.values() if isinstance(x, Tensor)]
+    gl.groups, gl.slow, before, at_first = 1, 0, None, [x.clone() for x in tensors]
     while gl.slow < gl.groups:
+        for x, was in zip(tensors, at_first, strict=True):
+            x.copy_(was)  # what is carried on in place
         for program in range(math.prod(launch.grid)):
             gl.program_id = staticmethod(lambda axis, program=program: torch.tensor(program))
             names[launch.kernel.fn.__name__](**given)
             _wait("tiles", 0)
-        after = [x.contiguous().view(torch.uint8).clone() for x in launch.args.values() if isinstance(x, Tensor)]
+        after = [x.contiguous().view(torch.uint8).clone() for x in tensors]
         assert before is None or all(map(torch.equal, before, after)), "it depends on who is slow"
         gl.slow, before = gl.slow + 1, after
 

@@ -39,8 +39,8 @@ def forward(
     o, keep = torch.empty_like(p.v), keep and whole
     kept = keep and p.schedule.materialize
     halves = p.half_decays()
-    made = prepare(p, p.config.walk, p.v, halves, False, True, launch)
-    needless = p.ungated_walk is not None or made is not None  # but to be kept
+    made = prepare(p, p.slices[0], p.config.walk, p.v, halves, False, True, launch) if len(p.slices) == 1 else None
+    needless = p.ungated_walk is not None or p.is_wide(p.config.walk)  # but to be kept
     states = None if needless and not (kept and every == 1) else p.state_buffer()
     few = p.few_states(p.whole, every) if kept and every > 1 else None
     boundary = p.boundary_buffer() if keep and p.in_turn else None
@@ -52,6 +52,8 @@ def forward(
     for i, piece in enumerate(p.slices):
         if boundary is not None and running is not None:
             launch(copied(running, boundary[i]))
+        if len(p.slices) > 1:
+            made = prepare(p, piece, p.config.walk, p.v, halves, False, True, launch)
         final = final_state if piece == p.slices[-1] or p.packed is not None else running
         if not fused_scan(p, piece, starts, states, halves, final, o, few, every if kept else 0, made, launch):
             states = p.state_buffer() if states is None else states  # which only a walk can do without
@@ -91,7 +93,9 @@ def _backward(p: Problem, do: Tensor, into: Gradients, launch: Launcher, kept: K
     # all of them; or where the others are led along, those of strong gates, and few of all beside them
     states = p.state_buffer() if found is None or every > 1 else found
     few = found if found is not None else states if every == 1 else p.few_states(p.slices[0], every)
-    made = prepare(p, p.config.grad_walk, do, halves, True, kept is None, launch)
+    made, once = None, len(p.slices) == 1
+    if once:
+        made = prepare(p, p.slices[0], p.config.grad_walk, do, halves, True, kept is None, launch)
     # by the first pass over states, else they are there
     to_fill = halves if kept is None and made is None else None
     boundary = running = starts = ends = None
@@ -110,6 +114,8 @@ def _backward(p: Problem, do: Tensor, into: Gradients, launch: Launcher, kept: K
         first = into.initial_state if running is None and (i == 0 or p.packed is not None) else running
         if found is None:  # they are made again
             make_states(p, piece, starts if boundary is None else boundary[i], few, to_fill, None, launch, every)
+        if not once:
+            made = prepare(p, piece, p.config.grad_walk, do, halves, True, False, launch)
         walked = fused_grad_scan(p, piece, do, ends, grads, first, halves, into.v, made, launch)
         if not walked:
             make_grad_states(p, piece, do, ends, grads, first, launch)

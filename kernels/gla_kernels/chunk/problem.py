@@ -40,6 +40,11 @@ def all_described(launch: Launch) -> bool:
     return all(name in launch.blocks for name in given)
 
 
+def prepared_bytes(K: int) -> int:
+    """Of what a walk of wide heads reads of one chunk of a head: `prepare.Prepared`."""
+    return WGMMA_ROWS * 2 * (2 * K + 2 * WGMMA_ROWS) + 4 * K
+
+
 def least_run(K: int, V: int) -> int:
     """Chunks from one kept state to the next, of a kernel of Hopper's own: as many as keep states, in bfloat16, and
     decays of row blocks within `KEPT_ROW_BYTES`."""
@@ -133,9 +138,9 @@ class Problem(CallContext):
         if B * H == 0:
             return self._widest
         row_decays = 0 if self.g is None else self.n_blocks * K * torch.float32.itemsize
-        head = Head(
-            self.n_chunks, self._chunk_bytes, K * V * torch.float32.itemsize, row_decays, self._unit, self.in_turn
-        )
+        state = K * V * torch.float32.itemsize
+        prepared = prepared_bytes(K) if self.is_wide(self.config.grad_walk) else 0
+        head = Head(self.n_chunks, self._chunk_bytes, state, row_decays, self._unit, self.in_turn, prepared)
         room = room_for(self.v.nbytes, self._input_bytes - self.v.nbytes)
         return share_of(B, H, cdiv(V, 128), head, self._widest.at_once, room)
 
@@ -359,7 +364,9 @@ class Problem(CallContext):
         """Whether a fused scan with such a tile is one of wide heads, which works on what was prepared for it
         (wide_walk.py)."""
         _, T, _, K, V = self.dims
-        if walk is None or T == 0 or K != WIDE_K or V % walk.block_v or not self.schedule.materialize:
+        if walk is None or T == 0 or K != WIDE_K or V % walk.block_v:
+            return False
+        if not (self.schedule.materialize or self.in_turn):  # as packed ones never are
             return False
         return self.on_hopper(walk)
 

@@ -40,6 +40,10 @@ def _launched(
     stored: whether states leave it."""
     if made is None:
         return False
+    if piece.chunks < p.n_chunks:  # a walk over the slice's rows alone
+        i_row, T = piece.first_chunk * WGMMA_ROWS, made.q.shape[1]
+        args |= {name: args[name][:, i_row : i_row + T] for name in ("p_v", "p_o", "p_do", "p_dv") if name in args}
+        args["T"] = T
     # a walk that no state of a sequence enters or leaves knows of none
     crossed = any(flags.get(name) for name in ("STORE_ST", "HAS_SN", "STORE_DS0", "HAS_DSN"))
     borders = None if p.packed is None or not crossed else p.packed.borders
@@ -65,7 +69,7 @@ def launch_of_groups(
     groups = tile.block_v // WGMMA_ROWS
     programs = p.dims[-1] // tile.block_v * piece.segments
     flags |= {"GROUPS": groups, "UNITS": units_of(groups, stored)}
-    launch = p.launch_of(kernel, tile, programs, args | p.walked(piece, states, 1), **flags)
+    launch = p.launch_of(kernel, tile, programs, args | p.walked(piece, states, 1) | {"first_seg": 0}, **flags)
     return replace(launch, blocks={name: (*block[:-1], WGMMA_ROWS) for name, block in launch.blocks.items()})
 
 

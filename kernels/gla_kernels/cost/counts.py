@@ -206,6 +206,8 @@ def _prepare(c: Count) -> None:
     c.store_scores()
     if s.constexprs["STORE_H"]:
         c.store(s.blocks, HALVES)
+    if s.constexprs["STORE_F"]:
+        c.store(s.blocks, "f")
 
 
 def _prepared_ends(c: Count, keys: str, values: str, out: str) -> None:

@@ -110,7 +110,8 @@ def descriptor(x: torch.Tensor, block: tuple[int, ...], in_gluon: bool = False) 
     if len(block) == 3:
         B, T, H, D = x.shape
         row = x.stride(1) if T > 1 else H * D  # of all heads, where these are some of them
-        shape, strides = [B, T, H * D], [T * row, row, 1]
+        # of all rows, where these are a slice of them
+        shape, strides = [B, T, H * D], [x.stride(0) if B > 1 else T * row, row, 1]
     else:
         V = x.shape[-1]
         shape, strides = [x.numel() // V, V], [V, 1]

@@ -20,6 +20,7 @@ from ..schedule import (
     Plan,
     Tile,
     Workload,
+    in_turn,
     padded,
 )
 
@@ -126,8 +127,8 @@ def _unfit_to_walk(step: str, tile: Tile | None, plan: Plan, work: Workload) -> 
     if plan.schedule.chunk != plan.config.block_t:
         return "a fused scan is of chunks of one row block"
     wide = tile.hopper and work.K == WIDE_K
-    if wide and not plan.schedule.materialize:
-        return f"a fused scan of K={WIDE_K} is of states that are materialized"
+    if wide and not (plan.schedule.materialize or in_turn(plan.schedule, work.B * work.H, work.V)):
+        return f"a fused scan of K={WIDE_K} is of states that are materialized, or of slices that take turns"
     too_wide = work.K > WALKED_K and not wide
     if too_wide or (tile.hopper and work.V % tile.block_v) or (not tile.hopper and tile.block_k < work.K):
         return f"a fused scan has K of up to {WALKED_K} on chip, or on Hopper {WIDE_K}, and Hopper's whole tiles of V"

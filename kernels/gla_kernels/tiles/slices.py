@@ -64,7 +64,8 @@ class Head:
     """Bytes that the states of one head of a sequence take.
 
     chunks, chunk: how many there are, and each one's state as it enters products. state: one in float32. decays: of all
-    row blocks. segment: chunks a segment; in_turn: a slice is one, of any length.
+    row blocks. segment: chunks a segment; in_turn: a slice is one, of any length. prepared: what a walk
+    reads, of each chunk in a slice.
     """
 
     chunks: int
@@ -73,6 +74,7 @@ class Head:
     decays: int
     segment: int
     in_turn: bool
+    prepared: int = 0
 
     def scratch(self, at_once: int) -> int:
         """Bytes that a backward pass needs beside its results, where a slice has so many segments, or in turn chunks:
@@ -83,7 +85,7 @@ class Head:
         else:
             segments = cdiv(self.chunks, self.segment)
             between = 2 * segments * self.state if segments > 1 else 0
-        return 2 * here * self.chunk + between + self.decays
+        return here * (2 * self.chunk + self.prepared) + between + self.decays
 
 
 @dataclass(frozen=True)

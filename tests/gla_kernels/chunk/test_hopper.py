@@ -198,12 +198,15 @@ def test_wide_heads_walk_on_what_was_prepared_and_leave_nothing_to_strong_gates_
     assert walked(WIDE, Schedule(64, 64, True, 16)) == [*PREPARED, "states", "combine", "walk"]
 
 
-def test_wide_heads_whose_states_are_not_materialized_go_by_passes():
-    """What was prepared would take the memory that is to be saved."""
+def test_wide_heads_without_materialized_states_walk_where_slices_take_turns():
+    """A walk then goes over one slice, and is of what was prepared of that."""
     schedule = Schedule(64, 64, False)
-    assert "walk" not in walked(WIDE, schedule)
     plan = Plan(schedule, with_walks(default_config(256, 256, 2, schedule), WIDE))
-    assert "materialized" in (why_not(plan, WIDE, 90, "walk") or "")
+    assert {"states", "output"} <= set(walked(WIDE, schedule))
+    assert "take turns" in (why_not(plan, WIDE, 90, "walk") or "")
+    many = replace(WIDE, H=64)
+    assert why_not(plan, many, 90) is None
+    assert set(walked(many, schedule)) == {"copy", *PREPARED, "walk"}
 
 
 @pytest.mark.parametrize("name", ["q", "v"])

@@ -217,7 +217,7 @@ def test_walks_of_wide_heads(V, gates, schedule, every, gate_type, v_first, plac
         return states.transpose(-1, -2).contiguous() if v_first else states
 
     halves = torch.empty_like(x.halves, device=place.device)
-    made, (first, strong) = prepared(p, halves, False, True)
+    made, (first, strong) = prepared(p, p.whole, halves, False, True)
     place.run(first)
     execute(strong)
     assert torch.allclose(halves.cpu(), x.halves, rtol=1e-5)

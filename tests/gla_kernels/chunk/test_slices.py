@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import pytest
 import torch
 
-from gla_kernels import Plan, Schedule, default_config
+import gla_kernels.chunk
+from gla_kernels import Plan, Schedule, Workload, default_config
+from gla_kernels.chunk.prepare import prepared_bytes
 from gla_kernels.chunk.problem import Problem
+from gla_kernels.launch import Launch
 from gla_kernels.plan.apply import problem_of
+from gla_kernels.plan.choose import with_walks
 from gla_kernels.tiles.slices import LEAST_ROOM, Head, room_for, share_of
 
 MIB = 2**20
@@ -50,6 +57,19 @@ def test_the_backward_pass_needs_no_more_than_flash_attention_2(shape):
     results = 2 * p.v.nbytes + 3 * p.q.nbytes  # o, dv and dq, dk, dg
     attention = 6 * p.v.nbytes  # o, dq, dk, dv and dq in float32, at the same width
     assert results + scratch_bytes(p) <= attention
+
+
+def test_so_it_does_with_what_walks_of_wide_heads_work_on():
+    B, T, H, K, V = SHAPES[3]
+    passes = problem(B, T, H, K, V)
+    config = with_walks(passes.config, Workload("bwd", B, T, H, K, V))
+    p, found = replace(passes, config=config), list[Launch]()
+    gla_kernels.chunk.backward(p, p.v, None, found.append)
+    prepare = next(launch for launch in found if launch.step == "prepare")
+    made = sum(prepare.args[f"p_{name}"].nbytes for name in ("qd", "kd", "a", "f"))
+    part = p.head_group(p.head_groups[0])
+    assert made == prepared_bytes(K) * part.slices[0].chunks * math.prod(part.q.shape[::2])
+    assert 2 * p.v.nbytes + 3 * p.q.nbytes + scratch_bytes(p) + made <= 6 * p.v.nbytes
 
 
 def test_what_fits_is_worked_on_at_once():

@@ -104,21 +104,22 @@ def _half_of_part(b_up, b_after, b_half, head, tail, BACK: gl.constexpr):
         return gl.where(tail == 0, b_half, 0.5 * gl.sum(gl.where((o_i == tail - 1)[:, None], b_after, 0.0), axis=0))
 
 
-@gluon.jit(do_not_specialize=["T", "n_blocks"])
+@gluon.jit(do_not_specialize=["T", "n_blocks", "first_block", "n_here"])
 def prepare_hopper_kernel(
-    d_q, d_k, d_g, p_h, p_f, p_e, p_marks, p_edges, d_qd, d_kd, d_a, scale, T, H, n_blocks,
-    K: gl.constexpr, STORE_H: gl.constexpr, PACKED: gl.constexpr, ENTERS: gl.constexpr, BACK: gl.constexpr,
+    d_q, d_k, d_g, p_h, p_f, p_e, p_marks, p_edges, d_qd, d_kd, d_a, scale, T, H, n_blocks, first_block, n_here,
+    K: gl.constexpr, STORE_H: gl.constexpr, STORE_F: gl.constexpr, PACKED: gl.constexpr, ENTERS: gl.constexpr,
+    BACK: gl.constexpr,
 ):  # fmt: skip
-    """qd, kd [B, T, H, K] and a [B, T, H, 2*64] of all chunks: Q, K, and A's leading bits beside the next ones, bf16,
-    from q, k [B, T, H, K] in bf16 and g in that or float32. p_h [B*H, n_blocks, K], float32: h, written with
-    STORE_H. PACKED: p_f like it, f, for a walk BACK in time, too; with ENTERS p_e, e of chunks that a state enters
-    in."""
+    """qd, kd [B, T', H, K] and a [B, T', H, 2*64] of n_here chunks from first_block on: Q, K, and A's leading bits
+    beside the next ones, bf16, from their rows of q, k [B, T', H, K] in bf16 and g in that or float32. Float32, each if
+    it is asked for: p_h [B*H, n_blocks, K], h; p_f [B*H, n_here, K], f, which is h but of packed sequences; p_e like
+    it, e of chunks that a state enters in, for a walk BACK in time or not."""
     i_p = gl.program_id(0)
-    i_c, i_bh = i_p % n_blocks, i_p // n_blocks
+    i_c, i_bh = i_p % n_here, i_p // n_here
     i_batch, i_h, i_row = i_bh // H, i_bh % H, i_c * ROWS
     i_col = i_h * K
-    i_first = (i_bh.to(gl.int64) * n_blocks + i_c) * K
-    p_h += i_first
+    p_h += (i_bh.to(gl.int64) * n_blocks + first_block + i_c) * K
+    i_first = (i_bh.to(gl.int64) * n_here + i_c) * K
     head, tail = ROWS, 0
     if PACKED:
         head, tail = head_and_tail(p_edges, i_row)
@@ -164,9 +165,12 @@ def prepare_hopper_kernel(
         matrix(s_q.index(t % 2)).store(b_qd)
         b_qh, b_ql = cut(b_q * gl.exp2(b_c))
         b_after = _decays(s_after, s_gates)
-        if PACKED:
+        if STORE_F:
             o_f = i_first + t * ROWS + gl.arange(0, ROWS, gl.SliceLayout(0, ACCUMULATOR))
-            gl.store(p_f + o_f, gl.where(passes(head, tail), b_half, float("-inf")))
+            b_f = b_half
+            if PACKED:
+                b_f = gl.where(passes(head, tail), b_half, float("-inf"))
+            gl.store(p_f + o_f, b_f)
             if ENTERS:
                 if not passes(head, tail):
                     gl.store(p_e + o_f, _half_of_part(b_up, b_after, b_half, head, tail, BACK))
