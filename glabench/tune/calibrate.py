@@ -58,7 +58,7 @@ def samples_of(tunings: Iterable[Tuning], passes: Collection[str] = PASSES) -> d
             # a fused scan stored all states when these were measured; where nobody keeps them it does no more
             comparable = whole or (same_slices and candidate.step != "walk")
             if trial.status == "ok" and trial.samples_ms and comparable:
-                base, effects = model.features(launch_of(work, candidate, capability), capability)
+                base, effects = model.features(launch_of(work, candidate, capability, few=False), capability)
                 found[candidate.step].append(Sample(base, effects, median(trial.samples_ms)))
     if not found:
         raise UserError("none of these records is of the search space that is here: tune again")

@@ -22,6 +22,8 @@ from gla_kernels.plan.space import schedules
 from gla_kernels.schedule import BLOCK_TS, MAX_REGISTERS, WGMMA_ROWS, steps_of
 from glabench.systems.gla import schedule_name
 
+FEW = ("walk",)  # passes that store as few states as calls keep: the time of storing all would hide the rest
+
 
 @dataclass(frozen=True)
 class Variant:
@@ -106,9 +108,10 @@ def candidates_of(work: Workload, plan: Plan, capability: int) -> list[Candidate
     return [Candidate(variant, step, getattr(plan.config, step)) for step in variant.steps(work)]
 
 
-def launch_of(work: Workload, candidate: Candidate, capability: int) -> Launch:
-    """The one launch of a candidate, on meta tensors."""
-    return launches_of(work, plan_of(work, [candidate], capability))[candidate.step]
+def launch_of(work: Workload, candidate: Candidate, capability: int, few: bool = True) -> Launch:
+    """The one launch of a candidate, on meta tensors. few: with as few states as in a call, of passes of FEW."""
+    few = few and candidate.step in FEW
+    return launches_of(work, plan_of(work, [candidate], capability), few=few)[candidate.step]
 
 
 def key(launch: Launch) -> str:

@@ -1,7 +1,7 @@
 """One workload on the GPU: its inputs, and the passes of its plans with buffers to run on.
 
-A candidate is one kernel of a plan, timed by itself, with the states of all chunks; plans that come to the final are
-timed as calls run them, with few. A candidate needs what the passes before it would have left, and something
+A candidate is one kernel of a plan, timed by itself, with the states of all chunks but of a forward walk, which stores
+as few as calls keep; so do plans that come to the final. A candidate needs what the passes before it would have left, and something
 to be compared with: both come from a reference plan of the same chunk and kind (row blocks of 16, the smallest and
 safest there is), run as a whole beforehand, in the candidate's slices. Comparing with it is a screen, to drop broken
 candidates early; a winner faces the gate, which compares with float64.
@@ -26,7 +26,7 @@ from gla_kernels.schedule import WALK_OF, WALKS
 from gla_kernels.tiles.slices import Share
 from glabench.spec.case import Case
 from glabench.systems.inputs import DTYPES, Inputs, make_inputs
-from glabench.tune.candidate import Candidate, plan_of
+from glabench.tune.candidate import FEW, Candidate, plan_of
 
 # How far a candidate may be from the reference plan, which has rounding errors of its own: in units of the dtype's
 # rounding, and never less than what float32 sums in another order differ by.
@@ -128,7 +128,8 @@ class Stage:
     def _launch_of(self, candidate: Candidate, reference: Pass) -> Launch:
         """The candidate's kernel on the buffers of the reference plan."""
         found: list[Launch] = []
-        run_plan(self.inputs, self.work, plan_of(self.work, [candidate], self.capability), found.append)
+        plan, few = plan_of(self.work, [candidate], self.capability), candidate.step in FEW
+        run_plan(self.inputs, self.work, plan, found.append, few=few)
         for one in found:
             if one.step in ("prepare", "prepare_strong"):
                 execute(one)
