@@ -1,10 +1,10 @@
 """One workload on the GPU: its inputs, and the passes of its plans with buffers to run on.
 
 A candidate is one kernel of a plan, timed by itself, with the states of all chunks but of a forward walk, which stores
-as few as calls keep; so do plans that come to the final. A candidate needs what the passes before it would have left, and something
-to be compared with: both come from a reference plan of the same chunk and kind (row blocks of 16, the smallest and
-safest there is), run as a whole beforehand, in the candidate's slices. Comparing with it is a screen, to drop broken
-candidates early; a winner faces the gate, which compares with float64.
+as few as calls keep; so do plans that come to the final. A candidate needs what the passes before it would have left,
+and something to be compared with: both come from a reference plan of the same chunk and kind (row blocks of 16, the
+smallest and safest there is), run as a whole beforehand, in the candidate's slices. Comparing with it is a screen, to
+drop broken candidates early; a winner faces the gate, which compares with float64.
 """
 
 from __future__ import annotations
