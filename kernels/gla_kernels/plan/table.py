@@ -36,6 +36,7 @@ LINEAGE = {
     "1973f65e48d0124b": "28b8cfb22576a567",  # float32 gates and packed sequences by other ways: the rest is as before
     "8a8c9adb33394f9d": "28b8cfb22576a567",  # walks of K = 256, which no plan before had: the rest is as before
     "81db4be99d59b1f3": "28b8cfb22576a567",  # barriers and registers under one name; what is prepared needs descriptors
+    "ed32b10c344c019e": "28b8cfb22576a567",  # another way to dq, dk and dg of wide V, which no plan chooses
 }
 MAX_BYTES = 16 * 2**20  # of a file
 MAX_ENTRIES = 50_000  # about as many fit in
