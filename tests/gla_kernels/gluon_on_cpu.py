@@ -319,11 +319,24 @@ def _leading(x: Tensor) -> Tensor:
     return (x.view(torch.int32) & -0x10000).view(torch.float32)
 
 
+def _with_rest(x: Tensor, rest: Tensor, at: int) -> Tensor:
+    byte = rest.view(torch.int8).unflatten(-1, (-1, 4))[..., at].int()
+    return (x.float().view(torch.int32) + (byte << 8) + (byte & 0xFF)).view(torch.float32)
+
+
+def _cut_off(x: Tensor, rest: Tensor, at: int) -> tuple[Tensor, Tensor]:
+    x, rest = (x.view(torch.int32) | 1).view(torch.float32), rest.clone()
+    rest.view(torch.int8).unflatten(-1, (-1, 4))[..., at] = (x.view(torch.int32) >> 8).to(torch.int8)
+    return x.to(torch.bfloat16), rest
+
+
 ASSEMBLY: dict[str, Callable[..., Any]] = {
     "wide": lambda x: x.float(),
     "rounded": lambda x: x.to(torch.bfloat16),
     "leading": lambda x: _leading(x).to(torch.bfloat16),
     "rest": lambda x: x - _leading(x),
+    "with_rest": _with_rest,
+    "cut_off": _cut_off,
     "inverse_exp2": lambda x: torch.exp2(-x),
     "either": lambda x, y, m: torch.where(m, x, y),
     "_kept": lambda x, m: torch.where(m, x, 0),

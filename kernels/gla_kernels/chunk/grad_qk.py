@@ -132,10 +132,12 @@ TILES = 28  # of 64 by 64 numbers of 16 bits in an H100's shared memory, as one 
 
 def stages_of(V: int) -> int:
     """Tiles of V on their way in Hopper's own kernels of runs: one where two programs then share a multiprocessor, else
-    as many as there is room for."""
+    as many as there is room for, or a few less if they divide the tiles: then each tile always has the same place."""
     if V <= NARROW:
         return 1
-    return (TILES - V // WGMMA_ROWS - 7) // 3  # the state, as products read it; q, k, g, A in two, U and L
+    tiles = V // WGMMA_ROWS
+    most = (TILES - tiles - 7) // 3  # beside the state, as products read it, are q, k, g, A in two, U and L
+    return next((n for n in range(most, 2, -1) if tiles % n == 0), most)
 
 
 def make_grad_qk(

@@ -36,7 +36,7 @@ LINEAGE = {
     "1973f65e48d0124b": "28b8cfb22576a567",  # float32 gates and packed sequences by other ways: the rest is as before
     "8a8c9adb33394f9d": "28b8cfb22576a567",  # walks of K = 256, which no plan before had: the rest is as before
     "81db4be99d59b1f3": "28b8cfb22576a567",  # barriers and registers under one name; what is prepared needs descriptors
-    "6269e1ec8bebfaec": "28b8cfb22576a567",  # K = 256 walks packed, in turns, and first over segments
+    "6602073114801c27": "28b8cfb22576a567",  # K = 256 walks packed, in turns, first over segments; wide V as before
 }
 MAX_BYTES = 16 * 2**20  # of a file
 MAX_ENTRIES = 50_000  # about as many fit in

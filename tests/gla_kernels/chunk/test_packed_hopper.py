@@ -97,7 +97,7 @@ def test_lengths_alike(launch, place, lengths):
 
 @pytest.mark.parametrize(
     ("K", "V", "every", "gate_type"),
-    [(64, 64, 2, BF16), (64, 64, 2, FLOAT32), (128, 128, 3, BF16), (64, 192, 2, FLOAT32)],
+    [(64, 64, 2, BF16), (64, 64, 2, FLOAT32), (128, 128, 3, BF16), (64, 192, 2, BF16), (64, 192, 2, FLOAT32)],
 )
 def test_few_states(launch, place, K, V, every, gate_type):
     check(launch, place, (40, 66, 1, 130), (1, K, V), "weak", v_first=True, every=every, gate_type=gate_type)

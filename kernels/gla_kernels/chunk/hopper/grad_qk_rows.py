@@ -77,6 +77,23 @@ def places(d_q, d_k, d_g, d_do, d_v, d_ds, d_few, NV: gl.constexpr, STAGES: gl.c
 
 
 @gluon.jit
+def stage_of(i_c, i_v: gl.constexpr, NV: gl.constexpr, STAGES: gl.constexpr):
+    """Of a tile of V of a chunk: the stage where it lies, and the parity of that stage's barrier. Where stages divide a
+    chunk's tiles the stage is always the same, and addresses are constants."""
+    if NV % STAGES == 0:
+        return i_v % STAGES, (i_c * (NV // STAGES) + i_v // STAGES) & 1
+    else:  # noqa: RET505 - only one of both is compiled
+        return (i_c * NV + i_v) % STAGES, ((i_c * NV + i_v) // STAGES) & 1
+
+
+@gluon.jit
+def zero_of_tile(i_c, i_v: gl.constexpr):
+    """As `hidden_zero`, for addresses of a tile of V: made of what all threads share, in the registers that they share,
+    and for each tile anew. Else the compiler makes addresses of all tiles once, and spills them."""
+    return (i_c + i_v) >> 20
+
+
+@gluon.jit
 def send(d_x, s_x, bar, i_batch, i_row, i_col):
     """For a chunk's rows of a tensor."""
     mbarrier.expect(bar, (2 if d_x.dtype == gl.float32 else 1) * TILE_BYTES)
@@ -232,18 +249,14 @@ def leave(
         if mild:
             async_store(d_dg, [i_batch, i_row, i_col], s_dg)
     else:
-        _leave(
-            b_dg, b_dk, b_phi, mild, passing, d_dq, d_dk, d_dg, s_q, s_high, s_low, p_edges,
-            i_batch, i_row, i_col, PACKED,
-        )  # fmt: skip
+        lie_down(b_dg, b_dk, b_phi, passing, s_high, s_low, p_edges, i_row, PACKED)
+        if mild:
+            send_off(d_dq, d_dk, d_dg, s_q, s_high, s_low, i_batch, i_row, i_col)
 
 
 @gluon.jit
-def _leave(
-    b_dg, b_dk, b_phi, mild, passing, d_dq, d_dk, d_dg, s_q, s_high, s_low, p_edges,
-    i_batch, i_row, i_col, PACKED: gl.constexpr,
-):  # fmt: skip
-    """`leave` of gates in bfloat16."""
+def lie_down(b_dg, b_dk, b_phi, passing, s_high, s_low, p_edges, i_row, PACKED: gl.constexpr):
+    """dk and dg, of gates in bfloat16, to where A was."""
     barrier()  # every warp is done with A
     s_high.permute((1, 0)).store(b_dk)
     b_dg = warpgroup_mma_wait(0, (b_dg,))
@@ -251,7 +264,11 @@ def _leave(
     s_low.permute((1, 0)).store(rounded(b_dg))
     fence_async_shared()
     barrier()
-    if mild:
-        async_store(d_dq, [i_batch, i_row, i_col], s_q)
-        async_store(d_dk, [i_batch, i_row, i_col], s_high.reshape([1, ROWS, ROWS]))
-        async_store(d_dg, [i_batch, i_row, i_col], s_low.reshape([1, ROWS, ROWS]))
+
+
+@gluon.jit
+def send_off(d_dq, d_dk, d_dg, s_q, s_high, s_low, i_batch, i_row, i_col):
+    """dq, dk and dg, of gates in bfloat16, from where they lie."""
+    async_store(d_dq, [i_batch, i_row, i_col], s_q)
+    async_store(d_dk, [i_batch, i_row, i_col], s_high.reshape([1, ROWS, ROWS]))
+    async_store(d_dg, [i_batch, i_row, i_col], s_low.reshape([1, ROWS, ROWS]))

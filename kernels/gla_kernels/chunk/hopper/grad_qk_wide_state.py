@@ -12,25 +12,84 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from ...launch.tritons import async_store, barrier
-from .grad_qk_rows import after_rows, decayed_keys, first_state, from_tail, gates_begun
-from .layouts import ACCUMULATOR, CLOSED_HALF, EVERYWHERE, LEAST_HALF, ROWS, limit, matrix, rounded, wide
+from .grad_qk_rows import after_rows, decayed_keys, first_state, from_tail, gates_begun, stage_of, zero_of_tile
+from .layouts import ACCUMULATOR, CLOSED_HALF, EVERYWHERE, LEAST_HALF, ROWS, limit, matrix
 from .packed import head_and_tail, passes
 from .strong_gates import hidden_zero
+
+# What rounding to bfloat16 leaves of the state is kept in a byte: with its sign it counts 256ths of what the last bit
+# of bfloat16 stands for. It is read once more for the bits below: were they always 0, what is cut off would add up
+# over chunks. An int32 has those of four tiles: of numbers of 16 bits each would take a register of its own. By which
+# tile of the four it is, selectors of bytes: its byte twice, with the sign; and all four, where its own comes from the
+# second byte of another number.
+SIGNED = gl.constexpr(("0x8800", "0x9911", "0xaa22", "0xbb33"))
+REPLACED = gl.constexpr(("0x7651", "0x7614", "0x7154", "0x1654"))
+
+
+@gluon.jit
+def with_rest(b_s, b_rest, AT: gl.constexpr):
+    """A tile of the state: what it was rounded to and what that left, as float32."""
+    return gl.inline_asm_elementwise(
+        "{ .reg .b32 s, t, r; shl.b32 s, $2, 16; and.b32 t, $2, 0xffff0000; prmt.b32 r, $3, 0, " + SIGNED[AT]
+        + "; add.s32 $0, s, r; prmt.b32 r, $4, 0, " + SIGNED[AT] + "; add.s32 $1, t, r; }",
+        "=&r,=&r,r,r,r", [b_s, b_rest], dtype=gl.float32, is_pure=True, pack=2,
+    )  # fmt: skip
+
+
+@gluon.jit
+def cut_off(b_x, b_rest, AT: gl.constexpr):
+    """A tile of the state in float32, rounded to bfloat16, and b_rest with what that leaves. The last bit is set, so
+    that none lies in the middle of two numbers: the rest does not tell which way it was rounded."""
+    return gl.inline_asm_elementwise(
+        "{ .reg .b32 s, t; or.b32 s, $3, 1; or.b32 t, $4, 1; cvt.rn.bf16x2.f32 $0, t, s; prmt.b32 $1, s, $5, "
+        + REPLACED[AT] + "; prmt.b32 $2, t, $6, " + REPLACED[AT] + "; }",
+        "=&r,=&r,=&r,r,r,r,r", [b_x, b_rest], dtype=(gl.bfloat16, gl.int32), is_pure=True, pack=2,
+    )  # fmt: skip
+
+
+@gluon.jit
+def _decayed(
+    s_s, b_rest, b_f, passing, tail, p_sn, p_marks, n_rows, i_row, i_head, n_heads, i_feature, b_begun,
+    i_v: gl.constexpr, K: gl.constexpr, V: gl.constexpr,
+    PACKED: gl.constexpr, HAS_SN: gl.constexpr, V_FIRST: gl.constexpr,
+):  # fmt: skip
+    """A tile of the state before the chunk, decayed by it."""
+    b_s = with_rest(s_s.index(i_v).load(ACCUMULATOR), b_rest[i_v // 4], i_v % 4) * b_f[:, None]
+    if PACKED:
+        if HAS_SN:
+            if (not passing) & (tail < ROWS):
+                b_s = first_state(
+                    p_sn, p_marks, n_rows, i_row, i_head, n_heads, i_feature, i_v * ROWS, b_begun, K, V, V_FIRST
+                )
+    return b_s
+
+
+@gluon.jit
+def _begin(b_kd, b_next, b_z, s_s, s_v, s_ds, full, i_c, i_v: gl.constexpr, NV: gl.constexpr, STAGES: gl.constexpr):
+    """A tile of the state after the chunk, from what reaches it of the one before; and S dS^T with the tile's."""
+    at, turn = stage_of(i_c, i_v, NV, STAGES)
+    nil = zero_of_tile(i_c, i_v)
+    mbarrier.wait(full.index(at), turn)
+    b_next = warpgroup_mma(b_kd, matrix(s_v.index(at + nil)), b_next, is_async=True)
+    b_z = warpgroup_mma(s_s.index(i_v + nil), s_ds.index(at + nil).permute((1, 0)), b_z, is_async=True)
+    return b_next, b_z
 
 
 @gluon.jit
 def state_part(
-    d_s, s_k, s_g, s_v, s_ds, s_s, s_l, s_h, s_phi, full, done, empty, made, rows, let, summed,
+    d_s, s_k, s_g, s_v, s_ds, s_s, s_l, s_h, s_phi, full, done, empty, first, made, rows, let, summed,
     p_marks, p_edges, p_sn, n_rows, i_head, n_heads, i_feature, i_row0, i_state, count,
     K: gl.constexpr, V: gl.constexpr, STAGES: gl.constexpr,
     PACKED: gl.constexpr, HAS_SN: gl.constexpr, V_FIRST: gl.constexpr,
 ):  # fmt: skip
-    """Lead the state along, and sum S dS over V. After the last chunk it is laid down as well: nobody reads it."""
+    """Lead the state along, and sum S dS over V, which is the diagonal of S dS^T. Each next tile is on its way while a
+    tile is rounded. After the last chunk the state is laid down as well: nobody reads it."""
     NV: gl.constexpr = V // ROWS
     b_zero = gl.zeros([ROWS, ROWS], gl.float32, ACCUMULATOR)
     b_rest = ()
-    for _ in gl.static_range(NV):
-        b_rest = b_rest + (b_zero.to(gl.bfloat16),)  # noqa: RUF005
+    for _ in gl.static_range((NV + 3) // 4):
+        b_rest = b_rest + (b_zero.to(gl.int32),)  # noqa: RUF005
+    mbarrier.wait(first, 0)
     for i_c in range(count):
         phase, nil, i_row = i_c & 1, hidden_zero(i_state + i_c), i_row0 + i_c * ROWS
         head, tail, passing = ROWS, 0, count > 0
@@ -61,41 +120,37 @@ def state_part(
             wanted = wanted | ((head > 0) & (not passing))  # and so does `edges`, where a sequence ends
         if wanted:
             for i_v in gl.static_range(NV):
-                mbarrier.wait(made.index(i_v), phase)
                 async_store(d_s, [i_state + i_c * K, i_v * ROWS], s_s.index(i_v))
             tma.store_wait(0)
             barrier()
 
-        b_phi = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, ACCUMULATOR))
-        b_left = ()
+        b_next = _decayed(
+            s_s, b_rest, b_f, passing, tail, p_sn, p_marks, n_rows, i_row, i_head, n_heads, i_feature, b_begun,
+            0, K, V, PACKED, HAS_SN, V_FIRST,
+        )  # fmt: skip
+        b_next, b_z = _begin(b_kd, b_next, b_zero, s_s, s_v, s_ds, full, i_c, 0, NV, STAGES)
         for i_v in gl.static_range(NV):
-            i_tile = i_c * NV + i_v
-            at, turn = i_tile % STAGES, (i_tile // STAGES) & 1
-            b_s, b_ds = s_s.index(i_v), s_ds.index(at)
-            mbarrier.wait(made.index(i_v), phase)
-            b_sw = wide(b_s.load(ACCUMULATOR))
-            b_next = (b_sw + wide(b_rest[i_v])) * b_f[:, None]
-            if PACKED:
-                if HAS_SN:
-                    if (not passing) & (tail < ROWS):
-                        b_next = first_state(
-                            p_sn, p_marks, n_rows, i_row, i_head, n_heads, i_feature, i_v * ROWS, b_begun,
-                            K, V, V_FIRST,
-                        )  # fmt: skip
-            mbarrier.wait(full.index(at), turn)
-            b_next = warpgroup_mma(b_kd, matrix(s_v.index(at)), b_next, is_async=True)
-            b_sw = warpgroup_mma_wait(1, (b_sw,))  # or the compiler has the product wait for Phi
-            b_phi += gl.sum(b_sw * wide(b_ds.load(ACCUMULATOR)), axis=1)
-            b_next = warpgroup_mma_wait(0, (b_next,))
-            b_sh = rounded(b_next)
-            b_left = b_left + (rounded(b_next - wide(b_sh)),)  # noqa: RUF005
+            b_now = b_next
+            if i_v + 1 < NV:
+                b_next = _decayed(
+                    s_s, b_rest, b_f, passing, tail, p_sn, p_marks, n_rows, i_row, i_head, n_heads, i_feature, b_begun,
+                    i_v + 1, K, V, PACKED, HAS_SN, V_FIRST,
+                )  # fmt: skip
+            b_now, b_z = warpgroup_mma_wait(0, (b_now, b_z))
+            at, turn = stage_of(i_c, i_v, NV, STAGES)
             mbarrier.wait(done.index(at), turn)
-            b_s.store(b_sh)
-            if i_v == NV - 1:
-                s_phi.store(b_phi)
-            fence_async_shared()
-            barrier()  # every warp is done with the stage, and the state lies there
+            barrier()  # every warp is done with the stage
             mbarrier.arrive(empty.index(at))
+            if i_v + 1 < NV:
+                b_next, b_z = _begin(b_kd, b_next, b_z, s_s, s_v, s_ds, full, i_c, i_v + 1, NV, STAGES)
+            b_sh, b_left = cut_off(b_now, b_rest[i_v // 4], i_v % 4)
+            b_rest = b_rest[: i_v // 4] + (b_left,) + b_rest[i_v // 4 + 1 :]  # noqa: RUF005
+            s_s.index(i_v).store(b_sh)
+            if i_v == NV - 1:
+                o_i = gl.arange(0, ROWS, gl.SliceLayout(1, ACCUMULATOR))[:, None] + nil
+                o_j = gl.arange(0, ROWS, gl.SliceLayout(0, ACCUMULATOR))[None, :]
+                s_phi.store(gl.sum(gl.where(o_i == o_j, b_z, 0.0), axis=1))
+            fence_async_shared()
+            barrier()  # the state lies there
             mbarrier.arrive(made.index(i_v))
         mbarrier.arrive(summed)
-        b_rest = b_left
