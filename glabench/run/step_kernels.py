@@ -12,6 +12,7 @@ from glabench.run.gpu_events import Event, gpu_events
 from glabench.run.train import Trainer, synchronize
 
 OPERATOR = "operator"
+LAYERS = ("gla_kernels.low_rank",)  # modules of kernels that a layer has beside its operator
 # The first group with a word that is part of the kernel's name in lower case. What is in none is "other".
 GROUPS = {
     "compiled, not products": ("triton_",),  # first: these names list what they fuse
@@ -20,7 +21,7 @@ GROUPS = {
     "matrix products": ("gemm", "nvjet", "cutlass", "xmma", "splitk"),
     "loss": ("softmax", "nll_loss"),
     "norms": ("norm",),
-    "elementwise, reductions and copies": ("at::native", "memcpy", "memset"),
+    "elementwise, reductions and copies": ("at::native", "memcpy", "memset", "gates_"),  # the layer's gates
 }
 
 
@@ -46,11 +47,12 @@ def _group(name: str) -> str:
 
 
 def our_kernels() -> frozenset[str]:
-    """Names of the kernels of ``gla_kernels`` that are imported: what has run is among them, whatever its schedule and
-    however documents are packed."""
+    """Names of the kernels of ``gla_kernels`` that are imported, but for the layer's own: what has run is among them,
+    whatever its schedule and however documents are packed."""
     from triton.runtime.jit import KernelInterface  # of the compiler and of the interpreter
 
-    ours = [vars(module) for name, module in list(sys.modules.items()) if name.startswith("gla_kernels.")]
+    modules = list(sys.modules.items())
+    ours = [vars(module) for name, module in modules if name.startswith("gla_kernels.") and name not in LAYERS]
     return frozenset(x.fn.__name__ for names in ours for x in names.values() if isinstance(x, KernelInterface))
 
 

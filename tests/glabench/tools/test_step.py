@@ -14,6 +14,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from gla_kernels import launches
+from gla_kernels.low_rank import gates_kernel
 from glabench.hardware.environment import detect_device
 from glabench.run.gpu_events import Event
 from glabench.run.step_kernels import grouped, our_kernels
@@ -111,6 +112,7 @@ def test_kernels_by_group() -> None:
         "triton_red_fused__fused_rms_norm_add_3": "compiled, not products",
         "void at::native::(anonymous namespace)::cunn_SoftMaxForward<...>": "loss",
         "void at::native::vectorized_elementwise_kernel<...>": "elementwise, reductions and copies",
+        gates_kernel.fn.__name__: "elementwise, reductions and copies",  # a layer's, and no operator's
         "what nobody knows": "other",
     }
     for name, group in names.items():
