@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -91,7 +93,8 @@ def test_a_graph_computes_the_same(device):
     ids=["few rows", "a large rank", "two dtypes", "float64"],
 )
 def test_what_it_does_not_serve(given):
-    assert not serves(*given, None)
+    x, weight = given
+    assert not serves(x, weight, None)
 
 
 @pytest.mark.parametrize(("tokens", "listened"), [(LEAST_ROWS, False), (LEAST_ROWS, True), (LEAST_ROWS - 1, False)])
@@ -100,11 +103,17 @@ def test_the_layer_makes_its_gates_so_where_it_may(tokens, listened, device, mon
     torch.manual_seed(0)
     layer = nn.GatedLinearAttention(hidden_size=32, num_heads=1, clamp_min=-0.04).to(device)
     calls: list[Tensor] = []
-    monkeypatch.setattr(nn, "low_rank_gates", lambda x, *how: (calls.append(x), low_rank_gates(x, *how))[1])
+
+    def counted(x: Tensor, *how: Any) -> Any:
+        calls.append(x)
+        return low_rank_gates(x, *how)
+
+    monkeypatch.setattr(nn, "low_rank_gates", counted)
     if listened:
         layer.gk_proj[1].register_forward_hook(lambda *_: None)
     x = torch.randn(1, tokens, 32, device=device)
     g = layer._inputs(x)[3]
     assert len(calls) == (tokens >= LEAST_ROWS and not listened)
-    right = plain(layer.gk_proj[0](x).double(), *(y.double() for y in layer.gk_proj[1].parameters()), 16.0, -0.04)
+    weight, bias = (y.double() for y in layer.gk_proj[1].parameters())
+    right = plain(layer.gk_proj[0](x).double(), weight, bias, 16.0, -0.04)
     assert torch.allclose(g.flatten(2).double(), right, rtol=1e-5, atol=1e-7)

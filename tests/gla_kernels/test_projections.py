@@ -31,7 +31,12 @@ def sums(monkeypatch: Any) -> list[int]:
     """How many products each sum was of."""
     found: list[int] = []
     apply = projections._Projections.apply
-    monkeypatch.setattr(projections._Projections, "apply", lambda x, *ws: (found.append(len(ws)), apply(x, *ws))[1])
+
+    def counted(x: Tensor, *weights: Tensor) -> Any:
+        found.append(len(weights))
+        return apply(x, *weights)
+
+    monkeypatch.setattr(projections._Projections, "apply", counted)
     return found
 
 

@@ -1,12 +1,14 @@
 """What Tritons 3.6 to 3.9 call differently, under one name each. All kernels are compiled and interpreted with the
 oldest and the newest of them, by `.ci/stack`."""
 
+# mypy: disallow-untyped-defs=False
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
 from typing import Any
 
+from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import tma
 
@@ -15,6 +17,17 @@ from triton.experimental.gluon.language.nvidia.hopper import tma
 barrier = getattr(gl, "barrier", None) or gl.thread_barrier
 async_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 async_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
+# reinterpret in 3.9, _reinterpret before.
+_NAMED = gl.constexpr(hasattr(getattr(gl, "shared_memory_descriptor", None), "reinterpret"))
+
+
+@gluon.jit
+def reinterpreted(s_x, dtype: gl.constexpr, shape: gl.constexpr, layout: gl.constexpr):
+    """Shared memory as that of other numbers."""
+    if _NAMED:
+        return s_x.reinterpret(dtype, shape, layout)
+    else:  # noqa: RET505 - only one of both is compiled
+        return s_x._reinterpret(dtype, shape, layout)
 
 
 def masked_load(builder: Any) -> Callable[[Any, Any], Any]:

@@ -13,7 +13,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from ...launch.tritons import async_load, async_store, barrier
+from ...launch.tritons import async_load, async_store, barrier, reinterpreted
 from .layouts import (
     ACCUMULATOR,
     LOG2_E,
@@ -67,8 +67,9 @@ def places(d_q, d_k, d_g, d_do, d_v, d_ds, d_few, NV: gl.constexpr, STAGES: gl.c
     s_s = gl.allocate_shared_memory(gl.bfloat16, [NV, ROWS, ROWS], d_few.layout)
     t_high = gl.allocate_shared_memory(gl.bfloat16, [1, ROWS, ROWS], SHARED)
     if WIDE:
-        t_low = t_q.index(1)._reinterpret(gl.bfloat16, [1, ROWS, ROWS], SHARED)
-        t_dg = t_q._reinterpret(gl.float32, [1, 1, ROWS, ROWS], d_g.layout)
+        t_low = reinterpreted(t_q.index(1), gl.bfloat16, [1, ROWS, ROWS], SHARED)
+        OF_GATES: gl.constexpr = d_g.layout
+        t_dg = reinterpreted(t_q, gl.float32, [1, 1, ROWS, ROWS], OF_GATES)
     else:
         t_low = gl.allocate_shared_memory(gl.bfloat16, [1, ROWS, ROWS], SHARED)
         t_dg = t_q  # which nothing comes to

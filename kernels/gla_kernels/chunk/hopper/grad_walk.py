@@ -37,7 +37,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from ...launch.tritons import async_load, async_store, barrier
+from ...launch.tritons import async_load, async_store, barrier, reinterpreted
 from .grad_walk_scores import scores_part
 from .layouts import (
     LINE,
@@ -252,7 +252,7 @@ def grad_walk_hopper_kernel(
         s_ql = each(gl.bfloat16, [1, 1, ROWS, ROWS], OF_ROWS, NK)
         s_a = gl.allocate_shared_memory(gl.bfloat16, [2, ROWS, ROWS], SHARED)
         s_ah, s_al = s_a.index(0), s_a.index(1)
-        s_dv = s_a._reinterpret(gl.bfloat16, [1, ROWS, BV], OF_ROWS)
+        s_dv = reinterpreted(s_a, gl.bfloat16, [1, ROWS, BV], OF_ROWS)
     else:
         s_ql = s_g
         s_dv = gl.allocate_shared_memory(gl.bfloat16, [1, ROWS, BV], OF_ROWS)

@@ -14,7 +14,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from ...launch.tritons import barrier
+from ...launch.tritons import barrier, reinterpreted
 from ...tiles import gates
 from ...tiles.gates import LOG2E, ROW_BLOCK_LIMIT_16_BIT
 
@@ -159,7 +159,7 @@ def limit(s_g):
 @gluon.jit
 def parts_of(s_g):
     """Where `cut_gates` leaves both parts, [2, ROWS, ROWS]."""
-    return s_g._reinterpret(gl.bfloat16, [2, ROWS, ROWS], SHARED)
+    return reinterpreted(s_g, gl.bfloat16, [2, ROWS, ROWS], SHARED)
 
 
 @gluon.jit

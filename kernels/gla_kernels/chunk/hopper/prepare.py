@@ -25,7 +25,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from ...launch.tritons import async_load, async_store, barrier
+from ...launch.tritons import async_load, async_store, barrier, reinterpreted
 from .layouts import (
     ACCUMULATOR,
     CLOSED_HALF,
@@ -61,7 +61,8 @@ def _send(d_q, d_k, d_g, s_q, s_k, s_g, bar, t, i_batch, i_row, i_col):
 def _first_of(s_g, d_a):
     """Where a tile of gates is, room for one of A's or k's parts."""
     if s_g.dtype == gl.float32:
-        return s_g._reinterpret(gl.bfloat16, [2, 1, ROWS, ROWS], d_a.layout).index(0)
+        OF_ROWS: gl.constexpr = d_a.layout
+        return reinterpreted(s_g, gl.bfloat16, [2, 1, ROWS, ROWS], OF_ROWS).index(0)
     else:  # noqa: RET505 - only one of both is compiled
         return s_g
 

@@ -31,7 +31,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ...launch.tritons import async_load, async_store, barrier
+from ...launch.tritons import async_load, async_store, barrier, reinterpreted
 from .layouts import (
     ACCUMULATOR,
     LEAST_HALF,
@@ -337,7 +337,8 @@ def _rows_part(
         if WIDE:  # x comes to where scores' operands were, so that two programs still fit an SM
             s_parts = gl.allocate_shared_memory(gl.bfloat16, [2, ROWS, ROWS], SHARED)
             s_high, s_low = s_parts.index(0), s_parts.index(1)
-            s_x = s_parts._reinterpret(gl.bfloat16, [1, ROWS, BV], d_x.layout)
+            OF_ROWS: gl.constexpr = d_x.layout
+            s_x = reinterpreted(s_parts, gl.bfloat16, [1, ROWS, BV], OF_ROWS)
             bar_x = barriers(1).index(0)
         else:
             s_x = gl.allocate_shared_memory(gl.bfloat16, [1, ROWS, BV], d_x.layout)
