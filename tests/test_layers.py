@@ -34,10 +34,10 @@ FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 
 # The kernels' rooms, likewise. `reference` stands by itself.
 KERNEL_FLOORS = (
-    ("schedule", "reference"),
+    ("schedule", "reference", "projections"),
     ("launch",),
     ("tiles", "copies", "packed"),
-    ("chunk", "recurrent", "simple", "value_gates"),
+    ("chunk", "recurrent", "simple", "value_gates", "low_rank"),
     ("cost",),
     ("plan",),
     ("ops",),
