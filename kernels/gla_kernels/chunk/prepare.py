@@ -153,7 +153,7 @@ def prepared(
         "scale": p.scale, "n_blocks": p.n_blocks, "n_here": n_here, "rows_here": rows, "heads_here": H,
     }  # fmt: skip
     flags = {"STORE_H": store_halves, "STORE_F": own, "PACKED": marks is not None, "ENTERS": enters, "BACK": back}
-    assert p.g is not None  # likewise
+    assert p.g is not None  # of every walk of wide heads
     tile = replace(TILE, max_registers=THREE) if p.g.itemsize == p.q.itemsize else TILE
     x, i_row = [p.q, p.k, p.g], piece.first_chunk * WGMMA_ROWS
     if n_here < p.n_blocks:

@@ -42,8 +42,8 @@ def _launched(
         return False
     if piece.chunks < p.n_chunks:  # a walk over the slice's rows alone
         i_row, T = piece.first_chunk * WGMMA_ROWS, made.q.shape[1]
-        args |= {name: args[name][:, i_row : i_row + T] for name in ("p_v", "p_o", "p_do", "p_dv") if name in args}
-        args["T"] = T
+        of_rows = {name: args[name][:, i_row : i_row + T] for name in ("p_v", "p_o", "p_do", "p_dv") if name in args}
+        args = args | of_rows | {"T": T}
     # a walk that no state of a sequence enters or leaves knows of none
     crossed = any(flags.get(name) for name in ("STORE_ST", "HAS_SN", "STORE_DS0", "HAS_DSN"))
     borders = None if p.packed is None or not crossed else p.packed.borders

@@ -37,7 +37,7 @@ LINEAGE = {
     "8a8c9adb33394f9d": "28b8cfb22576a567",  # walks of K = 256, which no plan before had: the rest is as before
     "81db4be99d59b1f3": "28b8cfb22576a567",  # barriers and registers under one name; what is prepared needs descriptors
     "6602073114801c27": "28b8cfb22576a567",  # K = 256 walks packed, in turns, first over segments; wide V as before
-    "28f023c9cd900993": "28b8cfb22576a567",  # another name for what Triton 3.9 calls differently
+    "e187ccbe63d9a569": "28b8cfb22576a567",  # another name for what Triton 3.9 calls differently
 }
 MAX_BYTES = 16 * 2**20  # of a file
 MAX_ENTRIES = 50_000  # about as many fit in
