@@ -13,7 +13,7 @@ from gla_kernels import nn
 from gla_kernels.low_rank import LEAST_ROWS, MOST_RANK, low_rank_gates, serves
 
 SIZES = [  # rows, rank, columns
-    ((2, 600), 16, 256), ((1100,), 16, 130), ((3, 401), 5, 64), ((1029,), 40, 100),
+    ((2, 600), 16, 256), ((1100,), 16, 130), ((3, 401), 5, 64), ((1029,), 40, 100), ((2100,), 64, 70),
 ]  # fmt: skip
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 # Of a result, of what a tensor core reads, or in float32 of z, which is some tens; the interpreter cuts bfloat16 off.
