@@ -13,7 +13,12 @@ import torch
 import glabench
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = ("README.md", "CONTRIBUTING.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")))
+DOCUMENTS = (
+    *("README.md", "CONTRIBUTING.md", "kernels/NOTES.md"),
+    *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")),
+)
+# What was so when it was written, and rows: their links alone have to hold.
+RECORDS = ("results/README.md", *sorted(f"docs/history/{path.name}" for path in (ROOT / "docs/history").glob("*.md")))
 
 
 def text(name: str) -> str:
@@ -39,7 +44,7 @@ def anchors(path: Path) -> set[str]:
     return {re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("name", DOCUMENTS)
+@pytest.mark.parametrize("name", [*DOCUMENTS, *RECORDS])
 def test_links_lead_somewhere(name: str) -> None:
     here = ROOT / name
     links = re.findall(r"\]\(([^)#\s]*)(?:#([^)]*))?\)", text(name))
@@ -50,6 +55,14 @@ def test_links_lead_somewhere(name: str) -> None:
 
 def test_readme_leads_to_every_document() -> None:
     assert [name for name in DOCUMENTS[1:] if f"]({name})" not in text("README.md")] == []
+
+
+def test_sections_that_sources_cite_exist() -> None:
+    """As in (kernels/NOTES.md, "What Python takes")."""
+    sources = [path for folder in ("kernels", "glabench") for path in (ROOT / folder).rglob("*.py")]
+    cited = {found for path in sources for found in re.findall(r'([\w/]+\.md),\s+(?:# )?"([^"]+)"', path.read_text())}
+    assert cited
+    assert [(name, section) for name, section in sorted(cited) if f"# {section}\n" not in text(name)] == []
 
 
 def test_named_files_exist() -> None:

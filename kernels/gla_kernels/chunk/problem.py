@@ -268,7 +268,7 @@ class Problem(CallContext):
     def states_apart(self) -> int:
         """Chunks from one state that the backward pass asks for to the next: 1, but for a grad_qk of Hopper's own,
         which leads a state along over a run of chunks. Then so many that what is kept is within `KEPT_ROW_BYTES`, and
-        of those what lets an H100's programs end soonest (kernels/NOTES.md, "Few states")."""
+        of those what lets an H100's programs end soonest (docs/history/h100.md, "Few states, on an H100")."""
         B, T, H, K, V = self.dims
         if self.run is not None:
             return self.run

@@ -59,7 +59,7 @@ def schedules(work: Workload) -> Iterator[Schedule]:
     """Every schedule worth trying where it is left open: no chunk of more than twice the sequence; segments only where
     walks over all of it are too few to fill a GPU. States are materialized: to leave none saves memory, which is to be
     asked for. At one of 289 forward workloads tuned it won, by 3 %, and the backward pass had to make them then, which
-    cost more (kernels/NOTES.md)."""
+    cost more (kernels/NOTES.md, "States that are kept: few, or none")."""
     for chunk in CHUNKS:
         if chunk < 2 * work.T or chunk == CHUNKS[0]:
             for sub_chunk in (sub for sub in CHUNKS if sub <= chunk):
@@ -69,7 +69,8 @@ def schedules(work: Workload) -> Iterator[Schedule]:
 
 def segments(work: Workload, chunk: int) -> list[int | None]:
     """Chunks a segment that can make a difference for the workload: None, for no segments, first. As many segments as
-    `SEGMENTS` allow, all of one length: 14 chunks each of 54, not 16, 16, 16 and 6, ends sooner (kernels/NOTES.md)."""
+    `SEGMENTS` allow, all of one length: 14 chunks each of 54, not 16, 16, 16 and 6, ends sooner
+    (kernels/NOTES.md, "Tuning and plans")."""
     if work.B * work.H * cdiv(work.K, WALK[0]) * cdiv(work.V, WALK[1]) >= FEW_WALKS:
         return [None]
     chunks = cdiv(work.T, chunk)
