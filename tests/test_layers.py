@@ -41,6 +41,7 @@ KERNEL_FLOORS = (
     ("cost",),
     ("plan",),
     ("ops",),
+    ("parallel",),
     ("__init__", "fla", "nn"),
 )
 KERNEL_FLOOR = {room: floor for floor, rooms in enumerate(KERNEL_FLOORS) for room in rooms}

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from . import parallel
 from .low_rank import low_rank_gates, serves
 from .ops.gla import gla, gla_recurrent, gla_step
 from .projections import is_plain, projected
@@ -155,6 +156,7 @@ class GatedLinearAttention(nn.Module):
         output_final_state: bool = False,
         *,
         cu_seqlens: Tensor | None = None,
+        group: Any = None,
     ) -> tuple[Tensor, Tensor | None]:
         """y [B, T, hidden_size] of x [B, T, hidden_size], and the state after the last token, or None.
 
@@ -164,12 +166,17 @@ class GatedLinearAttention(nn.Module):
         output_final_state: whether to return the state, [B, H, K, V] in float32.
         cu_seqlens: [N+1], where each of N packed sequences begins, and T, as of `gla`. B is 1 then, and states are
             [N, H, K, V].
+        group: a process group over whose ranks the sequence lies: x, y and states are as of `parallel.gla`, and each
+            rank has the gradient of the weights that its own tokens make. None: x is all of it.
 
-        Raises ValueError, naming the argument, for a wrong shape, dtype or device.
+        Raises ValueError, naming the argument, for a wrong shape, dtype or device, and for a group in another mode than
+        "chunk".
         """
         self._check(x, "B, T")
+        if group is not None and self.mode != "chunk":
+            raise ValueError(f"group: expected None in mode {self.mode!r}, got {group!r:.60}")
         q, k, v, g, gate = self._inputs(x)
-        o, state = self._mixed(q, k, v, g, initial_state, output_final_state, cu_seqlens)
+        o, state = self._mixed(q, k, v, g, initial_state, output_final_state, cu_seqlens, group)
         return self._output(o, gate), state
 
     def step(self, x: Tensor, state: Tensor) -> Tensor:
@@ -226,10 +233,13 @@ class GatedLinearAttention(nn.Module):
 
     def _mixed(
         self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, initial_state: Tensor | None, output_final_state: bool,
-        cu_seqlens: Tensor | None,
+        cu_seqlens: Tensor | None, group: Any,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         """The operator: o [B, T, H, V], and the final state where it is asked for."""
         given = (q, k, v, g, None, initial_state, output_final_state)
+        if group is not None:
+            how: dict[str, Any] = {"schedule": self.schedule, "recompute": self.recompute}
+            return parallel.gla(*given, group=group, cu_seqlens=cu_seqlens, **how)
         if self.mode == "fused_recurrent" or q.shape[1] == 1:
             return gla_recurrent(*given, cu_seqlens=cu_seqlens)
         return gla(*given, cu_seqlens=cu_seqlens, schedule=self.schedule, recompute=self.recompute)

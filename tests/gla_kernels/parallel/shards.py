@@ -1,0 +1,241 @@
+"""What ranks of a group compute, for tests: calls on tensors that all ranks draw alike, of which each has its tokens.
+
+``run(ranks, folder)`` starts that many processes, which talk by gloo, and leaves what each found in a file of its own.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, multiprocessing
+from torch.nn import functional as F
+
+TOKENS = {2: (52, 38), 4: (36, 21, 0, 33)}  # of each rank, by how many ranks there are
+T = 90
+DIES = "a rank that dies"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A call. gates: the strength of g, or "none"; lengths: of packed sequences."""
+
+    name: str
+    gates: Any = 1.0
+    simple: bool = False
+    gv: bool = False
+    dtype: torch.dtype = torch.float32
+    lengths: tuple[int, ...] | None = None
+    v_first: bool = False
+    states: bool = True
+    sizes: tuple[int, int, int, int] = (1, 1, 16, 16)  # B, H, K, V
+
+    @cached_property
+    def whole(self) -> dict[str, Tensor | None]:
+        """The tensors of the whole sequence, and the gradients of the results."""
+        torch.manual_seed(0)
+        B, H, K, V = self.sizes
+        n = len(self.lengths) if self.lengths else B
+        g = F.logsigmoid(torch.randn(B, T, H, *(() if self.simple else (K,))))
+        closed = torch.rand_like(g) < 0.02
+        x: dict[str, Tensor | None] = {
+            "q": torch.randn(B, T, H, K), "k": torch.randn(B, T, H, K), "v": torch.randn(B, T, H, V),
+            "g": None if self.gates == "none" else (g * self.gates).masked_fill(closed & (self.gates > 4), -1e4),
+            "gv": F.logsigmoid(torch.randn(B, T, H, V)) if self.gv else None, "do": torch.randn(B, T, H, V),
+        }  # fmt: skip
+        x = {name: None if y is None else y.to(self.dtype) for name, y in x.items()}
+        shape = (n, H, V, K) if self.v_first else (n, H, K, V)
+        states = [torch.randn(shape) if self.states else None for _ in range(2)]
+        return x | {"initial_state": states[0], "d_final": states[1], "cu_seqlens": self._ends()}
+
+    def _ends(self) -> Tensor | None:
+        return None if self.lengths is None else torch.tensor([0, *accumulate(self.lengths)])
+
+
+ODD = (
+    0,
+    15,
+    0,
+    1,
+    20,
+    0,
+    14,
+    20,
+    13,
+    7,
+    0,
+)  # one ends with the first of four ranks; some are empty, there and at the end
+assert sum(ODD) == T
+CASES = (
+    Case("gates", sizes=(2, 2, 16, 32)),
+    Case("strong gates", gates=30.0),
+    Case("no gates", gates="none"),
+    Case("bfloat16", dtype=torch.bfloat16),
+    Case("value gates", gv=True),
+    Case("one gate a head", simple=True),
+    Case("one gate a head, [V, K]", simple=True, v_first=True, sizes=(1, 2, 16, 32)),
+    Case("packed", lengths=ODD, sizes=(1, 2, 16, 32)),
+    Case("packed, no states", lengths=ODD, states=False),
+    Case("packed, states [V, K]", lengths=ODD, v_first=True),
+    Case("packed, value gates", lengths=ODD, gv=True),
+    Case("packed, one gate a head", lengths=ODD, simple=True),
+)
+GIVEN = ("q", "k", "v", "g", "gv", "initial_state")
+
+
+def found_by(case: Case, group: Any, rank: int, tokens: tuple[int, ...]) -> dict[str, Tensor | None]:
+    """o, the final state, and the gradients, of this rank's tokens."""
+    from gla_kernels import Schedule, parallel
+
+    first = sum(tokens[:rank])
+    mine = slice(first, first + tokens[rank])
+    own = {
+        name: x if x is None or name in ("initial_state", "d_final", "cu_seqlens") else x[:, mine].clone()
+        for name, x in case.whole.items()
+    }
+    leaves = {name: own[name].clone().requires_grad_() for name in GIVEN if own[name] is not None}  # type: ignore[union-attr]
+    q, k, v, g, gv, initial = (leaves.get(name) for name in GIVEN)
+    how: dict[str, Any] = {
+        "schedule": Schedule(chunk=16, sub_chunk=16), "group": group,
+        "cu_seqlens": own["cu_seqlens"], "state_v_first": case.v_first,
+    }  # fmt: skip
+    call: Callable[..., Any] = parallel.simple_gla if case.simple else parallel.gla
+    more = {} if case.simple else {"gv": gv}
+    o, final = call(q, k, v, g, None, initial, case.states, **how, **more)
+    assert (final is None) == (not case.states)
+    outputs, gradients = [o], [own["do"]]
+    if final is not None:
+        outputs, gradients = [o, final], [own["do"], own["d_final"]]
+    grads = torch.autograd.grad(outputs, list(leaves.values()), gradients)
+    results = {"o": o.detach(), "final_state": None if final is None else final.detach()}
+    return results | dict(zip(leaves, grads, strict=True))
+
+
+def _work(rank: int, ranks: int, folder: str, what: str) -> None:
+    torch.set_num_threads(1)
+    patience = datetime.timedelta(seconds=20 if what == DIES else 300)
+    meet = Path(folder, f"store-{what}").as_uri()
+    dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=ranks, timeout=patience)
+    found: dict[str, Any] = {}
+    for name, work in ({DIES: _dies} if what == DIES else WORKS).items():
+        try:
+            found[name] = work(rank, ranks)
+        except Exception:
+            found[name] = traceback.format_exc()
+    torch.save(found, os.path.join(folder, f"{what}-{rank}.pt"))
+    if what != DIES:
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+def _each_case(rank: int, ranks: int) -> dict[str, Any]:
+    """Two ranks take less from one another than four do: one case shows it."""
+    return {case.name: found_by(case, None, rank, TOKENS[ranks]) for case in (CASES if ranks > 2 else CASES[:1])}
+
+
+def _twice(rank: int, ranks: int) -> bool:
+    one, other = (found_by(CASES[0], None, rank, TOKENS[ranks]) for _ in range(2))
+    return all(torch.equal(x, other[name]) for name, x in one.items() if x is not None)  # type: ignore[arg-type]
+
+
+def _without_history(rank: int, ranks: int) -> bool:
+    """Whether a call that nobody differentiates gives the same bits, and no history."""
+    from gla_kernels import parallel
+
+    first = sum(TOKENS[ranks][:rank])
+    own = [CASES[0].whole[name][:, first : first + TOKENS[ranks][rank]] for name in "qkvg"]  # type: ignore[index]
+    o, state = parallel.gla(*own)  # type: ignore[arg-type]
+    with_history, _ = parallel.gla(own[0].clone().requires_grad_(), *own[1:])  # type: ignore[arg-type]
+    return not o.requires_grad and state is None and torch.equal(o, with_history.detach())
+
+
+def _layer(rank: int, ranks: int) -> Any:
+    """y and the weights' gradients of the layer."""
+    from gla_kernels.nn import GatedLinearAttention
+
+    layer, x, dy = layer_and_input()
+    first = sum(TOKENS[ranks][:rank])
+    mine = slice(first, first + TOKENS[ranks][rank])
+    y, _ = layer(x[:, mine], group=dist.group.WORLD)
+    y.backward(dy[:, mine])
+    assert isinstance(layer, GatedLinearAttention)
+    return y.detach(), {name: p.grad for name, p in layer.named_parameters()}
+
+
+def layer_and_input() -> Any:
+    from gla_kernels.nn import GatedLinearAttention
+
+    torch.manual_seed(1)
+    layer = GatedLinearAttention(hidden_size=32, num_heads=2)
+    return layer, torch.randn(1, T, 32), torch.randn(1, T, 32)
+
+
+def _on_a_mesh(rank: int, ranks: int) -> Any:
+    """o and q's gradient, gathered, of tensors on a mesh, whose shards are not all of one length."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    from gla_kernels import parallel
+
+    mesh, x = init_device_mesh("cpu", (ranks,)), CASES[0].whole
+    given: list[Any] = [distribute_tensor(x[name], mesh, [Shard(1)]).requires_grad_() for name in "qkvg"]  # type: ignore[arg-type]
+    o: Any = parallel.gla(*given)[0]
+    o.backward(distribute_tensor(x["do"], mesh, [Shard(1)]))  # type: ignore[arg-type]
+    return o.full_tensor().detach(), given[0].grad.full_tensor()
+
+
+def _unlike(rank: int, ranks: int) -> str:
+    """What a group says whose ranks disagree about the heads."""
+    from gla_kernels import parallel
+
+    x = torch.ones(1, 8, 1 + (rank == ranks - 1), 16)
+    try:
+        parallel.gla(x, x, x, None)
+    except ValueError as error:
+        return str(error)
+    return "nothing"
+
+
+def _dies(rank: int, ranks: int) -> str:
+    """What the others say where a rank is gone in the middle."""
+    from gla_kernels import parallel
+
+    x = torch.ones(1, 8, 1, 16)
+    parallel.gla(x, x, x, None)
+    if rank == ranks - 1:
+        os._exit(0)
+    try:
+        parallel.gla(x, x, x, None)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+WORKS: dict[str, Callable[[int, int], Any]] = {
+    "cases": _each_case, "twice": _twice, "without history": _without_history, "layer": _layer, "mesh": _on_a_mesh,
+    "unlike": _unlike,
+}  # fmt: skip
+
+
+def run(ranks: int, folder: Path, what: str) -> list[Any]:
+    """What each rank found by `WORKS`, or where one dies; a traceback where it failed, and None for a rank that is
+    gone."""
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=_work, args=(rank, ranks, str(folder), what)) for rank in range(ranks)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(600)
+        if process.is_alive():
+            process.kill()
+    files = [folder / f"{what}-{rank}.pt" for rank in range(ranks)]
+    return [torch.load(file, weights_only=False) if file.exists() else None for file in files]
