@@ -122,7 +122,7 @@ def test_sweep_examples_are_valid(tmp_path: Path) -> None:
         check(load(path))
 
 
-def test_examples_of_the_kernels_run(device: torch.device) -> None:
+def test_examples_of_the_kernels_run(device: torch.device, tmp_path: Path) -> None:
     """As they are printed, on a GPU; in the interpreter where there is none. Those in docs/ go on from README's."""
     (example,) = fences("README.md", "python")
     if device.type == "cpu":
@@ -132,7 +132,8 @@ def test_examples_of_the_kernels_run(device: torch.device) -> None:
     assert [x.grad.shape for x in names["inputs"][:3]] == [x.shape for x in names["inputs"][:3]]
     assert names["o"].shape == (names["B"], names["H"], names["V"])
     assert names["o"].isfinite().all()
-    dist.init_process_group("nccl" if names["q"].is_cuda else "gloo", store=dist.HashStore(), rank=0, world_size=1)
+    backend, meet = "nccl" if names["q"].is_cuda else "gloo", (tmp_path / "store").as_uri()
+    dist.init_process_group(backend, init_method=meet, rank=0, world_size=1)
     names["group"] = dist.group.WORLD
     for block in fences("docs/kernels.md", "python"):
         exec(compile(block, "docs/kernels.md", "exec"), names)
