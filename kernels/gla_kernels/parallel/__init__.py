@@ -24,10 +24,14 @@ from torch import Tensor
 from ..ops import gla as whole
 from ..ops import simple_gla as whole_simple
 from ..ops.form import Inputs
+from ..ops.forms import Chunkwise
+from ..ops.signature import prepared, signature_of
 from ..ops.validate import check_flag, check_inputs, check_scale
 from ..plan.request import Config
 from ..schedule import Schedule
-from .call import Shard, call
+from .by_autograd import ByAutograd
+from .call import Local, call
+from .chunkwise import InSteps, Steps, fits
 from .mesh import local_tensors, on_mesh
 from .ranks import Ranks
 
@@ -84,8 +88,21 @@ def gla(
         assert state is not None
         return o, state
 
-    shard = Shard(op, ranks, inputs.cu_seqlens, state_v_first)
-    return on_mesh(back, *call(shard, inputs, output_final_state))
+    def make(x: Inputs, differentiated: bool) -> Local:
+        if x.gv is None and x.cu_seqlens is None and x.q.shape[1]:
+            x = x.readable(())
+            of_call = (scale, schedule, config, recompute, state_v_first, differentiated)
+
+            def prepare() -> Steps | None:
+                form = whole.form_of(x, x.q.device, scale, schedule, differentiated, recompute, state_v_first, config)
+                return Steps(form) if isinstance(form, Chunkwise) and fits(form) else None
+
+            steps = prepared(signature_of("parallel.gla", x, of_call), prepare)
+            if steps is not None:
+                return InSteps(steps, x, ranks.first, ranks.last)
+        return ByAutograd(op, ranks, x, state_v_first, differentiated)
+
+    return on_mesh(back, *call(make, ranks, inputs, state_v_first, output_final_state))
 
 
 def simple_gla(
@@ -118,8 +135,10 @@ def simple_gla(
         assert state is not None
         return o, state
 
-    shard = Shard(op, ranks, inputs.cu_seqlens, state_v_first)
-    return on_mesh(back, *call(shard, inputs, output_final_state))
+    def make(x: Inputs, differentiated: bool) -> Local:
+        return ByAutograd(op, ranks, x, state_v_first, differentiated)
+
+    return on_mesh(back, *call(make, ranks, inputs, state_v_first, output_final_state))
 
 
 __all__ = ["gla", "simple_gla"]

@@ -37,6 +37,8 @@ class Case:
     lengths: tuple[int, ...] | None = None
     v_first: bool = False
     states: bool = True
+    every: int | None = None  # chunks of a segment
+    recompute: bool | None = None
     sizes: tuple[int, int, int, int] = (1, 1, 16, 16)  # B, H, K, V
 
     @cached_property
@@ -80,6 +82,8 @@ CASES = (
     Case("strong gates", gates=30.0),
     Case("no gates", gates="none"),
     Case("bfloat16", dtype=torch.bfloat16),
+    Case("segments", every=1),
+    Case("segments, made again, states [V, K]", every=2, recompute=True, v_first=True, sizes=(1, 2, 16, 32)),
     Case("value gates", gv=True),
     Case("one gate a head", simple=True),
     Case("one gate a head, [V, K]", simple=True, v_first=True, sizes=(1, 2, 16, 32)),
@@ -105,11 +109,11 @@ def found_by(case: Case, group: Any, rank: int, tokens: tuple[int, ...]) -> dict
     leaves = {name: own[name].clone().requires_grad_() for name in GIVEN if own[name] is not None}  # type: ignore[union-attr]
     q, k, v, g, gv, initial = (leaves.get(name) for name in GIVEN)
     how: dict[str, Any] = {
-        "schedule": Schedule(chunk=16, sub_chunk=16), "group": group,
+        "schedule": Schedule(chunk=16, sub_chunk=16, states_every=case.every), "group": group,
         "cu_seqlens": own["cu_seqlens"], "state_v_first": case.v_first,
     }  # fmt: skip
     call: Callable[..., Any] = parallel.simple_gla if case.simple else parallel.gla
-    more = {} if case.simple else {"gv": gv}
+    more = {} if case.simple else {"gv": gv, "recompute": case.recompute}
     o, final = call(q, k, v, g, None, initial, case.states, **how, **more)
     assert (final is None) == (not case.states)
     outputs, gradients = [o], [own["do"]]
