@@ -2,7 +2,8 @@
 the gradient of one that is led back, before it is known what that is.
 
 Both directions begin with what segments add, from which all of them can start at once (boundaries.py). So that is done
-first, and what comes after it when the others' part is known, with nothing done twice where there are segments.
+first, and what comes after it when the others' part is known (pairs.py), with nothing done twice where there are
+segments.
 """
 
 from __future__ import annotations
@@ -49,14 +50,6 @@ def gradients_added(p: Problem, do: Tensor, kept: Kept | None, launch: Launcher)
 
 def _added(p: Problem, states: Tensor, decays: Tensor | None, halves: Tensor | None, made: Prepared | None) -> Added:
     return Added(states, decays, None if made is None else halves, made)
-
-
-def through(p: Problem, added: Added, first: Tensor | None, reverse: bool, launch: Launcher) -> Tensor:
-    """The state before each segment and after the last one, float32 [B*H, n_seg + 1, K, V], or with ``reverse`` its
-    gradient before the first and after each, where it is ``first`` that comes, or nothing."""
-    states = p.segment_buffer(p.n_seg + 1)
-    launch(combination_of(p, added.states, added.decays, first, states, reverse))
-    return states
 
 
 def starts_of(p: Problem, added: Added, launch: Launcher) -> Tensor | None:

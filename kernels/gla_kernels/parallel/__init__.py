@@ -91,7 +91,7 @@ def gla(
     def make(x: Inputs, differentiated: bool) -> Local:
         if x.gv is None and x.cu_seqlens is None and x.q.shape[1]:
             x = x.readable(())
-            of_call = (scale, schedule, config, recompute, state_v_first, differentiated)
+            of_call = (scale, schedule, config, recompute, state_v_first, differentiated, ranks.rank, ranks.size)
 
             def prepare() -> Steps | None:
                 form = whole.form_of(x, x.q.device, scale, schedule, differentiated, recompute, state_v_first, config)
@@ -99,7 +99,7 @@ def gla(
 
             steps = prepared(signature_of("parallel.gla", x, of_call), prepare)
             if steps is not None:
-                return InSteps(steps, x, ranks.first, ranks.last)
+                return InSteps(steps, ranks, x)
         return ByAutograd(op, ranks, x, state_v_first, differentiated)
 
     return on_mesh(back, *call(make, ranks, inputs, state_v_first, output_final_state))

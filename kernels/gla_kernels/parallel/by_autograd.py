@@ -33,13 +33,48 @@ class ByAutograd:
         self.x = x
         self._none = x.q.new_zeros(x.q.shape[0], *state_shape(x, v_first)[1:], dtype=torch.float32)
 
-    def adds(self) -> Tensor:
-        if self.ranks.last:  # of which none asks
-            return self._none
-        with torch.no_grad():
-            return self._run(self._none).leaving
+    def message(self) -> Tensor:
+        added = self._none
+        if not self.ranks.last:  # of which none asks
+            with torch.no_grad():
+                added = self._run(self._none).leaving
+        self.factors = self._factors()
+        return torch.cat([self._flat(added), *(x.flatten() for x in self.factors)])
 
-    def decays(self) -> list[Tensor]:
+    def forward(self, messages: Tensor) -> tuple[Tensor, Tensor]:
+        sizes = [self._none.numel(), *(x.numel() for x in self.factors)]
+        states, *factors = messages.split(sizes, 1)
+        self.decays = [[x[rank].view_as(own) for x, own in zip(factors, self.factors, strict=True)]
+                       for rank in range(self.ranks.size)]  # fmt: skip
+        entering = self._none
+        for rank in range(self.ranks.rank):
+            entering = self._decayed(entering, rank) + self._state(states[rank])
+        with torch.set_grad_enabled(self.differentiated):
+            self.state = entering.clone().requires_grad_(self.differentiated)
+            # copies, of which all that is wanted later is the history
+            self.leaves = [self._copy_of(x) for x in self.x[:DIFFERENTIATED]]
+            self.results = self._run(self.state, Inputs(*self.leaves))  # type: ignore[arg-type]
+        return self.results.o.detach(), self.results.final.detach()
+
+    def owed(self, do: Tensor, d_final: Tensor | None) -> Tensor:
+        self._outputs = [(self.results.o, do)]
+        if d_final is not None and self.results.final.requires_grad:
+            self._outputs.append((self.results.final, d_final))
+        own = self._none
+        if not self.ranks.first:  # of which none asks
+            (own,) = _gradients(self._outputs, [self.state], True)
+        return self._flat(own)
+
+    def gradients(self, messages: Tensor, d_final: Tensor | None) -> list[Tensor | None]:
+        leaving = self._none
+        for rank in range(self.ranks.size - 1, self.ranks.rank, -1):
+            leaving = self._decayed(leaving, rank) + self._state(messages[rank])
+        outputs = [*self._outputs, (self.results.leaving, leaving)]
+        found = iter(_gradients(outputs, [x for x in self.leaves if x is not None], False))
+        return [None if x is None else next(found) for x in self.leaves]
+
+    def _factors(self) -> list[Tensor]:
+        """How the rank's tokens decay a state: factors that it is multiplied by."""
         found = []
         for gates, of_keys in ((self.x.g, True), (self.x.gv, False)):
             if gates is None:
@@ -51,28 +86,17 @@ class ByAutograd:
             found.append(self.sequences.through.float().view(1, 1, 1, 1))
         return found
 
-    def forward(self, entering: Tensor) -> tuple[Tensor, Tensor]:
-        with torch.set_grad_enabled(self.differentiated):
-            self.state = entering.requires_grad_(self.differentiated)
-            # copies, of which all that is wanted later is the history
-            self.leaves = [
-                None if x is None else x.detach().requires_grad_(self.differentiated) for x in self.x[:DIFFERENTIATED]
-            ]
-            self.results = self._run(self.state, Inputs(*self.leaves))  # type: ignore[arg-type]
-        return self.results.o.detach(), self.results.final.detach()
+    def _decayed(self, state: Tensor, rank: int) -> Tensor:
+        for factor in self.decays[rank]:
+            state = state * factor
+        return state
 
-    def owes(self, do: Tensor, d_final: Tensor | None) -> Tensor:
-        self._outputs = [(self.results.o, do)]
-        if d_final is not None and self.results.final.requires_grad:
-            self._outputs.append((self.results.final, d_final))
-        if self.ranks.first:  # of which none asks
-            return self._none
-        return _gradients(self._outputs, [self.state], True)[0]
+    def _flat(self, state: Tensor) -> Tensor:
+        return (state.mT if self.v_first else state).flatten()
 
-    def gradients(self, leaving: Tensor, d_final: Tensor | None) -> list[Tensor | None]:
-        outputs = [*self._outputs, (self.results.leaving, leaving)]
-        found = iter(_gradients(outputs, [x for x in self.leaves if x is not None], False))
-        return [None if x is None else next(found) for x in self.leaves]
+    def _state(self, message: Tensor) -> Tensor:
+        """What `_flat` was made of."""
+        return message.view_as(self._none.mT).mT if self.v_first else message.view_as(self._none)
 
     def _copy_of(self, x: Tensor | None) -> Tensor | None:
         return None if x is None else x.detach().requires_grad_(self.differentiated)

@@ -10,35 +10,33 @@ that enters rank r, and D_r the gradient of it that comes of the rank's own resu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..ops.form import DIFFERENTIATED, Inputs
+from ..ops.form import DIFFERENTIATED, Inputs, laid_out
 from .ranks import Ranks
 
 
 class Local(Protocol):
-    """One call on a rank's tokens, asked in this order. States are [B, H, K, V], or [B, H, V, K]."""
+    """One call on a rank's tokens, asked in this order. Messages are float32 and of one length on all ranks: states
+    [B, H, K, V], and the factors that decay them."""
 
-    def adds(self) -> Tensor:
-        """S."""
+    def message(self) -> Tensor:
+        """S and A."""
 
-    def decays(self) -> list[Tensor]:
-        """A: factors that a state is multiplied by, float32 with as many axes."""
+    def forward(self, messages: Tensor) -> tuple[Tensor, Tensor]:
+        """o, and the final states of sequences that end on the rank, with zeros for those of others; of the messages of
+        all ranks, [ranks, n]."""
 
-    def forward(self, entering: Tensor) -> tuple[Tensor, Tensor]:
-        """o, and the final states of sequences that end on the rank, with zeros for those of others."""
-
-    def owes(self, do: Tensor, d_final: Tensor | None) -> Tensor:
+    def owed(self, do: Tensor, d_final: Tensor | None) -> Tensor:
         """D."""
 
-    def gradients(self, leaving: Tensor, d_final: Tensor | None) -> list[Tensor | None]:
-        """The gradients of the call's tensors, the first `DIFFERENTIATED` of `Inputs`, with that of the state that
-        leaves the rank."""
+    def gradients(self, messages: Tensor, d_final: Tensor | None) -> list[Tensor | None]:
+        """The gradients of the call's tensors, the first `DIFFERENTIATED` of `Inputs`; of what is owed to all ranks."""
 
 
 Make = Callable[[Inputs, bool], Local]  # of detached inputs, and whether gradients will be asked for
@@ -52,7 +50,8 @@ def call(make: Make, ranks: Ranks, inputs: Inputs, v_first: bool, final: bool) -
         o, states = _Call.apply(make, ranks, *inputs)
     else:
         with torch.no_grad():
-            o, states = _forward(make(_detached(inputs), False), ranks)[:2]
+            local = make(_detached(inputs), False)
+            o, states = local.forward(ranks.gathered(local.message()))
     return o, states if final else None
 
 
@@ -60,50 +59,14 @@ def _detached(inputs: Inputs) -> Inputs:
     return Inputs(*(None if x is None else x.detach() for x in inputs))  # type: ignore[arg-type]
 
 
-def _forward(local: Local, ranks: Ranks) -> tuple[Tensor, Tensor, list[list[Tensor]]]:
-    """o, the final states, and how each rank decays a state."""
-    pairs = gathered(ranks, [local.adds(), *local.decays()])
-    o, states = local.forward(entering(pairs, ranks.rank))
-    return o, states, [decays for _, *decays in pairs]
-
-
-def entering(pairs: list[list[Tensor]], rank: int) -> Tensor:
-    """The state that enters a rank, of (S, *A) of each; zeros on the first one."""
-    state, *_ = pairs[0]
-    for added, *decays in pairs[1:rank]:
-        state = decayed(state, decays) + added
-    return state.clone() if rank else torch.zeros_like(state)
-
-
-def leaving(gradients: list[Tensor], decays: list[list[Tensor]], rank: int) -> Tensor:
-    """The gradient of the state that leaves a rank, of D and A of each; zeros on the last one."""
-    total = torch.zeros_like(gradients[0])
-    for after in range(len(gradients) - 1, rank, -1):
-        total = decayed(total, decays[after]) + gradients[after]
-    return total
-
-
-def decayed(state: Tensor, factors: Sequence[Tensor]) -> Tensor:
-    for factor in factors:
-        state = state * factor
-    return state
-
-
-def gathered(ranks: Ranks, parts: list[Tensor]) -> list[list[Tensor]]:
-    """These tensors of each rank, by one message."""
-    sizes, shapes = [part.numel() for part in parts], [part.shape for part in parts]
-    rows = ranks.gathered(torch.cat([part.flatten() for part in parts]))
-    return [[part.view(shape) for part, shape in zip(row.split(sizes), shapes, strict=True)] for row in rows]
-
-
 class _Call(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, make: Make, ranks: Ranks, *inputs: Tensor | None) -> tuple[Tensor, Tensor]:
-        ctx.ranks, ctx.local = ranks, make(_detached(Inputs(*inputs)), True)  # type: ignore[arg-type]
-        o, states, ctx.decays = _forward(ctx.local, ranks)
+        local = make(_detached(Inputs(*inputs)), True)  # type: ignore[arg-type]
+        o, states = local.forward(ranks.gathered(local.message()))
+        ctx.ranks, ctx.local, ctx.like = ranks, local, (o.shape, o.dtype, o.device)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*inputs)  # that PyTorch tells if one of them is changed in place
-        ctx.like = o.shape, o.dtype, o.device
         return o, states
 
     @staticmethod
@@ -113,7 +76,6 @@ class _Call(torch.autograd.Function):
         if do is None:
             shape, dtype, device = ctx.like
             do = torch.zeros(shape, dtype=dtype, device=device)
-        own = [gradient for (gradient,) in gathered(ranks, [local.owes(do.contiguous(), d_final)])]
-        found = local.gradients(leaving(own, ctx.decays, ranks.rank), d_final)
+        found = local.gradients(ranks.gathered(local.owed(laid_out(do), d_final)), d_final)
         needed = ctx.needs_input_grad[2 : 2 + DIFFERENTIATED]
         return None, None, *(x if wanted else None for x, wanted in zip(found, needed, strict=True)), None

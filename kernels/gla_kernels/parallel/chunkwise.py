@@ -12,14 +12,16 @@ from torch import Tensor
 
 from .. import chunk
 from ..chunk.kept import Kept
+from ..chunk.pairs import meeting_of, message_of
 from ..chunk.prepare import Prepared as Made
 from ..chunk.problem import Problem
-from ..chunk.shards import Added, gradients_added, states_added, through
+from ..chunk.shards import Added, gradients_added, states_added
 from ..launch import Launcher
 from ..launch.record import Sort, record
-from ..ops.form import Inputs
+from ..ops.form import Inputs, state_shape
 from ..ops.forms import Chunkwise
 from ..ops.prepared import Ready
+from .ranks import Ranks
 
 Tensors = Sequence[Tensor | None]
 Host = Callable[[Any, Launcher], Tensors]
@@ -61,79 +63,91 @@ def fits(form: object) -> bool:
 
 @dataclass
 class InSteps:
-    """One call: see `call.Local`. first: whether no rank comes before this one, whose initial state counts then."""
+    """One call: see `call.Local`."""
 
     steps: Steps
+    ranks: Ranks
     inputs: Inputs
-    first: bool
-    last: bool
 
-    def adds(self) -> Tensor:
-        x = self._inputs(self.inputs.initial_state if self.first else None)
-        self._states = self.steps.run("adds", self._adds_host, x)
-        return self._state_of(self._states[0][:, -1])
+    def message(self) -> Tensor:
+        # of the first rank the state that the call is given is all that enters
+        self._entered = self.inputs.initial_state if self.ranks.first else None
+        message, *self._added = self.steps.run("message", self._message_host, self._given)
+        return message
 
-    def _adds_host(self, x: Any, launch: Launcher) -> Tensors:
+    def _message_host(self, x: Any, launch: Launcher) -> Tensors:
         p = self._problem(x, False)
         added = states_added(p, launch)
-        return through(p, added, p.chain_start, False, launch), *_parts(added)
+        message, written = message_of(p, added, p.chain_start, False)
+        launch(written)
+        return message, *_parts(added)
 
-    def decays(self) -> list[Tensor]:
-        decays = self._states[2]
-        if decays is None:
-            return []
-        B, _, H, K = self.inputs.q.shape
-        return [decays.sum(1).exp2().view(B, H, K).unsqueeze(-2 if self.steps.form.v_first else -1)]
-
-    def forward(self, entering: Tensor) -> tuple[Tensor, Tensor]:
-        self._entered = self.inputs.initial_state if self.first else entering
-        x = [*self._inputs(self._entered), *self._states[1:]]
-        o, final, *self._kept = self.steps.run("forward, last" if self.last else "forward", self._forward_host, x)
-        self._states = []
-        return o, torch.zeros_like(entering) if final is None else final
+    def forward(self, messages: Tensor) -> tuple[Tensor, Tensor]:
+        self._messages = messages
+        x = [*self._given, messages, *self._added]
+        o, final, entered, *self._kept = self.steps.run("forward", self._forward_host, x)
+        if not self.ranks.first:
+            self._entered = entered
+        self._added = []
+        return o, o.new_zeros(self._state_shape, dtype=torch.float32) if final is None else final
 
     def _forward_host(self, x: Any, launch: Launcher) -> Tensors:
-        form, p = self.steps.form, self._problem(x, False)
-        backward = self._problem(x, True)
+        messages, parts = x[INPUTS], x[INPUTS + 1 :]
+        entered = None
+        if not self.ranks.first:
+            entered, met = meeting_of(self._problem(x, False), messages, messages, self.ranks.rank, False)
+            launch(met)
+            x = [*x[: INPUTS - 1], entered]
+        p, backward = self._problem(x, False), self._problem(x, True)
+        form = self.steps.form
         every = backward.states_apart if form.few else 1
-        o, final, kept = chunk.forward(p, self.last, launch, form.keep, every, _added(x[INPUTS:]))
+        o, final, kept = chunk.forward(p, self.ranks.last, launch, form.keep, every, _added(parts))
         if kept is None or not backward.served_by(kept):
-            return o, final, None, None
-        return o, final, kept.states, kept.halves
+            return o, final, entered, None, None
+        return o, final, entered, kept.states, kept.halves
 
-    def owes(self, do: Tensor, d_final: Tensor | None) -> Tensor:
+    def owed(self, do: Tensor, d_final: Tensor | None) -> Tensor:
         self._do = do
-        d_final = d_final if self.last else None
-        x = [*self._inputs(self._entered), do, d_final, *self._kept]
-        self._gradients = self.steps.run("owes", self._owes_host, x)
-        return self._state_of(self._gradients[0][:, 0])
+        x = [*self._given, do, d_final if self.ranks.last else None, *self._kept]
+        message, *self._added = self.steps.run("owed", self._owed_host, x)
+        return message
 
-    def _owes_host(self, x: Any, launch: Launcher) -> Tensors:
-        do, d_final, kept = x[INPUTS], x[INPUTS + 1], x[INPUTS + 2 : INPUTS + 4]
+    def _owed_host(self, x: Any, launch: Launcher) -> Tensors:
+        do, d_final, *kept = x[INPUTS:]
         p = replace(self._problem(x, True), d_final=d_final)
         added = gradients_added(p, do, self._kept_of(p, kept), launch)
-        return through(p, added, p.chain_end, True, launch), *_parts(added)
+        message, written = message_of(p, added, p.chain_end, True)
+        launch(written)
+        return message, *_parts(added)
 
-    def gradients(self, leaving: Tensor, d_final: Tensor | None) -> list[Tensor | None]:
-        """Of the inputs; leaving: of the state after this rank's tokens, by what comes after them."""
-        d_state = d_final if self.last else leaving
-        x = [*self._inputs(self._entered), self._do, d_state, *self._kept, *self._gradients[1:]]
+    def gradients(self, messages: Tensor, d_final: Tensor | None) -> list[Tensor | None]:
+        d_final = d_final if self.ranks.last else None
+        x = [*self._given, self._do, d_final, messages, self._messages, *self._kept, *self._added]
         dq, dk, dv, dg, d_initial = self.steps.run("gradients", self._gradients_host, x)
-        self._gradients, self._kept = [], []
+        self._added, self._kept = [], []
         given = self.inputs.initial_state
-        if not self.first:
+        if not self.ranks.first:
             d_initial = None if given is None else torch.zeros_like(given)
         return [dq, dk, dv, dg, None, d_initial]
 
     def _gradients_host(self, x: Any, launch: Launcher) -> Tensors:
-        do, d_state, *kept = x[INPUTS : INPUTS + 4]
+        do, d_state, messages, forward, *kept = x[INPUTS : INPUTS + 6]
         p = self._problem(x, True)
-        found = chunk.backward(p, do, d_state, launch, self._kept_of(p, kept), _added(x[INPUTS + 4 :]))
+        if not self.ranks.last:
+            d_state, met = meeting_of(p, messages, forward, self.ranks.rank, True)
+            launch(met)
+        found = chunk.backward(p, do, d_state, launch, self._kept_of(p, kept), _added(x[INPUTS + 6 :]))
         return *found[:3], None if p.g is None else found.g, found.initial_state
 
-    def _inputs(self, state: Tensor | None) -> list[Tensor | None]:
+    @property
+    def _given(self) -> list[Tensor | None]:
+        """What every step is given before all else."""
         x = self.inputs
-        return [x.q, x.k, x.v, x.g, state]
+        return [x.q, x.k, x.v, x.g, self._entered]
+
+    @property
+    def _state_shape(self) -> tuple[int, ...]:
+        return state_shape(self.inputs, self.steps.form.v_first)
 
     def _problem(self, x: Any, backward: bool) -> Problem:
         form = self.steps.form
@@ -144,13 +158,8 @@ class InSteps:
         states, halves = kept
         return p.kept(states, None, halves, p.states_apart if self.steps.form.few else 1)
 
-    def _state_of(self, state: Tensor) -> Tensor:
-        """[B, H, K, V], or [B, H, V, K], of what is [B*H, K, V]."""
-        state = state.unflatten(0, (self.inputs.q.shape[0], -1))
-        return state.mT if self.steps.form.v_first else state
 
-
-INPUTS = 5  # q, k, v, g, and the state that enters, which the steps are given before all else
+INPUTS = 5  # of `InSteps._given`
 
 
 def _parts(added: Added) -> Tensors:
