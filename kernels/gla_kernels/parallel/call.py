@@ -76,6 +76,7 @@ class _Call(torch.autograd.Function):
         if do is None:
             shape, dtype, device = ctx.like
             do = torch.zeros(shape, dtype=dtype, device=device)
+        d_final = None if d_final is None else laid_out(d_final)
         found = local.gradients(ranks.gathered(local.owed(laid_out(do), d_final)), d_final)
         needed = ctx.needs_input_grad[2 : 2 + DIFFERENTIATED]
         return None, None, *(x if wanted else None for x, wanted in zip(found, needed, strict=True)), None
