@@ -3,7 +3,7 @@ for what others want to know, and with it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -55,6 +55,12 @@ class ByAutograd:
             self.leaves = [self._copy_of(x) for x in self.x[:DIFFERENTIATED]]
             self.results = self._run(self.state, Inputs(*self.leaves))  # type: ignore[arg-type]
         return self.results.o.detach(), self.results.final.detach()
+
+    def left(self) -> list[Tensor | None]:
+        return list(self.x)
+
+    def take(self, left: Sequence[Tensor | None]) -> None:
+        """What there is to take is in the history."""
 
     def owed(self, do: Tensor, d_final: Tensor | None) -> Tensor:
         self._outputs = [(self.results.o, do)]

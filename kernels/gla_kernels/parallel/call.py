@@ -10,7 +10,7 @@ that enters rank r, and D_r the gradient of it that comes of the rank's own resu
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -31,6 +31,12 @@ class Local(Protocol):
     def forward(self, messages: Tensor) -> tuple[Tensor, Tensor]:
         """o, and the final states of sequences that end on the rank, with zeros for those of others; of the messages of
         all ranks, [ranks, n]."""
+
+    def left(self) -> list[Tensor | None]:
+        """Tensors that the backward pass is to have, for PyTorch to keep, to watch, and to let go."""
+
+    def take(self, left: Sequence[Tensor | None]) -> None:
+        """The same again, before it."""
 
     def owed(self, do: Tensor, d_final: Tensor | None) -> Tensor:
         """D."""
@@ -66,13 +72,14 @@ class _Call(torch.autograd.Function):
         o, states = local.forward(ranks.gathered(local.message()))
         ctx.ranks, ctx.local, ctx.like = ranks, local, (o.shape, o.dtype, o.device)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*inputs)  # that PyTorch tells if one of them is changed in place
+        ctx.save_for_backward(*local.left())
         return o, states
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, do: Tensor | None, d_final: Tensor | None) -> tuple[Any, ...]:
-        ranks, local, _ = ctx.ranks, ctx.local, ctx.saved_tensors
+        ranks, local = ctx.ranks, ctx.local
+        local.take(ctx.saved_tensors)
         if do is None:
             shape, dtype, device = ctx.like
             do = torch.zeros(shape, dtype=dtype, device=device)

@@ -4,7 +4,7 @@ code that is recorded once for all calls of a kind, as `ops.prepared` does for a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -61,17 +61,17 @@ def fits(form: object) -> bool:
     return isinstance(form, Chunkwise) and form.plan.schedule.materialize and form.backward_plan.schedule.materialize
 
 
-@dataclass
 class InSteps:
     """One call: see `call.Local`."""
 
-    steps: Steps
-    ranks: Ranks
-    inputs: Inputs
+    def __init__(self, steps: Steps, ranks: Ranks, x: Inputs) -> None:
+        self.steps, self.ranks = steps, ranks
+        self._state_shape, self._has_initial = state_shape(x, steps.form.v_first), x.initial_state is not None
+        # What every step is given before all else; of the first rank the call's state is all that enters.
+        self._given: list[Tensor | None] = [x.q, x.k, x.v, x.g, x.initial_state if ranks.first else None]
+        self._messages: Tensor | None = None
 
     def message(self) -> Tensor:
-        # of the first rank the state that the call is given is all that enters
-        self._entered = self.inputs.initial_state if self.ranks.first else None
         message, *self._added = self.steps.run("message", self._message_host, self._given)
         return message
 
@@ -87,8 +87,8 @@ class InSteps:
         x = [*self._given, messages, *self._added]
         o, final, entered, *self._kept = self.steps.run("forward", self._forward_host, x)
         if not self.ranks.first:
-            self._entered = entered
-        self._added = []
+            self._given = [*self._given[:-1], entered]
+        del self._added
         return o, o.new_zeros(self._state_shape, dtype=torch.float32) if final is None else final
 
     def _forward_host(self, x: Any, launch: Launcher) -> Tensors:
@@ -105,6 +105,15 @@ class InSteps:
         if kept is None or not backward.served_by(kept):
             return o, final, entered, None, None
         return o, final, entered, kept.states, kept.halves
+
+    def left(self) -> list[Tensor | None]:
+        left = [*self._given, self._messages, *self._kept]
+        del self._given, self._messages, self._kept
+        return left
+
+    def take(self, left: Sequence[Tensor | None]) -> None:
+        *self._given, self._messages, states, halves = left
+        self._kept = [states, halves]
 
     def owed(self, do: Tensor, d_final: Tensor | None) -> Tensor:
         self._do = do
@@ -124,10 +133,9 @@ class InSteps:
         d_final = d_final if self.ranks.last else None
         x = [*self._given, self._do, d_final, messages, self._messages, *self._kept, *self._added]
         dq, dk, dv, dg, d_initial = self.steps.run("gradients", self._gradients_host, x)
-        self._added, self._kept = [], []
-        given = self.inputs.initial_state
+        del self._given, self._messages, self._kept, self._do, self._added
         if not self.ranks.first:
-            d_initial = None if given is None else torch.zeros_like(given)
+            d_initial = dq.new_zeros(self._state_shape, dtype=torch.float32) if self._has_initial else None
         return [dq, dk, dv, dg, None, d_initial]
 
     def _gradients_host(self, x: Any, launch: Launcher) -> Tensors:
@@ -138,16 +146,6 @@ class InSteps:
             launch(met)
         found = chunk.backward(p, do, d_state, launch, self._kept_of(p, kept), _added(x[INPUTS + 6 :]))
         return *found[:3], None if p.g is None else found.g, found.initial_state
-
-    @property
-    def _given(self) -> list[Tensor | None]:
-        """What every step is given before all else."""
-        x = self.inputs
-        return [x.q, x.k, x.v, x.g, self._entered]
-
-    @property
-    def _state_shape(self) -> tuple[int, ...]:
-        return state_shape(self.inputs, self.steps.form.v_first)
 
     def _problem(self, x: Any, backward: bool) -> Problem:
         form = self.steps.form

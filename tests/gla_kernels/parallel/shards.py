@@ -197,6 +197,28 @@ def _on_a_mesh(rank: int, ranks: int) -> Any:
     return o.full_tensor().detach(), given[0].grad.full_tensor()
 
 
+def _changed(rank: int, ranks: int) -> list[str]:
+    """What PyTorch says of an input that was changed in place, and of a second backward pass; of the latter's gradient,
+    where the graph was to be kept, whether it is the first one's."""
+    from gla_kernels import parallel
+
+    said = []
+    for forms in ({}, {"gv": torch.zeros(1, 8, 1, 16)}):
+        x = torch.ones(1, 8, 1, 16, requires_grad=True)
+        k = torch.ones(1, 8, 1, 16)
+        o, _ = parallel.gla(x, k, k, None, **forms)  # type: ignore[arg-type]
+        (one,) = torch.autograd.grad(o.sum(), x, retain_graph=not forms)
+        if not forms:
+            (two,) = torch.autograd.grad(o.sum(), x, retain_graph=True)
+            said.append("the same" if torch.equal(one, two) else "another")
+            k.add_(1)
+        try:
+            torch.autograd.grad(o.sum(), x)
+        except RuntimeError as error:
+            said.append(str(error))
+    return said
+
+
 def _unlike(rank: int, ranks: int) -> str:
     """What a group says whose ranks disagree about the heads."""
     from gla_kernels import parallel
@@ -226,7 +248,7 @@ def _dies(rank: int, ranks: int) -> str:
 
 WORKS: dict[str, Callable[[int, int], Any]] = {
     "cases": _each_case, "twice": _twice, "without history": _without_history, "layer": _layer, "mesh": _on_a_mesh,
-    "unlike": _unlike,
+    "changed": _changed, "unlike": _unlike,
 }  # fmt: skip
 
 
