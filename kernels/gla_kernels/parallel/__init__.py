@@ -19,6 +19,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..ops import gla as whole
@@ -66,14 +67,18 @@ def gla(
         end with it; the others are zeros.
     scale, state_v_first, schedule, config, recompute: as of `gla_kernels.gla`.
 
-    Results are those of one GPU up to the rounding of a state's sum, and the same bits each time.
+    Results are those of one GPU up to the rounding of a state's sum, and the same bits each time. In torch.compile the
+    graph breaks around the call.
 
     Raises ValueError, naming the argument, as `gla_kernels.gla` does, and where ranks differ in what has to be the same
     (looked at in a group's first call of a kind, which waits for the GPU). A rank that is gone is an error of
     `torch.distributed` on the others, within the group's timeout.
     """
-    inputs = Inputs(q, k, v, g, gv, initial_state, cu_seqlens)
-    inputs, group, back = local_tensors(inputs, group)
+    if torch.compiler.is_compiling():  # what goes from rank to rank is nothing that a graph here could hold
+        outside, given = torch.compiler.disable(gla), (q, k, v, g, scale, initial_state, output_final_state)
+        of_sequences = {"group": group, "gv": gv, "cu_seqlens": cu_seqlens, "state_v_first": state_v_first}
+        return outside(*given, **of_sequences, schedule=schedule, config=config, recompute=recompute)
+    inputs, group, back = local_tensors(Inputs(q, k, v, g, gv, initial_state, cu_seqlens), group)
     check_flag("state_v_first", state_v_first)
     check_flag("output_final_state", output_final_state)
     ranks = Ranks.of(group)
@@ -121,6 +126,9 @@ def simple_gla(
 ) -> tuple[Tensor, Tensor | None]:
     """`gla_kernels.simple_gla`, one gate a head, on a sequence that lies over the ranks of a group. g [B, T of this
     rank, H]; all else as of `gla`."""
+    if torch.compiler.is_compiling():
+        outside, given = torch.compiler.disable(simple_gla), (q, k, v, g, scale, initial_state, output_final_state)
+        return outside(*given, group=group, cu_seqlens=cu_seqlens, state_v_first=state_v_first, schedule=schedule)
     inputs, group, back = local_tensors(Inputs(q, k, v, g, None, initial_state, cu_seqlens), group)
     check_flag("output_final_state", output_final_state)
     ranks = Ranks.of(group)

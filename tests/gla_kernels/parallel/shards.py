@@ -219,6 +219,25 @@ def _changed(rank: int, ranks: int) -> list[str]:
     return said
 
 
+def _compiled(rank: int, ranks: int) -> bool:
+    """Whether a compiled function has the same results and gradients."""
+    from gla_kernels import parallel
+
+    first = sum(TOKENS[ranks][:rank])
+    mine = slice(first, first + TOKENS[ranks][rank])
+    own = [CASES[0].whole[name][:, mine].clone().requires_grad_() for name in "qkvg"]  # type: ignore[index]
+
+    def both(q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> Tensor:
+        simple, _ = parallel.simple_gla(q, k, v, g.sum(-1))
+        return parallel.gla(q, k, v, g)[0] * 2 + simple
+
+    results = []
+    for call in (both, torch.compile(both, backend="eager")):
+        o = call(*own)
+        results.append([o.detach(), *torch.autograd.grad(o.sum(), own)])
+    return all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+
+
 def _unlike(rank: int, ranks: int) -> str:
     """What a group says whose ranks disagree about the heads."""
     from gla_kernels import parallel
@@ -248,7 +267,7 @@ def _dies(rank: int, ranks: int) -> str:
 
 WORKS: dict[str, Callable[[int, int], Any]] = {
     "cases": _each_case, "twice": _twice, "without history": _without_history, "layer": _layer, "mesh": _on_a_mesh,
-    "changed": _changed, "unlike": _unlike,
+    "changed": _changed, "compiled": _compiled, "unlike": _unlike,
 }  # fmt: skip
 
 

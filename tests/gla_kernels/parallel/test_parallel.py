@@ -33,6 +33,7 @@ def test_ranks_find_what_one_would(ranks: int, tmp_path: Path) -> None:
             judge(case, [rank[case.name] for rank in of["cases"]])
     assert all(of["twice"]), "two runs are not the same bits"
     assert all(of["without history"]), "without a history the bits are others, or there is one"
+    assert all(of["compiled"]), "a compiled call has other results"
     for kept, in_place, second in of["changed"]:
         assert kept == "the same"
         assert "modified by an inplace operation" in in_place
