@@ -1,12 +1,14 @@
 """What ranks of a group compute, for tests: calls on tensors that all ranks draw alike, of which each has its tokens.
 
-``run(ranks, folder)`` starts that many processes, which talk by gloo, and leaves what each found in a file of its own.
+`run` starts this file as many times as there are ranks, which talk by gloo and leave what each found in a file.
 """
 
 from __future__ import annotations
 
 import datetime
 import os
+import subprocess
+import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +19,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, multiprocessing
+from torch import Tensor
 from torch.nn import functional as F
 
 TOKENS = {2: (52, 38), 4: (36, 21, 0, 33)}  # of each rank, by how many ranks there are
@@ -274,13 +276,16 @@ WORKS: dict[str, Callable[[int, int], Any]] = {
 def run(ranks: int, folder: Path, what: str) -> list[Any]:
     """What each rank found by `WORKS`, or where one dies; a traceback where it failed, and None for a rank that is
     gone."""
-    context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=_work, args=(rank, ranks, str(folder), what)) for rank in range(ranks)]
+    command = [sys.executable, __file__, str(ranks), str(folder), what]
+    processes = [subprocess.Popen([*command, str(rank)]) for rank in range(ranks)]
     for process in processes:
-        process.start()
-    for process in processes:
-        process.join(600)
-        if process.is_alive():
+        try:
+            process.wait(280)
+        except subprocess.TimeoutExpired:
             process.kill()
     files = [folder / f"{what}-{rank}.pt" for rank in range(ranks)]
     return [torch.load(file, weights_only=False) if file.exists() else None for file in files]
+
+
+if __name__ == "__main__":
+    _work(int(sys.argv[4]), int(sys.argv[1]), sys.argv[2], sys.argv[3])
