@@ -1,0 +1,223 @@
+"""The program of one sequence over several GPUs: its rows and tables, what is wrong or fails, and one run on a CPU."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from torch import Tensor
+from typer.testing import CliRunner
+
+from glabench.hardware.environment import detect_device
+from glabench.tools.context_parallel import __main__ as program
+from glabench.tools.context_parallel import check, measured, processes, tokens
+from glabench.tools.context_parallel.processes import Ended, Failure
+from glabench.tools.context_parallel.question import Question, Shape
+from glabench.tools.context_parallel.table import figures, show
+from glabench.tools.rows import Row
+
+QUESTION = Question(Shape(1, 40, 1, 16, 16), 2, ("fwd", "fwdbwd"), "fp32", "cpu", samples=1, calls=1, warm_up=1)
+WIDE = {"COLUMNS": "200"}
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> list[Row]:
+    """What the program wrote of one rank and of two."""
+    out: Path = tmp_path_factory.mktemp("parallel") / "new" / "parallel.rows"
+    done = CliRunner().invoke(program.app, ["--tiny", "--mode", "fwdbwd", "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    assert "1 rank: ok" in done.stderr
+    again = CliRunner().invoke(program.app, ["--read", str(out)])
+    assert again.stdout == done.stdout
+    return [json.loads(line) for line in out.read_text().splitlines()]
+
+
+def test_a_row_a_number_of_ranks(rows: list[Row]) -> None:
+    assert [(row["ranks"], row["status"], row["reason"]) for row in rows] == [(1, "ok", None), (2, "ok", None)]
+    for row in rows:
+        assert row["kind"] == "context parallel"
+        assert [row[axis] for axis in "BTHKV"] == [1, 40, 1, 16, 16]
+        assert len(row["ms"]) == len(row["wall_ms"]) == row["ranks"]
+        assert {"commit", "torch", "triton", "device"} <= set(row["environment"])
+        names = set(row["check"]["1.0"]["scores"])
+        assert names == {"o", "final_state", "dq", "dk", "dv", "dg", "dinitial_state"}
+    one, two = rows
+    assert max(max(found["apart"].values()) for found in one["check"].values()) == 0
+    assert 0 < max(max(found["apart"].values()) for found in two["check"].values()) < 1e-5
+    assert (one["sent_bytes"], one["exposed"]) == (0, None)
+    assert len(two["message_bytes"][0]) == 2  # one forward, one backward
+    assert two["sent_bytes"] == sum(two["message_bytes"][0])
+    assert two["exposed"] == pytest.approx(1 - max(x[0] for x in two["alone_ms"]) / max(x[0] for x in two["ms"]))
+    assert two["times_one_gpu"] == pytest.approx(one["ms"][0][0] / max(x[0] for x in two["ms"]))
+
+
+def test_a_rank_that_fails_ends_the_others_and_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    work = importlib.import_module("ranks_that_fail").last_is_out_of_memory
+    began = time.monotonic()
+    ended = processes.run(work, QUESTION, patience=250)
+    assert time.monotonic() - began < 200  # it did not wait for the group's patience
+    assert ended.found == [[{"rank": 0}], [{"rank": 1}]]
+    row = measured.time_row(QUESTION, "fwd", ended)
+    assert row["status"] == "oom"
+    assert row["reason"] == "rank 1: out of memory: 4.00 GiB more were needed of 2.00 GiB"
+    assert not program.sound(row)
+
+
+def failed(at: float, reason: str) -> Any:
+    return [{"failed": {"status": "error", "reason": reason, "at": at}}]
+
+
+@pytest.mark.parametrize(
+    ("codes", "said", "reason"),
+    [
+        ([1, 1], [failed(2.0, "misses another"), failed(1.0, "is wrong")], "rank 1: is wrong"),
+        ([1, -11], [failed(2.0, "misses another"), []], "rank 1 was ended by SIGSEGV"),
+        ([3, None], [[{"check": {}}], []], "rank 0 ended with exit code 3"),
+        ([None, 0], [[], []], "ranks did not end within 9 s"),
+    ],
+)
+def test_which_rank_failed_first(codes: list[int | None], said: list[Any], reason: str) -> None:
+    assert processes._failure(codes, said, 9.0) == Failure("error", reason)
+
+
+def test_all_ranks_draw_one_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokens, "DRAWN", 16)
+    whole = tokens.drawn(replace(QUESTION, ranks=1), 0, 40)
+    parts = [tokens.drawn(replace(QUESTION, ranks=3), rank, 40) for rank in range(3)]
+    for name, x in whole.tensors():
+        assert torch.equal(torch.cat([getattr(part, name) for part in parts], 1), x)
+    assert not torch.equal(whole.q[:, :16], whole.q[:, 16:32])
+
+
+def test_ranks_that_are_wrong_have_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One whose o forgets the state before it, and one of which gradients alone are wrong."""
+    one = replace(QUESTION, ranks=1)
+    gla: Callable[..., Any] = tokens.operator(one)
+
+    def forgets(q: Tensor, k: Tensor, v: Tensor, g: Tensor, scale: Any, state: Tensor, final: bool) -> Any:
+        return gla(q, k, v, g, scale, state * 0.9, final)
+
+    def stops(q: Tensor, k: Tensor, v: Tensor, g: Tensor, scale: Any, state: Tensor, final: bool) -> Any:
+        return gla(q, k, v + 0.1 * (v.detach() - v), g, scale, state, final)
+
+    monkeypatch.setattr(check, "operator", lambda question: forgets)
+    assert "gates x1.0: " in (check.wrong(check.checked(one, 0), gradients=False) or "")
+    monkeypatch.setattr(check, "operator", lambda question: stops)
+    found = check.checked(one, 0)
+    assert check.wrong(found, gradients=False) is None
+    why = check.wrong(found, gradients=True) or ""
+    assert "dv is off by" in why
+    said: list[Any] = [{"check": found, "wrong": {"fwd": None, "fwdbwd": why}, "device": "CPU"}]
+    row = measured.time_row(one, "fwdbwd", Ended([said], None))
+    assert (row["status"], row["reason"]) == ("wrong", why)
+    assert "ms" not in row
+
+
+def timed(mode: str, same: bool = True, slower: float = 0.0) -> dict[str, Any]:
+    """What a rank reports of a mode."""
+    samples = [{"ms": 6.0 + slower, "wall_ms": 6.5}, {"ms": 8.0, "wall_ms": 8.5}]
+    alone = [{"ms": 5.4, "wall_ms": 6.0}, {"ms": 7.2, "wall_ms": 7.5}]
+    found: dict[str, Any] = {"mode": mode, "same_bits": same, "samples": samples, "alone": alone}
+    return found | {"message_bytes": [2**20, 2**19], "peak_bytes": 3 * 2**30}
+
+
+def checked(wrong: str | None = None) -> dict[str, Any]:
+    apart = {"1.0": {"apart": {"o": 0.001, "dv": 0.002}}}
+    return {"check": apart, "wrong": {"fwd": wrong, "fwdbwd": wrong}, "device": "GPU"}
+
+
+def row_of(ranks: int, *found: dict[str, Any], failure: Failure | None = None) -> Row:
+    question = replace(QUESTION, ranks=ranks, device="cuda", shape=Shape(1, 65536, 16, 128, 128))
+    row = measured.time_row(question, "fwdbwd", Ended([[checked(), one] for one in found], failure))
+    return row | {"environment": {"device": "GPU"}}
+
+
+def shown(rows: list[Row]) -> str:
+    out = io.StringIO()
+    show(rows, [], Console(file=out, width=150))
+    return out.getvalue()
+
+
+def test_the_slowest_rank_counts() -> None:
+    one = row_of(1, timed("fwdbwd", slower=8.0))
+    two = row_of(2, timed("fwdbwd"), timed("fwdbwd", slower=1.0))
+    found = figures(two, [one, two])
+    assert found["ms"].median == 7.5  # of (7, 8)
+    assert found["times_one_gpu"] == pytest.approx(11.0 / 7.5)
+    assert found["exposed"] == pytest.approx(1 - 6.3 / 7.5)
+    assert found["sent_bytes"] == 1.5 * 2**20
+    assert figures(two, [two])["times_one_gpu"] is None
+    assert figures(two, [one | {"devices": ["another GPU"]}, two])["times_one_gpu"] is None
+    text = shown([one, two])
+    for cell in ("(1, 65,536, 16, 128, 128)", "7.500", "1.47x", "16.0%", "1.5", "3.00", "yes, 2e-03 apart"):
+        assert cell in text
+
+
+def test_what_is_no_time_is_said() -> None:
+    differs = row_of(2, timed("fwdbwd"), timed("fwdbwd", same=False))
+    assert differs["status"] == "wrong"
+    gone = row_of(2, timed("fwdbwd"), timed("fwd"), failure=Failure("error", "rank 1 was ended by SIGKILL"))
+    assert (gone["status"], gone["reason"]) == ("error", "rank 1 was ended by SIGKILL")
+    text = shown([differs, gone])
+    assert "2 ranks: two runs of the same inputs differ" in text
+    assert "2 ranks: rank 1 was ended by SIGKILL" in text
+    assert not program.sound(gone)
+
+
+def test_what_does_not_fit_on_one_gpu_runs_on_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU that holds 100 tokens."""
+
+    def run(work: Any, question: Question) -> Ended:
+        lengths = [question.shape.T] if question.ranks > 1 else [question.shape.T * 2**n for n in range(3)]
+        fit = [T for T in lengths if T // question.ranks <= 100]
+        found = [{"T": T, "device": "GPU", "peak_bytes": T * 2**20, "finite": True} for T in fit]
+        full = Failure("oom", "rank 0: out of memory") if len(fit) < len(lengths) else None
+        return Ended([found] * question.ranks, full)
+
+    monkeypatch.setattr(measured, "run", run)
+    rows = [row | {"environment": {"device": "GPU"}} for row in measured.memory(QUESTION)]
+    assert [(row["T"], row["ranks"], row["status"]) for row in rows] == [
+        (40, 1, "ok"), (80, 1, "ok"), (160, 1, "oom"), (160, 2, "ok"),
+    ]  # fmt: skip
+    assert all(program.sound(row) for row in rows)
+    text = shown(rows)
+    assert "(1, 160, 1, 16, 16)" in text
+    assert "out of memory" in text
+    assert not program.sound(rows[2] | {"ranks": 2})
+
+
+@pytest.mark.skipif(detect_device() == "cuda", reason="there is a GPU")
+def test_without_a_gpu_there_is_one_line() -> None:
+    done = CliRunner().invoke(program.app, [], env=WIDE)
+    assert done.exit_code == 2
+    assert "only --tiny needs none" in done.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--ranks", "2,none"], "expected numbers above 0, got '2,none'"),
+        (["--ranks", "8"], "8 ranks want a GPU each, and there are 4"),
+        (["--shapes", "1,2,3,4"], "expected B,T,H,K,V, five numbers above 0, got '1,2,3,4'"),
+        (["--shapes", "1,3,1,16,16"], "expected 4 tokens or more, one for each rank, got '1,3,1,16,16'"),
+        (["--shapes", " "], "expected a shape, got none"),
+        (["--mode", "bwd"], "did you mean 'fwdbwd'"),
+        (["--dtype", "bf8"], "did you mean 'bf16'"),
+        (["--samples", "0"], "--samples"),
+    ],
+)
+def test_bad_input_is_told(arguments: list[str], says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program, "available", lambda device: 4)
+    done = CliRunner().invoke(program.app, arguments, env=WIDE)
+    assert done.exit_code == 2
+    assert says in done.output
