@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from glabench.hardware.environment import detect_device
 from glabench.tools.context_parallel import __main__ as program
-from glabench.tools.context_parallel import check, measured, processes, tokens
+from glabench.tools.context_parallel import check, measured, processes, tokens, work
 from glabench.tools.context_parallel.processes import Ended, Failure
 from glabench.tools.context_parallel.question import Question, Shape
 from glabench.tools.context_parallel.table import figures, show
@@ -29,42 +29,46 @@ QUESTION = Question(Shape(1, 40, 1, 16, 16), 2, ("fwd", "fwdbwd"), "fp32", "cpu"
 WIDE = {"COLUMNS": "200"}
 
 
-@pytest.fixture(scope="module")
-def rows(tmp_path_factory: pytest.TempPathFactory) -> list[Row]:
-    """What the program wrote of one rank and of two."""
-    out: Path = tmp_path_factory.mktemp("parallel") / "new" / "parallel.rows"
-    done = CliRunner().invoke(program.app, ["--tiny", "--mode", "fwdbwd", "--out", str(out)])
+def test_two_ranks_on_the_cpu(tmp_path: Path) -> None:
+    """The program from its options to its table; one test, as processes take longer to start than to compute."""
+    out = tmp_path / "new" / "parallel.rows"
+    done = CliRunner().invoke(program.app, ["--tiny", "--ranks", "2", "--mode", "fwdbwd", "--out", str(out)])
     assert done.exit_code == 0, done.output
-    assert "1 rank: ok" in done.stderr
-    again = CliRunner().invoke(program.app, ["--read", str(out)])
-    assert again.stdout == done.stdout
-    return [json.loads(line) for line in out.read_text().splitlines()]
+    assert "2 ranks: ok" in done.stderr
+    assert CliRunner().invoke(program.app, ["--read", str(out)]).stdout == done.stdout
+    (row,) = [json.loads(line) for line in out.read_text().splitlines()]
+    assert (row["kind"], row["ranks"], row["status"], row["reason"]) == ("context parallel", 2, "ok", None)
+    assert [row[axis] for axis in "BTHKV"] == [1, 40, 1, 16, 16]
+    assert {"commit", "torch", "triton", "device"} <= set(row["environment"])
+    assert set(row["check"]) == {"1.0", "0.01"}
+    for found in row["check"].values():
+        assert set(found["scores"]) == {"o", "final_state", "dq", "dk", "dv", "dg", "dinitial_state"}
+        assert 0 < max(found["apart"].values()) < 1e-5
+    (forward, backward), other = row["message_bytes"]
+    assert [forward, backward] == other
+    assert row["sent_bytes"] == forward + backward
+    with_messages, without = (max(sample for (sample,) in row[key]) for key in ("ms", "alone_ms"))
+    assert row["exposed"] == pytest.approx(1 - without / with_messages)
+    assert row["times_one_gpu"] is None
 
 
-def test_a_row_a_number_of_ranks(rows: list[Row]) -> None:
-    assert [(row["ranks"], row["status"], row["reason"]) for row in rows] == [(1, "ok", None), (2, "ok", None)]
+def test_one_rank_is_the_plain_operator() -> None:
+    question, said = replace(QUESTION, ranks=1), list[Any]()
+    work.timed(question, 0, said.append)
+    rows = [measured.time_row(question, mode, Ended([said], None)) for mode in question.modes]
+    assert [row["status"] for row in rows] == ["ok", "ok"]
     for row in rows:
-        assert row["kind"] == "context parallel"
-        assert [row[axis] for axis in "BTHKV"] == [1, 40, 1, 16, 16]
-        assert len(row["ms"]) == len(row["wall_ms"]) == row["ranks"]
-        assert {"commit", "torch", "triton", "device"} <= set(row["environment"])
-        names = set(row["check"]["1.0"]["scores"])
-        assert names == {"o", "final_state", "dq", "dk", "dv", "dg", "dinitial_state"}
-    one, two = rows
-    assert max(max(found["apart"].values()) for found in one["check"].values()) == 0
-    assert 0 < max(max(found["apart"].values()) for found in two["check"].values()) < 1e-5
-    assert (one["sent_bytes"], one["exposed"]) == (0, None)
-    assert len(two["message_bytes"][0]) == 2  # one forward, one backward
-    assert two["sent_bytes"] == sum(two["message_bytes"][0])
-    assert two["exposed"] == pytest.approx(1 - max(x[0] for x in two["alone_ms"]) / max(x[0] for x in two["ms"]))
-    assert two["times_one_gpu"] == pytest.approx(one["ms"][0][0] / max(x[0] for x in two["ms"]))
+        assert max(max(found["apart"].values()) for found in row["check"].values()) == 0
+        assert figures(row, rows)["times_one_gpu"] == 1
+        assert figures(row, rows)["exposed"] is None
+        assert figures(row, rows)["sent_bytes"] == 0
 
 
 def test_a_rank_that_fails_ends_the_others_and_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    work = importlib.import_module("ranks_that_fail").last_is_out_of_memory
+    fails = importlib.import_module("ranks_that_fail").last_is_out_of_memory
     began = time.monotonic()
-    ended = processes.run(work, QUESTION, patience=250)
+    ended = processes.run(fails, QUESTION, patience=250)
     assert time.monotonic() - began < 200  # it did not wait for the group's patience
     assert ended.found == [[{"rank": 0}], [{"rank": 1}]]
     row = measured.time_row(QUESTION, "fwd", ended)
