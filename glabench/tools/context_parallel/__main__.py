@@ -1,9 +1,10 @@
 """One sequence over several GPUs by ``gla_kernels.parallel``, beside all of it on one by ``gla_kernels.gla``.
 
-Says for each shape and number of ranks whether results are right (against float64, and one GPU's, at 2048 tokens of the
-same heads), what a step takes, how many times one GPU's speed that is, which share of it is communication that nothing
-hides, and what ranks send and hold. --memory asks instead which length does not fit on one GPU, and runs that on two.
-Needs a GPU for each rank; --tiny tries the program on a CPU.
+Says for each shape and number of ranks whether results are right (2048 tokens of the same heads against float64, and
+the whole sequence against one GPU), what an eager step takes, how many times one GPU's speed that is, which share of it
+is communication that nothing hides, waiting for a slower rank among it, and what ranks send and hold. --memory asks
+instead which length does not fit on one GPU, and runs that on several. Needs a GPU for each rank; --tiny tries the
+program on a CPU.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Whether ranks compute what is right: of a short sequence, before anything is timed."""
+"""Whether ranks compute what is right: on a short sequence by float64, and on the whole one beside one GPU."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,10 +12,13 @@ from torch import Tensor
 from gla_kernels import gla
 from glabench.run import gate, oracle
 from glabench.run.oracle import Outputs
+from glabench.spec.case import Mode
 from glabench.spec.settings import Settings
 from glabench.systems.inputs import Inputs, make_inputs
 from glabench.tools.context_parallel.question import CHECKED, STRENGTHS, Finding, Question
-from glabench.tools.context_parallel.tokens import bounds, cut, operator
+from glabench.tools.context_parallel.tokens import bounds, cut, drawn, operator, step
+
+RUN = 64  # tokens that are compared together: a state is gone after a few dozen, which begin a rank's first run
 
 
 def checked(question: Question, rank: int) -> Finding:
@@ -47,6 +51,41 @@ def gathered(question: Question, rank: int, x: Inputs) -> Outputs:
             found[name][:, low:high] = y
         dist.all_reduce(found[name])
     return found
+
+
+def far_from_one_gpu(question: Question, rank: int, mode: Mode, own: tuple[Tensor, ...]) -> float | None:
+    """How far the ranks' results on the whole sequence are from one GPU's at most: ||x - one|| / ||one|| of a run of
+    RUN tokens. The first rank computes and holds those; None on the others, and where it has no memory for it."""
+    tokens, one, whole = question.shape.T, replace(question, ranks=1), tuple[Tensor, ...]()
+    fits = [True]
+    if rank == 0:
+        try:
+            whole = step(one, drawn(one, 0, tokens), mode)()
+        except torch.OutOfMemoryError:
+            fits = [False]
+    dist.broadcast_object_list(fits)
+    if not fits[0]:
+        return None
+    found = []
+    for number, mine in enumerate(own):
+        for sender in range(question.ranks):
+            if rank == 0:
+                low, high = bounds(question, sender, tokens)
+                right = whole[number][:, low:high]
+                part = mine if sender == 0 else right.new_empty(right.shape)
+                if sender:
+                    dist.recv(part, sender)
+                found.append(worst_run(part, right))
+            elif rank == sender:
+                dist.send(mine.contiguous(), 0)
+    return float(torch.stack(found).max()) if rank == 0 else None  # NaN, if there is one
+
+
+def worst_run(x: Tensor, right: Tensor) -> Tensor:
+    """The relative error of the worst run of RUN tokens; the last is what is left."""
+    off, size = (y.square().sum((0, 2, 3)) for y in (x.float() - right.float(), right.float()))
+    runs = [torch.stack([part.sum() for part in y.split(RUN)]) for y in (off, size)]
+    return (runs[0] / runs[1].clamp_min(torch.finfo(torch.float32).tiny)).sqrt().max()
 
 
 def results(call: Any, x: Inputs) -> Outputs:

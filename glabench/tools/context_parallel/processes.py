@@ -23,7 +23,7 @@ from unittest.mock import patch
 
 from glabench.tools.context_parallel.question import Finding, Question
 
-PATIENCE_S = 120.0  # of a rank that waits for others, which may still be compiling
+PATIENCE_S = 180.0  # of a rank in a collective; others may still be compiling, or the first one judging
 LIMIT_S = 900.0  # of all ranks together: one that hangs by itself waits for nobody
 
 Report = Callable[[Finding], None]

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from glabench.analysis.statistics import Estimate, estimate
-from glabench.tools.context_parallel.question import Shape
+from glabench.tools.context_parallel.question import CHECKED, Shape
 from glabench.tools.rows import Row
 
 MIB, GIB = 2**20, 2**30
@@ -88,19 +88,12 @@ def _costs(row: Row, known: Sequence[Row]) -> list[str]:
 
 
 def _right(row: Row) -> str:
-    """How far the ranks are from one GPU at most, in what the mode returns, where they are right."""
+    """Where ranks are right, how far they are from one GPU at most, if that had memory for it."""
     if row["status"] != "ok":
         return "out of memory" if row["status"] == "oom" else row["status"]
     if row["ranks"] == 1:
         return "yes"
-    gradients = row["mode"] == "fwdbwd"
-    apart = [
-        far
-        for check in row["check"].values()
-        for name, far in check["apart"].items()
-        if gradients or not name.startswith("d")
-    ]
-    return f"yes, {max(apart):.0e} apart"
+    return f"yes, at {CHECKED} tokens" if row["apart"] is None else f"yes, {row['apart']:.0e} apart"
 
 
 def _lengths(rows: Sequence[Row]) -> Table:

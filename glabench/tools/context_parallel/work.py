@@ -14,7 +14,8 @@ from torch import Tensor
 
 from gla_kernels.parallel.ranks import Ranks
 from glabench.run.memory import no_collection
-from glabench.tools.context_parallel.check import checked, wrong
+from glabench.spec.case import Mode
+from glabench.tools.context_parallel.check import checked, far_from_one_gpu, wrong
 from glabench.tools.context_parallel.processes import Report
 from glabench.tools.context_parallel.question import MOST, Finding, Question
 from glabench.tools.context_parallel.tokens import DRAWN, Step, drawn, step
@@ -30,14 +31,18 @@ def timed(question: Question, rank: int, report: Report) -> None:
     x = drawn(question, rank, question.shape.T)
     for mode in question.modes:
         if reasons[0][mode] is None:
-            report({"mode": mode} | _timed(question, step(question, x, mode)))
+            report({"mode": mode} | _timed(question, rank, mode, step(question, x, mode)))
 
 
-def _timed(question: Question, call: Step) -> Finding:
-    """Samples of the step, in turns with those of the step alone; bytes of its messages, and of memory."""
+def _timed(question: Question, rank: int, mode: Mode, call: Step) -> Finding:
+    """Samples of the step, in turns with those of the step alone; bytes of its messages, and of memory; how far its
+    results are from one GPU's."""
+    found: Finding = {"apart": None}
+    if question.ranks > 1:
+        found["apart"] = far_from_one_gpu(question, rank, mode, call())
     for _ in range(question.warm_up):
         call()
-    found: Finding = {"same_bits": repeats(call), "peak_bytes": peak_bytes(question, call)}
+    found |= {"same_bits": repeats(call), "peak_bytes": peak_bytes(question, call)}
     with listening() as messages:
         call()
     with alone():
@@ -54,7 +59,8 @@ def _timed(question: Question, call: Step) -> Finding:
 
 def sample(question: Question, call: Step) -> dict[str, float]:
     """Milliseconds of a call, of some one after another that all ranks begin together: ``ms`` by the GPU's clock,
-    ``wall_ms`` until the GPU is idle. Nothing is flushed from L2: a sequence is many times as large."""
+    ``wall_ms`` until the GPU is idle. Nothing is flushed from L2: a rank's tokens are some times
+    as large."""
     if question.ranks > 1:
         dist.barrier()
     on_gpu = question.device == "cuda"

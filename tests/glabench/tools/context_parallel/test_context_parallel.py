@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import io
 import json
+import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -44,6 +45,7 @@ def test_two_ranks_on_the_cpu(tmp_path: Path) -> None:
     for found in row["check"].values():
         assert set(found["scores"]) == {"o", "final_state", "dq", "dk", "dv", "dg", "dinitial_state"}
         assert 0 < max(found["apart"].values()) < 1e-5
+    assert 0 < row["apart"] < 1e-4
     (forward, backward), other = row["message_bytes"]
     assert [forward, backward] == other
     assert row["sent_bytes"] == forward + backward
@@ -127,22 +129,30 @@ def test_ranks_that_are_wrong_have_no_time(monkeypatch: pytest.MonkeyPatch) -> N
     assert "ms" not in row
 
 
-def timed(mode: str, same: bool = True, slower: float = 0.0) -> dict[str, Any]:
+def test_the_worst_run_of_tokens_counts() -> None:
+    right = torch.ones(1, 600, 2, 8)
+    x = right.clone()
+    assert check.worst_run(x, right) == 0
+    x[:, 576 + 8] = 1.5
+    assert float(check.worst_run(x, right)) == pytest.approx(0.5 / 24**0.5)
+    x[:, 3] = math.nan
+    assert check.worst_run(x, right).isnan()
+
+
+def timed(mode: str, same: bool = True, slower: float = 0.0, apart: float | None = 0.002) -> dict[str, Any]:
     """What a rank reports of a mode."""
     samples = [{"ms": 6.0 + slower, "wall_ms": 6.5}, {"ms": 8.0, "wall_ms": 8.5}]
     alone = [{"ms": 5.4, "wall_ms": 6.0}, {"ms": 7.2, "wall_ms": 7.5}]
-    found: dict[str, Any] = {"mode": mode, "same_bits": same, "samples": samples, "alone": alone}
+    found: dict[str, Any] = {"mode": mode, "apart": apart, "same_bits": same, "samples": samples, "alone": alone}
     return found | {"message_bytes": [2**20, 2**19], "peak_bytes": 3 * 2**30}
 
 
-def checked(wrong: str | None = None) -> dict[str, Any]:
-    apart = {"1.0": {"apart": {"o": 0.001, "dv": 0.002}}}
-    return {"check": apart, "wrong": {"fwd": wrong, "fwdbwd": wrong}, "device": "GPU"}
+CHECK = {"check": {}, "wrong": {"fwdbwd": None}, "device": "GPU"}
 
 
 def row_of(ranks: int, *found: dict[str, Any], failure: Failure | None = None) -> Row:
     question = replace(QUESTION, ranks=ranks, device="cuda", shape=Shape(1, 65536, 16, 128, 128))
-    row = measured.time_row(question, "fwdbwd", Ended([[checked(), one] for one in found], failure))
+    row = measured.time_row(question, "fwdbwd", Ended([[CHECK, one] for one in found], failure))
     return row | {"environment": {"device": "GPU"}}
 
 
@@ -170,6 +180,10 @@ def test_the_slowest_rank_counts() -> None:
 def test_what_is_no_time_is_said() -> None:
     differs = row_of(2, timed("fwdbwd"), timed("fwdbwd", same=False))
     assert differs["status"] == "wrong"
+    far, nan, alone = (row_of(2, timed("fwdbwd", apart=x), timed("fwdbwd")) for x in (0.2, math.nan, None))
+    assert (far["status"], nan["status"], alone["status"]) == ("wrong", "wrong", "ok")
+    assert "2.00e-01 from one GPU's results, 0.02 is allowed" in shown([far])
+    assert "yes, at 2048 tokens" in shown([alone])
     gone = row_of(2, timed("fwdbwd"), timed("fwd"), failure=Failure("error", "rank 1 was ended by SIGKILL"))
     assert (gone["status"], gone["reason"]) == ("error", "rank 1 was ended by SIGKILL")
     text = shown([differs, gone])
