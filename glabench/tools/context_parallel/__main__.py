@@ -43,8 +43,10 @@ def context_parallel(
         bool, typer.Option("--memory", help="Which length does not fit on one GPU, and does it on several?")
     ] = False,
     tiny: Annotated[bool, typer.Option("--tiny", help="Tiny shapes on the CPU, by gloo: tries the program.")] = False,
-    out: Annotated[Path | None, typer.Option(help="File that rows are appended to.")] = None,
-    read: Annotated[Path | None, typer.Option(help="File of rows to show; nothing is run.", exists=True)] = None,
+    out: Annotated[Path | None, typer.Option(help="File that rows are appended to.", dir_okay=False)] = None,
+    read: Annotated[
+        Path | None, typer.Option(help="File of rows to show; nothing is run.", exists=True, dir_okay=False)
+    ] = None,
 ) -> None:
     """Measure one sequence over several GPUs. Exit code: 0 done; 1 something was wrong or failed; 2 bad input, or fewer
     GPUs than ranks."""
@@ -59,14 +61,11 @@ def context_parallel(
     asked = [shape_of(words, counts[-1]) for words in shapes.split()]
     if not asked:
         raise typer.BadParameter("expected a shape, got none", param_hint="--shapes")
-    how: dict[str, Any] = {
-        "modes": tuple(modes),
-        "dtype": dtype,
-        "samples": samples,
-        "calls": CALLS,
-        "warm_up": WARM_UP,
-    }
+    how: dict[str, Any] = {"modes": tuple(modes), "dtype": dtype, "device": device}
+    how |= {"samples": samples, "calls": CALLS, "warm_up": WARM_UP}
     if tiny:
+        if ask_memory:
+            raise typer.BadParameter("a CPU's memory is not asked for; leave out --tiny", param_hint="--memory")
         asked = [TINY]
         how |= {"dtype": "fp32", "samples": 1, "calls": 1, "warm_up": 1}  # the interpreter has no products in bf16
     before = rows_of(out, KIND, "--out") if out is not None and out.exists() else []
@@ -74,7 +73,7 @@ def context_parallel(
     rows = list[Row]()
     for shape in asked:
         for count in counts[-1:] if ask_memory else counts:
-            question = Question(shape, count, device=device, **how)
+            question = Question(shape, count, **how)
             for row in memory(question) if ask_memory else times(question):
                 row["environment"] = facts
                 if row["asked"] == "time" and row["status"] == "ok":

@@ -44,7 +44,7 @@ def time_row(question: Question, mode: str, ended: Ended) -> Row:
     if len(found) < question.ranks:
         return row | _failed(ended.failure)
     if not all(one["same_bits"] for one in found):
-        return row | {"status": "wrong", "reason": "two runs of the same inputs differ, or hold numbers that are none"}
+        return row | {"status": "wrong", "reason": "two runs of the same inputs differ, or hold NaN"}
     row["apart"] = found[0]["apart"]
     if row["apart"] is not None and not row["apart"] <= MOST_APART:
         return row | {

@@ -26,7 +26,7 @@ class Shape:
     V: int
 
     def __str__(self) -> str:
-        return f"({self.B}, {self.T:,}, {self.H}, {self.K}, {self.V})"
+        return ",".join(map(str, astuple(self)))
 
 
 @dataclass(frozen=True)

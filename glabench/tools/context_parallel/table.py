@@ -13,7 +13,7 @@ from glabench.tools.context_parallel.question import CHECKED, Shape
 from glabench.tools.rows import Row
 
 MIB, GIB = 2**20, 2**30
-TIMES = ("shape", "mode", "ranks", "ms", "95 %", "one GPU", "exposed", "MiB sent", "GiB", "right")
+TIMES = ("shape", "mode", "ranks", "ms", "±", "one GPU", "exposed", "MiB sent", "GiB", "right")
 LENGTHS = ("shape", "ranks", "GiB a rank", "runs")
 
 
@@ -79,7 +79,7 @@ def _costs(row: Row, known: Sequence[Row]) -> list[str]:
     times, exposed = found["times_one_gpu"], found["exposed"]
     return [
         f"{ms.median:.3f}",
-        f"{ms.low:.3f} - {ms.high:.3f}" if ms.kind == "95 %" else "",
+        f"{(ms.high - ms.low) / 2 / ms.median:.1%}" if ms.kind == "95 %" else "",
         "-" if times is None else f"{times:.2f}x",
         "-" if exposed is None else f"{exposed:.1%}",
         sent,

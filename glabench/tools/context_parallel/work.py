@@ -122,11 +122,11 @@ def fitted(question: Question, rank: int, report: Report) -> None:
     """Report each length that there is memory for to run forward and backward: of one rank from the shape's own on,
     always twice as many tokens, until there is none and this raises; of several ranks that length alone."""
     tokens = question.shape.T
-    while tokens <= MOST:
+    while True:
         report({"T": tokens, "device": device_name(question)} | _fitted(question, rank, tokens))
-        if question.ranks > 1:
-            return
         tokens *= 2
+        if question.ranks > 1 or tokens > MOST:
+            return
 
 
 def _fitted(question: Question, rank: int, tokens: int) -> Finding:

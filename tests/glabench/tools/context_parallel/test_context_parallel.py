@@ -24,7 +24,7 @@ from glabench.tools.context_parallel import check, measured, processes, tokens, 
 from glabench.tools.context_parallel.processes import Ended, Failure
 from glabench.tools.context_parallel.question import Question, Shape
 from glabench.tools.context_parallel.table import figures, show
-from glabench.tools.rows import Row
+from glabench.tools.rows import WIDTH, Row
 
 QUESTION = Question(Shape(1, 40, 1, 16, 16), 2, ("fwd", "fwdbwd"), "fp32", "cpu", samples=1, calls=1, warm_up=1)
 WIDE = {"COLUMNS": "200"}
@@ -158,7 +158,7 @@ def row_of(ranks: int, *found: dict[str, Any], failure: Failure | None = None) -
 
 def shown(rows: list[Row]) -> str:
     out = io.StringIO()
-    show(rows, [], Console(file=out, width=150))
+    show(rows, [], Console(file=out, width=WIDTH))
     return out.getvalue()
 
 
@@ -173,7 +173,7 @@ def test_the_slowest_rank_counts() -> None:
     assert figures(two, [two])["times_one_gpu"] is None
     assert figures(two, [one | {"devices": ["another GPU"]}, two])["times_one_gpu"] is None
     text = shown([one, two])
-    for cell in ("(1, 65,536, 16, 128, 128)", "7.500", "1.47x", "16.0%", "1.5", "3.00", "yes, 2e-03 apart"):
+    for cell in ("1,65536,16,128,128", "7.500", "1.47x", "16.0%", "1.5", "3.00", "yes, 2e-03 apart"):
         assert cell in text
 
 
@@ -209,7 +209,7 @@ def test_what_does_not_fit_on_one_gpu_runs_on_two(monkeypatch: pytest.MonkeyPatc
     ]  # fmt: skip
     assert all(program.sound(row) for row in rows)
     text = shown(rows)
-    assert "(1, 160, 1, 16, 16)" in text
+    assert "1,160,1,16,16" in text
     assert "out of memory" in text
     assert not program.sound(rows[2] | {"ranks": 2})
 
@@ -232,6 +232,7 @@ def test_without_a_gpu_there_is_one_line() -> None:
         (["--mode", "bwd"], "did you mean 'fwdbwd'"),
         (["--dtype", "bf8"], "did you mean 'bf16'"),
         (["--samples", "0"], "--samples"),
+        (["--tiny", "--memory"], "a CPU's memory is not asked for"),
     ],
 )
 def test_bad_input_is_told(arguments: list[str], says: str, monkeypatch: pytest.MonkeyPatch) -> None:
