@@ -22,30 +22,37 @@ from .output import make_output
 from .packing import closed
 from .prepare import prepare
 from .problem import Problem
+from .shards import Added, ends_of, starts_of
 from .states import make_grad_states, make_states
 from .strong_gates import grad_qk_strong_kernel, grad_v_strong_kernel, strong_gates_of
 from .walk import fused_scan
 
 
 def forward(
-    p: Problem, output_final_state: bool, launch: Launcher, keep: bool = True, every: int = 1
-) -> tuple[Tensor, Tensor | None, Kept | None]:
+    p: Problem, output_final_state: bool, launch: Launcher, keep: bool = True, every: int = 1,
+    added: Added | None = None,
+) -> tuple[Tensor, Tensor | None, Kept | None]:  # fmt: skip
     """o [B, T, H, V] in the inputs' dtype, the final state in float32 if asked for, and what the backward pass can make
-    use of. ``keep``: whether there will be one that does, and asks for the states before every so many chunks.
+    use of. ``keep``: whether there will be one that does, and asks for the states before every so many chunks. added:
+    what is known of the segments already, of a schedule that materializes states (shards.py).
 
     The final state is [B, H, K, V], or [N, H, K, V] of packed sequences, or [.., V, K] (`Problem`).
     """
     p, whole = closed(p.forward(keep), False, launch), len(p.head_groups) == 1
     o, keep = torch.empty_like(p.v), keep and whole
     kept = keep and p.schedule.materialize
-    halves = p.half_decays()
-    made = prepare(p, p.slices[0], p.config.walk, p.v, halves, False, True, launch) if len(p.slices) == 1 else None
+    halves, made = (p.half_decays(), None) if added is None else (added.halves_of(p), added.made)
+    if added is None and len(p.slices) == 1:
+        made = prepare(p, p.slices[0], p.config.walk, p.v, halves, False, True, launch)
     needless = p.ungated_walk is not None or p.is_wide(p.config.walk)  # but to be kept
     states = None if needless and not (kept and every == 1) else p.state_buffer()
     few = p.few_states(p.whole, every) if kept and every > 1 else None
     boundary = p.boundary_buffer() if keep and p.in_turn else None
     running = running_state(p, p.initial_state, None, launch) if p.in_turn else None
-    starts = segment_starts(p, None, made, launch) if running is None else running
+    if running is not None:
+        starts: Tensor | None = running
+    else:
+        starts = segment_starts(p, None, made, launch) if added is None else starts_of(p, added, launch)
     final_state = running
     if running is None and output_final_state:
         final_state = p.final_buffer()
@@ -70,10 +77,14 @@ def forward(
     return o, final_state if output_final_state else None, found
 
 
-def backward(p: Problem, do: Tensor, d_final: Tensor | None, launch: Launcher, kept: Kept | None = None) -> Gradients:
+def backward(
+    p: Problem, do: Tensor, d_final: Tensor | None, launch: Launcher, kept: Kept | None = None,
+    added: Added | None = None,
+) -> Gradients:  # fmt: skip
     """The gradients of all inputs.
 
     do [B, T, H, V]; d_final like the final state, or None. States are computed again unless the forward pass kept them.
+    added: as in `forward`, of the states' gradients.
     """
     d_gates = None if p.g is None else torch.empty_like(p.g)
     d_initial = torch.empty_like(p.initial_state) if p.initial_state is not None else None
@@ -81,20 +92,24 @@ def backward(p: Problem, do: Tensor, d_final: Tensor | None, launch: Launcher, k
     kept = kept if p.served_by(kept) else None
     p = closed(replace(p, d_final=d_final), kept is None, launch)
     for at in p.head_groups:
-        _backward(p.head_group(at), rows_of(do, at), found.head_group(at, p.packed is not None), launch, kept)
+        _backward(p.head_group(at), rows_of(do, at), found.head_group(at, p.packed is not None), launch, kept, added)
     return found
 
 
-def _backward(p: Problem, do: Tensor, into: Gradients, launch: Launcher, kept: Kept | None) -> None:
+def _backward(
+    p: Problem, do: Tensor, into: Gradients, launch: Launcher, kept: Kept | None, added: Added | None
+) -> None:
     """Fill the gradients of what is worked on at once."""
-    halves = p.half_decays() if kept is None else kept.halves
+    halves = p.half_decays() if added is None else added.halves_of(p)
+    if kept is not None:
+        halves = kept.halves
     found = None if kept is None else kept.states
     every = p.states_made_apart if kept is None or found is None else kept.every
     # all of them; or where the others are led along, those of strong gates, and few of all beside them
     states = p.state_buffer() if found is None or every > 1 else found
     few = found if found is not None else states if every == 1 else p.few_states(p.slices[0], every)
-    made, once = None, len(p.slices) == 1
-    if once:
+    made, once = None if added is None else added.made, len(p.slices) == 1
+    if once and added is None:
         made = prepare(p, p.slices[0], p.config.grad_walk, do, halves, True, kept is None, launch)
     # by the first pass over states, else they are there
     to_fill = halves if kept is None and made is None else None
@@ -105,7 +120,7 @@ def _backward(p: Problem, do: Tensor, into: Gradients, launch: Launcher, kept: K
         ends = running_state(p, p.d_final, running, launch)
     else:
         starts = segment_starts(p, to_fill, made, launch) if found is None else None
-        ends = segment_ends(p, do, made, launch)
+        ends = segment_ends(p, do, made, launch) if added is None else ends_of(p, added, launch)
         to_fill = to_fill if p.n_seg == 1 else None
     grads = p.state_buffer()
     order = range(len(p.slices))

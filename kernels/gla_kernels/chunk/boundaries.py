@@ -7,6 +7,7 @@ from torch import Tensor
 from ..copies import copied
 from ..launch import Launch, Launcher
 from ..schedule import Tile, cdiv, padded
+from ..tiles.slices import Slice
 from .prepare import Prepared
 from .problem import Problem
 from .states import combine_kernel, make_grad_states, make_states
@@ -45,11 +46,19 @@ def segment_starts(p: Problem, halves: Tensor | None, made: Prepared | None, lau
         make_states(p, p.whole, p.chain_start, starts, halves, None, launch, every)
     else:
         walked = p.segments(0, p.n_seg - (halves is None))  # none asks what the last one adds
-        added, gamma = p.segment_buffer(walked.segments), p.decay_buffer(walked.segments)
-        if not wide_ends(p, made, walked, None, added, gamma, launch):
-            make_states(p, walked, None, added, halves, None, launch, every, last=True, gamma=gamma)
+        added, gamma = states_of_segments(p, walked, halves, made, launch)
         launch(combination_of(p, added, gamma, p.chain_start, starts, reverse=False))
     return starts
+
+
+def states_of_segments(
+    p: Problem, walked: Slice, halves: Tensor | None, made: Prepared | None, launch: Launcher
+) -> tuple[Tensor, Tensor | None]:
+    """What some segments add to a state, and log2 of how they decay it: `Problem.segment_buffer`, `.decay_buffer`."""
+    added, gamma = p.segment_buffer(walked.segments), p.decay_buffer(walked.segments)
+    if not wide_ends(p, made, walked, None, added, gamma, launch):
+        make_states(p, walked, None, added, halves, None, launch, p.seg_chunks, last=True, gamma=gamma)
+    return added, gamma
 
 
 def segment_ends(p: Problem, do: Tensor, made: Prepared | None, launch: Launcher) -> Tensor | None:
@@ -61,24 +70,32 @@ def segment_ends(p: Problem, do: Tensor, made: Prepared | None, launch: Launcher
     if p.schedule.states_every is None:
         make_grad_states(p, p.whole, do, d_final, ends, None, launch, every)
     else:
-        walked = p.segments(1, p.n_seg - 1)
-        added, gamma = p.segment_buffer(walked.segments), p.decay_buffer(walked.segments)
-        if not wide_ends(p, made, walked, do, added, gamma, launch):
-            make_grad_states(p, walked, do, None, added, None, launch, every, last=True, gamma=gamma)
+        added, gamma = gradients_of_segments(p, p.segments(1, p.n_seg - 1), do, made, launch)
         launch(combination_of(p, added, gamma, d_final, ends, reverse=True))
     return ends
+
+
+def gradients_of_segments(
+    p: Problem, walked: Slice, do: Tensor, made: Prepared | None, launch: Launcher
+) -> tuple[Tensor, Tensor | None]:
+    """As `states_of_segments`, of the gradient of a state."""
+    added, gamma = p.segment_buffer(walked.segments), p.decay_buffer(walked.segments)
+    if not wide_ends(p, made, walked, do, added, gamma, launch):
+        make_grad_states(p, walked, do, None, added, None, launch, p.seg_chunks, last=True, gamma=gamma)
+    return added, gamma
 
 
 def combination_of(
     p: Problem, added: Tensor, gamma: Tensor | None, first: Tensor | None, into: Tensor, reverse: bool
 ) -> Launch:
-    """A launch that adds up what segments add: a program a tile of the state."""
+    """A launch that adds up what segments add: a program a tile of the state. into [B*H, n, K, V]: of n - 1 segments,
+    the first ones or with ``reverse`` the last."""
     B, _, H, K, V = p.dims
     block_k, block_v = min(COMBINED.block_k, padded(K)), min(COMBINED.block_v, padded(V))
     return Launch(
         combine_kernel,
         (cdiv(K, block_k) * cdiv(V, block_v) * B * H,),
-        {"p_add": added, "p_gamma": gamma, "p_first": first, "p_s": into, "n_seg": p.n_seg,
+        {"p_add": added, "p_gamma": gamma, "p_first": first, "p_s": into, "n_seg": into.shape[1],
          "n_added": added.shape[1]},
         {"K": K, "V": V, "BK": block_k, "BV": block_v, "REVERSE": reverse, "HAS_FIRST": first is not None,
          "GATED": gamma is not None, "V_FIRST": p.is_v_first(first)},

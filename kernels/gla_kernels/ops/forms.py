@@ -29,8 +29,8 @@ class Chunkwise:
     v_first: bool = False
 
     def forward(self, x: Inputs, final: bool, launch: Launcher) -> tuple[Tensor, Tensor | None, Left]:
-        problem = self._packed(x, self._problem(x, self.plan), False, launch)
-        backward = self._packed(x, self._problem(x, self.backward_plan), True, unlaunched)
+        problem = self._packed(x, self.problem(x, self.plan), False, launch)
+        backward = self._packed(x, self.problem(x, self.backward_plan), True, unlaunched)
         o, final_state, kept = chunk.forward(problem, final, launch, self.keep, self._apart(backward))
         if kept is None or not backward.served_by(kept):
             return o, final_state, ()
@@ -39,7 +39,7 @@ class Chunkwise:
     def backward(
         self, x: Inputs, left: Left, do: Tensor, d_final: Tensor | None, needed: Sequence[bool], launch: Launcher
     ) -> Sequence[Tensor | None]:
-        problem = self._packed(x, self._problem(x, self.backward_plan), True, launch)
+        problem = self._packed(x, self.problem(x, self.backward_plan), True, launch)
         kept = None
         if left:
             states, boundary, halves = left
@@ -58,7 +58,7 @@ class Chunkwise:
         """Chunks from one kept state to the next."""
         return backward.states_apart if self.few else 1
 
-    def _problem(self, x: Inputs, plan: Plan) -> Problem:
+    def problem(self, x: Inputs, plan: Plan) -> Problem:
         return replace(problem_of(x.q, x.k, x.v, x.g, self.scale, x.initial_state, plan), v_first=self.v_first)
 
 

@@ -122,7 +122,7 @@ def gla(
     def prepare() -> Prepared:
         _check(inputs, output_final_state, state_v_first)
         how = q.device, check_scale(scale, q.shape[-1]), schedule, wanted, recompute, state_v_first
-        form = _form(inputs, *how, config)
+        form = form_of(inputs, *how, config)
         return Prepared(form, inputs.readable(), output_final_state, q.device)
 
     return call(prepared(signature, prepare), inputs, wanted)
@@ -138,7 +138,7 @@ def _check_tensors(x: Inputs, v_first: bool) -> None:
     check_inputs(x.q, x.k, x.v, x.g, x.initial_state, gv=x.gv, cu_seqlens=x.cu_seqlens, v_first=v_first)
 
 
-def _form(
+def form_of(
     x: Inputs,
     device: torch.device,
     scale: float,
@@ -319,7 +319,7 @@ def launches(
 def _in_graph(x: Inputs, *how: Any) -> Form:
     """The form, after checks as `gla` itself makes them."""
     _check_tensors(x, how[-1])
-    return _form(x, *how)
+    return form_of(x, *how)
 
 
 def _recurrent_in_graph(x: Inputs, device: torch.device, scale: float, *how: Any) -> Form:

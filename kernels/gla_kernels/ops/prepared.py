@@ -44,7 +44,7 @@ class Prepared:
         self.rows = inputs.rows if rows is None else rows
         self._given = [None if x is None else Sort.of(x) for x in inputs]
         self._sorts = [x.contiguous() if x is not None and i in self.rows else x for i, x in enumerate(self._given)]
-        self._backward: dict[tuple[bool, Needed], _Ready] = {}
+        self._backward: dict[tuple[bool, Needed], Ready] = {}
 
     def forward(self, inputs: Inputs, room: int = 0) -> tuple[Tensor, Tensor | None, Tensor | None, Inputs]:
         """o, the final state if it is asked for, a block of bytes that `backward` makes use of, None for none, and the
@@ -69,7 +69,7 @@ class Prepared:
         key = d_final is not None, needed
         ready = self._backward.get(key)
         if ready is None:
-            ready = self._backward[key] = _Ready(self._backward_program(*key), self._sorts, self.device)
+            ready = self._backward[key] = Ready(self._backward_program(*key), self._sorts, self.device)
         return ready((*inputs, final_state, left, do, d_final))[0]
 
     @property
@@ -84,7 +84,7 @@ class Prepared:
         return any(x is not None and x.base == program.at_results + 1 for x in program.left)
 
     @cached_property
-    def _forward(self) -> _Ready:
+    def _forward(self) -> Ready:
         given = [None if x is None else x.on_meta() for x in self._given]
 
         def host(launch: Launcher) -> tuple[Sequence[Tensor | None], Sequence[Tensor | None]]:
@@ -97,7 +97,7 @@ class Prepared:
             o, final_state, left = self.form.forward(Inputs(*inputs), self.final, launch)  # type: ignore[arg-type]
             return (o, final_state, *(inputs[i] for i in self.rows)), left
 
-        return _Ready(record(host, given), self._given, self.device)
+        return Ready(record(host, given), self._given, self.device)
 
     def _backward_program(self, d_final: bool, needed: Needed) -> Program:
         """The backward pass, recorded, of what the forward program leaves."""
@@ -146,7 +146,7 @@ class PreparedStep:
             assert x.initial_state is not None
             return (recurrent.step(x.q, x.k, x.v, x.g, x.initial_state, scale, launch, x.gv, v_first),), ()
 
-        self._run = _Ready(record(host, x), sorts, device)
+        self._run = Ready(record(host, x), sorts, device)
 
     def __call__(self, inputs: Inputs) -> Tensor:
         """o [B, H, V]."""
@@ -161,7 +161,7 @@ def _like(sort: Sort, inputs: Sequence[Sort | None]) -> tuple[int, int]:
     return like, next((i for i, x in enumerate(inputs) if x is not None and x.dtype == sort.dtype), -1)
 
 
-class _Ready:
+class Ready:
     """A program on a device: what is allocated for it, and how its launches are made."""
 
     def __init__(self, program: Program, inputs: Sequence[Sort | None], device: torch.device) -> None:

@@ -19,15 +19,20 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..ops import gla as whole
 from ..ops import simple_gla as whole_simple
 from ..ops.form import Inputs
+from ..ops.forms import Chunkwise
+from ..ops.signature import prepared, signature_of
 from ..ops.validate import check_flag, check_inputs, check_scale
 from ..plan.request import Config
 from ..schedule import Schedule
-from .call import Shard, call
+from .by_autograd import ByAutograd
+from .call import Local, call
+from .chunkwise import InSteps, Steps, fits
 from .mesh import local_tensors, on_mesh
 from .ranks import Ranks
 
@@ -62,14 +67,18 @@ def gla(
         end with it; the others are zeros.
     scale, state_v_first, schedule, config, recompute: as of `gla_kernels.gla`.
 
-    Results are those of one GPU up to the rounding of a state's sum, and the same bits each time.
+    Results are those of one GPU up to the rounding of a state's sum, and the same bits each time. In torch.compile the
+    graph breaks around the call.
 
     Raises ValueError, naming the argument, as `gla_kernels.gla` does, and where ranks differ in what has to be the same
     (looked at in a group's first call of a kind, which waits for the GPU). A rank that is gone is an error of
     `torch.distributed` on the others, within the group's timeout.
     """
-    inputs = Inputs(q, k, v, g, gv, initial_state, cu_seqlens)
-    inputs, group, back = local_tensors(inputs, group)
+    if torch.compiler.is_compiling():  # what goes from rank to rank is nothing that a graph here could hold
+        outside, given = torch.compiler.disable(gla), (q, k, v, g, scale, initial_state, output_final_state)
+        of_sequences = {"group": group, "gv": gv, "cu_seqlens": cu_seqlens, "state_v_first": state_v_first}
+        return outside(*given, **of_sequences, schedule=schedule, config=config, recompute=recompute)
+    inputs, group, back = local_tensors(Inputs(q, k, v, g, gv, initial_state, cu_seqlens), group)
     check_flag("state_v_first", state_v_first)
     check_flag("output_final_state", output_final_state)
     ranks = Ranks.of(group)
@@ -84,8 +93,21 @@ def gla(
         assert state is not None
         return o, state
 
-    shard = Shard(op, ranks, inputs.cu_seqlens, state_v_first)
-    return on_mesh(back, *call(shard, inputs, output_final_state))
+    def make(x: Inputs, differentiated: bool) -> Local:
+        if x.gv is None and x.cu_seqlens is None and x.q.shape[1]:
+            x = x.readable(())
+            of_call = (scale, schedule, config, recompute, state_v_first, differentiated, ranks.rank, ranks.size)
+
+            def prepare() -> Steps | None:
+                form = whole.form_of(x, x.q.device, scale, schedule, differentiated, recompute, state_v_first, config)
+                return Steps(form) if isinstance(form, Chunkwise) and fits(form) else None
+
+            steps = prepared(signature_of("parallel.gla", x, of_call), prepare)
+            if steps is not None:
+                return InSteps(steps, ranks, x)
+        return ByAutograd(op, ranks, x, state_v_first, differentiated)
+
+    return on_mesh(back, *call(make, ranks, inputs, state_v_first, output_final_state))
 
 
 def simple_gla(
@@ -104,6 +126,9 @@ def simple_gla(
 ) -> tuple[Tensor, Tensor | None]:
     """`gla_kernels.simple_gla`, one gate a head, on a sequence that lies over the ranks of a group. g [B, T of this
     rank, H]; all else as of `gla`."""
+    if torch.compiler.is_compiling():
+        outside, given = torch.compiler.disable(simple_gla), (q, k, v, g, scale, initial_state, output_final_state)
+        return outside(*given, group=group, cu_seqlens=cu_seqlens, state_v_first=state_v_first, schedule=schedule)
     inputs, group, back = local_tensors(Inputs(q, k, v, g, None, initial_state, cu_seqlens), group)
     check_flag("output_final_state", output_final_state)
     ranks = Ranks.of(group)
@@ -118,8 +143,10 @@ def simple_gla(
         assert state is not None
         return o, state
 
-    shard = Shard(op, ranks, inputs.cu_seqlens, state_v_first)
-    return on_mesh(back, *call(shard, inputs, output_final_state))
+    def make(x: Inputs, differentiated: bool) -> Local:
+        return ByAutograd(op, ranks, x, state_v_first, differentiated)
+
+    return on_mesh(back, *call(make, ranks, inputs, state_v_first, output_final_state))
 
 
 __all__ = ["gla", "simple_gla"]

@@ -13,7 +13,7 @@ from gla_kernels.chunk import problem
 from gla_kernels.chunk.problem import LONGEST_RUN, NARROW, least_run
 from gla_kernels.ops.form import Inputs
 from gla_kernels.ops.forms import Chunkwise
-from gla_kernels.ops.gla import _form
+from gla_kernels.ops.gla import form_of
 from gla_kernels.ops.library import room_of
 from gla_kernels.ops.prepared import Prepared
 
@@ -40,7 +40,7 @@ def left_bytes(
     dtype: torch.dtype = torch.bfloat16,
 ) -> int:
     x, meta = drawn(shape, "meta", gates, dtype), torch.device("meta")
-    return Prepared(_form(x, meta, 1.0, None, True, recompute), x, False, meta).left_bytes
+    return Prepared(form_of(x, meta, 1.0, None, True, recompute), x, False, meta).left_bytes
 
 
 @SHAPES
@@ -99,9 +99,9 @@ def test_a_graph_has_room_for_what_is_kept(T, K, V):
 @pytest.mark.parametrize("T", [0, 64, 6400])
 def test_runs_are_no_longer_than_sequences(T):
     x = drawn((1, T, 2, 128, 256), "meta")
-    form = _form(x, torch.device("meta"), 1.0, None, True, None)
+    form = form_of(x, torch.device("meta"), 1.0, None, True, None)
     assert isinstance(form, Chunkwise)
-    p = form._problem(x, form.backward_plan)
+    p = form.problem(x, form.backward_plan)
     assert 1 <= p.states_apart <= max(1, min(math.ceil(T / 64), LONGEST_RUN))
 
 

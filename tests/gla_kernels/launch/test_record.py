@@ -17,7 +17,7 @@ from gla_kernels.launch.record import ALIGNMENT, Program, record
 from gla_kernels.ops import simple_gla as simple_api
 from gla_kernels.ops.form import Form, Inputs
 from gla_kernels.ops.forms import Recurrent
-from gla_kernels.ops.gla import _form
+from gla_kernels.ops.gla import form_of
 from gla_kernels.ops.prepared import LEFT, Prepared
 from gla_kernels.tiles.slices import Share
 
@@ -179,7 +179,7 @@ def test_part_of_a_buffer_cannot_be_left() -> None:
 
 
 def chunkwise(schedule: Schedule | None, recompute: bool = False) -> Callable[[Inputs], Form]:
-    return lambda x: _form(x, torch.device("cpu"), 0.25, schedule, True, recompute)
+    return lambda x: form_of(x, torch.device("cpu"), 0.25, schedule, True, recompute)
 
 
 FORMS: dict[str, tuple[Callable[[Inputs], Form], str]] = {

@@ -37,6 +37,8 @@ class Case:
     lengths: tuple[int, ...] | None = None
     v_first: bool = False
     states: bool = True
+    every: int | None = None  # chunks of a segment
+    recompute: bool | None = None
     sizes: tuple[int, int, int, int] = (1, 1, 16, 16)  # B, H, K, V
 
     @cached_property
@@ -80,6 +82,8 @@ CASES = (
     Case("strong gates", gates=30.0),
     Case("no gates", gates="none"),
     Case("bfloat16", dtype=torch.bfloat16),
+    Case("segments", every=1),
+    Case("segments, made again, states [V, K]", every=2, recompute=True, v_first=True, sizes=(1, 2, 16, 32)),
     Case("value gates", gv=True),
     Case("one gate a head", simple=True),
     Case("one gate a head, [V, K]", simple=True, v_first=True, sizes=(1, 2, 16, 32)),
@@ -105,11 +109,11 @@ def found_by(case: Case, group: Any, rank: int, tokens: tuple[int, ...]) -> dict
     leaves = {name: own[name].clone().requires_grad_() for name in GIVEN if own[name] is not None}  # type: ignore[union-attr]
     q, k, v, g, gv, initial = (leaves.get(name) for name in GIVEN)
     how: dict[str, Any] = {
-        "schedule": Schedule(chunk=16, sub_chunk=16), "group": group,
+        "schedule": Schedule(chunk=16, sub_chunk=16, states_every=case.every), "group": group,
         "cu_seqlens": own["cu_seqlens"], "state_v_first": case.v_first,
     }  # fmt: skip
     call: Callable[..., Any] = parallel.simple_gla if case.simple else parallel.gla
-    more = {} if case.simple else {"gv": gv}
+    more = {} if case.simple else {"gv": gv, "recompute": case.recompute}
     o, final = call(q, k, v, g, None, initial, case.states, **how, **more)
     assert (final is None) == (not case.states)
     outputs, gradients = [o], [own["do"]]
@@ -193,6 +197,47 @@ def _on_a_mesh(rank: int, ranks: int) -> Any:
     return o.full_tensor().detach(), given[0].grad.full_tensor()
 
 
+def _changed(rank: int, ranks: int) -> list[str]:
+    """What PyTorch says of an input that was changed in place, and of a second backward pass; of the latter's gradient,
+    where the graph was to be kept, whether it is the first one's."""
+    from gla_kernels import parallel
+
+    said = []
+    for forms in ({}, {"gv": torch.zeros(1, 8, 1, 16)}):
+        x = torch.ones(1, 8, 1, 16, requires_grad=True)
+        k = torch.ones(1, 8, 1, 16)
+        o, _ = parallel.gla(x, k, k, None, **forms)  # type: ignore[arg-type]
+        (one,) = torch.autograd.grad(o.sum(), x, retain_graph=not forms)
+        if not forms:
+            (two,) = torch.autograd.grad(o.sum(), x, retain_graph=True)
+            said.append("the same" if torch.equal(one, two) else "another")
+            k.add_(1)
+        try:
+            torch.autograd.grad(o.sum(), x)
+        except RuntimeError as error:
+            said.append(str(error))
+    return said
+
+
+def _compiled(rank: int, ranks: int) -> bool:
+    """Whether a compiled function has the same results and gradients."""
+    from gla_kernels import parallel
+
+    first = sum(TOKENS[ranks][:rank])
+    mine = slice(first, first + TOKENS[ranks][rank])
+    own = [CASES[0].whole[name][:, mine].clone().requires_grad_() for name in "qkvg"]  # type: ignore[index]
+
+    def both(q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> Tensor:
+        simple, _ = parallel.simple_gla(q, k, v, g.sum(-1))
+        return parallel.gla(q, k, v, g)[0] * 2 + simple
+
+    results = []
+    for call in (both, torch.compile(both, backend="eager")):
+        o = call(*own)
+        results.append([o.detach(), *torch.autograd.grad(o.sum(), own)])
+    return all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+
+
 def _unlike(rank: int, ranks: int) -> str:
     """What a group says whose ranks disagree about the heads."""
     from gla_kernels import parallel
@@ -222,7 +267,7 @@ def _dies(rank: int, ranks: int) -> str:
 
 WORKS: dict[str, Callable[[int, int], Any]] = {
     "cases": _each_case, "twice": _twice, "without history": _without_history, "layer": _layer, "mesh": _on_a_mesh,
-    "unlike": _unlike,
+    "changed": _changed, "compiled": _compiled, "unlike": _unlike,
 }  # fmt: skip
 
 

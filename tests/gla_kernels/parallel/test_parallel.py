@@ -33,6 +33,11 @@ def test_ranks_find_what_one_would(ranks: int, tmp_path: Path) -> None:
             judge(case, [rank[case.name] for rank in of["cases"]])
     assert all(of["twice"]), "two runs are not the same bits"
     assert all(of["without history"]), "without a history the bits are others, or there is one"
+    assert all(of["compiled"]), "a compiled call has other results"
+    for kept, in_place, second in of["changed"]:
+        assert kept == "the same"
+        assert "modified by an inplace operation" in in_place
+        assert "backward through the graph a second time" in second
     judge_layer(of["layer"])
     judge_mesh(of["mesh"])
     assert all("the same call on all ranks, got H" in said for said in of["unlike"])

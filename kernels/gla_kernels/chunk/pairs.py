@@ -1,0 +1,110 @@
+"""What one part of a sequence tells the others, and what it makes of what they say: see shards.py.
+
+A part's message is what its tokens add to a state, float32 [B*H, K, V], and how they decay one, e^gamma [B*H, K]; back
+in time what they add to the gradient of one, which the same decays.
+"""
+
+# mypy: disallow-untyped-defs=False
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..launch import Launch, settle_keys
+from ..schedule import Tile, cdiv, padded
+from ..tiles.operands import load_state, store_state
+
+if TYPE_CHECKING:
+    from .problem import Problem
+    from .shards import Added
+
+TILE = Tile(16, 64)  # of a state: few bytes a step, many programs
+
+
+@triton.jit
+def _tile_of(K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr):
+    """A program's head, rows and columns."""
+    NK: tl.constexpr = (K + BK - 1) // BK
+    NV: tl.constexpr = (V + BV - 1) // BV
+    i_p = tl.program_id(0)
+    i_v, i_k, i_bh = i_p % NV, (i_p // NV) % NK, (i_p // (NV * NK)).to(tl.int64)
+    return i_bh, i_v, i_k * BK + tl.arange(0, BK), i_v * BV + tl.arange(0, BV)
+
+
+@triton.jit(do_not_specialize=["n_seg", "n_states"])
+def message_kernel(
+    p_add, p_gamma, p_first, p_message, n_seg, n_states,
+    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    REVERSE: tl.constexpr, HAS_FIRST: tl.constexpr, GATED: tl.constexpr, V_FIRST: tl.constexpr,
+):  # fmt: skip
+    """p_message: of all segments, from what each adds, p_add [B*H, n_seg, K, V], float32, and log2 of its decay,
+    p_gamma [B*H, n_seg, K]; without REVERSE the decays behind n_states numbers. p_first [B*H, K, V], float32: what
+    comes to the first segment, or with REVERSE to the last, V_FIRST [B*H, V, K]; without HAS_FIRST nothing does."""
+    i_bh, i_v, o_k, o_v = _tile_of(K, V, BK, BV)
+    b_s, b_gamma = tl.zeros([BK, BV], dtype=tl.float32), tl.zeros([BK], dtype=tl.float32)
+    if HAS_FIRST:
+        b_s += load_state(p_first + i_bh * K * V, o_k, o_v, K, V, V_FIRST)
+    for i_step in range(0, n_seg):
+        i_seg = i_bh * n_seg + (n_seg - 1 - i_step if REVERSE else i_step)
+        if GATED:
+            b_g = tl.load(p_gamma + i_seg * K + o_k, mask=o_k < K, other=0.0)
+            b_s, b_gamma = b_s * tl.exp2(b_g)[:, None], b_gamma + b_g
+        b_s += load_state(p_add + i_seg * K * V, o_k, o_v, K, V)
+    store_state(p_message + i_bh * K * V, b_s, o_k, o_v, K, V)
+    if GATED and not REVERSE:
+        tl.store(p_message + n_states + i_bh * K + o_k, tl.exp2(b_gamma), mask=(o_k < K) & (i_v == 0))
+
+
+@triton.jit(do_not_specialize=["part", "parts", "n_states", "n_message", "n_decays"])
+def meeting_kernel(
+    p_messages, p_decays, p_s, part, parts, n_states, n_message, n_decays,
+    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    REVERSE: tl.constexpr, GATED: tl.constexpr, V_FIRST: tl.constexpr,
+):  # fmt: skip
+    """p_s [B*H, K, V], float32, V_FIRST [B*H, V, K]: the state that enters a part, of what those before it say in
+    p_messages [parts, n_message]; or with REVERSE the gradient of the state that leaves it, of those after it. Decays
+    lie behind n_states numbers of each row of p_decays [parts, n_decays]."""
+    i_bh, _, o_k, o_v = _tile_of(K, V, BK, BV)
+    b_s = tl.zeros([BK, BV], dtype=tl.float32)
+    for i_step in range(0, parts - 1 - part if REVERSE else part):
+        i_part = tl.cast(parts - 1 - i_step if REVERSE else i_step, tl.int64)
+        if GATED:
+            p_a = p_decays + i_part * n_decays + n_states + i_bh * K
+            b_s = b_s * tl.load(p_a + o_k, mask=o_k < K, other=0.0)[:, None]
+        b_s += load_state(p_messages + i_part * n_message + i_bh * K * V, o_k, o_v, K, V)
+    store_state(p_s + i_bh * K * V, b_s, o_k, o_v, K, V, V_FIRST)
+
+
+settle_keys(message_kernel, meeting_kernel)
+
+
+def message_of(p: Problem, added: Added, first: Tensor | None, reverse: bool) -> tuple[Tensor, Launch]:
+    """A part's message, and the launch that writes it. first: the state, or gradient, that comes from no other part."""
+    states = p.one_state()
+    size = states.numel() if reverse or added.decays is None else states.numel() * (p.dims[-1] + 1) // p.dims[-1]
+    message = states.new_empty(size)
+    args = {"p_add": added.states, "p_gamma": added.decays, "p_first": first, "p_message": message, "n_seg": p.n_seg}
+    flags = {"HAS_FIRST": first is not None, "V_FIRST": p.is_v_first(first)}
+    return message, _launch(p, message_kernel, args | {"n_states": states.numel()}, reverse, **flags)
+
+
+def meeting_of(p: Problem, messages: Tensor, decays: Tensor, part: int, reverse: bool) -> tuple[Tensor, Launch]:
+    """The state that enters this part, or the gradient of the one that leaves it, as the call's states are, and the
+    launch that works it out. messages, decays [parts, ..]: of all parts, and of all parts' forward pass."""
+    state, n_states = p.final_buffer(), p.one_state().numel()
+    args = {
+        "p_messages": messages, "p_decays": decays, "p_s": state, "part": part, "parts": messages.shape[0],
+        "n_states": n_states, "n_message": messages.shape[1], "n_decays": decays.shape[1],
+    }  # fmt: skip
+    return state, _launch(p, meeting_kernel, args, reverse, V_FIRST=p.v_first)
+
+
+def _launch(p: Problem, kernel: Any, args: dict[str, Any], reverse: bool, **flags: bool) -> Launch:
+    B, _, H, K, V = p.dims
+    tile = min(TILE.block_k, padded(K)), min(TILE.block_v, padded(V))
+    sizes = {"K": K, "V": V, "BK": tile[0], "BV": tile[1], "REVERSE": reverse, "GATED": p.g is not None}
+    programs = cdiv(K, tile[0]) * cdiv(V, tile[1]) * B * H
+    return Launch(kernel, (programs,), args, sizes | flags, num_warps=TILE.num_warps)
