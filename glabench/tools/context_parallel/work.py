@@ -46,7 +46,8 @@ def _timed(question: Question, rank: int, mode: Mode, call: Step) -> Finding:
     with listening() as messages:
         call()
     with alone():
-        call()  # what it launches besides is loaded now
+        for _ in range(question.warm_up):
+            call()
     found |= {"message_bytes": messages, "samples": [], "alone": []}
     with no_collection():
         for _ in range(question.samples):
@@ -82,7 +83,12 @@ def sample(question: Question, call: Step) -> dict[str, float]:
 @contextmanager
 def alone() -> Iterator[None]:
     """Meanwhile a rank gathers copies of its own message, and nothing is sent. Results are wrong then."""
-    with patch.object(Ranks, "gathered", lambda ranks, x: x.repeat(ranks.size).view(ranks.size, -1)):
+
+    def copied(ranks: Ranks, x: Tensor) -> Tensor:
+        found = x.new_empty(ranks.size, x.numel())  # memory as `gathered` takes it
+        return found.copy_(x)
+
+    with patch.object(Ranks, "gathered", copied):
         yield
 
 
