@@ -78,12 +78,8 @@ def check(system: System, case: Case, settings: Settings, where: str, phases: Ph
         first = run_once(system, inputs, case, gradients)
     with phases("gate"):
         same = None if where == "interpreter" else _repeats(first, run_once(system, inputs, case, gradients))
-        scores = {
-            name: _score(name, _pick(first.get(name), name, question), right, case.dtype, settings.gate_factor)
-            for name in right.reference
-            if gradients or not name.startswith("d")
-        }
-    reason = _worst(scores)
+        scores = scored(first, question, right, settings.gate_factor, gradients)
+    reason = worst(scores)
     if reason is None and same is False and system.info.triton:
         reason = "two runs of the same inputs differ"
     accuracy = {
@@ -97,6 +93,17 @@ def check(system: System, case: Case, settings: Settings, where: str, phases: Ph
         "outputs": scores,
     }
     return Verdict(reason is None, reason, accuracy)
+
+
+def scored(
+    outputs: oracle.Outputs, question: oracle.Question, right: oracle.Answer, factor: float, gradients: bool
+) -> dict[str, dict[str, Any]]:
+    """What is to be said of each output, and where they are asked for of each gradient: see `worst`."""
+    return {
+        name: _score(name, _pick(outputs.get(name), name, question), right, question.case.dtype, factor)
+        for name in right.reference
+        if gradients or not name.startswith("d")
+    }
 
 
 def run_once(system: System, inputs: Inputs, case: Case, gradients: bool) -> oracle.Outputs:
@@ -159,9 +166,9 @@ def allowed(error: float, floor: float) -> float:
     return max(error, floor) if math.isfinite(error) else floor
 
 
-def _worst(scores: dict[str, dict[str, Any]]) -> str | None:
+def worst(scores: dict[str, dict[str, Any]]) -> str | None:
     """One line that names the output furthest beyond its tolerance, or None when all are within."""
-    worst, excess = None, 1.0
+    found, excess = None, 1.0
     for name, score in scores.items():
         if score.get("missing"):
             return f"{name} was not returned"
@@ -171,8 +178,8 @@ def _worst(scores: dict[str, dict[str, Any]]) -> str | None:
             ratio = score[f"{kind}error"] / score[f"{kind}tolerance"]
             if not ratio <= excess:
                 excess = ratio
-                worst = (
+                found = (
                     f"{name} is off by {score[f'{kind}error']:.2e}{what}, "
                     f"{score[f'{kind}tolerance']:.2e} is allowed (relative to float64)"
                 )
-    return worst
+    return found

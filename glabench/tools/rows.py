@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,21 +17,23 @@ WIDTH = 120  # of a table in a file or pipe, columns
 
 
 def append(rows: Sequence[Row], out: Path | None) -> None:
-    """Append the rows to the file, if there is one."""
+    """Append the rows to the file, if there is one. They are on the disk when this returns."""
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         with out.open("a", encoding="utf-8") as file:
             file.writelines(json.dumps(row) + "\n" for row in rows)
+            file.flush()
+            os.fsync(file.fileno())
 
 
-def rows_of(path: Path, kind: str) -> list[Row]:
+def rows_of(path: Path, kind: str, option: str = "--read") -> list[Row]:
     """The rows of a file. BadParameter where it holds anything but rows of that kind, or none."""
     try:
         rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     except ValueError as error:
-        raise typer.BadParameter(f"{path} is no JSON Lines: {error}", param_hint="--read") from None
+        raise typer.BadParameter(f"{path} is no JSON Lines: {error}", param_hint=option) from None
     if not rows or any(not isinstance(row, dict) or row.get("kind") != kind for row in rows):
-        raise typer.BadParameter(f"expected rows of the kind {kind!r} in {path}", param_hint="--read")
+        raise typer.BadParameter(f"expected rows of the kind {kind!r} in {path}", param_hint=option)
     return rows
 
 

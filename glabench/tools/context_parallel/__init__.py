@@ -1,0 +1,1 @@
+"""One sequence over several GPUs, measured: ``python -m glabench.tools.context_parallel``."""
