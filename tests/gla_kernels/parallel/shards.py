@@ -1,6 +1,7 @@
 """What ranks of a group compute, for tests: calls on tensors that all ranks draw alike, of which each has its tokens.
 
-`run` starts this file as many times as there are ranks, which talk by gloo and leave what each found in a file.
+`run` starts this file as many times as there are ranks, which leave what each found in a file. They talk by gloo, or
+where there are GPUs by NCCL.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils._pytree import tree_map
 
 TOKENS = {2: (35, 25), 4: (18, 14, 0, 28)}  # of each rank, by how many ranks there are
 T = 60
@@ -47,6 +49,10 @@ class Case:
     def whole(self) -> dict[str, Tensor | None]:
         """The tensors of the whole sequence, and the gradients of the results."""
         torch.manual_seed(0)
+        with torch.device("cpu"):
+            return self._drawn()
+
+    def _drawn(self) -> dict[str, Tensor | None]:
         B, H, K, V = self.sizes
         n = len(self.lengths) if self.lengths else B
         g = F.logsigmoid(torch.randn(B, T, H, *(() if self.simple else (K,))))
@@ -86,20 +92,35 @@ CASES = (
 GIVEN = ("q", "k", "v", "g", "gv", "initial_state")
 
 
-def found_by(case: Case, group: Any, rank: int, tokens: tuple[int, ...]) -> dict[str, Tensor | None]:
+def device_of(rank: int) -> torch.device:
+    """A GPU of the rank's own, or the CPU."""
+    return torch.device("cuda", rank) if dist.get_backend() == "nccl" else torch.device("cpu")
+
+
+def tokens_of(rank: int, ranks: int) -> slice:
+    """The rank's tokens."""
+    first = sum(TOKENS[ranks][:rank])
+    return slice(first, first + TOKENS[ranks][rank])
+
+
+def own_of(case: Case, rank: int, ranks: int) -> dict[str, Any]:
+    """The rank's part of a case's tensors, and all of what is not of tokens."""
+    given = {
+        name: x if x is None or name in ("initial_state", "d_final", "cu_seqlens") else x[:, tokens_of(rank, ranks)]
+        for name, x in case.whole.items()
+    }
+    return {name: None if x is None else x.to(device_of(rank), copy=True) for name, x in given.items()}
+
+
+def found_by(case: Case, rank: int, ranks: int) -> dict[str, Tensor | None]:
     """o, the final state, and the gradients, of this rank's tokens."""
     from gla_kernels import Schedule, parallel
 
-    first = sum(tokens[:rank])
-    mine = slice(first, first + tokens[rank])
-    own = {
-        name: x if x is None or name in ("initial_state", "d_final", "cu_seqlens") else x[:, mine].clone()
-        for name, x in case.whole.items()
-    }
-    leaves = {name: own[name].clone().requires_grad_() for name in GIVEN if own[name] is not None}  # type: ignore[union-attr]
+    own = own_of(case, rank, ranks)
+    leaves = {name: own[name].requires_grad_() for name in GIVEN if own[name] is not None}
     q, k, v, g, gv, initial = (leaves.get(name) for name in GIVEN)
     how: dict[str, Any] = {
-        "schedule": Schedule(chunk=16, sub_chunk=16, states_every=case.every), "group": group,
+        "schedule": Schedule(chunk=16, sub_chunk=16, states_every=case.every),
         "cu_seqlens": own["cu_seqlens"], "state_v_first": case.v_first,
     }  # fmt: skip
     call: Callable[..., Any] = parallel.simple_gla if case.simple else parallel.gla
@@ -118,11 +139,16 @@ def _work(rank: int, ranks: int, folder: str, what: str) -> None:
     torch.set_num_threads(1)
     patience = datetime.timedelta(seconds=20 if what == DIES else 300)
     meet = Path(folder, f"store-{what}").as_uri()
-    dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=ranks, timeout=patience)
+    how: dict[str, Any] = {"backend": "gloo"}
+    if torch.cuda.is_available():
+        torch.cuda.set_device(rank)
+        how = {"backend": "nccl", "device_id": torch.device("cuda", rank)}
+    dist.init_process_group(**how, init_method=meet, rank=rank, world_size=ranks, timeout=patience)
+    torch.set_default_device(device_of(rank))
     found: dict[str, Any] = {}
     for name, work in ({DIES: _dies} if what == DIES else WORKS).items():
         try:
-            found[name] = work(rank, ranks)
+            found[name] = on_cpu(work(rank, ranks))
         except Exception:
             found[name] = traceback.format_exc()
     torch.save(found, os.path.join(folder, f"{what}-{rank}.pt"))
@@ -131,13 +157,17 @@ def _work(rank: int, ranks: int, folder: str, what: str) -> None:
         dist.destroy_process_group()
 
 
+def on_cpu(found: Any) -> Any:
+    return tree_map(lambda x: x.cpu() if isinstance(x, Tensor) else x, found)
+
+
 def _each_case(rank: int, ranks: int) -> dict[str, Any]:
     """Two ranks take less from one another than four do: one case shows it."""
-    return {case.name: found_by(case, None, rank, TOKENS[ranks]) for case in (CASES if ranks > 2 else CASES[:1])}
+    return {case.name: found_by(case, rank, ranks) for case in (CASES if ranks > 2 else CASES[:1])}
 
 
 def _twice(rank: int, ranks: int) -> bool:
-    one, other = (found_by(CASES[0], None, rank, TOKENS[ranks]) for _ in range(2))
+    one, other = (found_by(CASES[0], rank, ranks) for _ in range(2))
     return all(torch.equal(x, other[name]) for name, x in one.items() if x is not None)  # type: ignore[arg-type]
 
 
@@ -145,32 +175,28 @@ def _without_history(rank: int, ranks: int) -> bool:
     """Whether a call that nobody differentiates gives the same bits, and no history."""
     from gla_kernels import parallel
 
-    first = sum(TOKENS[ranks][:rank])
-    own = [CASES[0].whole[name][:, first : first + TOKENS[ranks][rank]] for name in "qkvg"]  # type: ignore[index]
-    o, state = parallel.gla(*own)  # type: ignore[arg-type]
-    with_history, _ = parallel.gla(own[0].clone().requires_grad_(), *own[1:])  # type: ignore[arg-type]
+    own = [own_of(CASES[0], rank, ranks)[name] for name in "qkvg"]
+    o, state = parallel.gla(*own)
+    with_history, _ = parallel.gla(own[0].clone().requires_grad_(), *own[1:])
     return not o.requires_grad and state is None and torch.equal(o, with_history.detach())
 
 
 def _layer(rank: int, ranks: int) -> Any:
     """y and the weights' gradients of the layer."""
-    from gla_kernels.nn import GatedLinearAttention
-
-    layer, x, dy = layer_and_input()
-    first = sum(TOKENS[ranks][:rank])
-    mine = slice(first, first + TOKENS[ranks][rank])
+    device, mine = device_of(rank), tokens_of(rank, ranks)
+    layer, x, dy = (y.to(device) for y in layer_and_input())
     y, _ = layer(x[:, mine], group=dist.group.WORLD)
     y.backward(dy[:, mine])
-    assert isinstance(layer, GatedLinearAttention)
     return y.detach(), {name: p.grad for name, p in layer.named_parameters()}
 
 
 def layer_and_input() -> Any:
+    """On the CPU: the layer, x and y's gradient."""
     from gla_kernels.nn import GatedLinearAttention
 
     torch.manual_seed(1)
-    layer = GatedLinearAttention(hidden_size=32, num_heads=2)
-    return layer, torch.randn(1, T, 32), torch.randn(1, T, 32)
+    with torch.device("cpu"):
+        return GatedLinearAttention(hidden_size=32, num_heads=2), torch.randn(1, T, 32), torch.randn(1, T, 32)
 
 
 def _on_a_mesh(rank: int, ranks: int) -> Any:
@@ -180,10 +206,11 @@ def _on_a_mesh(rank: int, ranks: int) -> Any:
 
     from gla_kernels import parallel
 
-    mesh, x = init_device_mesh("cpu", (ranks,)), CASES[0].whole
-    given: list[Any] = [distribute_tensor(x[name], mesh, [Shard(1)]).requires_grad_() for name in "qkvg"]  # type: ignore[arg-type]
+    device, whole = device_of(rank), CASES[0].whole
+    mesh, x = init_device_mesh(device.type, (ranks,)), {name: whole[name].to(device) for name in ("do", *"qkvg")}  # type: ignore[union-attr]
+    given: list[Any] = [distribute_tensor(x[name], mesh, [Shard(1)]).requires_grad_() for name in "qkvg"]
     o: Any = parallel.gla(*given)[0]
-    o.backward(distribute_tensor(x["do"], mesh, [Shard(1)]))  # type: ignore[arg-type]
+    o.backward(distribute_tensor(x["do"], mesh, [Shard(1)]))
     return o.full_tensor().detach(), given[0].grad.full_tensor()
 
 
@@ -213,9 +240,7 @@ def _compiled(rank: int, ranks: int) -> bool:
     """Whether a compiled function has the same results and gradients."""
     from gla_kernels import parallel
 
-    first = sum(TOKENS[ranks][:rank])
-    mine = slice(first, first + TOKENS[ranks][rank])
-    own = [CASES[0].whole[name][:, mine].clone().requires_grad_() for name in "qkvg"]  # type: ignore[index]
+    own = [own_of(CASES[0], rank, ranks)[name].requires_grad_() for name in "qkvg"]
 
     def both(q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> Tensor:
         simple, _ = parallel.simple_gla(q, k, v, g.sum(-1))
