@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from ..copies import copied
@@ -88,16 +90,16 @@ def gradients_of_segments(
 def combination_of(
     p: Problem, added: Tensor, gamma: Tensor | None, first: Tensor | None, into: Tensor, reverse: bool
 ) -> Launch:
-    """A launch that adds up what segments add: a program a tile of the state. into [B*H, n, K, V]: of n - 1 segments,
-    the first ones or with ``reverse`` the last."""
+    """A launch that adds up what segments add."""
+    args = {"p_add": added, "p_gamma": gamma, "p_first": first, "p_s": into, "n_seg": p.n_seg}
+    flags = {"REVERSE": reverse, "HAS_FIRST": first is not None, "V_FIRST": p.is_v_first(first)}
+    return launch_of_states(p, combine_kernel, args | {"n_added": added.shape[1]}, flags)
+
+
+def launch_of_states(p: Problem, kernel: Any, args: dict[str, Any], flags: dict[str, bool]) -> Launch:
+    """A launch of a kernel that goes over states: a program a tile of each head's."""
     B, _, H, K, V = p.dims
     block_k, block_v = min(COMBINED.block_k, padded(K)), min(COMBINED.block_v, padded(V))
-    return Launch(
-        combine_kernel,
-        (cdiv(K, block_k) * cdiv(V, block_v) * B * H,),
-        {"p_add": added, "p_gamma": gamma, "p_first": first, "p_s": into, "n_seg": into.shape[1],
-         "n_added": added.shape[1]},
-        {"K": K, "V": V, "BK": block_k, "BV": block_v, "REVERSE": reverse, "HAS_FIRST": first is not None,
-         "GATED": gamma is not None, "V_FIRST": p.is_v_first(first)},
-        num_warps=COMBINED.num_warps,
-    )  # fmt: skip
+    programs = cdiv(K, block_k) * cdiv(V, block_v) * B * H
+    sizes = {"K": K, "V": V, "BK": block_k, "BV": block_v, "GATED": p.g is not None}
+    return Launch(kernel, (programs,), args, sizes | flags, num_warps=COMBINED.num_warps)

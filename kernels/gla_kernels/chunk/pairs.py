@@ -1,27 +1,25 @@
 """What one part of a sequence tells the others, and what it makes of what they say: see shards.py.
 
 A part's message is what its tokens add to a state, float32 [B*H, K, V], and how they decay one, e^gamma [B*H, K]; back
-in time what they add to the gradient of one, which the same decays.
+in time what they add to the gradient of one, which the same factors decay.
 """
 
 # mypy: disallow-untyped-defs=False
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from ..launch import Launch, settle_keys
-from ..schedule import Tile, cdiv, padded
 from ..tiles.operands import load_state, store_state
+from .boundaries import launch_of_states
 
 if TYPE_CHECKING:
     from .problem import Problem
     from .shards import Added
-
-TILE = Tile(16, 64)  # of a state: few bytes a step, many programs
 
 
 @triton.jit
@@ -87,8 +85,8 @@ def message_of(p: Problem, added: Added, first: Tensor | None, reverse: bool) ->
     size = states.numel() if reverse or added.decays is None else states.numel() * (p.dims[-1] + 1) // p.dims[-1]
     message = states.new_empty(size)
     args = {"p_add": added.states, "p_gamma": added.decays, "p_first": first, "p_message": message, "n_seg": p.n_seg}
-    flags = {"HAS_FIRST": first is not None, "V_FIRST": p.is_v_first(first)}
-    return message, _launch(p, message_kernel, args | {"n_states": states.numel()}, reverse, **flags)
+    flags = {"REVERSE": reverse, "HAS_FIRST": first is not None, "V_FIRST": p.is_v_first(first)}
+    return message, launch_of_states(p, message_kernel, args | {"n_states": states.numel()}, flags)
 
 
 def meeting_of(p: Problem, messages: Tensor, decays: Tensor, part: int, reverse: bool) -> tuple[Tensor, Launch]:
@@ -99,12 +97,4 @@ def meeting_of(p: Problem, messages: Tensor, decays: Tensor, part: int, reverse:
         "p_messages": messages, "p_decays": decays, "p_s": state, "part": part, "parts": messages.shape[0],
         "n_states": n_states, "n_message": messages.shape[1], "n_decays": decays.shape[1],
     }  # fmt: skip
-    return state, _launch(p, meeting_kernel, args, reverse, V_FIRST=p.v_first)
-
-
-def _launch(p: Problem, kernel: Any, args: dict[str, Any], reverse: bool, **flags: bool) -> Launch:
-    B, _, H, K, V = p.dims
-    tile = min(TILE.block_k, padded(K)), min(TILE.block_v, padded(V))
-    sizes = {"K": K, "V": V, "BK": tile[0], "BV": tile[1], "REVERSE": reverse, "GATED": p.g is not None}
-    programs = cdiv(K, tile[0]) * cdiv(V, tile[1]) * B * H
-    return Launch(kernel, (programs,), args, sizes | flags, num_warps=TILE.num_warps)
+    return state, launch_of_states(p, meeting_kernel, args, {"REVERSE": reverse, "V_FIRST": p.v_first})

@@ -56,9 +56,9 @@ class Steps:
         return step(given)
 
 
-def fits(form: object) -> bool:
-    """Whether it is a form that these steps are of, both ways."""
-    return isinstance(form, Chunkwise) and form.plan.schedule.materialize and form.backward_plan.schedule.materialize
+def fits(form: Chunkwise) -> bool:
+    """Whether these steps can be of the form: both ways states are materialized."""
+    return form.plan.schedule.materialize and form.backward_plan.schedule.materialize
 
 
 class InSteps:

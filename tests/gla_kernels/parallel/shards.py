@@ -146,7 +146,7 @@ def _work(rank: int, ranks: int, folder: str, what: str) -> None:
     for name, work in ({DIES: _dies} if what == DIES else WORKS[ranks]).items():
         try:
             found[name] = on_cpu(work(rank, ranks))
-        except Exception:
+        except Exception:  # whatever it was, the test that started this process shows it
             found[name] = traceback.format_exc()
     torch.save(found, os.path.join(folder, f"{what}-{rank}.pt"))
     if what != DIES:
