@@ -35,13 +35,19 @@ def rows_kernel(p_x, p_y, stride, n, W: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def sum_kernel(p_x, p_y, n, PARTS: tl.constexpr, BLOCK: tl.constexpr):
-    """y [n] = the sum of x [PARTS, n], float32, in the type of y."""
-    o_y = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+def sum_of_parts(p_x, p_y, i_p, n, factor, PARTS: tl.constexpr, BLOCK: tl.constexpr):
+    """A block of y [n] = factor times the sum of x [PARTS, n], float32, in the type of y."""
+    o_y = tl.cast(i_p, tl.int64) * BLOCK + tl.arange(0, BLOCK)
     b_y = tl.zeros([BLOCK], dtype=tl.float32)
     for i in tl.static_range(PARTS):
         b_y += tl.load(p_x + tl.cast(n, tl.int64) * i + o_y, mask=o_y < n, other=0.0)
-    tl.store(p_y + o_y, b_y.to(p_y.dtype.element_ty), mask=o_y < n)
+    tl.store(p_y + o_y, (b_y * factor).to(p_y.dtype.element_ty), mask=o_y < n)
+
+
+@triton.jit
+def sum_kernel(p_x, p_y, n, PARTS: tl.constexpr, BLOCK: tl.constexpr):
+    """y [n] = the sum of x [PARTS, n], float32, in the type of y."""
+    sum_of_parts(p_x, p_y, tl.program_id(0), n, 1.0, PARTS, BLOCK)
 
 
 @triton.jit

@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .copies import sum_of_parts
 from .launch import Launch, execute, interpreting, settle_keys
 from .projections import as_written
 from .schedule import cdiv, padded
@@ -140,16 +141,6 @@ def gates_grad_kernel(
 
 
 @triton.jit
-def _sum(p_parts, p_y, i_p, n, factor, PARTS: tl.constexpr, BLOCK: tl.constexpr):
-    """y [n] = factor times the sum of parts [PARTS, n]: a block of it."""
-    o_y = i_p.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    b_y = tl.zeros([BLOCK], dtype=tl.float32)
-    for i in tl.static_range(PARTS):
-        b_y += tl.load(p_parts + tl.cast(n, tl.int64) * i + o_y, mask=o_y < n, other=0.0)
-    tl.store(p_y + o_y, (b_y * factor).to(p_y.dtype.element_ty), mask=o_y < n)
-
-
-@triton.jit
 def gates_sums_kernel(
     p_dx_parts, p_dw_parts, p_db_parts, p_dx, p_dw, p_db, n_x, factor,
     N_W: tl.constexpr, N_B: tl.constexpr, TILES: tl.constexpr, SPLITS: tl.constexpr, BLOCK: tl.constexpr,
@@ -159,12 +150,12 @@ def gates_sums_kernel(
     B: tl.constexpr = (N_B + BLOCK - 1) // BLOCK
     i_p = tl.program_id(0)
     if i_p < W:  # those with the most parts first
-        _sum(p_dw_parts, p_dw, i_p, N_W, factor, SPLITS, BLOCK)
+        sum_of_parts(p_dw_parts, p_dw, i_p, N_W, factor, SPLITS, BLOCK)
     elif i_p < W + B:
         if N_B > 0:
-            _sum(p_db_parts, p_db, i_p - W, N_B, factor, SPLITS, BLOCK)
+            sum_of_parts(p_db_parts, p_db, i_p - W, N_B, factor, SPLITS, BLOCK)
     else:
-        _sum(p_dx_parts, p_dx, i_p - W - B, n_x, factor, TILES, BLOCK)
+        sum_of_parts(p_dx_parts, p_dx, i_p - W - B, n_x, factor, TILES, BLOCK)
 
 
 settle_keys(gates_kernel, gates_grad_kernel, gates_sums_kernel)
