@@ -15,11 +15,11 @@ OPERATOR = "operator"
 LAYERS = ("gla_kernels.low_rank",)  # modules of kernels that a layer has beside its operator
 # The first group with a word that is part of the kernel's name in lower case. What is in none is "other".
 GROUPS = {
-    "compiled, not products": ("triton_",),  # first: these names list what they fuse
+    "loss": ("softmax", "nll_loss"),  # compiled or not
+    "compiled, not products": ("triton_",),  # before others: these names list what they fuse
     OPERATOR: ("flash", "fmha", "chunk_"),  # attention's, and those of FLA
     "optimizer": ("adam", "multi_tensor"),
     "matrix products": ("gemm", "nvjet", "cutlass", "xmma", "splitk"),
-    "loss": ("softmax", "nll_loss"),
     "norms": ("norm",),
     "elementwise, reductions and copies": ("at::native", "memcpy", "memset", "gates_"),  # the layer's gates
 }

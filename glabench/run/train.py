@@ -20,7 +20,7 @@ LEARNING_RATE, WEIGHT_DECAY = 3e-4, 0.01  # the papers' highest, from the first 
 
 @dataclass(frozen=True)
 class Variant:
-    """A system of ``models.model.SYSTEMS``, and whether each block is compiled."""
+    """A system of ``models.model.SYSTEMS``, and whether each block and the loss are compiled."""
 
     system: str
     compiled: bool
@@ -70,8 +70,7 @@ class Trainer:
         self.packed = None if documents is None else packed(documents, str(device))
         self.model = made(model, device)
         if execution is not None:
-            for block in self.model.blocks:
-                block.compile(fullgraph=in_one_graph)
+            self.model.compile_parts(in_one_graph)
         parameters, captured = self.model.parameters(), execution == "graph"
         self.optimizer = torch.optim.AdamW(
             parameters, lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY, fused=True, capturable=captured

@@ -78,7 +78,8 @@ class Case:
     lengths: str | None = None
     # of a language model around the operator, for mode "train": see `glabench.spec.models`
     model: Model | None = None
-    # of a training step, where it is not eager: each block compiled, or the whole of it, so compiled, in a CUDA graph
+    # of a training step, where it is not eager: each block and the loss compiled, or so compiled, the whole of it in a
+    # CUDA graph
     execution: Execution | None = None
     # True where nothing of the states is kept for the backward pass, which computes them again
     recompute: bool | None = None

@@ -88,6 +88,7 @@ class LanguageModel(nn.Module):
         self.blocks = nn.ModuleList(_blocks(config, SYSTEMS[system](config, length)))
         self.norm = nn.RMSNorm(config.width, EPS)
         self.keeps_activations = True  # or computes each block's again in the backward pass
+        self.criterion: Callable[[Tensor, Tensor], Tensor] = cross_entropy
         self.apply(_initialize)
 
     @property
@@ -153,12 +154,29 @@ class LanguageModel(nn.Module):
     def loss(self, tokens: Tensor, targets: Tensor, packed: Packed | None = None) -> Tensor:
         """Mean cross entropy, in float32, of ``targets`` [B, T] after ``tokens`` [B, T], of those that are not
         NO_TARGET."""
-        logits = self(tokens, packed).flatten(0, 1).float()
-        return F.cross_entropy(logits, targets.flatten(), ignore_index=NO_TARGET)
+        return self.criterion(self(tokens, packed), targets)
+
+    def compile_parts(self, in_one_graph: bool = True, segments: bool = False, **options: Any) -> None:
+        """From now on each block is compiled, and so is the loss of the logits, as training frameworks do it: what is
+        between them stays PyTorch's. in_one_graph: whether a block that does not compile whole is an error. segments:
+        blocks are those of `continued`. options: of ``torch.compile``."""
+        blocks: Any = self.blocks
+        for block in blocks:
+            if segments:
+                block.continued = torch.compile(block.continued, fullgraph=in_one_graph, **options)
+            else:
+                block.compile(fullgraph=in_one_graph, **options)
+        self.criterion = torch.compile(cross_entropy, fullgraph=True, **options)
 
     @property
     def parameter_count(self) -> int:
         return sum(parameter.numel() for parameter in self.parameters())
+
+
+def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """The mean, in float32, of that of ``targets`` [B, T] by logits [B, T, vocabulary], of those that are not
+    NO_TARGET."""
+    return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=NO_TARGET)
 
 
 def _initialize(module: nn.Module) -> None:

@@ -37,7 +37,7 @@ class Segmented(Trainer):
         whole, states = torch.zeros((), device=self.device), None
         for tokens, targets in parts(self.tokens, self.targets, self.segments):
             logits, after = self.model.continued(tokens, states)
-            loss = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten()) / self.segments
+            loss = self.model.criterion(logits, targets) / self.segments
             loss.backward()
             states = [state.detach() for state in after]
             whole = whole + loss.detach()
@@ -57,16 +57,15 @@ def model_of(name: str, way: Way, dtype: torch.dtype) -> Callable[[], LanguageMo
 
 
 def trainer_of(name: str, way: Way, device: torch.device, dtype: torch.dtype, compiled: bool) -> Trainer:
-    """A trainer with its model, whose blocks are compiled or not."""
+    """A trainer with its model, whose blocks and loss are compiled or not."""
     forget_compiled()
     maker = Trainer if way.segments == 1 else Segmented
     sizes = CONFIGS[name].vocabulary, way.B, way.T
     trainer = maker(model_of(name, way, dtype), *sizes, device, "compiled" if compiled and way.segments == 1 else None)
     if isinstance(trainer, Segmented):
         trainer.segments = way.segments
-        blocks: Any = trainer.model.blocks
-        for block in blocks if compiled else ():
-            block.continued = torch.compile(block.continued, fullgraph=True)
+        if compiled:
+            trainer.model.compile_parts(segments=True)
     return trainer
 
 

@@ -7,7 +7,6 @@ import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -92,9 +91,7 @@ def test_segments_share_one_graph() -> None:
     model = made(model_of("tiny", WAY, torch.float32), CPU)
     tokens = torch.randint(64, (1, 32))
     right = by_segments(model, tokens, 4)
-    blocks: Any = model.blocks
-    for block in blocks:
-        block.continued = torch.compile(block.continued, backend=backend, fullgraph=True)
+    model.compile_parts(segments=True, backend=backend)
     torch.testing.assert_close(by_segments(model, tokens, 4), right, rtol=1e-4, atol=1e-5)
     assert len(graphs) == 2  # of the first segment, which follows on none, and of all others
     torch._dynamo.reset()

@@ -129,11 +129,26 @@ def test_a_block_of_packed_documents_is_one_graph_for_all_steps(system: str) -> 
     model = LanguageModel(TINY, system, 16)
     tokens = torch.randint(TINY.vocabulary, (1, 16))
     right = [model.hidden(tokens, packed(documents, "cpu")) for documents in ((9, 7), (7, 9))]
-    for block in model.blocks:
-        block.compile(backend=backend, fullgraph=True)
+    model.compile_parts(backend=backend)
     for documents, expected in zip(((9, 7), (7, 9)), right, strict=True):
         torch.testing.assert_close(model.hidden(tokens, packed(documents, "cpu")), expected, rtol=1e-4, atol=1e-5)
         assert len(graphs) == 1
+    torch._dynamo.reset()
+
+
+def test_the_compiled_loss_is_that_of_eager_steps() -> None:
+    torch._dynamo.reset()
+    model, tokens = LanguageModel(SLIM, "linear", 16).to(torch.bfloat16), torch.randint(TINY.vocabulary, (2, 9))
+    targets = tokens[:, 1:].index_fill(1, torch.tensor([3]), NO_TARGET)
+    found = []
+    for compiled in (False, True):
+        if compiled:
+            model.compile_parts(backend="aot_eager_decomp_partition")
+        loss = model.loss(tokens[:, :-1], targets)
+        found.append((loss.detach(), *torch.autograd.grad(loss, list(model.parameters()))))
+    assert found[1][0].dtype == torch.float32
+    for eager, again in zip(*found, strict=True):
+        torch.testing.assert_close(again, eager, rtol=2**-6, atol=1e-4)
     torch._dynamo.reset()
 
 
