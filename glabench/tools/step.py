@@ -2,7 +2,8 @@
 
 One language model in plain PyTorch for all, but for the layer that mixes tokens; one process, in turns. Says for each
 system, as it is and with each block and the loss compiled, how long a step takes, how long Python takes to queue it,
-what memory it needs, and whether the model trains. A CPU is for trying the program: its times are in the rows, and not shown.
+what memory it needs, and whether the model trains. A CPU is for trying the program: its times are in the rows, and not
+shown.
 """
 
 from __future__ import annotations

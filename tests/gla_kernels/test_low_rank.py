@@ -52,8 +52,9 @@ def test_gates_and_gradients(rows, rank, columns, dtype, gates, biased, least, d
     atol = ROUNDING[torch.float32] * float(F.linear(right[0], *right[1:]).detach().abs().max()) / 16.0
     assert torch.allclose(g.double(), expected, rtol=ROUNDING[g.dtype], atol=atol)
 
-    # where a gate is as good as its bound rounding says whether it has a gradient
-    dg = dg.to(g.dtype) if least is None else dg.to(g.dtype).masked_fill((expected - least).abs() < 1e-6, 0.0)
+    # where a gate is as good as its bound rounding says whether it has a gradient: PyTorch's float32 fails here, too
+    near = 0.0 if least is None else atol + ROUNDING[torch.float32] * abs(least)
+    dg = dg.to(g.dtype) if least is None else dg.to(g.dtype).masked_fill((expected - least).abs() <= near, 0.0)
     found = torch.autograd.grad(g, given, dg)
     for one, wanted in zip(found, torch.autograd.grad(expected, right, dg.double()), strict=True):
         assert one.dtype == dtype
