@@ -28,16 +28,26 @@ Host = Callable[[Any, Launcher], Tensors]
 
 
 class Step:
-    """A step's host code, recorded: ``host`` is given tensors without data, and returns those that it makes."""
+    """A step's host code, recorded: ``host`` is given tensors without data, and returns those that it makes, and of
+    those that it was given what a later step is to have."""
 
     def __init__(self, host: Host, given: Tensors) -> None:
         sorts = [None if x is None else Sort.of(x) for x in given]
         metas = [None if x is None else x.on_meta() for x in sorts]
         device = next(x.device for x in given if x is not None)
-        self._run = Ready(record(lambda launch: (host(metas, launch), ()), metas), sorts, device)
+        self._passed_on: list[int | None] = []  # of a result, the number of the given tensor that it is
+
+        def made(launch: Launcher) -> tuple[Tensors, Tensors]:
+            found = host(metas, launch)
+            at = {id(x): i for i, x in enumerate(metas) if x is not None}
+            self._passed_on = [at.get(id(x)) for x in found]
+            return [x if i is None else None for x, i in zip(found, self._passed_on, strict=True)], ()
+
+        self._run = Ready(record(made, metas), sorts, device)
 
     def __call__(self, given: Tensors) -> list[Any]:
-        return self._run(tuple(given))[0]
+        found = self._run(tuple(given))[0]
+        return [x if i is None else given[i] for x, i in zip(found, self._passed_on, strict=True)]
 
 
 class Steps:

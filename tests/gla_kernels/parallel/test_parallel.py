@@ -91,9 +91,11 @@ def judged(case: Case) -> dict[str, Tensor]:
 
 def judge_layer(results: list[Any]) -> None:
     """The gradients of its weights add up over the group."""
-    layer, x, dy = layer_and_input()
+    place = "cuda" if torch.cuda.is_available() else "cpu"
+    layer, x, dy = (y.to(place) for y in layer_and_input())
     y, _ = layer(x)
     y.backward(dy)
+    y, layer = y.cpu(), layer.cpu()  # with its gradients
     assert torch.allclose(torch.cat([own for own, _ in results], 1), y, atol=1e-5)
     for name, p in layer.named_parameters():
         assert torch.allclose(sum(grads[name] for _, grads in results), p.grad, rtol=1e-4, atol=1e-4), name
