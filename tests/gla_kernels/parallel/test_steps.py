@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from gla_kernels import Workload
+from gla_kernels import Machine, Workload
 from gla_kernels.ops.form import Inputs
 from gla_kernels.ops.forms import Chunkwise
 from gla_kernels.parallel.chunkwise import InSteps, Steps, fits
 from gla_kernels.parallel.ranks import Ranks
-from gla_kernels.plan.choose import Machine, chosen
+from gla_kernels.plan.choose import chosen
 
 H100 = Machine(90, "NVIDIA H100 80GB HBM3")
 SHAPES = [  # walks of both kinds, in segments and not; and passes
