@@ -6,15 +6,17 @@ block, and takes their blocks out. Programs of one number alone wait for one ano
 
 A rank's buffer, in bytes, with P programs, each with a block of `BLOCK`:
 
-    messages [2, ranks, P, BLOCK]     flags int32 [ranks, P]     epochs int32 [P]
+    messages [2, ranks, P, BLOCK]     flags int32 [ranks, P]
 
-epochs: how many exchanges each program has made, in memory so that CUDA graphs count on. flags: how many a peer's one
-has put here. Two slots are enough: a program that puts its block n+2 has seen that of n+1 of the peer, which the peer
-sent after it had taken out n.
+flags: how many messages a peer's program has put here. How many the rank's own has put, its epoch, is in memory too, so
+that CUDA graphs count on. Two slots are enough: a program that puts its block n+2 has seen the peer's one of n+1, which
+the peer sent after it had taken out n.
 """
 
 # mypy: disallow-untyped-defs=False
 from __future__ import annotations
+
+from typing import Any
 
 import triton
 import triton.language as tl
@@ -70,21 +72,20 @@ def _wait(p_flags, epoch, patience, PLAIN: tl.constexpr):
 
 @triton.jit(do_not_specialize=["rank", "patience"])
 def exchange_kernel(
-    p_x, p_buffers, p_found, n, rank, patience,
+    p_x, p_buffers, p_epochs, p_found, n, rank, patience,
     RANKS: tl.constexpr, PADDED: tl.constexpr, PROGRAMS: tl.constexpr, BLOCK: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
     """p_found [RANKS, n]: what all ranks have in p_x [n]. p_buffers int64 [RANKS]: the addresses of their buffers, of
-    PROGRAMS blocks of BLOCK numbers. patience: ns that peers may be late."""
+    PROGRAMS blocks of BLOCK numbers; p_epochs int32 [PROGRAMS], this rank's. patience: ns that peers may be late."""
     dtype: tl.constexpr = p_x.dtype.element_ty
     SIZE: tl.constexpr = PROGRAMS * BLOCK
     FLAGS: tl.constexpr = 2 * RANKS * SIZE * (dtype.primitive_bitwidth // 8) // 4  # where they begin, in words
     i_p = tl.program_id(0)
     o_n, o_r = i_p * BLOCK + tl.arange(0, BLOCK), tl.minimum(tl.arange(0, PADDED), RANKS - 1)
     m_n, m_r = o_n < n, tl.arange(0, PADDED) < RANKS
-    p_words = _buffer_of(p_buffers, rank, tl.int32) + FLAGS + i_p
-    p_told, p_epoch = p_words + o_r * PROGRAMS, p_words + RANKS * PROGRAMS
+    p_told = _buffer_of(p_buffers, rank, tl.int32) + FLAGS + i_p + o_r * PROGRAMS
     p_tell = _buffer_of(p_buffers, o_r, tl.int32) + FLAGS + i_p + rank * PROGRAMS
-    epoch = tl.load(p_epoch) + 1
+    epoch = tl.load(p_epochs + i_p) + 1
     slot = (epoch & 1) * RANKS
     p_own = _buffer_of(p_buffers, rank, dtype) + slot * SIZE + o_n
     b_x = tl.load(p_x + o_n, mask=m_n)
@@ -104,7 +105,7 @@ def exchange_kernel(
         peer = (rank + i) % RANKS
         b_y = tl.load(p_own + peer * SIZE, mask=m_n, cache_modifier=".cg")
         tl.store(p_found + peer.to(tl.int64) * n + o_n, b_y, mask=m_n)
-    tl.store(p_epoch, epoch)
+    tl.store(p_epochs + i_p, epoch)
 
 
 settle_keys(exchange_kernel)
@@ -116,15 +117,16 @@ def programs_of(size: int) -> int:
 
 
 def buffer_bytes(ranks: int, programs: int) -> int:
-    """Of a rank's buffer. What is behind the messages is 0 before the first exchange."""
-    return SLOTS * ranks * programs * BLOCK + WORD * (ranks + 1) * programs
+    """Of a rank's buffer. Its flags are 0 before the first exchange."""
+    return SLOTS * ranks * programs * BLOCK + WORD * ranks * programs
 
 
-def exchange_of(x: Tensor, buffers: Tensor, found: Tensor, rank: int, programs: int, patience: int) -> Launch:
-    """The launch that gathers x [n] of all ranks in found [ranks, n], through buffers of so many programs or more than
-    the message has. buffers: int64 [ranks], their addresses here."""
+def exchange_of(x: Tensor, buffers: Tensor, epochs: Tensor, found: Tensor, rank: int, patience: int) -> Launch:
+    """The launch that gathers x [n] of all ranks in found [ranks, n]. buffers: int64 [ranks], their addresses here;
+    epochs: int32 [programs], as many as the message has or more. They are 0 before the first exchange."""
     ranks, n = found.shape
-    args = {"p_x": x, "p_buffers": buffers, "p_found": found, "n": n, "rank": rank, "patience": patience}
-    sizes = {"RANKS": ranks, "PADDED": triton.next_power_of_2(ranks), "PROGRAMS": programs}
+    args: dict[str, Any] = {"p_x": x, "p_buffers": buffers, "p_epochs": epochs, "p_found": found}
+    args |= {"n": n, "rank": rank, "patience": patience}
+    sizes = {"RANKS": ranks, "PADDED": triton.next_power_of_2(ranks), "PROGRAMS": len(epochs)}
     flags = {"BLOCK": BLOCK // x.itemsize, "PLAIN": interpreting()}
     return Launch(exchange_kernel, (programs_of(x.nbytes),), args, sizes | flags, num_warps=WARPS)

@@ -40,8 +40,9 @@ class Exchange:
     def __init__(
         self, rank: int, addresses: Sequence[int], programs: int, patience: int, device: torch.device, held: Any = None
     ) -> None:
-        self.rank, self.programs, self.patience, self.device, self._held = rank, programs, patience, device, held
+        self.rank, self.patience, self.device, self._held = rank, patience, device, held
         self.buffers = torch.tensor(addresses, dtype=torch.int64, device=device)
+        self.epochs = torch.zeros(programs, dtype=torch.int32, device=device)
         self._ready: dict[tuple[int, torch.dtype], Ready] = {}
         self._stream: torch.cuda.Stream | None = None  # of the last exchange
 
@@ -55,19 +56,19 @@ class Exchange:
             ready = self._ready[key] = self._prepared(x)
         if self.device.type == "cuda":
             self._follow()
-        found: Tensor = ready((x, self.buffers))[0][0]
+        found: Tensor = ready((x, self.buffers, self.epochs))[0][0]
         return found
 
     def _prepared(self, x: Tensor) -> Ready:
-        sorts = [Sort.of(x), Sort.of(self.buffers)]
-        of, buffers = (sort.on_meta() for sort in sorts)
+        sorts = [Sort.of(one) for one in (x, self.buffers, self.epochs)]
+        of, buffers, epochs = metas = [sort.on_meta() for sort in sorts]
 
         def host(launch: Launcher) -> tuple[Sequence[Tensor | None], Sequence[Tensor | None]]:
             found = of.new_empty(len(buffers), len(of))
-            launch(exchange_of(of, buffers, found, self.rank, self.programs, self.patience))
+            launch(exchange_of(of, buffers, epochs, found, self.rank, self.patience))
             return (found,), ()
 
-        return Ready(record(host, [of, buffers]), sorts, self.device)
+        return Ready(record(host, metas), sorts, self.device)
 
     def _follow(self) -> None:
         """Exchanges are made one after another, whatever streams they are queued on. What a graph of the caller's

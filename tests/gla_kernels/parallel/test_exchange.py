@@ -45,11 +45,8 @@ class Group:
         """In the interpreter: all have put their messages, and none has gone on."""
         for exchange, x in zip(self.exchanges, xs, strict=True):
             exchange(x)
-        for buffer in self.buffers:
-            self.epochs(buffer)[: programs_of(xs[0].nbytes)] -= 1
-
-    def epochs(self, buffer: Tensor) -> Tensor:
-        return buffer.view(torch.int32)[-PROGRAMS:]
+        for exchange in self.exchanges:
+            exchange.epochs[: programs_of(xs[0].nbytes)] -= 1
 
     def gathered(self, xs: list[Tensor]) -> list[Tensor]:
         if self.device.type == "cpu":
@@ -78,8 +75,8 @@ def test_all_ranks_gather_every_message(ranks: int, device: torch.device) -> Non
     assert all(torch.equal(found, torch.stack(xs)) for found in group.gathered(xs))
     took = [programs_of(4 * n) for n in SIZES] + [programs_of(8 * (NUMBERS + 1))]
     counts = [sum(programs > i for programs in took) for i in range(PROGRAMS)]
-    assert all(group.epochs(buffer).tolist() == counts for buffer in group.buffers)
-    flags = group.buffers[0][SLOTS * ranks * PROGRAMS * BLOCK :].view(torch.int32)[: ranks * PROGRAMS]
+    assert all(exchange.epochs.tolist() == counts for exchange in group.exchanges)
+    flags = group.buffers[0][SLOTS * ranks * PROGRAMS * BLOCK :].view(torch.int32)
     assert flags.view(ranks, PROGRAMS).tolist() == [counts] * ranks
 
 
@@ -92,7 +89,7 @@ def test_a_rank_may_be_one_message_ahead(device: torch.device) -> None:
         group.told(xs)
         assert same(group.exchanges[0](xs[0]), torch.stack(xs))
         group.exchanges[0](later[0])
-        group.epochs(group.buffers[0])[: programs_of(later[0].nbytes)] -= 1
+        group.exchanges[0].epochs[: programs_of(later[0].nbytes)] -= 1
         assert same(group.exchanges[1](xs[1]), torch.stack(xs))
 
 
