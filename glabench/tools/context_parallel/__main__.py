@@ -19,7 +19,7 @@ import typer
 from glabench.spec.case import DTYPE_BYTES
 from glabench.spec.settings import Device
 from glabench.tools.context_parallel.measured import KIND, memory, times
-from glabench.tools.context_parallel.question import Question, Shape
+from glabench.tools.context_parallel.question import WAYS, Question, Shape
 from glabench.tools.context_parallel.table import figures, line_of, show
 from glabench.tools.rows import Row, append, rows_of, wide_enough
 from glabench.tools.step import check_names
@@ -42,6 +42,9 @@ def context_parallel(
     ask_memory: Annotated[
         bool, typer.Option("--memory", help="Which length does not fit on one GPU, and does it on several?")
     ] = False,
+    exchange: Annotated[
+        str | None, typer.Option(help="direct, all-gather or ring; by default as the package has it.")
+    ] = None,
     tiny: Annotated[bool, typer.Option("--tiny", help="Tiny shapes on the CPU, by gloo: tries the program.")] = False,
     out: Annotated[Path | None, typer.Option(help="File that rows are appended to.", dir_okay=False)] = None,
     read: Annotated[
@@ -58,14 +61,17 @@ def context_parallel(
     modes = mode.split(",")
     check_names(modes, MODES, "--mode")
     check_names([dtype], DTYPE_BYTES, "--dtype")
+    check_names([exchange] if exchange else [], WAYS, "--exchange")
     asked = [shape_of(words, counts[-1]) for words in shapes.split()]
     if not asked:
         raise typer.BadParameter("expected a shape, got none", param_hint="--shapes")
-    how: dict[str, Any] = {"modes": tuple(modes), "dtype": dtype, "device": device}
+    how: dict[str, Any] = {"modes": tuple(modes), "dtype": dtype, "device": device, "exchange": exchange}
     how |= {"samples": samples, "calls": CALLS, "warm_up": WARM_UP}
     if tiny:
         if ask_memory:
             raise typer.BadParameter("a CPU's memory is not asked for; leave out --tiny", param_hint="--memory")
+        if exchange == "direct":
+            raise typer.BadParameter("CPUs exchange nothing directly; leave out --tiny", param_hint="--exchange")
         asked = [TINY]
         how |= {"dtype": "fp32", "samples": 1, "calls": 1, "warm_up": 1}  # the interpreter has no products in bf16
     before = rows_of(out, KIND, "--out") if out is not None and out.exists() else []

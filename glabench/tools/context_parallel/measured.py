@@ -45,7 +45,7 @@ def time_row(question: Question, mode: str, ended: Ended) -> Row:
         return row | _failed(ended.failure)
     if not all(one["same_bits"] for one in found):
         return row | {"status": "wrong", "reason": "two runs of the same inputs differ, or hold NaN"}
-    row["apart"] = found[0]["apart"]
+    row["apart"], row["exchange"] = found[0]["apart"], found[0]["exchange"]
     if row["apart"] is not None and not row["apart"] <= MOST_APART:
         return row | {
             "status": "wrong",

@@ -13,6 +13,7 @@ MOST = 2**26  # tokens of a sequence that is tried
 # How strong gates are there. A state that goes through a rank is gone behind gates as they are timed; behind those of a
 # hundredth much of it arrives.
 STRENGTHS = (1.0, 0.01)
+WAYS = ("direct", "all-gather", "ring")  # that messages can go
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,8 @@ class Shape:
 
 @dataclass(frozen=True)
 class Question:
-    """A shape, on so many ranks. samples: of a mode, each of so many calls one after another, behind warm_up calls."""
+    """A shape, on so many ranks. samples: of a mode, each of so many calls one after another, behind warm_up calls.
+    exchange: one of `WAYS`, or None as the package has it."""
 
     shape: Shape
     ranks: int
@@ -41,6 +43,7 @@ class Question:
     samples: int
     calls: int
     warm_up: int
+    exchange: str | None = None
 
     def case(self, tokens: int, strength: float = 1.0, states: bool = False) -> Case:
         """What the harness draws inputs by, of so many tokens."""

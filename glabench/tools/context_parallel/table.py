@@ -13,7 +13,7 @@ from glabench.tools.context_parallel.question import CHECKED, Shape
 from glabench.tools.rows import Row
 
 MIB, GIB = 2**20, 2**30
-TIMES = ("shape", "mode", "ranks", "ms", "±", "one GPU", "exposed", "MiB sent", "GiB", "right")
+TIMES = ("shape", "mode", "ranks", "by", "ms", "±", "one GPU", "exposed", "MiB sent", "GiB", "right")
 LENGTHS = ("shape", "ranks", "GiB a rank", "runs")
 
 
@@ -63,7 +63,8 @@ def line_of(row: Row) -> str:
 def _times(rows: Sequence[Row], known: Sequence[Row]) -> Table:
     table = _table(f"One sequence over GPUs, a step, {_where(rows)}", TIMES)
     for row in rows:
-        table.add_row(_of(row), row["mode"], str(row["ranks"]), *_costs(row, known), _right(row))
+        by = ", ".join(row.get("exchange") or "-")
+        table.add_row(_of(row), row["mode"], str(row["ranks"]), by, *_costs(row, known), _right(row))
     return table
 
 
@@ -109,7 +110,7 @@ def _lengths(rows: Sequence[Row]) -> Table:
 def _table(title: str, columns: Sequence[str]) -> Table:
     table = Table(title=title)
     for column in columns:
-        table.add_column(column, justify="left" if column in ("shape", "mode", "right", "runs") else "right")
+        table.add_column(column, justify="left" if column in ("shape", "mode", "by", "right", "runs") else "right")
     return table
 
 

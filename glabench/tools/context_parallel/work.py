@@ -16,6 +16,7 @@ from gla_kernels.parallel.ranks import Ranks
 from glabench.run.memory import no_collection
 from glabench.spec.case import Mode
 from glabench.tools.context_parallel.check import checked, far_from_one_gpu, wrong
+from glabench.tools.context_parallel.exchange import going, way_of
 from glabench.tools.context_parallel.processes import Report
 from glabench.tools.context_parallel.question import MOST, Finding, Question
 from glabench.tools.context_parallel.tokens import DRAWN, Step, drawn, step
@@ -23,6 +24,11 @@ from glabench.tools.context_parallel.tokens import DRAWN, Step, drawn, step
 
 def timed(question: Question, rank: int, report: Report) -> None:
     """Report the check, then each mode that was right."""
+    with going(question.exchange):
+        _checked_and_timed(question, rank, report)
+
+
+def _checked_and_timed(question: Question, rank: int, report: Report) -> None:
     check = checked(question, rank)
     reasons = [{mode: wrong(check, mode == "fwdbwd") for mode in question.modes}]
     if question.ranks > 1:
@@ -43,12 +49,13 @@ def _timed(question: Question, rank: int, mode: Mode, call: Step) -> Finding:
     for _ in range(question.warm_up):
         call()
     found |= {"same_bits": repeats(call), "peak_bytes": peak_bytes(question, call)}
-    with listening() as messages:
+    with listening(question.exchange) as messages:
         call()
     with alone():
         for _ in range(question.warm_up):
             call()
-    found |= {"message_bytes": messages, "samples": [], "alone": []}
+    found |= {"message_bytes": [size for size, _ in messages], "exchange": sorted({way for _, way in messages})}
+    found |= {"samples": [], "alone": []}
     with no_collection():
         for _ in range(question.samples):
             found["samples"].append(sample(question, call))
@@ -93,13 +100,13 @@ def alone() -> Iterator[None]:
 
 
 @contextmanager
-def listening() -> Iterator[list[int]]:
-    """The bytes of each message that this rank has the others gather meanwhile."""
+def listening(way: str | None) -> Iterator[list[tuple[int, str]]]:
+    """The bytes of each message that this rank has the others gather meanwhile, and how; None: as the package does."""
     gathered: Callable[[Ranks, Tensor], Tensor] = Ranks.gathered
-    messages: list[int] = []
+    messages: list[tuple[int, str]] = []
 
     def noted(ranks: Ranks, x: Tensor) -> Tensor:
-        messages.append(x.nbytes)
+        messages.append((x.nbytes, way or way_of(ranks, x)))
         return gathered(ranks, x)
 
     with patch.object(Ranks, "gathered", noted):
@@ -141,7 +148,8 @@ def _fitted(question: Question, rank: int, tokens: int) -> Finding:
         gc.collect()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    results = step(question, drawn(question, rank, tokens), "fwdbwd")()
+    with going(question.exchange):
+        results = step(question, drawn(question, rank, tokens), "fwdbwd")()
     peak = torch.cuda.max_memory_allocated() if question.device == "cuda" else None
     finite = all(bool(part.isfinite().all()) for x in results for part in x.split(DRAWN, 1))
     return {"peak_bytes": peak, "finite": finite}

@@ -72,7 +72,7 @@ def gla(
 
     Raises ValueError, naming the argument, as `gla_kernels.gla` does, and where ranks differ in what has to be the same
     (looked at in a group's first call of a kind, which waits for the GPU). A rank that is gone is an error of
-    `torch.distributed` on the others, within the group's timeout.
+    `torch.distributed` or of CUDA on the others, within the group's timeout.
     """
     if torch.compiler.is_compiling():  # what goes from rank to rank is nothing that a graph here could hold
         outside, given = torch.compiler.disable(gla), (q, k, v, g, scale, initial_state, output_final_state)

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..ops.form import Inputs
+from .peers import exchange_for
 
 # What has to be the same on all ranks, as whole numbers. T is not of it, and nothing sent depends on it.
 FIELDS = ("B", "H", "K", "V", "dtype", "g", "gv", "sequences", "state_v_first", "gradients")
@@ -49,7 +50,12 @@ class Ranks:
         return self.rank == self.size - 1
 
     def gathered(self, x: Tensor) -> Tensor:
-        """[ranks, n] of x [n]."""
+        """[ranks, n] of x [n], which is of one size and dtype on all ranks."""
+        exchange = exchange_for(self.group, self.rank, self.size, x)
+        return self.all_gathered(x) if exchange is None else exchange(x)
+
+    def all_gathered(self, x: Tensor) -> Tensor:
+        """The same by `torch.distributed`."""
         found = x.new_empty(self.size * x.numel())
         gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name until torch 2.12
         gather(found, x.contiguous(), group=self.group)
@@ -65,7 +71,7 @@ class Ranks:
         known = _agreed.setdefault(self.group, set())
         if mine in known:
             return
-        theirs = self.gathered(torch.tensor(mine, device=x.q.device)).tolist()
+        theirs = self.all_gathered(torch.tensor(mine, device=x.q.device)).tolist()
         for rank, other in enumerate(theirs):
             for name, here, there in zip(FIELDS, mine, other, strict=True):
                 if here != there:

@@ -270,10 +270,46 @@ def _dies(rank: int, ranks: int) -> str:
     if rank == ranks - 1:
         os._exit(0)
     try:
-        parallel.gla(x, x, x, None)
+        parallel.gla(x, x, x, None)[0].cpu()  # a GPU says it when it is waited for
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return "nothing"
+
+
+def _exchanges(rank: int, ranks: int) -> tuple[bool, list[int]]:
+    """On GPUs: whether ranks exchange by themselves; and which of some messages, in a row and from a graph, on two
+    streams, have another bit than by `torch.distributed`."""
+    from gla_kernels.parallel.peers import exchange_for
+    from gla_kernels.parallel.ranks import Ranks
+
+    group = Ranks.of(None)
+    torch.manual_seed(2)  # the same sizes on all ranks
+    sizes = [int(n) for n in torch.randint(1, 600_000, (50,), device="cpu")]
+    torch.manual_seed(rank)
+    xs = [torch.randint(2**31, (n,), dtype=torch.int32).view(torch.float32) for n in [*sizes, 1, 270_336]]
+    xs += [torch.full((1,), rank, dtype=torch.int64)]
+    streams = [torch.cuda.current_stream(), torch.cuda.Stream()]
+    streams[1].wait_stream(streams[0])
+    found = []
+    for i, x in enumerate(xs):
+        with torch.cuda.stream(streams[i % 7 == 3]):
+            found.append(group.gathered(x))
+    torch.cuda.synchronize()
+    bad = [i for i, (x, y) in enumerate(zip(xs, found, strict=True)) if not _same(y, group.all_gathered(x))]
+
+    x, graph = torch.zeros(100_000), torch.cuda.CUDAGraph()
+    group.gathered(x)
+    with torch.cuda.graph(graph):
+        y = group.gathered(x)
+    for i in range(3):
+        x.copy_(torch.randn(100_000) + i)
+        graph.replay()
+        bad += [] if _same(y, group.all_gathered(x)) else [len(xs) + i]
+    return exchange_for(group.group, rank, ranks, x) is not None, bad
+
+
+def _same(x: Tensor, y: Tensor) -> bool:
+    return torch.equal(x.view(torch.int32), y.view(torch.int32))
 
 
 # Two ranks take less from one another, and four take longer to start: all cases are of four, all else of two.
@@ -284,6 +320,8 @@ OF_TWO: dict[str, Callable[[int, int], Any]] = {
 WORKS: dict[int, dict[str, Callable[[int, int], Any]]] = {
     2: {"cases": _each_case, "unlike": _unlike} | OF_TWO, 4: {"cases": _each_case, "unlike": _unlike},
 }  # fmt: skip
+if torch.cuda.is_available():
+    WORKS = {ranks: works | {"exchanges": _exchanges} for ranks, works in WORKS.items()}
 
 
 def run(ranks: int, folder: Path, what: str) -> list[Any]:

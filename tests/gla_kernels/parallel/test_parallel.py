@@ -35,6 +35,9 @@ def test_ranks_find_what_one_would(ranks: int, tmp_path: Path) -> None:
     assert all("the same call on all ranks, got H" in said for said in of["unlike"])
     if ranks == 2:
         judge_all_else(of)
+    if torch.cuda.is_available():
+        reached = all(torch.cuda.can_device_access_peer(0, other) for other in range(1, ranks))
+        assert of["exchanges"] == [(reached, [])] * ranks
 
 
 def judge_all_else(of: dict[str, list[Any]]) -> None:

@@ -49,6 +49,7 @@ def test_two_ranks_on_the_cpu(tmp_path: Path) -> None:
     (forward, backward), other = row["message_bytes"]
     assert [forward, backward] == other
     assert row["sent_bytes"] == forward + backward
+    assert row["exchange"] == ["all-gather"]
     with_messages, without = (max(sample for (sample,) in row[key]) for key in ("ms", "alone_ms"))
     assert row["exposed"] == pytest.approx(1 - without / with_messages)
     assert row["times_one_gpu"] is None
@@ -77,6 +78,14 @@ def test_a_rank_that_fails_ends_the_others_and_is_a_row(monkeypatch: pytest.Monk
     assert row["status"] == "oom"
     assert row["reason"] == "rank 1: out of memory: 4.00 GiB more were needed of 2.00 GiB"
     assert not program.sound(row)
+
+
+def test_messages_go_round_a_ring(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three ranks, as two are the same any way round."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    goes = importlib.import_module("ranks_that_fail").ring_is_all_gather
+    ended = processes.run(goes, replace(QUESTION, ranks=3), patience=120)
+    assert ended == Ended([[{"same": True}]] * 3, None)
 
 
 def failed(at: float, reason: str) -> Any:
@@ -144,6 +153,7 @@ def timed(mode: str, same: bool = True, slower: float = 0.0, apart: float | None
     samples = [{"ms": 6.0 + slower, "wall_ms": 6.5}, {"ms": 8.0, "wall_ms": 8.5}]
     alone = [{"ms": 5.4, "wall_ms": 6.0}, {"ms": 7.2, "wall_ms": 7.5}]
     found: dict[str, Any] = {"mode": mode, "apart": apart, "same_bits": same, "samples": samples, "alone": alone}
+    found["exchange"] = ["direct"]
     return found | {"message_bytes": [2**20, 2**19], "peak_bytes": 3 * 2**30}
 
 
@@ -173,7 +183,7 @@ def test_the_slowest_rank_counts() -> None:
     assert figures(two, [two])["times_one_gpu"] is None
     assert figures(two, [one | {"devices": ["another GPU"]}, two])["times_one_gpu"] is None
     text = shown([one, two])
-    for cell in ("1,65536,16,128,128", "7.500", "1.47x", "16.0%", "1.5", "3.00", "yes, 2e-03 apart"):
+    for cell in ("1,65536,16,128,128", "direct", "7.500", "1.47x", "16.0%", "1.5", "3.00", "yes, 2e-03 apart"):
         assert cell in text
 
 
@@ -233,6 +243,8 @@ def test_without_a_gpu_there_is_one_line() -> None:
         (["--dtype", "bf8"], "did you mean 'bf16'"),
         (["--samples", "0"], "--samples"),
         (["--tiny", "--memory"], "a CPU's memory is not asked for"),
+        (["--exchange", "rings"], "did you mean 'ring'"),
+        (["--tiny", "--exchange", "direct"], "CPUs exchange nothing directly"),
     ],
 )
 def test_bad_input_is_told(arguments: list[str], says: str, monkeypatch: pytest.MonkeyPatch) -> None:
