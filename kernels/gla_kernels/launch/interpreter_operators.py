@@ -2,8 +2,8 @@
 
 Of each ``b_x + b_y`` Triton asks anew whether these are numbers, pointers or tiles, what type the sum has and which
 operand must be cast, and copies both into one shape. All of that follows from the two types, so here it is worked out
-once for each pair of them. What then computes is NumPy, as it is for the interpreter's builder. Where there is more to
-do, or something to refuse, Triton is asked.
+once for each pair of them. What then computes is the interpreter's builder as ever, which leaves the shapes to NumPy.
+Where there is more to do, or something to refuse, Triton is asked.
 """
 
 from __future__ import annotations
@@ -11,17 +11,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import triton.language as tl
 
 from .tritons import masked_load
 
-# What the interpreter's builder computes them with, of floats and of integers.
-_NUMBERS = {"add": np.add, "sub": np.subtract, "mul": np.multiply}
-_BITS = {"and": np.bitwise_and, "or": np.bitwise_or}
+# What the interpreter's builder calls them: for floats, for integers.
+_NUMBERS = {
+    "add": ("create_fadd", "create_add"),
+    "sub": ("create_fsub", "create_sub"),
+    "mul": ("create_fmul", "create_mul"),
+}
+_BITS = {"and": ("", "create_and"), "or": ("", "create_or")}
 _FLAGS = {
-    "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal, "eq": np.equal, "ne": np.not_equal,
-}  # fmt: skip
+    "lt": ("create_fcmpOLT", "create_icmpSLT"),
+    "le": ("create_fcmpOLE", "create_icmpSLE"),
+    "gt": ("create_fcmpOGT", "create_icmpSGT"),
+    "ge": ("create_fcmpOGE", "create_icmpSGE"),
+    "eq": ("create_fcmpOEQ", "create_icmpEQ"),
+    "ne": ("create_fcmpUNE", "create_icmpNE"),
+}
 _NAMES = _NUMBERS | _BITS | _FLAGS
 _COLUMN, _ROW = (slice(None), None), (None, slice(None))
 
@@ -33,7 +41,7 @@ class Operators:
 
     def __init__(self, interpreter: Any) -> None:
         self._builder, self._semantic = interpreter.interpreter_builder, interpreter.interpreter_semantic
-        self._handle, self._np_dtype = interpreter.TensorHandle, interpreter._get_np_dtype
+        self._handle = interpreter.TensorHandle
         self._constants: dict[tuple[Any, ...], Any] = {}
 
     def replace(self, put: Callable[[Any, str, Operation], None]) -> None:
@@ -78,17 +86,10 @@ class Operators:
 
     def _compute(self, name: str, element: Any) -> Any:
         """What the builder does for an operator of these elements."""
+        of_floats, of_integers = _NAMES[name]
         if element.is_ptr():
             return self._builder.create_addptr
-        numpy, handle, size = _NAMES[name], self._handle, max(1, element.primitive_bitwidth // 8)
-
-        def compute(left: Any, right: Any) -> Any:
-            data = numpy(left.data, right.data)
-            if data.itemsize > size:
-                data = data.astype(self._np_dtype(element))
-            return handle(data, left.dtype.scalar)
-
-        return compute
+        return getattr(self._builder, of_floats if element.is_floating() else of_integers, None)
 
     def _indexed(self, triton: Operation) -> Operation:
         known: dict[tuple[str, bool], Any] = {}
@@ -184,8 +185,6 @@ def _taken(name: str, left: Any, right: Any) -> bool:
         return name == "add" and not right.is_ptr() and bool(right.is_int_signed())
     if name in _BITS:
         return bool(left.is_int() and left == right)
-    if name in _NUMBERS and left == tl.int1:  # Tritons differ in what the sum of two flags is
-        return False
     return bool(left == right or (left == tl.int64 and right == tl.int32))  # which NumPy casts as Triton does
 
 
