@@ -284,7 +284,6 @@ def agree(found: Counted, launch: Launch) -> None:
     assert work.vector_flops == found.vector
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("direction", ["fwd", "bwd"])
 @pytest.mark.parametrize("name", CALLS)
 def test_counts_are_what_programs_do(count: Any, monkeypatch: pytest.MonkeyPatch, name: str, direction: str) -> None:
