@@ -10,10 +10,11 @@ import gc
 import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -25,6 +26,8 @@ CUDA = torch.cuda.is_available()
 if not CUDA:
     os.environ.setdefault("TRITON_INTERPRET", "1")
 os.environ.setdefault("MPLBACKEND", "Agg")
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as it is in the background, and so in all that tests start
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 # Plans that were tuned on this machine are not for tests: this folder is not there.
 os.environ["GLABENCH_CACHE"] = os.path.join(tempfile.gettempdir(), f"glabench-tests-{os.getpid()}")
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -34,35 +37,40 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Where no CUDA device answers, skip ``gpu`` tests, and run of ``pairwise`` ones what `_covering` leaves."""
+    """Where no CUDA device answers, skip ``gpu`` tests, and run of ``pairwise`` and ``each_value`` ones what
+    `_covering` leaves."""
     if CUDA:
         return
     skip = pytest.mark.skip(reason="needs a CUDA GPU, and torch finds none")
-    combinations = defaultdict[str, list[pytest.Function]](list)
+    combinations = defaultdict[tuple[str, int], list[pytest.Function]](list)
+    together = {"pairwise": 2, "each_value": 1}
     for item in items:
         if "gpu" in item.keywords:
             item.add_marker(skip)
-        elif "pairwise" in item.keywords and isinstance(item, pytest.Function):
-            combinations[item.nodeid.partition("[")[0]].append(item)
+        elif isinstance(item, pytest.Function):
+            for mark in together.keys() & set(item.keywords):
+                combinations[item.nodeid.partition("[")[0], together[mark]].append(item)
     left_out = set[pytest.Item]()
-    for of_one_test in combinations.values():
-        kept = _covering([item.callspec.params for item in of_one_test])
+    for (_, size), of_one_test in combinations.items():
+        kept = _covering([item.callspec.params for item in of_one_test], size)
         left_out |= {item for place, item in enumerate(of_one_test) if place not in kept}
     if left_out:
         config.hook.pytest_deselected(items=[item for item in items if item in left_out])
         items[:] = [item for item in items if item not in left_out]
 
 
-def _covering(combinations: list[dict[str, object]]) -> set[int]:
+def _covering(combinations: list[dict[str, object]], size: int = 2) -> set[int]:
     """The places of a few combinations of values, by parameter, that have each pair of values of two parameters that
-    any of them has. Which ones follows from the combinations alone: processes that share tests must agree."""
+    any of them has, or with a size of 1 each value, of none much more often than of others. Which ones follows from the
+    combinations alone: processes that share tests must agree."""
     named = [[(name, id(one[name])) for name in sorted(one)] for one in combinations]  # not all values can be hashed
-    pairs = [set(itertools.combinations(one, 2)) for one in named]
-    missing, kept = set[object]().union(*pairs), set[int]()
+    groups = [set(itertools.combinations(one, size)) for one in named]
+    missing, kept, seen = set[object]().union(*groups), set[int](), Counter[object]()
     while missing:
-        best = max(range(len(pairs)), key=lambda place: len(pairs[place] & missing))
+        best = max(range(len(groups)), key=lambda i: (len(groups[i] & missing), -sum(seen[one] for one in groups[i])))
         kept.add(best)
-        missing -= pairs[best]
+        missing -= groups[best]
+        seen.update(groups[best])
     return kept
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from itertools import combinations, product
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-Covering = Callable[[list[dict[str, Any]]], set[int]]
+Covering = Callable[..., set[int]]
 
 
 def pairs(one: dict[str, Any]) -> set[tuple[Any, ...]]:
@@ -24,6 +25,17 @@ def test_every_pair_of_values_is_left_and_few_combinations_are(covering: Coverin
     assert set().union(*map(pairs, kept)) == set().union(*map(pairs, every))
     *_, second, first = sorted(sizes)
     assert first * second <= len(kept) <= 1.4 * first * second
+
+
+@pytest.mark.parametrize("sizes", [(9, 2), (2, 7), (3, 3, 2), (4,)], ids=str)
+def test_every_value_is_left_once_or_evenly(covering: Covering, sizes: tuple[int, ...]) -> None:
+    every = [dict(zip("abc", values, strict=False)) for values in product(*map(range, sizes))]
+    kept = [every[place] for place in covering(every, 1)]
+    assert len(kept) == max(sizes)
+    for name, size in zip("abc", sizes, strict=False):
+        times = Counter(one[name] for one in kept)
+        assert set(times) == set(range(size))
+        assert max(times.values()) - min(times.values()) <= 1
 
 
 def test_of_two_parameters_or_one_combination_all_are_left(covering: Covering) -> None:

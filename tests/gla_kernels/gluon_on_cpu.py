@@ -1,6 +1,6 @@
 """Kernels in Gluon, run on a CPU: their Python source, with stand-ins in PyTorch for the language.
 
-Groups of warps are threads, each as one warp would be; layouts and fences mean nothing. What a GPU does meanwhile is
+Groups of warps take turns, each as one warp would be; layouts and fences mean nothing. What a GPU does meanwhile is
 done as late as it may be: a tile that was sent for comes when a barrier is waited for, and is NaN until then; a product
 reads shared memory, and a tile leaves it, when that is waited for. Shared memory is NaN until it is written. Each group
 of warps is the slow one once, and the results must be the same. So wrong indices, masks, signs and roundings show, and
@@ -16,7 +16,6 @@ import importlib
 import inspect
 import math
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,11 +25,8 @@ from torch import Tensor
 from gla_kernels.launch import Launch
 
 NAN = float("nan")
-PATIENCE_S = 60.0  # of a group of warps that waits for another one
-PAUSE_S = 0.001  # that the slow group makes before it waits for others, and after it has told them something
 
-_turn = threading.Condition()
-_now = threading.local()  # of a group of warps: what it has begun, products and tiles that leave, in order
+_now = threading.local()  # of a group of warps: its turns, and what it has begun, products and tiles that leave
 
 
 # --- Memory -----------------------------------------------------------------------------------------------------------
@@ -121,28 +117,25 @@ class Barrier:
         self.coming: list[tuple[Callable[[], None], int]] = []
 
     def arrive(self, sent_for: int = 0) -> None:
-        with _turn:
-            self.arrivals -= 1
-            self.bytes += sent_for
-            self._done()
-        time.sleep(getattr(_now, "pause_s", 0.0))
+        self.arrivals -= 1
+        self.bytes += sent_for
+        self._done()
+        _let_others_run()
 
     def wait(self, parity: int) -> None:
-        time.sleep(getattr(_now, "pause_s", 0.0))
-        with _turn:
-            while self.phase & 1 == parity:
-                for come, size in self.coming:
-                    come()
-                    self.bytes -= size
-                self.coming.clear()
-                self._done()
-                if self.phase & 1 == parity:
-                    assert _turn.wait(PATIENCE_S), "a barrier was waited for in vain"
+        _let_others_run()
+        while self.phase & 1 == parity:
+            for come, size in self.coming:
+                come()
+                self.bytes -= size
+            self.coming.clear()
+            self._done()
+            if self.phase & 1 == parity:
+                _wait_until(lambda: self.phase & 1 != parity or self.coming)
 
     def _done(self) -> None:
         if self.arrivals == self.bytes == 0:
             self.phase, self.arrivals = self.phase + 1, self.count
-            _turn.notify_all()
 
 
 class Barriers(list[Barrier]):
@@ -185,9 +178,7 @@ class tma:
 
         if pred:
             s_x.data.fill_(NAN)
-            with _turn:
-                bar.coming.append((come, s_x.data.numel() * s_x.data.element_size()))
-                _turn.notify_all()
+            bar.coming.append((come, s_x.data.numel() * s_x.data.element_size()))
 
     @staticmethod
     def async_store(d_x: Described, at: Sequence[Any], s_x: Shared) -> None:
@@ -251,27 +242,69 @@ def _waited(left: int, x: Sequence[Any]) -> Any:
 # --- The language -----------------------------------------------------------------------------------------------------
 
 
+class Groups:
+    """Groups of warps: threads that take turns, each until it waits for another. The slow one lets the others run
+    before it waits for them and after it has told them something, and has its turn when all of them wait."""
+
+    def __init__(self, parts: Sequence[tuple[Callable[..., None], tuple[Any, ...]]], slow: int) -> None:
+        self.slow, self.failed = slow, list[BaseException]()
+        self.until: dict[int, Callable[[], Any]] = {i: lambda: True for i in range(len(parts))}  # what those wait for
+        self.turn = [threading.Semaphore(0) for _ in parts]
+        self.threads = [threading.Thread(target=self._run, args=(i, *part)) for i, part in enumerate(parts)]
+
+    def run(self) -> None:
+        for thread in self.threads:
+            thread.start()
+        self._next()
+        for thread in self.threads:
+            thread.join()
+        if self.failed:
+            raise self.failed[0]
+
+    def wait(self, i: int, until: Callable[[], Any]) -> None:
+        self.until[i] = until
+        self._next()
+        self.turn[i].acquire()
+        assert not self.failed, "another group failed"
+
+    def _run(self, i: int, function: Callable[..., None], given: tuple[Any, ...]) -> None:
+        self.turn[i].acquire()
+        _now.groups, _now.i = self, i
+        try:
+            if not self.failed:
+                function(*given)
+                _wait("tiles", 0)
+        except BaseException as error:
+            self.failed.append(error)
+        self._next()
+
+    def _next(self) -> None:
+        """Hand on the turn; once one has failed, any gets it, and ends."""
+        order = sorted(self.until, key=lambda i: i == self.slow)
+        ready = [i for i in order if self.failed or self.until[i]()]
+        if order and not ready:
+            self.failed.append(AssertionError("a barrier was waited for in vain"))
+        for i in (ready or order)[:1]:
+            del self.until[i]
+            self.turn[i].release()
+
+
+def _wait_until(true: Callable[[], Any]) -> None:
+    groups: Groups | None = getattr(_now, "groups", None)
+    assert groups is not None, "a barrier was waited for in vain"
+    groups.wait(_now.i, true)
+
+
+def _let_others_run() -> None:
+    groups: Groups | None = getattr(_now, "groups", None)
+    if groups is not None and groups.slow == _now.i:
+        groups.wait(_now.i, lambda: True)
+
+
 def _specialize(parts: Sequence[tuple[Callable[..., None], tuple[Any, ...]]], *_: Any) -> None:
     """Run the parts side by side."""
-    failed: list[BaseException] = []
-
-    def run(i: int, function: Callable[..., None], given: tuple[Any, ...]) -> None:
-        try:
-            _now.pause_s = PAUSE_S * (gl.slow == i)
-            function(*given)
-            _wait("tiles", 0)
-        except BaseException as error:
-            failed.append(error)
-
     gl.groups = len(parts)
-    threads = [threading.Thread(target=run, args=(i, *part), daemon=True) for i, part in enumerate(parts)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        while thread.is_alive() and not failed:
-            thread.join(0.05)
-    if failed:
-        raise failed[0]
+    Groups(parts, gl.slow).run()
 
 
 def _allocate(dtype: torch.dtype, shape: Sequence[int], layout: Any = None) -> Any:

@@ -5,7 +5,8 @@ it look through the whole language again, and find all of it replaced. And of ev
 integers it works out in 64 bits whether it overflows, then drops the answer, unless it was asked to debug. At small
 shapes most of what is left is to describe values, not to compute them: each operation spells out anew the type, the
 shape and NumPy's dtype of its operands, of which a kernel has few different ones. `lean` leaves the first two out and
-remembers the third (the operators' part of it: see interpreter_operators.py); not a bit of any result changes.
+remembers the third (the operators' part of it: see interpreter_operators.py). And bfloat16, which NumPy has not, is cut
+out of float32 by one shift, where Triton takes exponents apart. Not a bit of any result changes.
 """
 
 from __future__ import annotations
@@ -16,14 +17,16 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import numpy as np
 import triton.language as tl
+from triton._C.libtriton import ir
 from triton.language.semantic import TritonSemantic
 
 from .interpreter_operators import Operators
 from .tritons import index_of
 
 _MEMBERS = (
-    "_patch_lang", "_patch_attr", "_LangPatchScope", "_get_np_dtype", "TensorHandle",
+    "_patch_lang", "_patch_attr", "_LangPatchScope", "_get_np_dtype", "_convert_float", "TensorHandle",
     "interpreter_builder", "interpreter_semantic",
 )  # fmt: skip
 
@@ -46,6 +49,8 @@ def lean() -> Iterator[None]:
             (interpreter, "_patch_lang", _patching_once(interpreter, options.sanitize_overflow)),
             (interpreter, "_patch_attr", _patching_attribute(interpreter)),
             (interpreter, "_get_np_dtype", _np_dtypes(interpreter._get_np_dtype)),
+            (interpreter, "_convert_float", _conversions(interpreter._convert_float)),
+            (interpreter.TensorHandle, "__init__", _handles(interpreter.TensorHandle.__init__)),
             (builder, "options", options),
             (tl.core.block_type, "__init__", _block_types(tl.core.block_type.__init__)),
             (tl.core.tensor, "__init__", _tensors(tl.core.tensor.__init__)),
@@ -106,6 +111,42 @@ def _np_dtypes(of: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return np_dtype
 
 
+def _conversions(convert: Callable[..., Any]) -> Callable[..., Any]:
+    """From bfloat16 to float32 and back, of bits, as Triton's interpreter does it: cut off, or rounded up at a half
+    without the carry into the exponent. What has an exponent of 0 and is not 0 is left to Triton."""
+
+    def converted(x: Any, of: Any, to: Any, rounding: Any) -> Any:
+        widens = of == tl.bfloat16 and to == tl.float32
+        if not widens and not (of == tl.float32 and to == tl.bfloat16):
+            return convert(x, of, to, rounding)
+        bits: Any = np.ascontiguousarray(x).view(np.uint16 if widens else np.uint32)
+        size = bits & (0x7FFF if widens else 0x7FFFFFFF)
+        if ((size < (0x80 if widens else 0x800000)) & (size != 0)).any():
+            return convert(x, of, to, rounding)
+        if widens:
+            return bits.astype(np.uint32) << 16
+        kept = bits >> 16
+        if rounding == ir.ROUNDING_MODE.RTNE:
+            kept = (kept & 0xFF80) | ((kept & 0x7F) + (bits >> 15 & 1))
+        return kept.astype(np.uint16)
+
+    return converted
+
+
+def _handles(init: Callable[..., None]) -> Callable[..., None]:
+    """An array with the type of its elements, which says how large these may be."""
+    sizes: dict[str, int] = {}
+
+    def handle(self: Any, data: Any, dtype: Any, attr: Any = None) -> None:
+        if attr is not None or data.itemsize > sizes.get(dtype.name, 0):
+            init(self, data, dtype, {} if attr is None else attr)
+            sizes[dtype.name] = data.itemsize  # of what is not refused
+        else:
+            self.data, self.dtype, self.attr = data, dtype, {}
+
+    return handle
+
+
 def _block_types(init: Callable[..., None]) -> Callable[..., None]:
     """The type of a tile, which follows from that of its elements and its sizes."""
     known: dict[tuple[Any, ...], dict[str, Any]] = {}
@@ -131,7 +172,9 @@ def _tensors(init: Callable[..., None]) -> Callable[..., None]:
             init(self, handle, type)
             known[type.name] = vars(self).copy()
         else:
-            vars(self).update(known[type.name], handle=handle, type=type, dtype=type.scalar)
+            values = known[type.name].copy()
+            values["handle"], values["type"], values["dtype"] = handle, type, type.scalar
+            self.__dict__ = values
 
     return tensor
 

@@ -90,12 +90,14 @@ def test_row_blocks_that_decay_a_lot_and_meet(judge, inputs, dtype, schedule, ga
     judge(form(schedule, block_t=schedule.rows), inputs((1, 150, 1, 64, 32), dtype, gates))
 
 
+@pytest.mark.each_value  # test_gla.py has each with both
 @pytest.mark.parametrize("T", [1, 2, 15, 16, 63, 65, 129])
 @pytest.mark.parametrize("schedule", [Schedule(64), Schedule(128, 32, False)], ids=name)
 def test_any_length(judge, inputs, T, schedule):
     judge(form(schedule), inputs((1, T, 2, 16, 16), torch.float32, 1.0))
 
 
+@pytest.mark.each_value  # gates know nothing of tiles of features
 @pytest.mark.parametrize("gates", [None, 4.0, "resets"], ids=name)
 @pytest.mark.parametrize(("K", "V"), [(20, 64), (48, 40), (72, 20)])
 @pytest.mark.parametrize("schedule", [Schedule(64, 32)], ids=name)

@@ -49,6 +49,7 @@ def judge(x, schedule, config=None, final=True):
         assert error <= allowed, f"{what}: off by {error:.3e}, allowed {allowed:.3e}, norm {b.norm():.3e}"
 
 
+@pytest.mark.each_value  # test_gla.py has all of them with mild gates
 @pytest.mark.parametrize("gates", [None, "resets"], ids=name)
 @pytest.mark.parametrize("schedule", [s for s in SCHEDULES if s.materialize], ids=name)  # test_gla.py has all
 def test_every_schedule(inputs, schedule, gates):
@@ -86,6 +87,7 @@ def test_a_block_that_decays_to_the_limit(at_the_limit):
     judge(at_the_limit, Schedule(64), tiled(64, 64, 64))
 
 
+@pytest.mark.each_value  # test_gla.py has each with both
 @pytest.mark.parametrize(
     ("T", "gates"),
     [(T, "resets") for T in (1, 2, 15, 16, 17, 63, 64, 65, 129)] + [(17, 1.0), (64, 1.0)],  # test_gla.py has the others

@@ -127,10 +127,11 @@ def test_segments(launch, place):
 
 
 # Heads of K = 256, whose walks go by what was prepared: a group of warps a tile of V, or two.
+FEWER = (40, 24, 66, 1, 20)
 WIDE: list[tuple[Any, ...]] = [
-    (MIXED, 64, "mild", True, BF16, False), (MIXED, 64, "strong", True, FLOAT32, True),
-    (MIXED, 64, "infinite", False, BF16, False), (MIXED, 128, "weak", True, BF16, True),
-    ((64, 0, 64, 64), 64, "mild", True, BF16, False), ((8,) * 20, 64, "weak", False, FLOAT32, False),
+    (FEWER, 64, "mild", True, BF16, False), (FEWER, 64, "strong", True, FLOAT32, True),
+    (FEWER, 64, "infinite", False, BF16, False), (FEWER, 128, "weak", True, BF16, True),
+    ((64, 0, 64), 64, "mild", True, BF16, False), ((8,) * 10, 64, "weak", False, FLOAT32, False),
     ((40, 88, 70), 64, "resets", True, FLOAT32, False),
 ]  # fmt: skip
 if torch.cuda.is_available():

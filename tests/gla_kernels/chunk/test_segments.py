@@ -38,7 +38,7 @@ def test_every_gate_strength(judge, inputs, schedule, gates):
     judge(form(schedule), inputs((1, 70, 1, 16, 32), torch.float32, gates))
 
 
-@pytest.mark.pairwise
+@pytest.mark.each_value  # gates of every strength are above
 @pytest.mark.parametrize("gates", [0.06, "resets"])
 @pytest.mark.parametrize("states_every", [1, 2, 3, 4, 5, 100])
 @pytest.mark.parametrize("materialize", [True, False])
@@ -46,24 +46,28 @@ def test_any_number_of_chunks_a_segment(judge, inputs, materialize, states_every
     judge(form(Schedule(16, 16, materialize, states_every)), inputs((1, 70, 1, 16, 16), torch.float32, gates))
 
 
+@pytest.mark.each_value  # test_gla.py has each with both, of one segment
 @pytest.mark.parametrize("T", [1, 31, 32, 33, 64, 65, 97])
 @pytest.mark.parametrize("materialize", [True, False])
 def test_any_length(judge, inputs, materialize, T):
     judge(form(Schedule(16, 16, materialize, 2)), inputs((1, T, 2, 16, 16), torch.float32, 0.1))
 
 
+@pytest.mark.each_value  # test_gla.py has dtypes with gates
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=name)
 @pytest.mark.parametrize("gates", [None, 1.0, "resets"], ids=name)
 def test_every_dtype(judge, inputs, gates, dtype):
     judge(form(Schedule(32, 16, True, 1)), inputs((1, 70, 1, 16, 16), dtype, gates))
 
 
+@pytest.mark.each_value  # tiles of K and of V are cut apart
 @pytest.mark.parametrize("K", [20, 40])
 @pytest.mark.parametrize("V", [24, 72])
 def test_any_head_dimension(judge, inputs, K, V):
     judge(form(Schedule(32, 16, True, 1)), inputs((1, 90, 1, K, V), torch.float32, 0.1))
 
 
+@pytest.mark.each_value  # with states each has both
 @pytest.mark.parametrize("materialize", [True, False])
 @pytest.mark.parametrize("gates", [None, 0.1], ids=name)
 def test_without_states(judge, inputs, gates, materialize):

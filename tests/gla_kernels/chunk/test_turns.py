@@ -30,6 +30,7 @@ def form(final: bool = True, recompute: bool = False):
     return lambda q, k, v, g, s: gla(q, k, v, g, None, s, final, schedule=SCHEDULE, recompute=recompute)
 
 
+@pytest.mark.each_value  # that states are given is no matter of strength
 @pytest.mark.parametrize("gates", [None, 0.06, 4.0, "resets", "closed"])
 @pytest.mark.parametrize("states", [True, False])
 def test_every_gate_strength(judge, inputs, states, gates):

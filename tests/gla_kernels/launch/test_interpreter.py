@@ -6,10 +6,12 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import triton
 import triton.language as tl
+from triton._C.libtriton import ir
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 from triton.runtime.errors import InterpreterError
@@ -138,6 +140,22 @@ def test_operators_compute_what_tritons_own_do(dtype):
     operations_kernel[(1,)](x, right, 16, 8, 0.7, 2**30)
     assert torch.equal(found, right)
     assert all(len(part.unique()) > 1 for part in right)
+
+
+@pytest.mark.parametrize("rounding", [None, *ir.ROUNDING_MODE.__members__.values()], ids=str)
+def test_bfloat16_has_the_bits_that_triton_makes(rounding):
+    """All numbers of 16 bits, and some of 32; with and without those with an exponent of 0, which Triton takes over."""
+    wide = torch.randint(-(2**31), 2**31, (2**16,), dtype=torch.int64).to(torch.int32).numpy().view(np.uint32)
+    wide[:8] = 0x7F800000, 0xFF800001, 0x3FFF8000, 0x3F7FFFFF, 0, 0x80000000, 0x00800000, 0x7F7FFFFF
+    narrow = np.arange(2**16, dtype=np.uint16)
+    for bits, of, to in ((narrow, tl.bfloat16, tl.float32), (wide, tl.float32, tl.bfloat16)):
+        normal = bits[(bits >> (7 if of is tl.bfloat16 else 23) & 0xFF != 0) | (bits << 1 == 0)]
+        for some in (bits, normal, normal[: normal.size // 4 * 4].reshape(4, -1).T):
+            right = interpreter._convert_float(some, of, to, rounding)
+            with lean():
+                found = interpreter._convert_float(some, of, to, rounding)
+            assert (found.dtype, found.strides) == (right.dtype, right.strides)
+            assert np.array_equal(found, right)
 
 
 @triton.jit

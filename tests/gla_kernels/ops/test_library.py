@@ -165,7 +165,7 @@ def test_only_gradients_that_are_asked_for_come_out():
 
 @pytest.mark.parametrize("call", [CALLS[name] for name in SLICED], ids=SLICED)
 def test_slices_of_a_projection_are_copied_by_the_operator_alone(call):
-    """Not by the graph; no bit depends on it, a second batch and length included."""
+    """Not by the graph; no bit depends on it, of `gla` a second batch and length included, which others have above."""
 
     def split(x, *more):
         q, k, v, g = (y.unflatten(-1, (2, 16)) for y in x.split(32, -1))
@@ -173,7 +173,7 @@ def test_slices_of_a_projection_are_copied_by_the_operator_alone(call):
 
     frames = CompileCounterWithBackend("aot_eager")
     in_graph = torch.compile(split, fullgraph=True, backend=frames)
-    for B, T in ((2, 9), (3, 18)):
+    for B, T in ((2, 9), (3, 18)) if call is gla else ((2, 9),):
         *tensors, state = drawn(T, B=B)
         joined = torch.cat([x.flatten(2) for x in tensors], -1).detach().requires_grad_()
         found = []
@@ -183,7 +183,7 @@ def test_slices_of_a_projection_are_copied_by_the_operator_alone(call):
             loss = o.square().sum() + final.square().sum()
             found.append([o, final, *torch.autograd.grad(loss, [joined, state])])
         assert all(torch.equal(a, b) for one in found[1:] for a, b in zip(found[0], one, strict=True))
-    assert frames.frame_count <= 2
+    assert frames.frame_count <= (2 if call is gla else 1)
     if call is gla:  # all that a graph asks to be contiguous is the state
         asked = [node for graph in frames.graphs for node in graph.graph.nodes if node.target == "contiguous"]
         assert len(asked) == len(frames.graphs)

@@ -187,6 +187,7 @@ def test_func_grad_in_a_graph_is_the_gradient(call: Any) -> None:
     alike([found], [torch.func.grad(of_q)(q)])
 
 
+@pytest.mark.each_value  # what PyTorch does around a call is the same for all of them
 @EVERY
 @pytest.mark.parametrize("axis", [0, 2])
 def test_vmap_is_a_loop(call: Any, axis: int) -> None:
@@ -264,6 +265,7 @@ class Wrapped(torch.Tensor):
         return tree_map(lambda one: Wrapped(one) if isinstance(one, torch.Tensor) else one, func(*inner[0], **inner[1]))
 
 
+@pytest.mark.each_value  # what PyTorch does around a call is the same for all of them
 @EVERY
 @pytest.mark.parametrize("kind", [Named, Wrapped])
 def test_a_subclass_of_a_user_s_gets_the_same(call: Any, kind: Any) -> None:
@@ -343,6 +345,7 @@ LAID: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
+@pytest.mark.each_value  # which tensors are copied is decided in one place for all calls
 @EVERY
 @pytest.mark.parametrize("name", LAID)
 def test_wherever_tensors_lie_the_bits_are_the_same(call: Any, name: str) -> None:
@@ -367,6 +370,7 @@ def test_one_tensor_may_be_all_arguments(call: Any) -> None:
     torch.testing.assert_close(found, dq + dk + dv + dg, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.each_value  # what PyTorch does around a call is the same for all of them
 @EVERY
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_both_kinds_of_checkpoints_compute_the_same_again(call: Any, reentrant: bool) -> None:
