@@ -123,13 +123,7 @@ def _compile(
 
 
 def _targets(text: str) -> list[str]:
-    """The architectures named; UserError for one that is not known."""
-    from glabench.errors import UserError, did_you_mean
-    from glabench.hardware.occupancy import SMS
+    """The architectures named, themselves or by a GPU; UserError for what is not known."""
+    from glabench.hardware.targets import capability_of
 
-    known = [f"sm_{capability}" for capability in SMS]
-    names = list(dict.fromkeys(name.strip() for name in text.split(",")))
-    for name in names:
-        if name not in known:
-            raise UserError(f"--target {name}: unknown architecture{did_you_mean(name, known)}")
-    return names
+    return list(dict.fromkeys(f"sm_{capability_of(name.strip())}" for name in text.split(",")))

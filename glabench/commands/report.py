@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,12 +14,17 @@ if TYPE_CHECKING:
     from glabench.store import Row
 
 PAGES = ("rows", "papers")
+TEXTS = ("csv", "md")  # formats that can go to the terminal
 
 
 def report(
     results: Annotated[list[Path], typer.Argument(help="Files of rows or of tunings (*.jsonl), or folders of them.")],
     out: Annotated[
-        Path | None, typer.Option(help="File or folder to write; by default reports/local/NAME/.", show_default=False)
+        Path | None,
+        typer.Option(
+            help="File or folder to write; by default reports/local/NAME/. - is the terminal, for csv and md.",
+            show_default=False,
+        ),
     ] = None,
     format: Annotated[str, typer.Option("--format", help="html, png (and SVG), csv or md.")] = "html",
     page: Annotated[
@@ -35,27 +41,41 @@ def report(
     Rows of `glabench sweep`, profiles of `glabench profile` and tunings of `glabench tune` give different pages, so one
     call takes one kind; the papers page takes profiles beside rows.
     """
-    from glabench.analysis.load import files, load_tunings, located, tuning_files
     from glabench.report import export
 
     export.check(format)
     check_page(page)
-    where = out or default_out(results)
-    found = files(results)
-    if tuning_files(found):
-        if page is not None:
-            raise UserError(f"--page {page} is for rows of `glabench sweep`; {found[0]} holds tunings")
-        from glabench.report import tuning
-
-        paths = export.write(load_tunings(found), format, where, tuning.FORMATS)
-    else:
-        paths = rows_page(located(found), page, format, where)
+    if out == Path("-"):
+        if format not in TEXTS:
+            can = " and ".join(TEXTS)
+            raise UserError(f"--out -: the terminal takes {can}, expected a file or folder for {format}")
+        with tempfile.TemporaryDirectory() as folder:
+            part = Path(folder) / f"report.{format}"
+            _written(results, page, format, part)
+            typer.echo(part.read_text(encoding="utf-8"), nl=False)
+        return
+    paths = _written(results, page, format, out or default_out(results))
     if format == "png":
         typer.echo(f"{paths[0].parent}: {len(paths)} files")
         return
     typer.echo(paths[0])
     if len(paths) > 1:
         typer.echo(f"{paths[-1].parent}: the same {len(paths) // 2} figures as PNG and SVG")
+
+
+def _written(results: list[Path], page: str | None, format: str, where: Path) -> list[Path]:
+    """What was written, the page first."""
+    from glabench.analysis.load import files, load_tunings, located, tuning_files
+    from glabench.report import export
+
+    found = files(results)
+    if not tuning_files(found):
+        return rows_page(located(found), page, format, where)
+    if page is not None:
+        raise UserError(f"--page {page} is for rows of `glabench sweep`; {found[0]} holds tunings")
+    from glabench.report import tuning
+
+    return export.write(load_tunings(found), format, where, tuning.FORMATS)
 
 
 def check_page(page: str | None) -> None:

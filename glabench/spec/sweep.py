@@ -202,6 +202,8 @@ def find(name: str) -> Path:
     """The file of a sweep given by name or path; UserError with the nearest name when there is none."""
     path = Path(name)
     by_name = available()
+    if not name.strip():
+        raise UserError(f"expected a sweep file or a name, got {name!r}{did_you_mean(name, by_name)}")
     if name in by_name and not path.is_file():
         return by_name[name]
     if path.is_file():

@@ -12,9 +12,8 @@ from gla_kernels import Choice, Machine, Workload, chosen, machine_of
 from gla_kernels.plan.choose import predicted_ms
 from gla_kernels.schedule import PASSES
 from glabench.analysis.load import load_tunings, only_tunings
-from glabench.errors import UserError, did_you_mean
 from glabench.hardware.environment import detect_device
-from glabench.hardware.occupancy import SMS
+from glabench.hardware.targets import capability_of
 from glabench.report import text
 from glabench.tune.candidate import Variant
 from glabench.tune.explain import TOP, explain
@@ -29,14 +28,11 @@ FEW = 2  # workloads, up to which the cost model's tables are shown
 
 
 def machine(target: str | None) -> Machine:
-    """Any GPU of the architecture ("sm_90"); by default the one that is here, or any of sm_90 where there is none.
-    UserError for an architecture that is not known."""
+    """Any GPU of the architecture ("sm_90", or a GPU's name); by default the one that is here, or any of sm_90 where
+    there is none. UserError for an architecture that is not known."""
     if target is None:
         return machine_of() if detect_device() == "cuda" else Machine(DEFAULT_CAPABILITY)
-    known = {f"sm_{capability}": capability for capability in SMS}
-    if target not in known:
-        raise UserError(f"--target {target}: unknown architecture{did_you_mean(target, known)}")
-    return Machine(known[target])
+    return Machine(capability_of(target))
 
 
 def read_records(paths: Sequence[Path] | None) -> list[Tuning]:

@@ -34,7 +34,9 @@ OTHERS = "title: Others\naxes: {system: recurrent_torch, B: 1, T: 16, H: 1, K: 8
 # arguments after "glabench compile" -> what the one line says
 BAD = {
     ("tiny.yaml", "--target", "sm_9"): "--target sm_9: unknown architecture (did you mean 'sm_90'?)",
-    ("tiny.yaml", "--target", "sm_80,"): "--target : unknown architecture (one of: sm_100",
+    ("tiny.yaml", "--target", "sm_80,"): "--target : unknown architecture (one of: A10",
+    ("tiny.yaml", "--target", "sm_75"): "--target sm_75: unknown architecture (one of: sm_80, sm_86",
+    ("tiny.yaml", "--target", "H10O"): "--target H10O: unknown architecture (did you mean 'H100'?)",
     ("tini.yaml",): "did you mean 'tiny.yaml'?",
     ("tiny.yaml", "--dtype", "fp32"): "--dtype is for a shape B,T,H,K,V, and tiny.yaml is none",
     ("1,64,1,16",): "shape 1,64,1,16: expected B,T,H,K,V",

@@ -57,6 +57,17 @@ def test_html_by_default_with_figures_beside_it(results: Path, capsys: pytest.Ca
     assert kinds.count(".png") == kinds.count(".svg") == html.count("<figure")
 
 
+@pytest.mark.parametrize("format", ["md", "csv"])
+def test_a_dash_is_the_terminal(results: Path, capsys: pytest.CaptureFixture[str], format: str) -> None:
+    assert run(results / "test-h200.jsonl", "--format", format, "--out", "-") == 0
+    printed = capsys.readouterr().out
+    assert run(results / "test-h200.jsonl", "--format", format, "--out", f"there.{format}") == 0
+    assert printed == Path(f"there.{format}").read_text()
+    assert run(results / "test-h200.jsonl", "--out", "-") == 2
+    assert "--out -: the terminal takes csv and md, expected a file or folder for html" in capsys.readouterr().err
+    assert not Path("-").exists()
+
+
 def test_out_names_a_file_or_a_folder(results: Path) -> None:
     assert run(results, "--out", "reports/board.html") == 0
     assert Path("reports/board.html").is_file()

@@ -34,6 +34,7 @@ BAD: dict[str, tuple[str, list[str], str]] = {
     "no such sweep": (GOOD, ["sweep", "quikc"], "did you mean 'quick'?"),
     "no such file": (GOOD, ["sweep", "./bda.yaml"], "did you mean 'bad.yaml'?"),
     "a directory": (GOOD, ["sweep", "."], "is a directory"),
+    "no name": (GOOD, ["sweep", ""], "expected a sweep file or a name, got ''"),
     "broken YAML": ("title: [x\n", ["sweep", "bad.yaml"], "bad.yaml:2: not valid YAML"),
     "empty file": ("", ["sweep", "bad.yaml"], "bad.yaml:1: the file is empty"),
     "misspelt key": (
