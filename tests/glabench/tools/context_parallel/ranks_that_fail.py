@@ -15,16 +15,3 @@ def last_is_out_of_memory(question: Any, rank: int, report: Callable[[Any], None
     if rank == question.ranks - 1:
         raise torch.OutOfMemoryError("Tried to allocate 4.00 GiB. GPU 0 has a total capacity of 2.00 GiB")
     dist.barrier()
-
-
-def ring_is_all_gather(question: Any, rank: int, report: Callable[[Any], None]) -> None:
-    """Whether both give the same."""
-    import torch
-
-    from gla_kernels.parallel.ranks import Ranks
-    from glabench.tools.context_parallel.exchange import going
-
-    ranks, x = Ranks.of(None), torch.arange(7.0) + 10 * rank
-    with going("ring"):
-        found = ranks.gathered(x)
-    report({"same": torch.equal(found, ranks.all_gathered(x)) and torch.equal(found[rank], x)})
