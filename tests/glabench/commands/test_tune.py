@@ -81,7 +81,7 @@ def gpu(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ([WORD, "--explain", "--strategy", "model"], "--strategy says how to tune, and --explain tunes nothing"),
         ([WORD, "--explain", "--budget", "1m"], "--budget says how to tune"),
         ([WORD, "--explain", "--out", "x"], "--out says how to tune"),
-        ([WORD, "--explain", "--target", "sm_91"], "--target sm_91: unknown architecture (did you mean 'sm_90'"),
+        ([WORD, "--explain", "--target", "sm_91"], "--target sm_91: unknown architecture (one of: sm_80"),
         ([WORD, "--explain", "--from", "tine.yaml"], "did you mean tiny.yaml"),
         ([WORD, "--explain", "--from", "tiny.yaml"], "no record of a tuning there"),
         ([WORD], "no usable NVIDIA GPU here"),
