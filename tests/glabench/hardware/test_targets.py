@@ -17,7 +17,7 @@ def test_architectures_and_gpus(target: str, capability: int) -> None:
 
 
 def test_every_gpu_with_a_data_sheet_has_a_name() -> None:
-    assert set(DATASHEET) <= set(GPUS)
+    assert {name: f"sm_{GPUS[name]}" for name in DATASHEET} == {name: sheet.arch for name, sheet in DATASHEET.items()}
 
 
 def test_another_architecture_is_no_misspelling() -> None:

@@ -95,7 +95,7 @@ def test_every_gate_strength(name: str, gates: Any) -> None:
     compare(load(name), case, inputs_of(case, gates if isinstance(gates, str) else "random"))
 
 
-@pytest.mark.each_value
+@pytest.mark.each_value  # gates of all kinds are above, in float32
 @pytest.mark.parametrize(("dtype", "gates"), [("bf16", "resets"), ("fp16", "random")])
 @pytest.mark.parametrize("name", EVERY)
 def test_16_bits(name: str, dtype: Any, gates: str) -> None:
