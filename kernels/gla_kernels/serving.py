@@ -22,9 +22,9 @@ from . import pool
 from .launch import execute
 from .ops.form import Inputs
 from .ops.gla import gla
-from .ops.pooled import FP8, STATE_DTYPES, check_fp8, check_row, check_tokens, tokens
+from .ops.pooled import FP8, STATE_DTYPES, check_fp8, check_row, step_tokens
 from .ops.simple_gla import simple_gla
-from .ops.validate import DTYPES, check_flag, check_scale, refuse_gradients
+from .ops.validate import DTYPES, check_flag, refuse_gradients
 from .schedule import MAX_HEAD_DIM
 
 GATES = ("key", "head", None)
@@ -89,19 +89,19 @@ class StatePool:
             raise ValueError(f"gate_dtype: expected {inputs} (as of inputs) or float32, got {gate_dtype!r:.60}")
         if tokens > 1 and not tail:
             raise ValueError(f"tail: expected 1 or more for steps of up to tokens={tokens}, got 0")
-        self.gates, self.tokens, self.inputs, self.gate_dtype = gates, tokens, inputs, gate_dtype or inputs
+        self.gates, gate_dtype = gates, gate_dtype or inputs
 
         def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(slots, H, *shape, dtype=dtype, device=device)
 
         state, scales = zeros(*((V, K) if state_v_first else (K, V)), dtype=dtype), zeros(V) if dtype == FP8 else None
         check_fp8(dtype, state.device)
-        counts = zeros(pool.tiles_of(K, V, dtype, state_v_first).count, pool.COUNTS, dtype=torch.int32)
+        counts = zeros(pool.tiles_of(K, V, dtype, state_v_first).over_v, pool.COUNTS, dtype=torch.int32)
         keys = values = g = None
         if tail:
             rows = pool.rows_of_tail(tail, tokens)
             keys, values = zeros(rows, K, dtype=inputs), zeros(rows, V, dtype=inputs)
-            g = None if gates is None else zeros(rows, *((K,) if gates == "key" else ()), dtype=self.gate_dtype)
+            g = None if gates is None else zeros(rows, *((K,) if gates == "key" else ()), dtype=gate_dtype)
         self.slots = pool.Slots(state, scales, keys, values, g, counts, tail, state_v_first, stochastic)
 
     @property
@@ -135,12 +135,14 @@ class StatePool:
         Returns o [B, H, V] or [B, n, H, V], in the dtype of v. Not differentiable. Raises ValueError, naming the
         argument, for a wrong shape, dtype or device.
         """
-        scale = self._check(q, k, v, g, indices, scale, accept)
-        one = q.dim() == 3
-        if one and self.slots.tail:
+        kind = None if g is None else "key" if g.dim() == q.dim() else "head"
+        if kind != self.gates:
+            raise ValueError(f"g: expected gates={self.gates!r} as of the pool, got {kind!r}")
+        one = q.dim() == 3 and self.slots.tail > 0
+        if one:
             q, k, v, g = (None if x is None else x.unsqueeze(1) for x in (q, k, v, g))  # type: ignore[assignment]
-        o = tokens(q, k, v, g, indices, accept, scale, self.slots)
-        return o.squeeze(1) if one and self.slots.tail else o
+        o = step_tokens(Inputs(q, k, v, g, None, None), indices, accept, scale, self.slots)
+        return o.squeeze(1) if one else o
 
     def prefill(
         self, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, indices: Tensor, cu_seqlens: Tensor | None = None,
@@ -198,33 +200,6 @@ class StatePool:
         self._check_accept(accept, indices)
         if self.slots.tail:
             pool.fold(self.slots, indices, accept, execute)
-
-    def _check(
-        self, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, indices: Tensor, scale: float | None,
-        accept: Tensor | None,
-    ) -> float:  # fmt: skip
-        """The scale. Raises ValueError for what `step` may not be given."""
-        inputs, (H, K, V) = Inputs(q, k, v, g, None, None), self.slots.sizes
-        rows = isinstance(q, Tensor) and q.dim() == 4
-        check_tokens(inputs, rows)
-        refuse_gradients(inputs.requires_grad)
-        for name, x, expected in (("q", q, (H, K)), ("v", v, (H, V))):
-            if tuple(x.shape[-2:]) != expected:
-                raise ValueError(f"{name}: expected {list(expected)} last, as of the pool, got shape {list(x.shape)}")
-        if rows and not 1 <= q.shape[1] <= self.tokens:
-            raise ValueError(f"q: expected 1 to {self.tokens} tokens a step, as of the pool, got {q.shape[1]}")
-        if rows and not self.slots.tail:
-            raise ValueError("q: expected [B, H, K] for a pool without a tail, got [B, n, H, K]")
-        found = None if g is None else "key" if g.dim() == q.dim() else "head"
-        if found != self.gates:
-            raise ValueError(f"g: expected gates={self.gates!r} as of the pool, got {found!r}")
-        if self.slots.tail and (q.dtype != self.inputs or (g is not None and g.dtype != self.gate_dtype)):
-            raise ValueError(f"q, g: expected {self.inputs} and {self.gate_dtype} as of the pool's tail")
-        if q.device != self.state.device:
-            raise ValueError(f"q: expected device {self.state.device} as of the pool, got {q.device}")
-        self._check_row("indices", indices, q.shape[0])
-        self._check_accept(accept, indices)
-        return check_scale(scale, K)
 
     def _check_row(self, name: str, x: Tensor, size: int | None) -> None:
         if size is None:

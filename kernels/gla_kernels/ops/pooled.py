@@ -32,7 +32,7 @@ def step(
     given = (q, k, v, g, gv, state, indices, scales, rounding)
     if torch.compiler.is_compiling() or not is_plain(given):
         factor = q.shape[-1] ** -0.5 if scale is None else scale
-        return step_operator(q, k, v, g, gv, state, indices, scales, rounding, factor, v_first)  # type: ignore[arg-type]
+        return step_operator(q, k, v, g, gv, state, indices, scales, rounding, factor, v_first)
     refuse_gradients(inputs.requires_grad or inputs.has_tangents)
 
     def check() -> float:
@@ -53,6 +53,25 @@ def _step(
     assert state is not None
     how: dict[str, Any] = {"gv": x.gv, "v_first": v_first, "scales": scales, "times": rounding}
     return pool.step(x.q, x.k, x.v, x.g, state, indices, scale, execute, **how)
+
+
+def step_tokens(
+    x: Inputs, indices: Tensor, accept: Tensor | None, scale: float | None, slots: pool.Slots
+) -> Tensor:  # fmt: skip
+    """o of a step of `serving.StatePool`: q [B, n, H, K] with a tail, [B, H, K] without one."""
+    if torch.compiler.is_compiling() or not is_plain(x):
+        factor = x.q.shape[-1] ** -0.5 if scale is None else scale
+        return tokens_operator(*x[:4], indices, accept, factor, **vars(slots))
+    refuse_gradients(x.requires_grad or x.has_tangents)
+    sizes = slots.tail, slots.v_first, slots.counts.shape
+
+    def check() -> float:
+        check_step_tokens(x, indices, accept, slots)
+        return check_scale(scale, x.q.shape[-1])
+
+    given = (*x[:4], indices, accept, slots.state, slots.keys, slots.gates)
+    factor = prepared(signature_of("pool_tokens", given, (scale, type(scale), sizes)), check)
+    return _tokens(x, indices, accept, factor, slots)
 
 
 # --- Checks -----------------------------------------------------------------------------------------------------------
@@ -131,6 +150,29 @@ def check_fp8(dtype: torch.dtype, device: torch.device) -> None:
             )
 
 
+def check_step_tokens(x: Inputs, indices: Tensor, accept: Tensor | None, slots: pool.Slots) -> None:
+    """The tensors of a step of `serving.StatePool`. Raises ValueError."""
+    q, v, g, (H, K, V) = x.q, x.v, x.g, slots.sizes
+    check_tokens(x, rows=slots.tail > 0)
+    for name, y, expected in (("q", q, (H, K)), ("v", v, (H, V))):
+        if tuple(y.shape[-2:]) != expected:
+            raise ValueError(f"{name}: expected {list(expected)} last, as of the pool, got shape {list(y.shape)}")
+    if q.device != slots.state.device:
+        raise ValueError(f"q: expected device {slots.state.device} as of the pool, got {q.device}")
+    check_row("indices", indices, q.shape[0], q.device)
+    if slots.keys is None:
+        if accept is not None:
+            raise ValueError("accept: expected None for a pool without a tail, got a tensor")
+        return
+    if not 1 <= q.shape[1] <= slots.most:
+        raise ValueError(f"q: expected 1 to {slots.most} tokens a step, as of the pool, got {q.shape[1]}")
+    for name, given, kept in (("q", q, slots.keys), ("g", g, slots.gates)):
+        if given is not None and kept is not None and given.dtype != kept.dtype:
+            raise ValueError(f"{name}: expected {kept.dtype} as of the pool's tail, got {given.dtype}")
+    if accept is not None:
+        check_row("accept", accept, q.shape[0], q.device)
+
+
 def check_row(name: str, x: object, B: int, device: torch.device) -> None:
     """Integers [B]. Raises ValueError."""
     row = check_tensor(name, x)
@@ -164,17 +206,6 @@ def _(
     return v.new_empty(v.shape)
 
 
-def tokens(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, indices: Tensor, accept: Tensor | None, scale: float,
-    slots: pool.Slots,
-) -> Tensor:  # fmt: skip
-    """o of a step of `serving.StatePool`: q [B, n, H, K] with a tail, [B, H, K] without one."""
-    x = Inputs(q, k, v, g, None, None)
-    if torch.compiler.is_compiling() or not is_plain(x):
-        return tokens_operator(*x[:4], indices, accept, scale, **vars(slots))  # type: ignore[no-any-return]
-    return _tokens(x, indices, accept, scale, slots)
-
-
 def _tokens(x: Inputs, indices: Tensor, accept: Tensor | None, scale: float, slots: pool.Slots) -> Tensor:
     q, k, v, g, *_ = x.readable(())
     if slots.tail:
@@ -192,11 +223,15 @@ def tokens_operator(
     state: Tensor, scales: Tensor | None, keys: Tensor | None, values: Tensor | None, gates: Tensor | None,
     counts: Tensor, tail: int, v_first: bool, stochastic: bool,
 ) -> Tensor:  # fmt: skip
-    """`tokens`; what follows the scale is a `pool.Slots`."""
+    """`step_tokens`; what follows the scale is a `pool.Slots`."""
     slots = pool.Slots(state, scales, keys, values, gates, counts, tail, v_first, stochastic)
-    return _tokens(Inputs(q, k, v, g, None, None), indices, accept, scale, slots)
+    return _tokens(Inputs(q, k, v, g, None, None), indices, accept, check_scale(scale, q.shape[-1]), slots)
 
 
 @tokens_operator.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, *_: Any, **__: Any) -> Tensor:
+def _(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, indices: Tensor, accept: Tensor | None, scale: float, *a: Any,
+    **more: Any,
+) -> Tensor:  # fmt: skip
+    check_step_tokens(Inputs(q, k, v, g, None, None), indices, accept, pool.Slots(*a, **more))
     return v.new_empty(v.shape)

@@ -21,6 +21,7 @@ them the last step has put there.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -185,7 +186,12 @@ class Slots:
         _, K, V = self.sizes
         return tiles_of(K, V, self.state.dtype, self.v_first)
 
-    def launch_of(self, kernel: object, slots: Tensor, args: dict[str, object], **constexprs: int) -> Launch:
+    @property
+    def most(self) -> int:
+        """The most tokens of a step: see `rows_of_tail`."""
+        return 1 if self.keys is None else (self.keys.shape[2] - self.tail + 1) // 2
+
+    def launch_of(self, kernel: Any, slots: Tensor, args: dict[str, Any], **constexprs: int) -> Launch:
         """A launch of a program for each tile of the slots' states; ``args`` and ``constexprs``: what is the kernel's
         own."""
         H, K, V = self.sizes
@@ -204,7 +210,7 @@ class Slots:
             "GATES": gates_of(self.gates, self.state),
         }
         flags = {"V_FIRST": self.v_first, "STOCHASTIC": self.stochastic, "TAILED": self.tail > 0}
-        grid = (tiles.count * slots.shape[0] * H,)
+        grid = (tiles.over_v * slots.shape[0] * H,)
         return Launch(kernel, grid, pool | args, sizes | flags | constexprs, num_warps=tiles.num_warps)
 
 
@@ -228,5 +234,5 @@ def replay(
 
 def fold(pool: Slots, slots: Tensor, accept: Tensor | None, launch: Launcher) -> None:
     """Have all settled tokens of the slots folded into their states."""
-    none = dict.fromkeys(("p_q", "p_k", "p_v", "p_g", "p_o"))
+    none: dict[str, Any] = dict.fromkeys(("p_q", "p_k", "p_v", "p_g", "p_o"))
     launch(pool.launch_of(replay_kernel, slots, none | {"p_accept": accept, "scale": 1.0}, N=0, TAIL=1, BT=2))

@@ -36,7 +36,7 @@ class Tiles(NamedTuple):
 
     BK: int
     BV: int
-    count: int
+    over_v: int
     num_warps: int
 
 
@@ -128,4 +128,4 @@ def rounded(b_x, b_random, TYPE: tl.constexpr):
         b_up = 0.5 if b_random is None else (b_random >> (32 - LEFT)).to(tl.float32) * (1.0 / (1 << LEFT))
         b_y = tl.floor(tl.abs(b_x) * b_inverse + b_up) * b_unit
         b_y = tl.where(b_x < 0.0, -b_y, b_y)
-    return tl.where(b_x == b_x, b_y, b_x)  # noqa: PLR0124 - what is no number stays none
+    return tl.where(b_x == b_x, b_y, b_x)

@@ -96,5 +96,5 @@ def step(
     }  # fmt: skip
     sizes = {"K": K, "V": V, "BK": tiles.BK, "BV": tiles.BV, "GATES": gates_of(g, q)}
     flags = {"GATED_V": gv is not None, "V_FIRST": v_first, "STOCHASTIC": times is not None, "COUNTED": counted}
-    launch(Launch(pool_step_kernel, (tiles.count * B * H,), args, sizes | flags, num_warps=tiles.num_warps))
+    launch(Launch(pool_step_kernel, (tiles.over_v * B * H,), args, sizes | flags, num_warps=tiles.num_warps))
     return o

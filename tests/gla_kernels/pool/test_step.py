@@ -44,7 +44,7 @@ def near(found: torch.Tensor, plain: torch.Tensor, right: torch.Tensor, floor: f
 
 def pool_of(states: torch.Tensor, indices: torch.Tensor, dtype: torch.dtype, v_first: bool, gap: int) -> Any:
     """A pool with the states [B, H, K, V] at the indices, ``gap`` numbers between slots, and its scales."""
-    B, H, K, V = states.shape
+    H, K, V = states.shape[1:]
     room = torch.randn(SLOTS, H * K * V + gap, device=states.device).to(dtype)
     shape = (H, V, K) if v_first else (H, K, V)
     pool = room.as_strided((SLOTS, *shape), (H * K * V + gap, K * V, shape[2], 1))
@@ -205,7 +205,7 @@ WRONG: dict[str, tuple[str, Any]] = {
     "layout": ("state: expected a pool", lambda a: a | {"state_v_first": True}),
     "inside": ("state: expected each slot's", lambda a: a | {"state": a["state"].mT.contiguous().mT}),
     "overlapping": ("state: expected each slot's", lambda a: a | {"state": a["state"][:1].expand(SLOTS, -1, -1, -1)}),
-    "how many": ("state_indices: expected int32 or int64 of shape [2]", lambda a: a | {"state_indices": a["state_indices"][:1]}),
+    "too few": ("state_indices: expected .* of shape [2]", lambda a: a | {"state_indices": a["state_indices"][:1]}),
     "numbers": ("state_indices: expected int32", lambda a: a | {"state_indices": a["state_indices"].float()}),
     "no tensor": ("state_indices: expected a tensor", lambda a: a | {"state_indices": [0, 1]}),
     "scales": ("state_scales: expected None", lambda a: a | {"state_scales": torch.ones(SLOTS, 2, 24)}),
