@@ -8,6 +8,9 @@ layer = GatedLinearAttention(hidden_size=1024, num_heads=4)
 y, _ = layer(x)                                                        # x, y [B, T, 1024]
 y, state = layer(prompt, output_final_state=True)                      # state [B, H, K, V]
 y = layer.step(token, state)                                           # token, y [B, 1024]; the state is updated
+pool = layer.state_pool(256)                                           # for engines: see serving.py
+y = layer.prefill(prompts, pool, slots, cu_seqlens)                    # prompts, y [1, T, 1024]; slots [N]
+y = layer.step(token, pool, slots)                                     # slots [B]
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from .low_rank import low_rank_gates, serves
 from .ops.gla import gla, gla_recurrent, gla_step
 from .projections import is_plain, projected
 from .schedule import MAX_HEAD_DIM, Schedule
+from .serving import StatePool
 
 
 def _squared_relu(x: Tensor) -> Tensor:
@@ -179,16 +183,47 @@ class GatedLinearAttention(nn.Module):
         o, state = self._mixed(q, k, v, g, initial_state, output_final_state, cu_seqlens, group)
         return self._output(o, gate), state
 
-    def step(self, x: Tensor, state: Tensor) -> Tensor:
+    def step(
+        self, x: Tensor, state: Tensor | StatePool, indices: Tensor | None = None, accept: Tensor | None = None
+    ) -> Tensor:
         """One token of decoding: y [B, hidden_size] of x [B, hidden_size]; the state is updated in place.
 
-        state: [B, H, K, V], float32, contiguous, as `forward` returns it. Not differentiable: call it in
-        ``torch.no_grad()``. Raises ValueError, naming the argument, for a wrong shape, dtype or device, and where
-        gradients are required.
+        state: [B, H, K, V], float32, contiguous, as `forward` returns it; or a pool, `state_pool`. Of a pool x and y
+            may be [B, n, hidden_size], too, for n tokens of each request.
+        indices: [B], the slots of a pool; None without one.
+        accept: of a pool with a tail, as of `StatePool.step`.
+
+        Not differentiable: call it in ``torch.no_grad()``. Raises ValueError, naming the argument, for a wrong shape,
+        dtype or device, and where gradients are required.
         """
-        self._check(x, "B")
+        several = isinstance(state, StatePool) and isinstance(x, Tensor) and x.dim() == 3
+        self._check(x, "B, n" if several else "B")
         q, k, v, g, gate = self._inputs(x)
+        if isinstance(state, StatePool):
+            if indices is None:
+                raise ValueError("indices: expected the slots [B] of the pool, got None")
+            return self._output(state.step(q, k, v, g, indices, accept=accept), gate)
+        for name, given in (("indices", indices), ("accept", accept)):
+            if given is not None:
+                raise ValueError(f"{name}: expected None with a state that is a tensor, got {type(given).__name__}")
         return self._output(gla_step(q, k, v, g, state), gate)
+
+    def prefill(
+        self, x: Tensor, pool: StatePool, indices: Tensor, cu_seqlens: Tensor | None = None,
+        accept: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Prompts, or the next parts of them, from the states of a pool and to them: y of x, both [1, T, hidden_size]
+        with cu_seqlens [N+1], or [B, T, hidden_size]. The arguments and errors are those of `StatePool.prefill`."""
+        self._check(x, "B, T")
+        q, k, v, g, gate = self._inputs(x)
+        return self._output(pool.prefill(q, k, v, g, indices, cu_seqlens, accept=accept), gate)
+
+    def state_pool(self, slots: int, **options: Any) -> StatePool:
+        """States of this layer for so many requests, on the device and for the dtype of its weights. options: of
+        `StatePool`, such as dtype, tail and tokens."""
+        weight = self.q_proj.weight
+        how: dict[str, Any] = {"inputs": weight.dtype, "gate_dtype": self.gate_dtype, "device": weight.device}
+        return StatePool(slots, self.num_heads, self.head_k_dim, self.head_v_dim, **(how | options))
 
     def extra_repr(self) -> str:
         heads = f"{self.num_heads} heads" + (f", {self.num_kv_heads} of keys" if self.num_kv_groups > 1 else "")
