@@ -32,6 +32,8 @@ from ..launch import Launch, Launcher, settle_keys
 from .states import Tiles, load_pooled, seed, sizes_of, store_pooled, tiles_of
 from .step import COUNTS, gates_of, load_gate
 
+FOUR_WARPS = 4096  # elements that 4 warps hold: of a state, or of a tail's keys, beside one another
+
 
 @triton.jit
 def counts_of(p_counts, p_accept, i_b):
@@ -66,6 +68,16 @@ def _rows(p_x, o_row, m_row, o_d, D: tl.constexpr):
 
 
 @triton.jit
+def _token(p_q, p_g, i_row, o_k, K: tl.constexpr, GATES: tl.constexpr):
+    """A token's query and gates."""
+    b_q = tl.load(p_q + i_row * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)
+    b_g = b_q
+    if GATES != 0:
+        b_g = load_gate(p_g, i_row, o_k, K, GATES)
+    return b_q, b_g
+
+
+@triton.jit
 def replay_kernel(
     p_q, p_k, p_v, p_g, p_s, p_scales, p_tk, p_tv, p_tg, p_counts, p_slots, p_accept, p_o, scale, stride, H,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, N: tl.constexpr, TAIL: tl.constexpr,
@@ -78,6 +90,8 @@ def replay_kernel(
     i_b, i_h = i_bh // H, i_bh % H
     i_slot = tl.load(p_slots + i_b).to(tl.int64)
     o_k, o_v = tl.arange(0, BK), i_v * BV + tl.arange(0, BV)
+    if N > 0:
+        b_q1, b_g1 = _token(p_q, p_g, i_b * N * H + i_h, o_k, K, GATES)
     if i_slot >= 0:
         i_head = i_slot * H + i_h
         p_state = p_s + i_slot * stride + i_h * K * V
@@ -95,53 +109,50 @@ def replay_kernel(
             n_kept -= n_kept
 
         if N > 0:
-            # keys and values of the tail and of the new tokens, which are put into its next rows
+            # keys and values of the tail, and of the new tokens in its next rows; all is loaded before anything waits
             o_t = tl.arange(0, BT)
-            o_row, m_row = (n_folded + o_t) % ROWS, o_t < n_kept
-            m_new = (o_t >= n_kept) & (o_t < n_kept + N)
+            o_row, o_next = (n_folded + o_t) % ROWS, (n_folded + o_t + 1) % ROWS
+            m_old, m_new = o_t < n_kept, (o_t >= n_kept) & (o_t < n_kept + N)
             o_new = (i_b * N + o_t - n_kept) * H + i_h
-            b_new = _rows(p_k, o_new, m_new, o_k, K)
-            tl.store(
-                p_k0 + o_row[:, None] * K + o_k[None, :], b_new, mask=(m_new & (i_v == 0))[:, None] & (o_k < K)[None, :]
-            )
-            b_keys = tl.where(m_new[:, None], b_new, _rows(p_k0, o_row, m_row, o_k, K)).to(tl.float32)
-            b_new = _rows(p_v, o_new, m_new, o_v, V)
-            tl.store(p_v0 + o_row[:, None] * V + o_v[None, :], b_new, mask=m_new[:, None] & (o_v < V)[None, :])
-            b_values = tl.where(m_new[:, None], b_new, _rows(p_v0, o_row, m_row, o_v, V)).to(tl.float32)
+            b_old_k, b_new_k = _rows(p_k0, o_row, m_old, o_k, K), _rows(p_k, o_new, m_new, o_k, K)
+            b_old_v, b_new_v = _rows(p_v0, o_row, m_old, o_v, V), _rows(p_v, o_new, m_new, o_v, V)
+            # of each row the gates of the next one: their sums from the last row back are those of the rows after
+            if GATES == 1 and TAIL > 1:
+                b_first = load_gate(p_g0, n_folded % ROWS, o_k, K, GATES)
+                b_after = _rows(p_g0, o_next, o_t + 1 < n_kept, o_k, K).to(tl.float32)
+            if GATES == 2 and TAIL > 1:
+                b_first = load_gate(p_g0, n_folded % ROWS, o_k, K, GATES)
+                b_after = tl.load(p_g0 + o_next, mask=o_t + 1 < n_kept, other=0.0).to(tl.float32)
+            b_keys = tl.where(m_new[:, None], b_new_k, b_old_k).to(tl.float32)
+            b_values = tl.where(m_new[:, None], b_new_v, b_old_v).to(tl.float32)
 
-            # what gates leave of the keys of the tail and of the state
+            # what gates leave of the tail's keys and of the state
             b_left = tl.full([BK], 1.0, dtype=tl.float32)
             if GATES != 0 and TAIL > 1:
-                # of each row the gates of the next one: their sums from the last row back are those of the rows after
-                o_next, m_next = (n_folded + o_t + 1) % ROWS, o_t + 1 < n_kept
-                b_first = tl.where(n_kept > 0, load_gate(p_g0, n_folded % ROWS, o_k, K, GATES), 0.0)
-                if GATES == 2:
-                    b_g = tl.load(p_g0 + o_next, mask=m_next, other=0.0).to(tl.float32)
-                    b_keys *= tl.exp(tl.cumsum(b_g, axis=0, reverse=True))[:, None]
-                else:
-                    b_g = _rows(p_g0, o_next, m_next, o_k, K).to(tl.float32)
-                    b_keys *= tl.exp(tl.cumsum(b_g, axis=0, reverse=True))
-                b_left = tl.exp(b_first + tl.sum(b_g, axis=0))
-
+                b_left = tl.exp(tl.where(n_kept > 0, b_first, 0.0) + tl.sum(b_after, axis=0))
+                b_decay = tl.exp(tl.cumsum(b_after, axis=0, reverse=True))
+                b_keys *= b_decay if GATES == 1 else b_decay[:, None]
             for t in tl.static_range(N):
+                b_q, b_g = b_q1, b_g1
                 i_new = (i_b * N + t) * H + i_h
-                b_q = tl.load(p_q + i_new * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)
+                if t + 1 < N:
+                    b_q1, b_g1 = _token(p_q, p_g, i_new + H, o_k, K, GATES)
                 if GATES != 0:  # of this token, for all that came before it
-                    i_row, m_before = (n_folded + n_kept + t) % ROWS, o_t < n_kept + t
-                    if GATES == 2:
-                        b_g = tl.load(p_g + i_new)
-                        tl.store(p_g0 + i_row, b_g, mask=i_v == 0)
-                        b_decay = tl.exp(b_g.to(tl.float32))
-                        b_keys *= tl.where(m_before, b_decay, 1.0)[:, None]
-                    else:
-                        b_g = tl.load(p_g + i_new * K + o_k, mask=o_k < K, other=0.0)
-                        tl.store(p_g0 + i_row * K + o_k, b_g, mask=(o_k < K) & (i_v == 0))
-                        b_decay = tl.exp(b_g.to(tl.float32))
-                        b_keys *= tl.where(m_before[:, None], b_decay[None, :], 1.0)
+                    b_decay = tl.exp(b_g.to(tl.float32))
+                    b_keys *= tl.where((o_t < n_kept + t)[:, None], b_decay[None, :], 1.0)
                     b_left *= b_decay
                 b_scores = tl.where(o_t <= n_kept + t, tl.sum(b_keys * b_q[None, :], axis=1), 0.0)
                 b_o = tl.sum(b_s * (b_q * b_left)[:, None], axis=0) + tl.sum(b_scores[:, None] * b_values, axis=0)
                 tl.store(p_o + i_new * V + o_v, (b_o * scale).to(p_o.dtype.element_ty), mask=o_v < V)
+
+            m_k = (m_new & (i_v == 0))[:, None] & (o_k < K)[None, :]  # one of the head's programs is enough
+            tl.store(p_k0 + o_row[:, None] * K + o_k[None, :], b_new_k, mask=m_k)
+            tl.store(p_v0 + o_row[:, None] * V + o_v[None, :], b_new_v, mask=m_new[:, None] & (o_v < V)[None, :])
+            if GATES == 1:
+                tl.store(p_g0 + o_row[:, None] * K + o_k[None, :], _rows(p_g, o_new, m_new, o_k, K), mask=m_k)
+            if GATES == 2:
+                m_g = m_new & (i_v == 0)
+                tl.store(p_g0 + o_row, tl.load(p_g + o_new, mask=m_g, other=0.0), mask=m_g)
         tl.debug_barrier()  # all warps have read the counts
         tl.store(p_count, n_folded)
         tl.store(p_count + 1, n_kept + N)
@@ -211,7 +222,13 @@ class Slots:
         }
         flags = {"V_FIRST": self.v_first, "STOCHASTIC": self.stochastic, "TAILED": self.tail > 0}
         grid = (tiles.over_v * slots.shape[0] * H,)
-        return Launch(kernel, grid, pool | args, sizes | flags | constexprs, num_warps=tiles.num_warps)
+        return Launch(
+            kernel,
+            grid,
+            pool | args,
+            sizes | flags | constexprs,
+            num_warps=tiles.num_warps(FOUR_WARPS, constexprs.get("BT", 1)),
+        )
 
 
 def rows_of_tail(tail: int, most: int) -> int:

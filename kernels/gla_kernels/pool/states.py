@@ -27,7 +27,6 @@ FP8_MAX: tl.constexpr = tl.constexpr(448.0)
 
 ELEMENTS = {4: 4096, 2: 8192, 1: 8192}  # that one program holds of a state, by bytes of each
 LEAST_BYTES = 32  # of a row of a tile that lies side by side: a sector of memory
-WARPS_ELEMENTS = 8192  # from more than these on, 8 warps
 
 
 class Tiles(NamedTuple):
@@ -37,7 +36,10 @@ class Tiles(NamedTuple):
     BK: int
     BV: int
     over_v: int
-    num_warps: int
+
+    def num_warps(self, elements: int, columns: int = 1) -> int:
+        """4, or 8 where tiles of BK rows, of BV or of so many columns, have more elements than that."""
+        return 8 if self.BK * max(self.BV, columns) > elements else 4
 
 
 def tiles_of(K: int, V: int, dtype: torch.dtype, v_first: bool) -> Tiles:
@@ -45,7 +47,7 @@ def tiles_of(K: int, V: int, dtype: torch.dtype, v_first: bool) -> Tiles:
     BK, size = padded(K), dtype.itemsize
     least = 8 if v_first else max(8, LEAST_BYTES // size)
     BV = min(padded(V), max(least, ELEMENTS[size] // BK))
-    return Tiles(BK, BV, cdiv(V, BV), 8 if BK * BV > WARPS_ELEMENTS else 4)
+    return Tiles(BK, BV, cdiv(V, BV))
 
 
 def sizes_of(state: Tensor, v_first: bool) -> tuple[int, int, int]:

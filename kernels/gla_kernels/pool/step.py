@@ -17,6 +17,7 @@ from torch import Tensor
 from ..launch import Launch, Launcher, settle_keys
 from .states import load_pooled, seed, sizes_of, store_pooled, tiles_of
 
+FOUR_WARPS = 8192  # elements that 4 warps hold
 COUNTS: tl.constexpr = tl.constexpr(4)  # numbers of a program in replay.py's counts; the first one is its time
 
 
@@ -96,5 +97,7 @@ def step(
     }  # fmt: skip
     sizes = {"K": K, "V": V, "BK": tiles.BK, "BV": tiles.BV, "GATES": gates_of(g, q)}
     flags = {"GATED_V": gv is not None, "V_FIRST": v_first, "STOCHASTIC": times is not None, "COUNTED": counted}
-    launch(Launch(pool_step_kernel, (tiles.over_v * B * H,), args, sizes | flags, num_warps=tiles.num_warps))
+    launch(
+        Launch(pool_step_kernel, (tiles.over_v * B * H,), args, sizes | flags, num_warps=tiles.num_warps(FOUR_WARPS))
+    )
     return o
