@@ -41,7 +41,7 @@ def test_prompts_and_steps(layer: GatedLinearAttention) -> None:
 @torch.no_grad()
 def test_a_pool_is_as_the_weights_are(layer: GatedLinearAttention) -> None:
     pool = layer.to(torch.bfloat16).state_pool(4, dtype=torch.float16, tail=4)
-    assert pool.state.shape == (3, layer.num_heads, layer.head_k_dim, layer.head_v_dim)
+    assert pool.state.shape == (4, layer.num_heads, layer.head_k_dim, layer.head_v_dim)
     x = torch.randn(1, 32, dtype=torch.bfloat16)
     assert layer.step(x, pool, SLOTS[:1]).dtype == torch.bfloat16
     assert pool.state.dtype == torch.float16
