@@ -8,9 +8,9 @@ layer = GatedLinearAttention(hidden_size=1024, num_heads=4)
 y, _ = layer(x)                                                        # x, y [B, T, 1024]
 y, state = layer(prompt, output_final_state=True)                      # state [B, H, K, V]
 y = layer.step(token, state)                                           # token, y [B, 1024]; the state is updated
-pool = layer.state_pool(256)                                           # for engines: see serving.py
-y = layer.prefill(prompts, pool, slots, cu_seqlens)                    # prompts, y [1, T, 1024]; slots [N]
-y = layer.step(token, pool, slots)                                     # slots [B]
+pool = layer.state_pool(256, tail=8)                                   # states of 256 requests, for an engine
+y = layer.prefill(prompts, pool, slots, cu_seqlens)                    # prompts, y [1, T, 1024]
+y = layer.serve(tokens, pool, slots)                                   # tokens, y [B, 1024]
 """
 
 from __future__ import annotations
@@ -183,47 +183,43 @@ class GatedLinearAttention(nn.Module):
         o, state = self._mixed(q, k, v, g, initial_state, output_final_state, cu_seqlens, group)
         return self._output(o, gate), state
 
-    def step(
-        self, x: Tensor, state: Tensor | StatePool, indices: Tensor | None = None, accept: Tensor | None = None
-    ) -> Tensor:
+    def step(self, x: Tensor, state: Tensor) -> Tensor:
         """One token of decoding: y [B, hidden_size] of x [B, hidden_size]; the state is updated in place.
 
-        state: [B, H, K, V], float32, contiguous, as `forward` returns it; or a pool, `state_pool`. Of a pool x and y
-            may be [B, n, hidden_size], too, for n tokens of each request.
-        indices: [B], the slots of a pool; None without one.
-        accept: of a pool with a tail, as of `StatePool.step`.
-
-        Not differentiable: call it in ``torch.no_grad()``. Raises ValueError, naming the argument, for a wrong shape,
-        dtype or device, and where gradients are required.
+        state: [B, H, K, V], float32, contiguous, as `forward` returns it. Not differentiable: call it in
+        ``torch.no_grad()``. Raises ValueError, naming the argument, for a wrong shape, dtype or device, and where
+        gradients are required.
         """
-        several = isinstance(state, StatePool) and isinstance(x, Tensor) and x.dim() == 3
-        self._check(x, "B, n" if several else "B")
+        self._check(x, "B")
         q, k, v, g, gate = self._inputs(x)
-        if isinstance(state, StatePool):
-            if indices is None:
-                raise ValueError("indices: expected the slots [B] of the pool, got None")
-            return self._output(state.step(q, k, v, g, indices, accept=accept), gate)
-        for name, given in (("indices", indices), ("accept", accept)):
-            if given is not None:
-                raise ValueError(f"{name}: expected None with a state that is a tensor, got {type(given).__name__}")
         return self._output(gla_step(q, k, v, g, state), gate)
+
+    def state_pool(self, slots: int, **how: Any) -> StatePool:
+        """A pool of this layer's states, on its device, for `prefill` and `serve`. how: of `serving.StatePool` dtype,
+        state_v_first, tail, tokens and stochastic."""
+        weight: Tensor = self.q_proj.weight  # type: ignore[assignment]
+        dtypes: dict[str, Any] = {"inputs": weight.dtype, "gate_dtype": self.gate_dtype, "device": weight.device}
+        return StatePool(slots, self.num_heads, self.head_k_dim, self.head_v_dim, **dtypes, **how)
 
     def prefill(
         self, x: Tensor, pool: StatePool, indices: Tensor, cu_seqlens: Tensor | None = None,
         accept: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        """Prompts, or the next parts of them, from the states of a pool and to them: y of x, both [1, T, hidden_size]
-        with cu_seqlens [N+1], or [B, T, hidden_size]. The arguments and errors are those of `StatePool.prefill`."""
+        """y of prompts, or of chunks of them, whose states go on in the pool's slots: `serving.StatePool.prefill`.
+
+        x, y: [1, T, hidden_size] with cu_seqlens [N+1], or [B, T, hidden_size]; indices: the slot of each sequence.
+        Call it in ``torch.no_grad()``.
+        """
         self._check(x, "B, T")
         q, k, v, g, gate = self._inputs(x)
         return self._output(pool.prefill(q, k, v, g, indices, cu_seqlens, accept=accept), gate)
 
-    def state_pool(self, slots: int, **options: Any) -> StatePool:
-        """States of this layer for so many requests, on the device and for the dtype of its weights. options: of
-        `StatePool`, such as dtype, tail and tokens."""
-        weight = self.q_proj.weight
-        how: dict[str, Any] = {"inputs": weight.dtype, "gate_dtype": self.gate_dtype, "device": weight.device}
-        return StatePool(slots, self.num_heads, self.head_k_dim, self.head_v_dim, **(how | options))
+    def serve(self, x: Tensor, pool: StatePool, indices: Tensor, accept: Tensor | None = None) -> Tensor:
+        """y of the next token of each request, x and y [B, hidden_size], or of several, [B, n, hidden_size], by
+        `serving.StatePool.step`, which has indices and accept. Call it in ``torch.no_grad()``."""
+        self._check(x, "B" if isinstance(x, Tensor) and x.dim() == 2 else "B, n")
+        q, k, v, g, gate = self._inputs(x)
+        return self._output(pool.step(q, k, v, g, indices, accept=accept), gate)
 
     def extra_repr(self) -> str:
         heads = f"{self.num_heads} heads" + (f", {self.num_kv_heads} of keys" if self.num_kv_groups > 1 else "")

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from gla_kernels import gla_step, reference
+from gla_kernels.nn import GatedLinearAttention
 from gla_kernels.serving import StatePool
 
 SIZES = (2, 20, 36)  # H, K, V
@@ -370,3 +371,25 @@ def test_full_size(inputs, gates, v_first, K, V, n):
     expected, state = right(x)
     close(o, expected, 1e-4)
     close(as_stored(pool, pool.read(slots)), state, 1e-4)
+
+
+# --- The layer --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tail", [0, 4])
+def test_the_layer_serves_what_it_computes(device, tail):
+    layer = GatedLinearAttention(hidden_size=64, num_heads=2, gate_logit_normalizer=2).to(device)
+    x, slots = torch.randn(2, 24, 64, device=device), torch.tensor([2, 0], device=device)
+    with torch.no_grad():
+        expected, _ = layer(x)
+        pool = layer.state_pool(3, tail=tail, tokens=3 if tail else 1)
+        packed = torch.tensor([0, 15, 30], device=device)
+        y = layer.prefill(x[:, :15].reshape(1, 30, 64), pool, slots, packed).reshape(2, 15, 64)
+        ys = [y, *(layer.serve(x[:, t], pool, slots)[:, None] for t in range(15, 21))]
+        if tail:
+            drafts = torch.cat([x[:, 21:22], torch.randn(2, 2, 64, device=device)], 1)
+            ys.append(layer.serve(drafts, pool, slots)[:, :1])
+            ys.append(layer.serve(x[:, 22:], pool, slots, accept=torch.ones_like(slots)))
+    found = torch.cat(ys, 1)
+    torch.testing.assert_close(found, expected[:, : found.shape[1]], rtol=1e-4, atol=1e-4)
+    assert found.shape[1] == (24 if tail else 21)

@@ -29,10 +29,12 @@ import triton.language as tl
 from torch import Tensor
 
 from ..launch import Launch, Launcher, settle_keys
+from ..schedule import MAX_REGISTERS
 from .states import Tiles, load_pooled, seed, sizes_of, store_pooled, tiles_of
 from .step import COUNTS, gates_of, load_gate
 
 FOUR_WARPS = 4096  # elements that 4 warps hold: of a state, or of a tail's keys, beside one another
+ONE_TOKEN_REGISTERS = 80  # of 8 warps, for three programs an SM: a step of one token needs no more (cross-compiled)
 
 
 @triton.jit
@@ -221,14 +223,10 @@ class Slots:
             "GATES": gates_of(self.gates, self.state),
         }
         flags = {"V_FIRST": self.v_first, "STOCHASTIC": self.stochastic, "TAILED": self.tail > 0}
-        grid = (tiles.over_v * slots.shape[0] * H,)
-        return Launch(
-            kernel,
-            grid,
-            pool | args,
-            sizes | flags | constexprs,
-            num_warps=tiles.num_warps(FOUR_WARPS, constexprs.get("BT", 1)),
-        )
+        grid, num_warps = (tiles.over_v * slots.shape[0] * H,), tiles.num_warps(FOUR_WARPS, constexprs.get("BT", 1))
+        limit = ONE_TOKEN_REGISTERS if num_warps == 8 and constexprs.get("N") == 1 else MAX_REGISTERS
+        how = {"num_warps": num_warps, "max_registers": limit}
+        return Launch(kernel, grid, pool | args, sizes | flags | constexprs, **how)
 
 
 def rows_of_tail(tail: int, most: int) -> int:
