@@ -197,7 +197,7 @@ class GatedLinearAttention(nn.Module):
     def state_pool(self, slots: int, **how: Any) -> StatePool:
         """A pool of this layer's states, on its device, for `prefill` and `serve`. how: of `serving.StatePool` dtype,
         state_v_first, tail, tokens and stochastic."""
-        weight: Tensor = self.q_proj.weight  # type: ignore[assignment]
+        weight: Tensor = self.q_proj.weight
         dtypes: dict[str, Any] = {"inputs": weight.dtype, "gate_dtype": self.gate_dtype, "device": weight.device}
         return StatePool(slots, self.num_heads, self.head_k_dim, self.head_v_dim, **dtypes, **how)
 

@@ -225,8 +225,8 @@ class Slots:
         flags = {"V_FIRST": self.v_first, "STOCHASTIC": self.stochastic, "TAILED": self.tail > 0}
         grid, num_warps = (tiles.over_v * slots.shape[0] * H,), tiles.num_warps(FOUR_WARPS, constexprs.get("BT", 1))
         limit = ONE_TOKEN_REGISTERS if num_warps == 8 and constexprs.get("N") == 1 else MAX_REGISTERS
-        how = {"num_warps": num_warps, "max_registers": limit}
-        return Launch(kernel, grid, pool | args, sizes | flags | constexprs, **how)
+        constants = sizes | flags | constexprs
+        return Launch(kernel, grid, pool | args, constants, num_warps=num_warps, max_registers=limit)
 
 
 def rows_of_tail(tail: int, most: int) -> int:
