@@ -48,17 +48,29 @@ def counts_of(p_counts, p_accept, i_b):
 
 
 @triton.jit
+def _row(p_tk, p_tv, p_tg, i_row, o_k, o_v, K: tl.constexpr, V: tl.constexpr, GATES: tl.constexpr):
+    """Key, value and gates of a row of a tail."""
+    b_k = tl.load(p_tk + i_row * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)
+    b_v = tl.load(p_tv + i_row * V + o_v, mask=o_v < V, other=0.0).to(tl.float32)
+    b_g = b_k
+    if GATES != 0:
+        b_g = load_gate(p_tg, i_row, o_k, K, GATES)
+    return b_k, b_v, b_g
+
+
+@triton.jit
 def with_tail(
     b_s, p_tk, p_tv, p_tg, n_folded, n_kept, o_k, o_v,
     K: tl.constexpr, V: tl.constexpr, ROWS: tl.constexpr, GATES: tl.constexpr,
 ):  # fmt: skip
     """The state after the tail's tokens, one after another. p_tk, p_tv, p_tg: the rows of a slot and head."""
+    b_k1, b_v1, b_g1 = _row(p_tk, p_tv, p_tg, n_folded % ROWS, o_k, o_v, K, V, GATES)
     for j in range(0, n_kept):
-        i_row = (n_folded + j) % ROWS
-        b_k = tl.load(p_tk + i_row * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)
-        b_v = tl.load(p_tv + i_row * V + o_v, mask=o_v < V, other=0.0).to(tl.float32)
+        b_k, b_v, b_g = b_k1, b_v1, b_g1
+        # the next row comes while this one is added; after the last one some row, which nobody needs
+        b_k1, b_v1, b_g1 = _row(p_tk, p_tv, p_tg, (n_folded + j + 1) % ROWS, o_k, o_v, K, V, GATES)
         if GATES != 0:
-            b_s *= tl.exp(load_gate(p_tg, i_row, o_k, K, GATES))[:, None]
+            b_s *= tl.exp(b_g)[:, None]
         b_s += b_k[:, None] * b_v[None, :]
     return b_s
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from ..launch import Launch, Launcher, settle_keys
 from .states import load_pooled, seed, sizes_of, store_pooled, tiles_of
 
-FOUR_WARPS = 8192  # elements that 4 warps hold
+FOUR_WARPS = {4: 8192, 2: 8192, 1: 4096}  # elements that 4 warps hold, by their bytes: fp8 takes registers to convert
 COUNTS: tl.constexpr = tl.constexpr(4)  # numbers of a program in replay.py's counts; the first one is its time
 
 
@@ -58,7 +58,6 @@ def pool_step_kernel(
         if GATED_V:
             b_s *= tl.exp(tl.load(p_gv + i_bh * V + o_v, mask=o_v < V, other=0.0).to(tl.float32))[None, :]
         b_s += b_k[:, None] * b_v[None, :]
-        b_o = tl.sum(b_s * b_q[:, None], axis=0) * scale
         i_seed = None
         if STOCHASTIC:
             p_time = p_times + (((i_slot * H + i_h) * NV + i_v) * COUNTS if COUNTED else i_b)
@@ -68,6 +67,7 @@ def pool_step_kernel(
                 tl.debug_barrier()  # all warps have read it
                 tl.store(p_time, i_time + 1)
         store_pooled(p_state, p_scale, b_s, i_seed, o_k, o_v, K, V, V_FIRST, STOCHASTIC)
+        b_o = tl.sum(b_s * b_q[:, None], axis=0) * scale
     tl.store(p_o + i_bh * V + o_v, b_o.to(p_o.dtype.element_ty), mask=o_v < V)
 
 
@@ -98,6 +98,12 @@ def step(
     sizes = {"K": K, "V": V, "BK": tiles.BK, "BV": tiles.BV, "GATES": gates_of(g, q)}
     flags = {"GATED_V": gv is not None, "V_FIRST": v_first, "STOCHASTIC": times is not None, "COUNTED": counted}
     launch(
-        Launch(pool_step_kernel, (tiles.over_v * B * H,), args, sizes | flags, num_warps=tiles.num_warps(FOUR_WARPS))
+        Launch(
+            pool_step_kernel,
+            (tiles.over_v * B * H,),
+            args,
+            sizes | flags,
+            num_warps=tiles.num_warps(FOUR_WARPS[state.itemsize]),
+        )
     )
     return o
