@@ -62,7 +62,7 @@ class Model(nn.Module):
         """The next tokens [B] after tokens [B] of the requests in slots [B]."""
         x = self.embedding(tokens)
         for block, pool in zip(self.blocks, pools, strict=True):
-            x = block(x, lambda mixer, x, pool=pool: mixer.step(x, pool, slots))
+            x = block(x, lambda mixer, x, pool=pool: mixer.serve(x, pool, slots))
         return self._likeliest(x)
 
     def read(self, tokens: Tensor, pools: Sequence[StatePool], slots: Tensor, bounds: Tensor) -> Tensor:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
@@ -29,12 +27,12 @@ def test_prompts_and_steps(layer: GatedLinearAttention) -> None:
             y = layer.prefill(prompts, pool, SLOTS, torch.tensor([0, 9, 14]))
             torch.testing.assert_close(y[0], torch.cat([right[0, :9], right[1, :5]]), atol=1e-5, rtol=1e-4)
             at = torch.tensor([9, 5])
-            y = layer.step(x[[0, 1], at], pool, SLOTS)
+            y = layer.serve(x[[0, 1], at], pool, SLOTS)
             torch.testing.assert_close(y, right[[0, 1], at], atol=1e-5, rtol=1e-4)
             if options:
                 both = torch.stack([at + 1, at + 2], 1)
                 rows = torch.tensor([[0], [1]])
-                y = layer.step(x[rows, both], pool, SLOTS, accept=torch.tensor([1, 1]))
+                y = layer.serve(x[rows, both], pool, SLOTS, accept=torch.tensor([1, 1]))
                 torch.testing.assert_close(y, right[rows, both], atol=1e-5, rtol=1e-4)
 
 
@@ -43,21 +41,5 @@ def test_a_pool_is_as_the_weights_are(layer: GatedLinearAttention) -> None:
     pool = layer.to(torch.bfloat16).state_pool(4, dtype=torch.float16, tail=4)
     assert pool.state.shape == (4, layer.num_heads, layer.head_k_dim, layer.head_v_dim)
     x = torch.randn(1, 32, dtype=torch.bfloat16)
-    assert layer.step(x, pool, SLOTS[:1]).dtype == torch.bfloat16
+    assert layer.serve(x, pool, SLOTS[:1]).dtype == torch.bfloat16
     assert pool.state.dtype == torch.float16
-
-
-@pytest.mark.parametrize(
-    ("of", "given", "says"),
-    [
-        ("a pool", {}, r"indices: expected the slots \[B\] of the pool, got None"),
-        ("a tensor", {"indices": SLOTS}, r"indices: expected None with a state that is a tensor"),
-        ("a tensor", {"accept": SLOTS}, r"accept: expected None with a state that is a tensor"),
-    ],
-)
-def test_what_does_not_go_together(layer: GatedLinearAttention, of: str, given: dict[str, Any], says: str) -> None:
-    state: Any = layer.state_pool(4)
-    if of == "a tensor":
-        state = torch.zeros(2, layer.num_heads, layer.head_k_dim, layer.head_v_dim)
-    with pytest.raises(ValueError, match=says), torch.no_grad():
-        layer.step(torch.randn(2, 32), state, **given)

@@ -30,7 +30,9 @@ DRIFT = (64, 512, 4096)
 DRIFTING = (*(Variant(states) for states in ("fp32", "bf16", "fp16", "fp8")),
             *(Variant(states, stochastic=True) for states in ("bf16", "fp16", "fp8")),
             *(Variant(states, tail=8) for states in ("bf16", "fp8")))  # fmt: skip
-STRENGTHS = (1.0, 0.01)  # of gates: a state remembers some 20 tokens, and 2,000
+# Strengths of gates, and means of k and v. A state remembers some 20 tokens, or 2,000, as a sum in which what is
+# rounded away cancels out, or as one that grows, of which small parts are rounded away for good.
+DRIFTS = ((1.0, 0.0), (0.01, 0.0), (0.01, 0.5))
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -80,8 +82,8 @@ def serving(
             note(row)
     if drifts:
         kept, at = (Shape(2, 1, 16, 16), (4, 16)) if tiny else (Shape(4, 4, 128, 128), DRIFT)
-        for strength in STRENGTHS:
-            for row in drift(kept, DRIFTING, device, at, strength):
+        for strength, mean in DRIFTS:
+            for row in drift(kept, DRIFTING, device, at, strength, mean):
                 note(row)
     show(rows, wide_enough())
     raise typer.Exit(1 if any(row["status"] == "wrong" for row in rows) else 0)
@@ -97,13 +99,13 @@ def shape_of(text: str, gates: str) -> Shape:
 
 
 def show(rows: Sequence[Row], console: Console) -> None:
-    """Print a table of times for each shape, and one of errors for each strength of gates."""
+    """Print a table of times for each shape, and one of errors for each kind of tokens."""
     timed = [row for row in rows if row["asked"] == "time"]
     for shape in dict.fromkeys(_shape(row) for row in timed):
         console.print(_times(shape, [row for row in timed if _shape(row) == shape]))
     drifted = [row for row in rows if row["asked"] == "drift"]
-    for strength in dict.fromkeys(row["strength"] for row in drifted):
-        console.print(_errors([row for row in drifted if row["strength"] == strength]))
+    for drawn in dict.fromkeys((row["strength"], row["mean"]) for row in drifted):
+        console.print(_errors([row for row in drifted if (row["strength"], row["mean"]) == drawn]))
     for row in rows:
         if row["reason"]:
             console.print(f"{_shape(row)}, {row['variant']}: {row['reason']}", soft_wrap=True)
@@ -133,7 +135,7 @@ def _times(shape: Shape, rows: Sequence[Row]) -> Table:
 
 def _errors(rows: Sequence[Row]) -> Table:
     at = list(rows[0]["errors"])
-    table = Table("states", title=f"Error of o, gates x{rows[0]['strength']:g}, {_shape(rows[0])}")
+    table = Table("states", title=f"Error of o, gates x{rows[0]['strength']:g}, mean {rows[0]['mean']:g}")
     for steps in at:
         table.add_column(f"{steps} steps", justify="right")
     for row in rows:

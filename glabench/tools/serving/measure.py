@@ -52,20 +52,22 @@ def times(shape: Shape, variants: Sequence[Variant], device: str, samples: int, 
     yield from rows
 
 
-def drift(shape: Shape, variants: Sequence[Variant], device: str, at: Sequence[int], strength: float) -> Iterator[Row]:
+def drift(
+    shape: Shape, variants: Sequence[Variant], device: str, at: Sequence[int], strength: float, mean: float
+) -> Iterator[Row]:
     """A row for each variant: the error of o in the steps before each of ``at``, relative to the recurrence in float64,
-    of gates times ``strength``."""
+    of gates times ``strength`` and of k and v around ``mean``."""
     import torch
 
     torch.manual_seed(0)
-    x = drawn(shape, max(at), device, torch.float32, strength)
+    x = drawn(shape, max(at), device, torch.float32, strength, mean)
     zeros = torch.zeros(shape.B, shape.H, shape.K, shape.V, dtype=torch.float64, device=device)
     right, _ = reference(x, zeros, ())
     for variant in variants:
         o = _run(variant, shape, device, x)
         last = {n: min(n, CHECKED) for n in at}
         errors = {str(n): _error(o[n - last[n] : n], right[n - last[n] : n]) for n in at}
-        asked = {"kind": KIND, "asked": "drift", "strength": strength, **_said(shape, variant)}
+        asked = {"kind": KIND, "asked": "drift", "strength": strength, "mean": mean, **_said(shape, variant)}
         yield asked | {"status": "ok", "reason": None, "errors": errors}
 
 

@@ -91,16 +91,16 @@ class Drawn:
         return len(self.q)
 
 
-def drawn(shape: Shape, steps: int, device: str, dtype: torch.dtype, strength: float = 1.0) -> Drawn:
-    """Normal q, k (its length 1, as where keys are normed), v; g = logsigmoid(normal) * strength / 16."""
+def drawn(shape: Shape, steps: int, device: str, dtype: torch.dtype, strength: float = 1.0, mean: float = 0.0) -> Drawn:
+    """Normal q, k and v, of deviation 1, k and v around a mean; g = logsigmoid(normal) * strength / 16."""
     import torch
-    from torch.nn import functional as F
+    from torch.nn.functional import logsigmoid
 
     def normal(*last: int) -> Tensor:
         return torch.randn(steps, shape.B, shape.H, *last, device=device)
 
-    q, k, v = normal(shape.K), F.normalize(normal(shape.K), dim=-1), normal(shape.V)
-    g = F.logsigmoid(normal(shape.K) if shape.gates == "key" else normal()) * strength / 16
+    q, k, v = normal(shape.K), normal(shape.K) + mean, normal(shape.V) + mean
+    g = logsigmoid(normal(shape.K) if shape.gates == "key" else normal()) * strength / 16
     return Drawn(*(x.to(dtype) for x in (q, k, v, g)))
 
 
