@@ -8,8 +8,9 @@ from dataclasses import asdict, replace
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
+from glabench.errors import in_one_line
 from glabench.tools.rows import Row
-from glabench.tools.serving.variants import DTYPES, Drawn, Shape, Variant, drawn, reference, stepper, why_not
+from glabench.tools.serving.variants import DTYPES, PLAIN, Drawn, Shape, Variant, drawn, reference, stepper, why_not
 
 if TYPE_CHECKING:
     import torch
@@ -38,7 +39,13 @@ def times(shape: Shape, variants: Sequence[Variant], device: str, samples: int, 
         if why is not None:
             row |= {"status": "skipped", "reason": why}
             continue
-        row |= _checked(variant, shape, device)
+        try:
+            row |= _checked(variant, shape, device)
+        except Exception as error:  # a rival's own, of a version that is not known here
+            if variant.rival in (None, PLAIN.rival):
+                raise
+            row |= {"status": "error", "reason": in_one_line(str(error))}
+            continue
         row["floor_ms"] = 1e3 * (variant.state_bytes(shape) + _token_bytes(variant, shape)) / bytes_per_s
         if row["status"] == "ok" and device == "cuda":
             timed.append((row, _replayed(variant, shape)))

@@ -162,14 +162,14 @@ def _mamba(shape: Shape, device: str) -> tuple[Made, Step]:
     B, H, K, V = shape.B, shape.H, shape.K, shape.V
     state = torch.zeros(B, H, V, K, device=device)
     a = torch.full((H, 1, 1), -1.0, device=device).expand(H, V, K)
-    bias = torch.zeros(H, 1, device=device).expand(H, V)  # its kernel for one gate a head asks for one
+    zeros = torch.zeros(H, 1, device=device).expand(H, V)  # of dt_bias and D, without which its launch fails
 
     def made(q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> tuple[Tensor, ...]:
         dt = -g.float()[..., None]
         return (v / dt).to(v.dtype), dt.expand(B, H, V), k, q * K**-0.5
 
     def step(x: Tensor, dt: Tensor, k: Tensor, q: Tensor) -> Tensor:
-        o: Tensor = selective_state_update(state, x, dt, a, k, q, dt_bias=bias)
+        o: Tensor = selective_state_update(state, x, dt, a, k, q, D=zeros, dt_bias=zeros)
         return o
 
     return made, step

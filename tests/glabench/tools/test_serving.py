@@ -60,6 +60,18 @@ def test_a_step_that_is_wrong_is_a_row_that_says_so(monkeypatch: pytest.MonkeyPa
     assert "after 16 steps" in row["reason"]
 
 
+def test_a_rival_that_fails_is_a_row_and_ours_ends_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(variant: Variant, shape: Shape, device: str, x: Drawn) -> Tensor:
+        raise TypeError("takes no such argument")
+
+    monkeypatch.setattr(measure, "_run", fails)
+    monkeypatch.setattr(measure, "why_not", lambda variant, shape: None)
+    (row,) = measure.times(SHAPE, [Variant(rival="fla")], "cpu", 1, 1e12)
+    assert (row["status"], row["reason"]) == ("error", "takes no such argument")
+    with pytest.raises(TypeError):
+        list(measure.times(SHAPE, [Variant()], "cpu", 1, 1e12))
+
+
 def test_bytes_are_those_that_a_step_moves() -> None:
     elements = 2 * 2 * 16 * 16
     assert Variant().state_bytes(SHAPE) == 8 * elements
