@@ -143,8 +143,8 @@ def test_a_request_has_the_same_bits_alone(inputs, stochastic, tail):
 
 @pytest.mark.pairwise
 @pytest.mark.parametrize("gates", [None, 1.0, "infinite", "head"])
-@pytest.mark.parametrize("n", [1, 2, 3, 8])
-@pytest.mark.parametrize("tail", [1, 3, 8])
+@pytest.mark.parametrize("n", [1, 3, 8])
+@pytest.mark.parametrize("tail", [1, 3])
 @pytest.mark.parametrize("v_first", [False, True])
 def test_drafts_that_are_not_accepted_leave_nothing(inputs, gates, n, tail, v_first):
     """Any number of the last step's tokens may count; outputs are those of what counted and this step's tokens."""
@@ -247,21 +247,18 @@ def test_prefill_goes_on_from_a_tail(inputs):
 # --- What is refused, sizes, graphs -----------------------------------------------------------------------------------
 
 
-def test_states_are_written_as_they_are_read(inputs):
-    for dtype in (torch.float32, torch.bfloat16, FP8):
-        pool = StatePool(4, *SIZES, dtype=dtype)
-        states = torch.randn(3, *SIZES).to(torch.bfloat16).float()
-        slots = torch.tensor([2, -1, 0])
-        if pool.state.device.type != "cpu" or torch.cuda.is_available():
-            pool = StatePool(4, *SIZES, dtype=dtype, device="cuda")
-            states, slots = states.cuda(), slots.cuda()
-        pool.write(slots, states)
-        again = pool.read(slots)
-        assert not again[1].any()
-        pool.write(slots, again)
-        assert torch.equal(pool.read(slots), again)
-        error = (again - states)[[0, 2]].abs().max() / states.abs().max()
-        assert error == 0 if dtype != FP8 else error < 2.0**-4
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, FP8], ids=str)
+def test_states_are_written_as_they_are_read(device, dtype):
+    pool = StatePool(4, *SIZES, dtype=dtype, device=device)
+    states = torch.randn(3, *SIZES, device=device).to(torch.bfloat16).float()
+    slots = torch.tensor([2, -1, 0], device=device)
+    pool.write(slots, states)
+    again = pool.read(slots)
+    assert not again[1].any()
+    pool.write(slots, again)
+    assert torch.equal(pool.read(slots), again)
+    error = (again - states)[[0, 2]].abs().max() / states.abs().max()
+    assert error == 0 if dtype != FP8 else error < 2.0**-4
 
 
 MADE: dict[str, tuple[dict[str, Any], str]] = {
@@ -356,10 +353,10 @@ def test_one_cuda_graph_is_all_steps(inputs, dtype, n):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("gates", [None, 1.0, "resets", "head"])
+@pytest.mark.parametrize("gates", ["resets", "head"])
 @pytest.mark.parametrize("v_first", [False, True])
-@pytest.mark.parametrize(("K", "V"), [(64, 64), (128, 128), (100, 60), (256, 256), (512, 512)])
-@pytest.mark.parametrize("n", [1, 4, 8])
+@pytest.mark.parametrize(("K", "V"), [(128, 128), (100, 60), (512, 512)])
+@pytest.mark.parametrize("n", [1, 8])
 def test_full_size(inputs, gates, v_first, K, V, n):
     x = inputs((2, 40, 4, K, V), torch.float32, 1.0 if gates == "head" else gates, states=False)
     x = one_a_head(x) if gates == "head" else x

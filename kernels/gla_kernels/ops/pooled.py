@@ -137,7 +137,8 @@ def check_pool(x: Inputs, v_first: bool, scales: Tensor | None) -> None:
         if tuple(check_tensor("state_scales", scales).shape) != shape or scales.dtype != torch.float32:
             raise ValueError(f"state_scales: expected float32 {list(shape)}, got {scales.dtype} {list(scales.shape)}")
         if not scales.is_contiguous() or scales.device != x.q.device:
-            raise ValueError(f"state_scales: expected a contiguous tensor on {x.q.device}")
+            got = f"one on {scales.device} with strides {list(scales.stride())}"
+            raise ValueError(f"state_scales: expected a contiguous tensor on {x.q.device}, got {got}")
 
 
 def check_fp8(dtype: torch.dtype, device: torch.device) -> None:

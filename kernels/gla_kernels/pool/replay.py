@@ -254,7 +254,7 @@ def replay(
     of the tokens of the last step before count; None: all."""
     n, o = q.shape[1], torch.empty_like(v)
     new = {"p_q": q, "p_k": k, "p_v": v, "p_g": g, "p_accept": accept, "p_o": o, "scale": scale}
-    BT = max(2, triton.next_power_of_2(pool.tail - 1 + n))
+    BT = max(2, 1 << (pool.tail + n - 2).bit_length())  # a power of two, of tail - 1 + n rows at least
     launch(pool.launch_of(replay_kernel, slots, new, N=n, TAIL=pool.tail, BT=BT))
     return o
 
