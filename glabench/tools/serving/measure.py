@@ -157,6 +157,7 @@ def _replayed(variant: Variant, shape: Shape) -> Callable[[], float]:
         return [step(*one) for one in given for _, step in called]
 
     stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    stream.wait_stream(torch.cuda.current_stream())  # which draws the tokens, and slots
     with torch.cuda.stream(stream):
         run()
     torch.cuda.synchronize()

@@ -143,10 +143,12 @@ def _fla(shape: Shape, device: str) -> tuple[Made, Step]:
     from fla.ops.gla import fused_recurrent_gla
     from fla.ops.simple_gla import fused_recurrent_simple_gla
 
-    held = [torch.zeros(shape.B, shape.H, shape.K, shape.V, device=device)]
+    held, kept = [torch.zeros(shape.B, shape.H, shape.K, shape.V, device=device)], list[Any]()
     fused, name = (fused_recurrent_gla, "gk") if shape.gates == "key" else (fused_recurrent_simple_gla, "g")
 
     def step(q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> Tensor:
+        if torch.cuda.is_current_stream_capturing():
+            kept.append(held[0])  # for a graph, which does not keep what it reads
         o: Tensor
         o, held[0] = fused(q, k, v, **{name: g}, initial_state=held[0], output_final_state=True)
         return o[:, 0]
