@@ -101,6 +101,7 @@ class Matrix:
     columns: tuple[tuple[str, str], ...]  # (key, title)
     views: tuple[View, ...]
     baselines: tuple[Baseline, ...]
+    gates_across: bool = False  # columns are gates of one system
 
 
 @dataclass(frozen=True)
@@ -125,15 +126,15 @@ def beside(entry: Entry, base: Entry | None) -> Beside | None:
 
 
 def leaders(view: View, question: tuple[Any, ...]) -> list[Entry]:
-    """The fastest of a question and what ties with it, of other systems; one that has no rival leads nothing.
-    Schedules of one system do not compete with each other."""
+    """The fastest of a question and what ties with it; where only one system ran, nothing: schedules of one system do
+    not compete with each other."""
     asked = sorted((e for _, e in view.entries(question) if e.timed and e.competes), key=lambda e: e.ms)
     if len({e.line["system"] for e in asked}) < 2:
         return []
     first, found = asked[0], [asked[0]]
     for entry in asked[1:]:
         apart = beside(entry, first)
-        if entry.line["system"] not in {e.line["system"] for e in found} and apart and apart.said in ("tie", "unsure"):
+        if apart and apart.said in ("tie", "unsure"):
             found.append(entry)
     return found
 
@@ -151,17 +152,26 @@ def _matrix(device: str, table: pd.DataFrame) -> Matrix:
         whole = whole.assign(column=whole["gate"])
         columns = tuple((gate, _of_gates(gate, across)) for gate in across)
     else:
-        keys = sorted(whole["column"].unique(), key=labels.order)
-        columns = tuple((key, labels.title(key)) for key in keys)
+        columns = tuple((key, labels.title(key)) for key in _in_order(whole))
     views = [View(mode, False, _lines(whole[whole["mode"] == mode], bool(across))) for mode in _modes(whole)]
     called = eager(whole)
     views += [View(mode, True, _lines(called[called["mode"] == mode], bool(across))) for mode in _modes(called)]
-    return Matrix(device, columns, tuple(views), _baselines(columns, views, bool(across)))
+    return Matrix(device, columns, tuple(views), _baselines(columns, views, bool(across)), bool(across))
 
 
 def _modes(table: pd.DataFrame) -> list[str]:
     present = set(table["mode"])
     return [*(mode for mode in MODES if mode in present), *sorted(present - set(MODES))]
+
+
+def _in_order(table: pd.DataFrame) -> list[str]:
+    """The columns: ours, its rivals, then the rest in the order of legends. Schedules that were asked for are ours too
+    where several of them go down."""
+    keys = sorted(table["column"].unique(), key=labels.order)
+    down = any(_several_schedules(list(group.to_dict("records"))) for _, group in by(table, QUESTION))
+    own = [key for key in OURS if key in keys][:1] + [key for key in keys if down and key.split(":")[0] == "gla"]
+    rivals = [key for key in (*FLA, *RIVALS) if key in keys]
+    return list(dict.fromkeys([*own, *rivals, *keys]))
 
 
 def _gates_across(table: pd.DataFrame) -> list[str]:
@@ -230,9 +240,9 @@ def _place(line: Line) -> tuple[Any, ...]:
 
 def _baselines(columns: Sequence[tuple[str, str]], views: Sequence[View], across: bool) -> tuple[Baseline, ...]:
     """Those that have a time beside which another stands; the fastest of a question goes last, and first where there is
-    no rival."""
+    no rival, or where it is schedules that are compared."""
     titles = dict(columns)
-    fastest = Baseline(FASTEST, "the fastest of a row's question")
+    fastest = Baseline(FASTEST, "the fastest")
     if across:
         return (*(Baseline(key, title, (key,)) for key, title in columns), fastest)
     fla = tuple(key for key in FLA if key in titles)
@@ -240,8 +250,10 @@ def _baselines(columns: Sequence[tuple[str, str]], views: Sequence[View], across
     rivals += [Baseline(key, titles[key], (key,)) for key in RIVALS if key in titles]
     ours = [Baseline(key, titles[key], (key,)) for key in OURS if key in titles]
     offered = [one for one in (*rivals, *ours) if _stands_beside(one, views)]
+    lines = [line for view in views for line in view.lines]
+    by_schedule = 2 * sum(bool(line.schedule) for line in lines) > len(lines)
     no_rival = not any(one in rivals for one in offered)
-    return (fastest, *offered) if no_rival else (*offered, fastest)
+    return (fastest, *offered) if no_rival or by_schedule else (*offered, fastest)
 
 
 def _stands_beside(one: Baseline, views: Sequence[View]) -> bool:

@@ -11,14 +11,14 @@ import pandas as pd
 
 from glabench.analysis import labels
 from glabench.analysis.compare import QUESTION, Curve, answers, competes, crossover, curves, eager, speedups, variants
-from glabench.analysis.matrix import FASTEST, Baseline, matrices
+from glabench.analysis.matrix import FASTEST, MODES, Baseline, Matrix, matrices
 from glabench.report import lengths, text
 from glabench.report.model import Figure, Panel
-from glabench.report.parts import by_mode, dots, length_of, modes, off_scale, side_by_side, slug
+from glabench.report.parts import by_mode, conditions, dots, length_of, modes, off_scale, side_by_side, slug
 from glabench.report.shapes import alone, every_shape
 
 MOST_CURVES = 2  # settings in which T varies; the matrix has the rest
-TIMES = "ms"  # the key of the choice without a baseline
+TIMES, EAGER = "ms", "eager"  # the keys of the choices without a baseline, and of eager calls beside the first one
 
 
 @dataclass(frozen=True)
@@ -33,19 +33,40 @@ class Choice:
 def choices(table: pd.DataFrame) -> list[tuple[str, list[Choice]]]:
     """(device, what its chart can show) from the table of ``frame``, the baseline that the matrix begins with first."""
     operators = table[table["mode"] != "train"]
-    return [(one.device, _choices(operators[operators["device"] == one.device], one.baselines))
-            for one in matrices(operators)]  # fmt: skip
+    both = {"fwd", "fwdbwd"} <= set(operators["mode"])  # then the backward pass alone is told by the matrix
+    operators = operators[operators["mode"] != "bwd"] if both else operators
+    return [(one.device, _choices(operators[operators["device"] == one.device], one)) for one in matrices(operators)]
 
 
-def _choices(table: pd.DataFrame, baselines: Sequence[Baseline]) -> list[Choice]:
-    best, called = answers(table), answers(eager(table))
-    found = [Choice(one.key, one.title, figure) for one in baselines if (figure := beside(best, one))]
-    if figure := times(best):
-        found.append(Choice(TIMES, "none: the times", figure))
-    for one in baselines:
-        if figure := beside(called, one):
-            found.append(Choice(f"{one.key}, eager", f"{one.title}, eager calls", figure))
-    return found
+def _choices(table: pd.DataFrame, matrix: Matrix) -> list[Choice]:
+    best, called = (by_column(answers(rows), matrix) for rows in (table, eager(_fullest(table))))
+    offered = [one for one in matrix.baselines if one.key != FASTEST or one is matrix.baselines[0]]
+    found = [(one.key, one.title, beside(best, one)) for one in offered]
+    found.append((TIMES, "none: the times", times(best)))
+    found += [(EAGER, f"{one.title}, eager calls", beside(called, one)) for one in offered[:1]]
+    return [Choice(key, title, _titled(figure, matrix)) for key, title, figure in found if figure]
+
+
+def _fullest(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows of the mode that does most."""
+    return table[table["mode"] == min(table["mode"], key=MODES.index)] if len(table) else table
+
+
+def by_column(best: pd.DataFrame, matrix: Matrix) -> pd.DataFrame:
+    """The rows of ``best`` with the columns of the matrix for variants: attention is one, whatever its heads; gates that
+    go across are no part of the question."""
+    if matrix.gates_across:
+        return best.assign(variant=best["gate"], label=best["gate"].map(dict(matrix.columns)), gate="1", gates_vary=False)
+    merged = best.assign(variant=best["variant"].map(labels.of_system)).sort_values("ms", kind="stable")
+    return merged.drop_duplicates([*QUESTION, "variant"])
+
+
+def _titled(figure: Figure, matrix: Matrix) -> Figure:
+    """The figure with the matrix's titles of its columns."""
+    titles = dict(matrix.columns)
+    panels = [replace(panel, series=tuple(replace(one, title=titles.get(one.key, one.title)) for one in panel.series))
+              for panel in figure.panels]  # fmt: skip
+    return replace(figure, panels=tuple(panels))
 
 
 def beside(best: pd.DataFrame, baseline: Baseline) -> Figure | None:
@@ -73,31 +94,28 @@ def beside(best: pd.DataFrame, baseline: Baseline) -> Figure | None:
 
 def times(best: pd.DataFrame) -> Figure | None:
     """The times themselves, at the same places."""
-    found = lengths.speed(best)[:MOST_CURVES]
-    rest = every_shape(best)
-    if not (found or rest):
+    found, rest = curves(best)[:MOST_CURVES], every_shape(best)
+    drawn = [lengths.speed_of(curve) for curve in found]
+    if not (drawn or rest):
         return None
-    panels = [panel for figure in found for panel in (_of(figure) if len(found) > 1 else figure.panels)]
+    panels = [panel for curve, figure in zip(found, drawn, strict=True) for panel in _named(figure.panels, curve, found)]
     panels += [panel for figure in rest for panel in figure.panels]
-    caption = " ".join(figure.caption for figure in (found or rest)[:1])
+    caption = " ".join(figure.caption for figure in [*drawn, *rest][:1])
     return Figure(slug("times", best["device"].iloc[0]), "Times", caption, tuple(panels))
 
 
-def _of(figure: Figure) -> list[Panel]:
-    where = figure.title.partition(": ")[2]
-    return [replace(panel, title=f"{panel.title}: {where}") for panel in figure.panels]
-
-
 def _named(panels: Sequence[Panel], curve: Curve, found: Sequence[Curve]) -> list[Panel]:
-    """Panels that say what their curve holds, where there are several."""
-    return [replace(p, title=f"{p.title}: {lengths.held(curve)}") for p in panels] if len(found) > 1 else list(panels)
+    """Panels that say what their curve holds, as briefly as tells several apart."""
+    row = curve.table.iloc[0]
+    where = ", ".join([" ".join(text.shape(row).split()[2:]), *conditions(row).split(", ")[1:]])
+    return [replace(panel, title=f"{panel.title}, {where}") for panel in panels] if len(found) > 1 else list(panels)
 
 
 def over(best: pd.DataFrame, baseline: Baseline) -> pd.DataFrame:
     """``compare.speedups`` over what stands for a baseline at each question, of all that do what was asked but itself."""
     asked = best[competes(best)]
-    column = asked["variant"].map(labels.of_system)
-    rank = column.map({key: i for i, key in enumerate(baseline.columns)}) if baseline.columns else column.map(lambda _: 0)
+    ranks = {key: i for i, key in enumerate(baseline.columns)}
+    rank = asked["variant"].map(ranks) if ranks else pd.Series(0, asked.index)
     base = asked.assign(rank=rank)[rank.notna()].sort_values(["rank", "ms"], kind="stable").drop_duplicates(QUESTION)
     own = f"baseline {baseline.key}"
     pairs = speedups(pd.concat([asked, base.assign(variant=own)[asked.columns]]), own)

@@ -32,13 +32,15 @@ T_LABEL = "sequence length T, tokens"
 
 def speed(best: pd.DataFrame) -> tuple[Figure, ...]:
     """Time over T, a panel a mode, with the HBM floor as a dotted line; one figure a setting."""
-    found = []
-    for curve in curves(best):
-        rows, left_out = off_scale(curve.table, "ms")
-        panels = tuple(_speed_panel(mode, part) for mode, part in modes(rows))
-        title = f"Time over sequence length: {held(curve)}"
-        found.append(Figure(name("speed", curve), title, f"{_speed_caption(curve)}{left_out}", panels))
-    return most_telling(found)
+    return most_telling([speed_of(curve) for curve in curves(best)])
+
+
+def speed_of(curve: Curve) -> Figure:
+    """The figure of one setting."""
+    rows, left_out = off_scale(curve.table, "ms")
+    panels = tuple(_speed_panel(mode, part) for mode, part in modes(rows))
+    title = f"Time over sequence length: {held(curve)}"
+    return Figure(name("speed", curve), title, f"{_speed_caption(curve)}{left_out}", panels)
 
 
 def _speed_panel(mode: str, rows: pd.DataFrame) -> Panel:
@@ -69,7 +71,7 @@ def _speed_caption(curve: Curve) -> str:
 
 
 def _ahead(mode: str, rows: pd.DataFrame) -> str:
-    """ "forward at T = 8k: GLA w/ m. first, its kernels 1.10× as fast as those of FLA chunk_gla"; nothing of one."""
+    """ "forward at T = 8k: GLA with states first, its kernels 1.10× as fast as those of FLA chunk_gla"; nothing of one."""
     ranked = rows[competes(rows)].sort_values("ms")
     if len(ranked) < 2:
         return ""

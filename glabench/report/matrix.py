@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 import pandas as pd
@@ -45,6 +46,7 @@ class Cell:
     by: tuple[Shown, ...]  # a baseline each
     value: str = ""
     floor: str = ""
+    heads: str = ""  # of attention that has others than its question
     checked: str = ""  # "✓", with the shape where that is another: "✓ at B1 T165 H2 K64 V64"
     mark: str = ""
     lead: str = ""  # "fastest", or "tied first"
@@ -63,15 +65,16 @@ class Cell:
 
 @dataclass(frozen=True)
 class Body:
-    """The lines of a view: (shape, what else is held, cells)."""
+    """The lines of a view: (the words of a shape, what else is held, cells)."""
 
     title: str
-    rows: tuple[tuple[str, str, tuple[Cell | None, ...]], ...]
+    rows: tuple[tuple[tuple[str, ...], str, tuple[Cell | None, ...]], ...]
 
 
 @dataclass(frozen=True)
 class Grid:
     device: str
+    corner: str  # the heading of the shapes, with what holds of all
     columns: tuple[str, ...]
     baselines: tuple[tuple[str, str], ...]  # (key, title)
     bodies: tuple[Body, ...]
@@ -89,14 +92,22 @@ def grids(rows: Sequence[Row], table: pd.DataFrame) -> list[Grid]:
 
 
 def _grid(rows: Sequence[Row], found: Matrix) -> Grid:
-    everyone = [line.at for view in found.views for line in view.lines]
-    mixed = len({conditions(at) for at in everyone}) > 1 or any(at["gates_vary"] for at in everyone)
-    bodies = tuple(_body(rows, found, view, mixed) for view in found.views)
+    held = {conditions(line.at) for view in found.views for line in view.lines}
+    shared = _shared(held)
+    bodies = tuple(_body(rows, found, view, len(shared)) for view in found.views)
     baselines = tuple((one.key, one.title) for one in found.baselines)
-    return Grid(found.device, tuple(title for _, title in found.columns), baselines, bodies, _note(bodies))
+    titles = tuple(title for _, title in found.columns)
+    return Grid(found.device, ", ".join(["shape", *shared]), titles, baselines, bodies, _note(bodies))
 
 
-def _body(rows: Sequence[Row], found: Matrix, view: View, mixed: bool) -> Body:
+def _shared(held: set[str]) -> list[str]:
+    """What all of several conditions begin with: "bf16" of "bf16" and "bf16, no gates"."""
+    parts = [words.split(", ") for words in held]
+    same = zip(*parts, strict=False)
+    return [found[0] for found in takewhile(lambda found: len(set(found)) == 1, same)]
+
+
+def _body(rows: Sequence[Row], found: Matrix, view: View, shared: int) -> Body:
     calls = ", eager calls" if view.eager else ""
     lines, seen = [], dict[tuple[Any, ...], tuple[list[Entry | None], list[Entry]]]()
     for line in view.lines:
@@ -106,9 +117,15 @@ def _body(rows: Sequence[Row], found: Matrix, view: View, mixed: bool) -> Body:
         bases, first = seen[line.question]
         entries = [line.entries.get(key) for key, _ in found.columns]
         cells = tuple(entry and _cell(rows[entry.line["row"]], entry, bases, first) for entry in entries)
-        held = [*([conditions(line.at)] if mixed else []), *filter(None, [line.schedule])]
-        lines.append((text.shape(line.at), ", ".join(held), cells))
+        held = [*conditions(line.at).split(", ")[shared:], *filter(None, [line.schedule])]
+        lines.append((_shape(line.at), ", ".join(held), cells))
     return Body(f"{text.mode(view.mode)}{calls}", tuple(lines))
+
+
+def _shape(at: Mapping[str, Any]) -> tuple[str, ...]:
+    """A shape in two parts, "B4 T2k" and "H16 128", and how it is packed."""
+    batch, length, *heads = text.shape({**at, "lengths": ""}).split()
+    return (f"{batch} {length}", " ".join(heads), *filter(None, [text.packed(at).strip()]))
 
 
 def _cell(row: Row, entry: Entry, bases: Sequence[Entry | None], first: Sequence[Entry]) -> Cell:
@@ -120,10 +137,12 @@ def _cell(row: Row, entry: Entry, bases: Sequence[Entry | None], first: Sequence
         mark = MARKS.get(at["status"], f"✗ {at['status']}") if failed else "not timed"
         tip = "\n".join(filter(None, (at["label"], at["reason"] if failed else said)))
         return Cell(nothing, checked="" if failed else checked, mark=mark, failed=failed, tip=tip)
-    lead = "" if entry not in first else "fastest" if len(first) == 1 else "tied first"
+    alone = len({one.line["system"] for one in first}) == 1
+    lead = "" if entry not in first else "fastest" if alone else "tied first"
     by = tuple(_shown(entry, base) for base in bases)
     over = text.times(at["over_floor"]) if at["over_floor"] > 0 and at["family"] != "attention" else ""
-    return Cell(by, _value(at), f"{over} floor" if over else "", checked, lead=lead, tip=_tip(at, said))
+    heads = labels.title(at["variant"]).partition(", ")[2] if at["family"] == "attention" else ""
+    return Cell(by, _value(at), f"{over} floor" if over else "", heads, checked, lead=lead, tip=_tip(at, said))
 
 
 def _value(at: Mapping[str, Any]) -> str:
@@ -133,7 +152,6 @@ def _value(at: Mapping[str, Any]) -> str:
 
 def _tip(at: Mapping[str, Any], checked: str) -> str:
     """The schedule, the shape, the time with its interval, what follows from it, and what was checked."""
-    heads = at["variant"].partition(":")[2] if at["family"] == "attention" else ""
     facts = [f"{text.rate(at['tokens_per_s'])} tokens/s"]
     if at["beyond_mib"] > 0:
         facts.append(f"{text.number(at['beyond_mib'])} MiB beyond inputs")
@@ -142,8 +160,7 @@ def _tip(at: Mapping[str, Any], checked: str) -> str:
     where = f"{text.shape(at)}, {conditions(at)}, {text.mode(at['mode'])}"
     time = f"{text.number(at['ms'])} ms{interval(at)}"
     less = () if at["competes"] else ("It does less than is asked here.",)
-    named = at["label"] if not heads or labels.title(at["variant"]) in at["label"] else labels.title(at["variant"])
-    return "\n".join([named, where, time, ", ".join(facts), *filter(None, [checked]), *less, *implementation(at)])
+    return "\n".join([at["label"], where, time, ", ".join(facts), *filter(None, [checked]), *less, *implementation(at)])
 
 
 def _shown(entry: Entry, base: Entry | None) -> Shown:

@@ -90,14 +90,22 @@ function compareWith(table, place, title) {
     cell.dataset.tip = span ? `${facts}\n${ratio} the speed of ${title} (${span})` : facts;
   }
 }
-function shown(body, index) {
-  body.hidden = body.dataset.view !== index;
-  body.rows[0].hidden = true; // the selector says what its title does
+function view(table, index) {
+  for (const body of table.tBodies) {
+    body.hidden = body.dataset.view !== index;
+    body.rows[0].hidden = true; // the selector says what its title does
+  }
+  const rows = [...table.tHead.rows, ...[...table.tBodies].flatMap((body) => [...body.rows].slice(1))];
+  const inside = rows.filter((row) => row.parentNode.dataset.view === index);
+  for (let i = 1; i < table.tHead.rows[0].cells.length; i++) { // a system that ran in no case of this view has no column
+    const empty = inside.every((row) => !row.cells[i].textContent.trim());
+    for (const row of rows) row.cells[i].hidden = empty;
+  }
 }
 function choose(select) {
   const form = select.closest("form"), chart = form.closest(".chart"), table = document.getElementById(form.dataset.of);
   const option = select.selectedOptions[0];
-  if (select.dataset.pick === "view") for (const body of table.tBodies) shown(body, select.value);
+  if (select.dataset.pick === "view") view(table, select.value);
   else if (table) compareWith(table, select.selectedIndex, option.textContent);
   else for (const part of chart.querySelectorAll("[data-choice]")) part.hidden = part.dataset.choice !== select.value;
 }

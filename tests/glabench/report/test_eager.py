@@ -86,7 +86,7 @@ def test_what_is_kept_is_drawn_once_a_shape_and_nothing_is_said(board_rows: list
     assert row.memory
     assert values(panel, "fla") == [row.memory["kept_bytes"] / 2**20]
     assert values(panel, "gla:wo") == []  # 0 has no place on a log scale
-    assert "Nothing, which is not drawn: GLA w/o m." in figure.caption
+    assert "Nothing, which is not drawn: GLA without states" in figure.caption
 
 
 MODES = ("bwd", "fwdbwd")

@@ -89,7 +89,7 @@ def test_figures_say_what_is_not_tuned(papers_rows: list[Row]) -> None:
     ]  # fmt: skip
     figures = {section.name: figure for section in Pages(told).sections() for figure in section.figures}
     assert "Not tuned: " in figures["front"].caption
-    assert "GLA w/ m. C128/64" in figures["front"].caption.split("Not tuned: ")[1]
+    assert "GLA with states C128/64" in figures["front"].caption.split("Not tuned: ")[1]
     assert figures["chunks"].caption.endswith("Not tuned: chunks of 128.")
     assert not any("Not tuned" in figures[name].caption for name in ("ungated", "decoding"))
 
