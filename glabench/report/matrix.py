@@ -11,21 +11,21 @@ from typing import Any
 import pandas as pd
 
 from glabench.analysis import labels, matrix
-from glabench.analysis.matrix import Beside, Entry, Matrix, View
+from glabench.analysis.matrix import Entry, Matrix, View
 from glabench.report import text
 from glabench.report.parts import conditions, implementation, interval
 from glabench.store import Row
 
 FULL = 3.0  # log2 of the ratio from which on a cell has its full colour
 FAINT, STRONG = 0.10, 0.50  # of the colour, least and most
-WORDS = {"tie": "tie", "itself": "baseline", "unsure": "one sample", "less": "does less"}
+WORDS = {"tie": "tie", "itself": "baseline", "kept": "kept", "unsure": "one sample", "less": "does less"}
 MARKS = {"wrong": "✗ wrong", "compile_error": "✗ not compiled", "oom": "✗ out of memory", "timeout": "✗ timed out",
          "crashed": "✗ crashed", "unsupported": "– cannot run"}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Shown:
-    """A cell beside one baseline: "2.63×", what that says (faster, slower, tie, itself, unsure, less or nothing), how
+    """A cell beside one baseline: "2.63×", what that says (faster, slower, or one of WORDS), how
     much of a colour it gets, and the ratio's interval, "2.60 to 2.66"."""
 
     ratio: str
@@ -171,14 +171,14 @@ def _shown(entry: Entry, base: Entry | None) -> Shown:
         return Shown("1×", "itself")
     said = found.said if entry.competes else "less"
     span = "" if math.isnan(found.low) else f"{text.number(found.low)} to {text.number(found.high)}"
-    return Shown(text.times(found.ratio), said, _heat(found) if entry.competes else 0.0, span)
+    return Shown(text.times(found.ratio), said, heat(said, found.ratio), span)
 
 
-def _heat(found: Beside) -> float:
+def heat(said: str, ratio: float) -> float:
     """How much of the colour a ratio gets; none where it is no news."""
-    if found.said not in ("faster", "slower"):
+    if said not in ("faster", "slower"):
         return 0.0
-    return FAINT + (STRONG - FAINT) * min(1.0, abs(math.log2(found.ratio)) / FULL)
+    return FAINT + (STRONG - FAINT) * min(1.0, abs(math.log2(ratio)) / FULL)
 
 
 def _checked(row: Row) -> tuple[str, str]:
