@@ -240,7 +240,7 @@ def _place(line: Line) -> tuple[Any, ...]:
 
 def _baselines(columns: Sequence[tuple[str, str]], views: Sequence[View], across: bool) -> tuple[Baseline, ...]:
     """Those that have a time beside which another stands; the fastest of a question goes last, and first where there is
-    no rival, or where it is schedules that are compared."""
+    no rival, or where it is schedules that are compared and FLA is not there."""
     titles = dict(columns)
     fastest = Baseline(FASTEST, "the fastest")
     if across:
@@ -253,7 +253,7 @@ def _baselines(columns: Sequence[tuple[str, str]], views: Sequence[View], across
     lines = [line for view in views for line in view.lines]
     by_schedule = 2 * sum(bool(line.schedule) for line in lines) > len(lines)
     no_rival = not any(one in rivals for one in offered)
-    return (fastest, *offered) if no_rival or by_schedule else (*offered, fastest)
+    return (fastest, *offered) if no_rival or (by_schedule and not fla) else (*offered, fastest)
 
 
 def _stands_beside(one: Baseline, views: Sequence[View]) -> bool:
@@ -264,4 +264,3 @@ def _stands_beside(one: Baseline, views: Sequence[View]) -> bool:
             if base is not None and any(entry.timed and entry is not base for entry in line.entries.values()):
                 return True
     return False
-

@@ -152,8 +152,8 @@ def _sentence(*words: str) -> str:
 
 
 def pair_names(found: Iterable[Weighed]) -> tuple[str, ...]:
-    """ "GLA with states C64/64 (tuned) over FlashAttention-2", each pair once, those of one row together, with how its sides
-    were tuned at any place."""
+    """ "GLA with states C64/64 (tuned) over FlashAttention-2", each pair once, those of one row together, with how its
+    sides were tuned at any place."""
     states: dict[str, list[str]] = {}
     pairs: dict[str, list[str]] = {}
     for one in found:

@@ -34,8 +34,8 @@ def choices(table: pd.DataFrame) -> list[tuple[str, list[Choice]]]:
     """(device, what its chart can show) from the table of ``frame``, the baseline that the matrix begins with first."""
     operators = table[table["mode"] != "train"]
     both = {"fwd", "fwdbwd"} <= set(operators["mode"])  # then the backward pass alone is told by the matrix
-    operators = operators[operators["mode"] != "bwd"] if both else operators
-    return [(one.device, _choices(operators[operators["device"] == one.device], one)) for one in matrices(operators)]
+    drawn = operators[operators["mode"] != "bwd"] if both else operators
+    return [(one.device, _choices(drawn[drawn["device"] == one.device], one)) for one in matrices(table)]
 
 
 def _choices(table: pd.DataFrame, matrix: Matrix) -> list[Choice]:
@@ -53,10 +53,11 @@ def _fullest(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def by_column(best: pd.DataFrame, matrix: Matrix) -> pd.DataFrame:
-    """The rows of ``best`` with the columns of the matrix for variants: attention is one, whatever its heads; gates that
-    go across are no part of the question."""
+    """The rows of ``best`` with the columns of the matrix for variants: attention is one, whatever its heads; gates
+    that go across are no part of the question."""
     if matrix.gates_across:
-        return best.assign(variant=best["gate"], label=best["gate"].map(dict(matrix.columns)), gate="1", gates_vary=False)
+        named = best["gate"].map(dict(matrix.columns))
+        return best.assign(variant=best["gate"], label=named, gate="1", gates_vary=False)
     merged = best.assign(variant=best["variant"].map(labels.of_system)).sort_values("ms", kind="stable")
     return merged.drop_duplicates([*QUESTION, "variant"])
 
@@ -85,8 +86,9 @@ def beside(best: pd.DataFrame, baseline: Baseline) -> Figure | None:
         drawn = by_mode(curve.table, "speedup", length_of, tip, lengths.T_LABEL, f"× {baseline.title}", reference=line)
         panels += _named(drawn, curve, found)
         said.append(_overtakes(curve.table))
-    rest = [dots(part, "speedup", tip, f"× {baseline.title}", text.mode(mode), line) for mode, part in modes(alone(pairs))]
-    panels += side_by_side([panel for panel in rest if panel])
+    rest = modes(alone(pairs))
+    dotted = [dots(part, "speedup", tip, f"× {baseline.title}", text.mode(mode), line) for mode, part in rest]
+    panels += _others(side_by_side([panel for panel in dotted if panel]), found)
     name = slug("speedup", *(["eager"] if timed == "eager calls" else []), baseline.key, best["device"].iloc[0])
     caption = " ".join(filter(None, said)) + left_out
     return Figure(name, f"Speed beside {baseline.title}, {timed}", caption, tuple(panels))
@@ -98,8 +100,9 @@ def times(best: pd.DataFrame) -> Figure | None:
     drawn = [lengths.speed_of(curve) for curve in found]
     if not (drawn or rest):
         return None
-    panels = [panel for curve, figure in zip(found, drawn, strict=True) for panel in _named(figure.panels, curve, found)]
-    panels += [panel for figure in rest for panel in figure.panels]
+    curved = zip(found, drawn, strict=True)
+    panels = [panel for curve, figure in curved for panel in _named(figure.panels, curve, found)]
+    panels += _others([panel for figure in rest for panel in figure.panels], found)
     caption = " ".join(figure.caption for figure in [*drawn, *rest][:1])
     return Figure(slug("times", best["device"].iloc[0]), "Times", caption, tuple(panels))
 
@@ -111,8 +114,13 @@ def _named(panels: Sequence[Panel], curve: Curve, found: Sequence[Curve]) -> lis
     return [replace(panel, title=f"{panel.title}, {where}") for panel in panels] if len(found) > 1 else list(panels)
 
 
+def _others(panels: Sequence[Panel], found: Sequence[Curve]) -> list[Panel]:
+    """Panels of the shapes that are on no curve, which say so where there are curves."""
+    return [replace(panel, title=f"{panel.title}, other shapes") for panel in panels] if found else list(panels)
+
+
 def over(best: pd.DataFrame, baseline: Baseline) -> pd.DataFrame:
-    """``compare.speedups`` over what stands for a baseline at each question, of all that do what was asked but itself."""
+    """``compare.speedups`` over what stands for a baseline at each question, of all others that do what was asked."""
     asked = best[competes(best)]
     ranks = {key: i for i, key in enumerate(baseline.columns)}
     rank = asked["variant"].map(ranks) if ranks else pd.Series(0, asked.index)

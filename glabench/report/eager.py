@@ -25,8 +25,8 @@ KEPT = "kept for the backward pass, MiB"
 
 
 def figures(table: pd.DataFrame) -> tuple[Figure, ...]:
-    """The three times of the cases that have that of an eager call, of the mode that does most; the matrix and the table
-    have the rest. Of several schedules the fastest is drawn."""
+    """The three times of the cases that have that of an eager call, of the mode that does most; the matrix and the
+    table have the rest. Of several schedules the fastest is drawn."""
     best = answers(table[table["wall_ms"].notna()])
     return costs(_fullest(best))
 

@@ -71,7 +71,7 @@ def _speed_caption(curve: Curve) -> str:
 
 
 def _ahead(mode: str, rows: pd.DataFrame) -> str:
-    """ "forward at T = 8k: GLA with states first, its kernels 1.10× as fast as those of FLA chunk_gla"; nothing of one."""
+    """ "forward at T = 8k: GLA with states first, its kernels 1.10× as fast as those of FLA chunk_gla"."""
     ranked = rows[competes(rows)].sort_values("ms")
     if len(ranked) < 2:
         return ""

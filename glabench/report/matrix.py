@@ -59,7 +59,7 @@ class Cell:
 
     @property
     def data(self) -> str:
-        """What script shows beside each baseline, none of it from a row's words: "2.63×;faster;;0.41;2.60 to 2.66|..."."""
+        """What script shows beside each baseline, none of it a row's words: "2.63×;faster;;0.41;2.60 to 2.66|..."."""
         return "|".join(f"{s.ratio};{s.said};{s.word};{s.heat:.2f};{s.span}" for s in self.by)
 
 
@@ -116,7 +116,7 @@ def _body(rows: Sequence[Row], found: Matrix, view: View, shared: int) -> Body:
             seen[line.question] = (bases, matrix.leaders(view, line.question))
         bases, first = seen[line.question]
         entries = [line.entries.get(key) for key, _ in found.columns]
-        cells = tuple(entry and _cell(rows[entry.line["row"]], entry, bases, first) for entry in entries)
+        cells = tuple(_cell(rows[one.line["row"]], one, bases, first) if one else None for one in entries)
         held = [*conditions(line.at).split(", ")[shared:], *filter(None, [line.schedule])]
         lines.append((_shape(line.at), ", ".join(held), cells))
     return Body(f"{text.mode(view.mode)}{calls}", tuple(lines))

@@ -188,8 +188,8 @@ def most_telling(figures: Sequence[Figure]) -> tuple[Figure, ...]:
 
 
 def off_scale(rows: pd.DataFrame, value: str, least: bool = False) -> tuple[pd.DataFrame, str]:
-    """Rows without those that would squeeze all others into a corner: those whose value is more than OFF_SCALE times the
-    least of their question, or, of values of which ``least`` is the worst, less than that share of the most. The
+    """Rows without those that would squeeze all others into a corner: those whose value is more than OFF_SCALE times
+    the least of their question, or, of values of which ``least`` is the worst, less than that share of the most. The
     sentence tells what is left out, if anything."""
     groups = rows.groupby(QUESTION, dropna=False)[value]
     off = groups.transform("max") / rows[value] if least else rows[value] / groups.transform("min")

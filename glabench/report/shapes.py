@@ -26,6 +26,7 @@ from glabench.report.parts import (
     time_tip,
 )
 
+
 def head_dimension(best: pd.DataFrame) -> tuple[Figure, ...]:
     """Time over the head dimension at constant width (H*V), or else at constant H."""
     found = []

@@ -10,7 +10,6 @@ from matplotlib.axes import Axes
 
 from glabench.report.style import COLOURS
 
-
 STYLE = r' style="[^"]*"'
 
 

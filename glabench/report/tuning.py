@@ -18,8 +18,6 @@ from glabench.report.tuning_figures import devices, sections
 from glabench.store import Row
 from glabench.tuning_store import Tuning
 
-IN_MATRIX = "gain"  # the section whose figures the matrix tells: files of their own, but not on the page
-
 
 def render(tunings: Sequence[Tuning], found: Sequence[Section]) -> str:
     """The whole page as text; ``found`` are the sections of ``report.tuning_figures``."""
@@ -32,8 +30,7 @@ def render(tunings: Sequence[Tuning], found: Sequence[Section]) -> str:
         total=len(tunings),
         grids=tuning_matrix.grids(tunings),
         answers=_answers(tunings),
-        sections=[(s, [page.drawn(s.name, i, f) for i, f in enumerate(s.figures)])
-                  for s in found if s.figures and s.name != IN_MATRIX],
+        sections=[(s, [page.drawn(s.name, i, f) for i, f in enumerate(s.figures)]) for s in found if s.figures],
         missing=[(s.title, s.missing) for s in found if not s.figures],
         tuned=tuning_tables.tuned(tunings),
         directions=len({tuning.workload["direction"] for tuning in tunings}) > 1,

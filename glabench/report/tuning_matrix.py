@@ -46,11 +46,15 @@ def _grid(device: str, tunings: Sequence[Tuning]) -> Grid:
 def _cell(tuning: Tuning) -> Cell:
     first = winner(tuning)
     if first is None:
-        return Cell((Shown("", ""),), mark="✗ no plan", failed=True, tip=f"No plan that runs and is right\n{tuning.stopped}")
+        tip = f"No plan that runs and is right\n{tuning.stopped}"
+        return Cell((Shown("", ""),), mark="✗ no plan", failed=True, tip=tip)
     time, plan = estimate(first.samples_ms), _named(Variant.of(first.plan))
-    facts = [text.workload(tuning.workload), f"{plan}, by {tuning.strategy}",
-             f"{text.number(time.median)} ms ({time.kind}: {text.number(time.low)} to {text.number(time.high)})",
-             f"{text.count(tuning.measured, 'candidate')} of {tuning.feasible:,} measured in {tuning.wall_s:.0f} s"]  # fmt: skip
+    facts = [
+        text.workload(tuning.workload),
+        f"{plan}, by {tuning.strategy}",
+        f"{text.number(time.median)} ms ({time.kind}: {text.number(time.low)} to {text.number(time.high)})",
+        f"{text.count(tuning.measured, 'candidate')} of {tuning.feasible:,} measured in {tuning.wall_s:.0f} s",
+    ]
     old = incumbent(tuning)
     facts += [f"in use: {_named(Variant.of(old.plan))}, {old.origin}"] if old else []
     return Cell((_shown(tuning),), f"{text.number(time.median)} ms", plan, tip="\n".join(facts))

@@ -50,7 +50,7 @@ function step(hits, key) {
   const series = starts.findLastIndex((hit) => hits.indexOf(hit) <= at);
   return starts[Math.min(Math.max(series + (key === "ArrowDown" ? 1 : -1), 0), starts.length - 1)];
 }
-const typed = (svg) => svg.matches(":focus-visible");
+const typed = (svg) => Boolean(svg?.matches(":focus-visible"));
 for (const svg of document.querySelectorAll(".panel svg")) {
   if (!svg.querySelector(".hit")) continue;
   svg.tabIndex = 0;
