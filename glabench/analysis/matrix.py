@@ -19,7 +19,7 @@ from glabench.analysis.spread import Said, said
 
 MODES = ("fwdbwd", "train", "bwd", "fwd", "step")  # what does most comes first
 FLA = ("fla", "fla_recurrent", "fla_linear", "fla_simple", "fla_retention", "gla_lm_fla")
-# After FLA, the baselines that are offered, the first of which stands where FLA does not. Ours come last.
+# The order of baselines after FLA, of which the first stands where FLA does not; then ours, then what is in neither.
 RIVALS = ("helion", "fa2", "fa3", "cudnn", "flex", "sdpa", "transformer_lm", "mlstm_tfla", "mamba2_ssd", "mamba_scan",
           "lightning2")  # fmt: skip
 OURS = ("gla", "gla:w", "gla_recurrent", "simple_gla", "retention", "gla_lm", "recurrent_torch")
@@ -249,7 +249,10 @@ def _baselines(columns: Sequence[tuple[str, str]], views: Sequence[View], across
     rivals = [Baseline("fla", titles[fla[0]] if len(fla) == 1 else "FLA", fla)] if fla else []
     rivals += [Baseline(key, titles[key], (key,)) for key in RIVALS if key in titles]
     ours = [Baseline(key, titles[key], (key,)) for key in OURS if key in titles]
-    offered = [one for one in (*rivals, *ours) if _stands_beside(one, views)]
+    known = {key for one in (*rivals, *ours) for key in one.columns}
+    others = [Baseline(key, titles[key], (key,)) for key in titles if key not in known and not key.startswith("gla:")]
+    rivals, others = (rivals, others) if rivals else (others, [])
+    offered = [one for one in (*rivals, *ours, *others) if _stands_beside(one, views)]
     lines = [line for view in views for line in view.lines]
     by_schedule = 2 * sum(bool(line.schedule) for line in lines) > len(lines)
     no_rival = not any(one in rivals for one in offered)

@@ -17,6 +17,7 @@ from glabench.report.model import Figure, Panel
 from glabench.report.parts import by_mode, conditions, dots, length_of, modes, off_scale, side_by_side, slug
 from glabench.report.shapes import alone, every_shape
 
+MOST_BASELINES = 6  # the matrix offers them all; a chart takes room
 MOST_CURVES = 2  # settings in which T varies; the matrix has the rest
 TIMES, EAGER = "ms", "eager"  # the keys of the choices without a baseline, and of eager calls beside the first one
 
@@ -40,7 +41,7 @@ def choices(table: pd.DataFrame) -> list[tuple[str, list[Choice]]]:
 
 def _choices(table: pd.DataFrame, matrix: Matrix) -> list[Choice]:
     best, called = (by_column(answers(rows), matrix) for rows in (table, eager(_fullest(table))))
-    offered = [one for one in matrix.baselines if one.key != FASTEST or one is matrix.baselines[0]]
+    offered = [one for one in matrix.baselines if one.key != FASTEST or one is matrix.baselines[0]][:MOST_BASELINES]
     found = [(one.key, one.title, beside(best, one)) for one in offered]
     found.append((TIMES, "none: the times", times(best)))
     found += [(EAGER, f"{one.title}, eager calls", beside(called, one)) for one in offered[:1]]

@@ -147,3 +147,9 @@ def test_devices_have_a_matrix_each() -> None:
     here = row("gla", 1.0)
     there = replace(here, environment={"device": "another", "kind": "cuda"})
     assert [one.device for one in matrices(frame([here, there]))] == ["GPU", "another"]
+
+
+def test_a_system_that_nobody_listed_is_a_baseline_too() -> None:
+    found = matrix([row("gla", 1.0), row("scan", 3.0), row("mine", 6.0)])
+    assert [one.key for one in found.baselines] == ["scan", "mine", "gla", "fastest"]
+    assert ratios(found, found.views[0], "mine") == [{"gla": 6.0, "scan": 2.0, "mine": 1.0}]
