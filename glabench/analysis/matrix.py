@@ -140,8 +140,9 @@ def leaders(view: View, question: tuple[Any, ...]) -> list[Entry]:
 
 
 def matrices(table: pd.DataFrame) -> list[Matrix]:
-    """A matrix a device, in the order of the table, from the table of ``frame``."""
-    return [_matrix(str(name), table[table["device"] == name]) for name in dict.fromkeys(table["device"])]
+    """A matrix a device, GPUs first, from the table of ``frame``."""
+    names = dict.fromkeys(table.sort_values("kind", ascending=False, kind="stable")["device"])
+    return [_matrix(str(name), table[table["device"] == name]) for name in names]
 
 
 def _matrix(device: str, table: pd.DataFrame) -> Matrix:

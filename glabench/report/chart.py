@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import pandas as pd
 
@@ -82,7 +81,7 @@ def beside(best: pd.DataFrame, baseline: Baseline) -> Figure | None:
     said = [f"Above the line, and right of it, {timed} are faster than those of {baseline.title} at the same question."]
     panels: list[Panel] = []
     found = curves(pairs)[:MOST_CURVES]
-    tip, line = partial(_tip, over=baseline.title), (1.0, f"as fast as {baseline.title}")
+    tip, line = partial(lengths.speedup_tip, over=baseline.title), (1.0, f"as fast as {baseline.title}")
     for curve in found:
         drawn = by_mode(curve.table, "speedup", length_of, tip, lengths.T_LABEL, f"× {baseline.title}", reference=line)
         panels += _named(drawn, curve, found)
@@ -131,10 +130,6 @@ def over(best: pd.DataFrame, baseline: Baseline) -> pd.DataFrame:
     itself = base[[*QUESTION, "variant"]].assign(itself=True)
     pairs = pairs.merge(itself, on=[*QUESTION, "variant"], how="left")
     return pairs[pairs["itself"].isna() | (baseline.key == FASTEST)]
-
-
-def _tip(row: Mapping[str, Any], over: str) -> str:
-    return lengths.speedup_tip(row, over)
 
 
 def _overtakes(pairs: pd.DataFrame) -> str:

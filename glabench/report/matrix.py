@@ -25,8 +25,8 @@ MARKS = {"wrong": "✗ wrong", "compile_error": "✗ not compiled", "oom": "✗ 
 
 @dataclass(frozen=True)
 class Shown:
-    """A cell beside one baseline: "2.63×", what that says (faster, slower, or one of WORDS), how
-    much of a colour it gets, and the ratio's interval, "2.60 to 2.66"."""
+    """A cell beside one baseline: "2.63×", what that says (faster, slower, or one of WORDS), how much of a colour it
+    gets, and the ratio's interval, "2.60 to 2.66"."""
 
     ratio: str
     said: str
@@ -87,7 +87,7 @@ class Grid:
 
 
 def grids(rows: Sequence[Row], table: pd.DataFrame) -> list[Grid]:
-    """A matrix a device, ready for the page; of no device where no row has one."""
+    """A matrix a device, ready for the page."""
     return [_grid(rows, found) for found in matrix.matrices(table)]
 
 
@@ -190,13 +190,15 @@ def _checked(row: Row) -> tuple[str, str]:
     named = " ".join(f"{axis}{at[axis]}" for axis in "BTHKV" if axis in at)
     own = all(at.get(axis) == row.case[axis] for axis in "BTHKV")
     what = accuracy.get("reference") or "the float64 reference"
-    return f"✓ at {named}" if named and not own else "✓", f"matches {what}, checked at {named or 'an unknown shape'}"
+    where = named or "a shape that was not recorded"
+    return "✓" if own else f"✓ at {where}", f"matches {what}, checked at {where}"
 
 
 def _note(bodies: Sequence[Body]) -> str:
     """What the signs mean that the matrix has."""
     cells = [cell for body in bodies for _, _, row in body.rows for cell in row if cell]
-    said = ["Each cell: how many times as fast as the baseline at the same question, then its median"]
+    value = "tokens a second" if all(cell.value.endswith("tok/s") for cell in cells if cell.value) else "median"
+    said = [f"Each cell: how many times as fast as the baseline at the same question, then its {value}"]
     if any(cell.floor for cell in cells):
         said[0] += " and how many times as long that is as moving inputs and outputs alone"
     ticks = {cell.checked for cell in cells if cell.checked}

@@ -86,6 +86,8 @@ def test_a_tick_says_of_which_shape_a_row_was_checked(board_rows: list[Row]) -> 
     assert cell.checked == "✓ at B1 T165 H2 K64 V64"
     assert "checked at B1 T165 H2 K64 V64" in cell.tip
     assert "checked at that shape" in found.note
+    older = [replace(row, accuracy={**(row.accuracy or {}), "shape": None}) for row in rows]
+    assert at(grid(older), "forward", "B4 T2k H16 128", "FLA chunk_gla").checked == "✓ at a shape that was not recorded"
     bare = [replace(row, accuracy=None) for row in rows]
     assert at(grid(bare), "forward", "B4 T2k H16 128", "FLA chunk_gla").checked == ""
 
