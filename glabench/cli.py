@@ -12,6 +12,7 @@ import typer
 
 from glabench import __version__
 from glabench.commands.check import check
+from glabench.commands.compare import compare
 from glabench.commands.compile import compile_
 from glabench.commands.doctor import doctor
 from glabench.commands.ls import ls
@@ -30,7 +31,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 COMMANDS = {
-    function.__name__.rstrip("_"): function for function in (sweep, report, check, tune, profile, compile_, ls, doctor)
+    function.__name__.rstrip("_"): function
+    for function in (compare, sweep, report, check, tune, profile, compile_, ls, doctor)
 }
 for _name, _function in COMMANDS.items():
     app.command(_name)(_function)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import signal
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -132,18 +132,19 @@ def run_cases(
     out: Appender,
     opening: str,
     driver: Callable[[SweepProgress], Driver],
+    closing: Callable[[Console], None] = lambda console: None,
+    to_stderr: bool = False,
 ) -> None:
     """Run those of the cases that are not done, and say what all came to. Exits with 1 when some row is BAD, with 130
     after Ctrl-C or SIGTERM.
 
-    done: statuses by case id; opening: what it is, where; driver: made for the progress that it is given.
+    done: statuses by case id; opening: what it is, where; driver: made for the progress that it is given; closing: what
+    is shown when all are done; to_stderr: where all that is said goes, so that ``closing`` has stdout for itself.
     """
-    from rich.console import Console
-
     from glabench.run.progress import SweepProgress
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a batch system's way to say what Ctrl-C says
-    console = Console(highlight=False, markup=False)
+    console = wide_console(to_stderr)
     if out.moved_to is not None:
         console.print(f"The old rows are in {out.moved_to}", soft_wrap=True)
     resumed = f", {len(done)} of them finished earlier" if done else ""
@@ -151,6 +152,8 @@ def run_cases(
     with SweepProgress(len(cases), len(done), console) as progress:
         outcome = driver(progress).run([case for case in cases if case.id not in done])
     statuses = Counter(done.values()) + outcome.statuses
+    if not outcome.interrupted:
+        closing(console)
     _close(console, statuses, len(cases), out.path, outcome.interrupted)
     if outcome.interrupted:
         raise typer.Exit(130)
@@ -158,8 +161,25 @@ def run_cases(
         raise typer.Exit(1)
 
 
+def wide_console(to_stderr: bool = False) -> Console:
+    """Where a command says what it does. A pipe has no width: what is said there is as wide as on a wide terminal."""
+    from rich.console import Console
+
+    console = Console(highlight=False, markup=False, stderr=to_stderr)
+    if not console.is_terminal:
+        console.width = max(console.width, 120)
+    return console
+
+
+def print_standing(console: Console, path: Path, ids: Collection[str], slug: str, against: Sequence[str] = ()) -> None:
+    """The table of what these cases of the file came to on that device; see `glabench.commands.standing`."""
+    from glabench.commands.standing import print_table, rows_of  # brings pandas
+
+    print_table(console, rows_of(path, ids, slug), against)
+
+
 def cases_of(count: int) -> str:
-    """1 case, 2 cases. `glabench.report.text` counts anything, but brings pandas, which a sweep does without."""
+    """1 case, 2 cases. `glabench.report.text` counts anything, but brings pandas, which takes a second to import."""
     return f"{count} case{'' if count == 1 else 's'}"
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from glabench.commands import running
-from glabench.commands.running import pick_device, rows_file, run_cases
+from glabench.commands.running import pick_device, print_standing, rows_file, run_cases
 
 if TYPE_CHECKING:
     from glabench.spec.case import Case
@@ -74,7 +74,6 @@ def _print_plan(
     chosen: Sweep, cases: list[Case], path: Path, device: Device, fresh: bool, there: dict[str, Any] | None
 ) -> None:
     """The cases as a table, and how many of them are left."""
-    from rich.console import Console
     from rich.table import Table
 
     done = {} if fresh else _finished(chosen, path, device, there)
@@ -111,9 +110,7 @@ def _print_plan(
             done.get(case.id, ""),
         )
         table.add_row(*map(str, cells))
-    console = Console(highlight=False, markup=False)
-    if not console.is_terminal:
-        console.width = max(console.width, 120)
+    console = running.wide_console()
     console.print(table)
     systems = Counter(case.system for case in cases)
     left = sum(case.id not in done for case in cases)
@@ -139,7 +136,7 @@ def _run(
     gpus: tuple[str, ...],
     there: dict[str, Any] | None,
 ) -> None:
-    from glabench.hardware.environment import device_name
+    from glabench.hardware.environment import device_name, device_slug
     from glabench.run.driver import FIRST_CASE, Driver
     from glabench.run.ray_executor import RayDriver
     from glabench.store import Appender
@@ -150,6 +147,7 @@ def _run(
         running.check_cache()
     kind_of_driver = Driver if there is None else partial(RayDriver, there=there)
     name = device_name(device) if there is None else f"{there['device']}, with Ray"
+    slug = device_slug(device) if there is None else there["device_slug"]
 
     with Appender(path, fresh=fresh) as out:
         ids = {case.id for case in cases}
@@ -169,4 +167,5 @@ def _run(
                 gpus=gpus,
                 imports=FIRST_CASE if device == "cuda" else (),
             ),
+            closing=lambda console: print_standing(console, path, ids, slug),
         )

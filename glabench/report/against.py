@@ -12,9 +12,9 @@ from glabench.analysis import labels
 from glabench.analysis.compare import QUESTION, by, competes
 from glabench.report import text
 from glabench.report.parts import conditions
+from glabench.spec.catalog import RIVALS
 
 OWN = "gla"
-RIVALS = ("fla", "helion", "fa2", "fa3", "cudnn", "flex")  # those of them that have a time get a column
 SHORT = {"fwd": "fwd", "bwd": "bwd", "fwdbwd": "fwd+bwd", "step": "step", "train": "training step"}
 # column: (its heading, what it says of the default schedule). The last three need rows with the time of an eager call.
 FACTS = {
@@ -36,6 +36,7 @@ def table(best: pd.DataFrame) -> tuple[str, list[str], list[list[str]]] | None:
         return None
     both = pd.concat(groups)
     own = both[both["variant"] == OWN]
+    # those that have a time get a column
     rivals = [name for name in RIVALS if (both["variant"].map(labels.of_system) == name).any()]
     called = bool(own["wall_ms"].notna().any())
     facts = [name for name in FACTS if name in ALWAYS or (called and own[name].notna().any())]

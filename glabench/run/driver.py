@@ -21,7 +21,7 @@ from glabench.run.attempts import Attempts, still_holds
 from glabench.run.gpus import counted_as_by_nvml, only_this
 from glabench.run.parts import merge, parts
 from glabench.run.sharing import Shared
-from glabench.run.untimed import Job, Untimed
+from glabench.run.untimed import ALONE_S, Job, Untimed
 from glabench.run.worker import PIPELINE, Worker
 from glabench.spec.case import Case
 from glabench.spec.settings import Device, Part, Settings
@@ -60,6 +60,8 @@ class Driver:
     ``glabench.run.sharing``; none is one worker, on the GPU that CUDA takes.
     pipeline, split: the module whose ``run_case`` workers call, and the parts in which it runs a case.
     imports: what the processes that time cases import besides, while kernels compile.
+    later: ids of the cases that are neither compiled nor timed before all others have their rows.
+    alone_s: see ``glabench.run.untimed.Untimed``.
     """
 
     sweep: str
@@ -73,6 +75,8 @@ class Driver:
     split: Callable[[Case, Device], tuple[Part, ...]] = parts
     gpus: tuple[str, ...] = ()
     imports: tuple[str, ...] = ()
+    later: frozenset[str] = frozenset()
+    alone_s: float = ALONE_S
     _attempts: Attempts = field(default_factory=Attempts, init=False)
     _workers: list[Worker] = field(default_factory=list, init=False)
     _halves: dict[str, Row] = field(default_factory=dict, init=False)
@@ -84,16 +88,18 @@ class Driver:
     def run(self, cases: Sequence[Case]) -> Outcome:
         """Run the cases; Ctrl-C ends the workers and comes back with ``interrupted``, every finished row kept.
 
-        What is not timed comes first, in parallel; what is timed runs alone, with nothing beside it on its GPU.
-        Meanwhile the processes that will time import what they need.
+        What is not timed comes first, in parallel; what is timed runs alone, with nothing beside it on its GPU. Then
+        the same again of the ``later`` ones. Meanwhile the processes that will time import what they need.
         """
-        timed = [case for case in cases if "all" in self._parts(case)]
+        timed = any("all" in self._parts(case) for case in cases)
         try:
             workers = [self._worker("all", gpu) for gpu in self.gpus or (None,)] if timed else []
             for worker in workers:
                 worker.start()
-            self._run_untimed([Job(case, part) for case in cases for part in self._parts(case) if part != "all"])
-            self._run_timed(timed, workers)
+            for last in (False, True):
+                turn = [case for case in cases if (case.id in self.later) is last]
+                self._run_untimed([Job(case, part) for case in turn for part in self._parts(case) if part != "all"])
+                self._run_timed([case for case in turn if "all" in self._parts(case)], workers)
         except KeyboardInterrupt:
             self._outcome.interrupted = True
         finally:
@@ -112,11 +118,10 @@ class Driver:
         """Cases one after another, in a process that has its GPU to itself."""
         while not self._stopped and (case := take()) is not None:
             self._run_job(worker, Job(case, "all"))
-        worker.close()
 
     def _run_untimed(self, jobs: Sequence[Job]) -> None:
         """Gates and compilations side by side; a process is kept for one kind of part as long as there are any."""
-        self._untimed = Untimed(jobs)
+        self._untimed = Untimed(jobs, self.alone_s)
         kinds: tuple[Part, Part] = ("gate", "compile")
         count = cores() if any(job.shared for job in jobs) else min(cores(), len(jobs))
         gpus = self.gpus or (None,)  # the processes that compile each open one: not all of them the same

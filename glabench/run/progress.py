@@ -14,6 +14,7 @@ from rich.text import Text
 
 from glabench.spec.case import LATER, Case, later
 from glabench.spec.settings import Part
+from glabench.spec.shape import named
 from glabench.store import Row
 
 COLOURS = {"ok": "green", "unsupported": "yellow", "oom": "yellow", "timeout": "yellow"}  # others: red
@@ -48,12 +49,19 @@ def result(row: Row) -> str:
         return f"{statistics.median(row.time['samples_ms']):.4g} ms"
     said = []
     if row.accuracy and row.accuracy.get("passed"):
-        said.append("matches float64")
+        said.append(f"matches float64{_at(row)}")
     if row.compiled:
         said.append(
             "compiles for " + ", ".join(sorted({entry["arch"] for entry in row.compiled if not entry["error"]}))
         )
     return "; ".join(said)
+
+
+def _at(row: Row) -> str:
+    """At which shape it was checked, where that is not the case's own."""
+    shape = {axis: row.case[axis] for axis in "BTHKV"}
+    checked = shape | ((row.accuracy or {}).get("shape") or {})
+    return "" if checked == shape else f" at {named(checked)}"
 
 
 class _Rate(ProgressColumn):

@@ -18,8 +18,8 @@ from glabench.spec.case import Case
 from glabench.spec.catalog import CATALOG
 from glabench.spec.settings import Part
 
-# Seconds that a job takes before it is helped with: a process for it has imported torch and opened the GPU in ten, and
-# what another sweep has compiled before is found on the disk sooner than that.
+# Seconds that a job of a sweep takes before it is helped with: a process for it has imported torch and opened the GPU
+# in ten, and what another sweep has compiled before is found on the disk sooner than that.
 ALONE_S = 20.0
 LOOK_S = 0.5
 
@@ -44,9 +44,11 @@ class _Running:
 
 
 class Untimed:
-    """The jobs that are left and those that run. Used by many threads."""
+    """The jobs that are left and those that run. ``alone_s``: seconds after which a job is helped with. Used by many
+    threads."""
 
-    def __init__(self, jobs: Sequence[Job]) -> None:
+    def __init__(self, jobs: Sequence[Job], alone_s: float = ALONE_S) -> None:
+        self._alone_s = alone_s
         self._left: dict[Part, deque[Job]] = {
             part: deque(job for job in jobs if job.part == part) for part in ("gate", "compile")
         }
@@ -81,7 +83,7 @@ class Untimed:
                 running = {job: one for job, one in self._running.items() if job.shared and job not in helped}
                 if not running:
                     return None
-                long = [job for job, one in running.items() if now - one.since >= ALONE_S]
+                long = [job for job, one in running.items() if now - one.since >= self._alone_s]
                 if long:
                     job = min(long, key=lambda job: (len(running[job].helpers), running[job].since))
                     running[job].helpers.append(helper)

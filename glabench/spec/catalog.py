@@ -195,3 +195,8 @@ _SYSTEMS = (
 )  # fmt: skip
 
 CATALOG: dict[str, SystemInfo] = {info.name: info for info in _SYSTEMS}
+
+# What `gla` is measured beside where nobody says: the other kernels for the same operator, and softmax attention.
+RIVALS = ("fla", "helion", "fa2", "fa3", "cudnn", "flex")
+# What of these forms a CPU can time.
+ON_CPU = ("sdpa", "chunkwise_torch", "parallel_torch", "recurrent_torch")

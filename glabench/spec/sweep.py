@@ -109,7 +109,12 @@ _EXPECTED = {
 
 def load(path: Path) -> Sweep:
     """Read and validate one sweep file; UserError with file, line and what was expected otherwise."""
-    source = read_yaml(path)
+    return valid(read_yaml(path))
+
+
+def valid(source: Source) -> Sweep:
+    """The sweep that a source describes, which is called as its file if it has no name of its own. UserError as
+    ``load``."""
     if not isinstance(source.data, dict):
         raise source.error((), f"expected a mapping with a title and axes or cases, got {_shown(source.data)}")
     try:
@@ -119,7 +124,7 @@ def load(path: Path) -> Sweep:
     for device in ("cpu", "cuda"):
         _check_settings(source, ("devices", device), file.devices.get(device))
     _check_settings(source, (), file)
-    return Sweep(file.name or path.stem, file.title, file.question, source, file)
+    return Sweep(file.name or source.path.stem, file.title, file.question, source, file)
 
 
 def _first_error(source: Source, error: ValidationError) -> UserError:

@@ -17,9 +17,9 @@ from glabench.errors import UserError
 from glabench.lines import Lines
 from glabench.phases import spent_of
 from glabench.run import driver as driver_module
-from glabench.run import untimed
 from glabench.run.attempts import Attempts
 from glabench.run.driver import Driver, finished
+from glabench.run.untimed import ALONE_S
 from glabench.run.worker import Worker
 from glabench.spec.case import Case
 from glabench.spec.settings import Device, Part, Settings
@@ -58,6 +58,8 @@ def drive(
     limit_s: float = 30,
     gpus: tuple[str, ...] = (),
     imports: tuple[str, ...] = (),
+    later: frozenset[str] = frozenset(),
+    alone_s: float = ALONE_S,
 ) -> driver_module.Outcome:
     with Appender(path) as out:
         return Driver(
@@ -71,6 +73,8 @@ def drive(
             pipeline="misbehaving",
             gpus=gpus,
             imports=imports,
+            later=later,
+            alone_s=alone_s,
         ).run(cases)
 
 
@@ -106,6 +110,15 @@ def test_a_gpu_compiles_first_and_then_times_in_order_in_one_process(tmp_path: P
     assert made[2:] == [(c.id, "all", "None") for c in cases]
     assert len({line.split()[2] for line in calls.read_text().splitlines()[2:]}) == 1
     assert [row.case_id for row in store.read(tmp_path / "rows.jsonl")] == [c.id for c in cases]
+
+
+def test_later_cases_are_compiled_once_all_others_have_their_rows(tmp_path: Path, calls: Path) -> None:
+    cases = [case("fla"), case("gla"), case("fa2")]
+    drive(tmp_path / "rows.jsonl", cases, device="cuda", compiled=frozenset(), later=frozenset({cases[0].id}))
+    fla, gla, fa2 = (one.id for one in cases)
+    made = [(made, part) for made, part, _ in called(calls)]
+    assert made == [(gla, "compile"), (gla, "all"), (fa2, "all"), (fla, "compile"), (fla, "all")]
+    assert len({line.split()[2] for line in calls.read_text().splitlines() if line.split()[1] == "all"}) == 1
 
 
 def test_what_times_alone_imports_what_timing_needs(tmp_path: Path, calls: Path) -> None:
@@ -157,9 +170,9 @@ def test_who_has_nothing_to_do_helps_a_rival_that_compiles_for_long(
     tmp_path: Path, calls: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(driver_module, "cores", lambda: 3)
-    monkeypatch.setattr(untimed, "ALONE_S", 0.1)
     listener = Listener()
-    drive(tmp_path / "rows.jsonl", [case("fla", 13), case("gla")], device="cuda", listener=listener)
+    cases = [case("fla", 13), case("gla")]
+    drive(tmp_path / "rows.jsonl", cases, device="cuda", listener=listener, alone_s=0.1)
     made = [line.split() for line in calls.read_text().splitlines()]
     compiled = [words[2] for words in made if words[:2] == [case("fla", 13).id, "compile"]]
     assert len(compiled) == len(set(compiled)) > 1  # in processes of their own, and each once

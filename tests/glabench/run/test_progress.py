@@ -27,6 +27,8 @@ def test_a_result_in_a_few_words() -> None:
     entries = [{"arch": arch, "error": error} for arch, error in (("sm_90", None), ("sm_80", None), ("sm_100", "no"))]
     checked = replace(OK, time=None, accuracy={"passed": True}, compiled=entries)
     assert result(checked) == "matches float64; compiles for sm_80, sm_90"
+    smaller = {"passed": True, "shape": {"B": 1, "T": 165, "H": 2, "K": 64, "V": 64}}
+    assert result(replace(OK, time=None, accuracy=smaller)) == "matches float64 at B1 T165 H2 K64 V64"
 
 
 def test_piped_lines_are_whole_and_counted_from_where_the_last_run_stopped() -> None:
