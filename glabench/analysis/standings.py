@@ -19,7 +19,7 @@ from glabench.spec.catalog import RIVALS
 from glabench.store import Row
 
 # A baseline where none is asked for: the first of these that has a time.
-USUAL = (*RIVALS, "sdpa", "chunkwise_torch", "recurrent_torch")
+USUAL = (*RIVALS, "sdpa", "chunkwise_torch", "recurrent_torch", "transformer_lm")
 
 
 @dataclass(frozen=True)

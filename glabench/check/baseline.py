@@ -1,7 +1,8 @@
 """Baselines: rows that were accepted as what a GPU gives, one file a GPU under results/baselines/, and by whom.
 
-<gpu>.jsonl holds the rows as the sweep wrote them, several runs of each case if there are; <gpu>.log a line of JSON
-for each time that rows were accepted.
+<gpu>.jsonl holds the rows as sweeps wrote them, several runs of each case if there are: those that were accepted last
+of each sweep, so that one sweep's say nothing of another's. <gpu>.log has a line of JSON for each time that rows were
+accepted.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from glabench.check.verdict import BROKEN
 from glabench.errors import UserError
 from glabench.hardware.environment import slug
 from glabench.lines import whole
-from glabench.store import Row, to_json
+from glabench.store import Row, read, to_json
 
 FOLDER = Path("results") / "baselines"
 COMMIT = "baseline"  # as a revision: the commit that the baseline's rows are of
@@ -43,6 +44,14 @@ def find(name: str, rows: Sequence[Row], folder: Path = FOLDER) -> Path | None:
     return path if path.exists() else None
 
 
+def relevant(known: Sequence[Row], rows: Sequence[Row]) -> list[Row]:
+    """What of the rows ``known`` of a baseline the ``rows`` are compared with: those of their sweeps, and for a case
+    that none of these has, those of other sweeps."""
+    sweeps, asked = {row.sweep for row in rows}, {row.case_id for row in rows}
+    covered = {row.case_id for row in known if row.sweep in sweeps}
+    return [row for row in known if row.sweep in sweeps or row.case_id in asked - covered]
+
+
 def commit_of(rows: Sequence[Row], file: Path) -> str:
     """The commit that the rows of this baseline are of. UserError when they name none, several, or one with changes
     that nobody can check out."""
@@ -57,11 +66,12 @@ def commit_of(rows: Sequence[Row], file: Path) -> str:
 
 
 def accept(rows: Sequence[Row], why: str, folder: Path = FOLDER) -> tuple[Path, dict[str, Any]]:
-    """Make the rows the baseline of their GPU, in place of the one before, and log it; returns file and log entry.
+    """Make the rows the baseline of their sweeps on their GPU, in place of the one before, and log it; returns file and
+    log entry. Rows of other sweeps stay.
 
     Raises:
         UserError: no reason is given, a row is wrong, crashed or did not compile, the rows are of several commits or
-            devices, or the folder cannot be written.
+            devices, a row of the file cannot be read and would be lost, or the folder cannot be written.
     """
     if not why.strip():
         raise UserError("--accept: expected why, in words, such as --accept 'new kernels for gates on the value side'")
@@ -78,6 +88,8 @@ def accept(rows: Sequence[Row], why: str, folder: Path = FOLDER) -> tuple[Path, 
     if len(commits) > 1:
         raise UserError(f"--accept: rows of {len(commits)} commits ({', '.join(commits)}), expected those of one")
     path = folder / f"{device_slug(rows)}.jsonl"
+    sweeps = sorted({row.sweep for row in rows})
+    kept = [row for row in _known(path) if row.sweep not in sweeps]
     entry = {
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
         "who": who(),
@@ -86,15 +98,26 @@ def accept(rows: Sequence[Row], why: str, folder: Path = FOLDER) -> tuple[Path, 
         "dirty": any(bool(row.environment.get("dirty")) for row in rows),
         "cases": len({row.case_id for row in rows}),
         "rows": len(rows),
+        "sweeps": sweeps,
+        "kept": sorted({row.sweep for row in kept}),
     }
     try:
         with whole(path) as part:
-            part.write_text("".join(to_json(row) + "\n" for row in rows), encoding="utf-8")
+            part.write_text("".join(to_json(row) + "\n" for row in (*kept, *rows)), encoding="utf-8")
         with path.with_suffix(".log").open("a", encoding="utf-8") as log:
             log.write(json.dumps(entry, ensure_ascii=False) + "\n")
     except OSError as error:
         raise UserError(f"{error.filename or path}: cannot be written: {error.strerror}") from None
     return path, entry
+
+
+def _known(path: Path) -> list[Row]:
+    """The rows of a baseline's file, none where there is no file. UserError for one with a line that is no row."""
+
+    def refuse(message: str) -> None:
+        raise UserError(f"{message}; it would be lost: `glabench results verify` names bad lines")
+
+    return list(read(path, refuse)) if path.exists() else []
 
 
 def who() -> str:

@@ -122,12 +122,14 @@ def _accept(rows: list[Row], why: str) -> None:
     dirty = ", with changes that are not committed" if entry["dirty"] else ""
     typer.echo(f"{path}: {entry['cases']} cases in {entry['rows']} rows of commit {entry['commit']}{dirty}")
     typer.echo(f"accepted by {entry['who']}: {entry['why']}")
+    if entry["kept"]:
+        typer.echo(f"rows of other sweeps stay as they were: {', '.join(entry['kept'])}")
 
 
 def _check(
     rows: list[Row], baseline: str, share: float, against: str | None, remeasure: bool, systems: list[str]
 ) -> Check:
-    from glabench.check.baseline import COMMIT, FOLDER, commit_of, device_slug, find
+    from glabench.check.baseline import COMMIT, FOLDER, commit_of, device_slug, find, relevant
     from glabench.check.verdict import check
 
     slug = device_slug(rows)
@@ -139,6 +141,8 @@ def _check(
         )
     # A system that is new to the baseline has no row there, which is no mistake.
     known = load([file], [], _damaged) if file is not None else []
+    if baseline == "auto":  # which has the rows of every sweep
+        known = relevant(known, rows)
     before = [row for row in known if not systems or row.case["system"] in systems]
     if against == COMMIT and file is not None:
         against = commit_of(known, file)

@@ -19,19 +19,9 @@ import glabench
 from glabench.errors import UserError
 from glabench.hardware import nvml
 from glabench.hardware.bandwidth import copy_bytes_per_s
+from glabench.hardware.sources import result_sources
 from glabench.spec.settings import Device
 
-# What of this package can change a result. Reports, commands and the driver read and move rows, no more.
-RESULT_SOURCES = (
-    "failures.py",
-    *(f"spec/{name}.py" for name in ("case", "catalog", "settings", "work")),
-    "systems/*.py",
-    "systems/baselines/*.py",
-    "hardware/*.py",
-    *(f"run/{name}.py" for name in ("parts", "pipeline", "autotuned", "rotation", "cold", "measure")),
-    *(f"run/{name}.py" for name in ("memory", "forward_parts")),
-    *(f"run/{name}.py" for name in ("gate", "errors", "question", "oracle", "retention", "ssm", "ssd")),
-)
 # Where Nsight Compute is when it is not on the PATH.
 NCU_PLACES = (
     "/usr/local/cuda*/bin/ncu",
@@ -176,8 +166,7 @@ def fingerprint() -> str:
     machine, and what variables say of rivals. Imports no torch."""
     digest = hashlib.sha256()
     package = Path(glabench.__file__).parent
-    files = sorted(path for pattern in RESULT_SOURCES for path in package.glob(pattern))
-    roots = [(package, files)]
+    roots = [(package, [*result_sources(package)])]
     kernels = _kernels_root()
     if kernels is not None:
         roots.append((kernels, sorted(p for s in ("*.py", "*.json") for p in kernels.rglob(s))))

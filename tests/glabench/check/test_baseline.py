@@ -33,6 +33,34 @@ def test_what_is_accepted_is_found_again_with_who_when_and_why(
     assert all(entry["when"].startswith("20") for entry in log)
 
 
+def test_a_baseline_of_one_sweep_leaves_those_of_others(make_run: MakeRun, tmp_path: Path) -> None:
+    board = [make_run(sweep="board", seed=1), make_run(sweep="board", T=64, seed=2)]
+    decode = [make_run(sweep="decode", T=32, seed=3, environment={"commit": "0ther"})]
+    baseline.accept(board, "the board", tmp_path)
+    path, entry = baseline.accept(decode, "decoding", tmp_path)
+    assert list(read(path)) == [*board, *decode]
+    assert (entry["sweeps"], entry["kept"], entry["cases"]) == (["decode"], ["board"], 1)
+
+    again = [make_run(sweep="board", seed=4)]
+    baseline.accept(again, "a smaller board", tmp_path)
+    assert list(read(path)) == [*decode, *again]
+    # a case that this sweep has not asked before is compared with what another sweep measured of it
+    asked = [make_run(sweep="board", seed=5), make_run(sweep="board", T=32, seed=6)]
+    assert baseline.relevant(list(read(path)), asked) == [*decode, *again]
+    assert baseline.relevant(list(read(path)), asked[:1]) == again
+    assert baseline.commit_of(baseline.relevant(list(read(path)), decode), path) == "0ther"
+
+
+def test_a_line_of_the_baseline_that_cannot_be_read_is_not_lost(make_run: MakeRun, tmp_path: Path) -> None:
+    path, _ = baseline.accept([make_run(sweep="board")], "the board", tmp_path)
+    with path.open("a") as file:
+        file.write("{damaged\n")
+    before = path.read_text()
+    with pytest.raises(UserError, match="it would be lost"):
+        baseline.accept([make_run(sweep="decode")], "decoding", tmp_path)
+    assert path.read_text() == before
+
+
 def test_a_row_does_not_say_where_its_baseline_is_written(make_run: MakeRun, tmp_path: Path) -> None:
     path, _ = baseline.accept([make_run(environment={"device_slug": "../../pwned"})], "x", tmp_path / "baselines")
     assert path == tmp_path / "baselines" / "pwned.jsonl"
