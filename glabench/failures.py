@@ -28,8 +28,20 @@ class NotMeasured(Exception):
     """Something cannot be had here, or has no meaning for the case; says why in one line."""
 
 
+def of_machine(error: BaseException | None) -> bool:
+    """Whether the machine did it, and not what it ran: a full or busy disk, a stale handle, no process or file left.
+    The same may well succeed another time."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno is not None:
+            return True
+        error = error.__cause__
+    return False
+
+
 def classify(error: BaseException) -> str:
     """The row status of an error: "oom", "compile_error", "unsupported", or "crashed" for all that is unforeseen."""
+    if of_machine(error):
+        return "crashed"
     for cls in type(error).__mro__:
         if cls.__name__ in STATUS_BY_NAME:
             return STATUS_BY_NAME[cls.__name__]

@@ -72,7 +72,7 @@ def cross_compile(launches: Iterable[Launch], arch: str, phases: Phases | None =
     programs_per_sm and limited_by (see occupancy), compile_s, constexprs, launches (how often the case launches it)
     and error, which is None when it compiles and fits. What follows from registers is None where cuobjdump is missing,
     compile_s where Triton's cache had the kernel. ``arch`` is "sm_90"; ``phases`` is told what reading facts takes.
-    Raises MemoryError.
+    Raises MemoryError, and OSError for what Triton's cache could not do.
     """
     entries: dict[str, dict[str, Any]] = {}
     for launch in launches:
@@ -116,6 +116,8 @@ def _entry(launch: Launch, arch: str, phases: Phases) -> dict[str, Any]:
     except MemoryError:
         raise  # says nothing about the kernel
     except Exception as error:
+        if failures.of_machine(error):
+            raise  # nor does Triton's cache on a full disk
         entry["error"] = failures.one_line(error)
         return entry
     capability, shared, ptx = int(arch.removeprefix("sm_")), compiled.metadata.shared, compiled.asm["ptx"]

@@ -185,6 +185,12 @@ def fingerprint() -> str:
     return digest.hexdigest()[:12]
 
 
+def tried_again(facts: dict[str, Any]) -> dict[str, Any]:
+    """The ``environment`` of a row whose case the same sweep is to try again, for it was the machine that failed: no
+    code has the fingerprint of none."""
+    return {key: value for key, value in facts.items() if key != "fingerprint"}
+
+
 @cache
 def git_state() -> tuple[str | None, bool | None]:
     """(commit, dirty) of the checkout this package runs from; (None, None) when it is installed without one.

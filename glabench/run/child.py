@@ -41,11 +41,12 @@ class ChildTimeout(Exception):
 
 
 class ChildDied(Exception):
-    """The process died before it answered. ``reason``: one line; ``detail``: the last that it printed."""
+    """The process died before it answered. ``reason``: one line; ``detail``: the last that it printed; ``unborn``: it
+    was never there, for the machine could not start it."""
 
-    def __init__(self, reason: str, detail: str | None = None) -> None:
+    def __init__(self, reason: str, detail: str | None = None, unborn: bool = False) -> None:
         super().__init__(reason)
-        self.reason, self.detail = reason, detail
+        self.reason, self.detail, self.unborn = reason, detail, unborn
 
 
 @dataclass
@@ -127,7 +128,7 @@ class Child:
         try:
             self.start()
         except OSError as error:
-            raise ChildDied(f"the process could not be started: {error.strerror}") from None
+            raise ChildDied(f"the process could not be started: {error.strerror}", unborn=True) from None
 
     def _start(self) -> None:
         env = {**os.environ, **self.env}

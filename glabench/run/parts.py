@@ -43,7 +43,7 @@ def merge(run: Row, compiled: Row) -> Row:
         implementation=run.implementation or compiled.implementation,
         compiled=compiled.compiled,
         work=run.work or compiled.work,
-        environment=run.environment or compiled.environment,
+        environment=verdict.environment or run.environment or compiled.environment,
         started=min(run.started, compiled.started),
         wall_s=run.wall_s + compiled.wall_s,
         deaths=[*(run.deaths or ()), *(compiled.deaths or ())] or None,

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from glabench import failures
-from glabench.hardware.environment import environment
+from glabench.hardware.environment import environment, tried_again
 from glabench.phases import Phases
 from glabench.run import eager, forward_parts, gate, measure, memory
 from glabench.run.parts import merge, parts
@@ -64,6 +64,8 @@ def row_of(stages: Stages, case: Case, sweep: str, settings: Settings, system: S
             stages(draft, case, settings, system or _load(draft, case))
     except Exception as error:
         draft.fail(failures.classify(error), failures.reason(error), failures.detail(error))
+        if failures.of_machine(error):
+            facts = tried_again(facts)
     with draft.phases("release"):
         release(settings)
     return Row(

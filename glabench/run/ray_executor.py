@@ -15,6 +15,7 @@ from typing import Any
 
 from glabench import store
 from glabench.errors import UserError, in_one_line
+from glabench.hardware.environment import tried_again
 from glabench.run.attempts import Attempts
 from glabench.run.driver import Driver, Outcome, known_environment, run_environment, worker_env
 from glabench.run.order import longest_first
@@ -107,9 +108,8 @@ class RayDriver(Driver):
             return store.from_json(ray.get(task))
         except (ray.exceptions.RayError, ValueError) as error:
             reason = in_one_line(f"Ray lost the task {MAX_RETRIES + 1} times: {type(error).__name__}: {error}")
-            # without a fingerprint: the same command runs it once more, for it was a machine that failed
             where = {key: value for key, value in self.there.items() if key in ("kind", "device", "device_slug")}
-            return Row(case.id, self.sweep, case.to_dict(), "crashed", reason, environment=where)
+            return Row(case.id, self.sweep, case.to_dict(), "crashed", reason, environment=tried_again(where))
 
 
 def run_whole(request: dict[str, Any]) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 from glabench import store
 from glabench.errors import UserError
+from glabench.hardware.environment import tried_again
 from glabench.phases import Spent, spent_of
 from glabench.run.child import Child, ChildDied, ChildTimeout
 from glabench.spec.case import Case
@@ -71,11 +72,14 @@ class Worker:
             row = self.row_without(case, sweep, "timeout", str(error))
         except ChildDied as error:
             row = self.row_without(case, sweep, "crashed", error.reason, detail=error.detail, deaths=[error.reason])
+            if error.unborn:
+                row = replace(row, environment=tried_again(row.environment))
         except ValueError as error:
             self._child.stop()  # whatever wrote that is not to be trusted with the next case
             row = self.row_without(case, sweep, "crashed", f"the process answered what is no row of this case: {error}")
         else:
-            self._known = row.environment or self._known
+            if "fingerprint" in row.environment:
+                self._known = row.environment
             if row.status == "crashed":
                 self._child.stop()  # an error on the device poisons every later call of its process
             return _with_start(row, time.monotonic() - clock)

@@ -16,7 +16,8 @@ from glabench.tune.space import members_of
 
 def handle(request: dict[str, Any]) -> dict[str, Any]:
     """Compile {"workload", "candidate", "arch"}, or one pass of a plan: {"workload", "plan", "initial_state", "step",
-    "arch"}. Answers {"status": "ok", "compile_error" or "oom", "reason", "compiled": entry or None}.
+    "arch"}. Answers {"status": "ok", "compile_error", "oom", or "crashed" for what the machine did; "reason";
+    "compiled": entry or None}.
 
     Of {"workload", "part": [first, step], "arch"} the members of each step-th variant: {"status", "reason", "members"}.
     """
@@ -27,7 +28,8 @@ def handle(request: dict[str, Any]) -> dict[str, Any]:
     except MemoryError as error:
         return {"status": "oom", "reason": failures.reason(error), "compiled": None}
     except Exception as error:
-        return {"status": "compile_error", "reason": failures.one_line(error), "compiled": None}
+        status = "crashed" if failures.of_machine(error) else "compile_error"
+        return {"status": status, "reason": failures.one_line(error), "compiled": None}
     return {"status": "compile_error" if entry["error"] else "ok", "reason": entry["error"], "compiled": entry}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import tempfile
@@ -9,6 +10,7 @@ import tempfile
 import torch
 import triton
 import triton.language as tl
+from triton.runtime.cache import FileCacheManager
 
 from gla_kernels.launch import Launch
 from glabench.hardware.crosscompile import cross_compile, specialise
@@ -33,6 +35,21 @@ def launch(
     return Launch(product, (1,), {k: v for k, v in args.items() if k != without}, {"BLOCK": block}, warps, 2)
 
 
+def on_a_full_disk() -> str:
+    """What is raised where Triton's cache cannot be written."""
+
+    def put(*_: object, **__: object) -> str:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    before, FileCacheManager.put = FileCacheManager.put, put
+    try:
+        return f"an entry: {cross_compile([launch()], 'sm_90')}"
+    except OSError as error:
+        return str(error)
+    finally:
+        FileCacheManager.put = before
+
+
 def main() -> None:
     signature, constants, attributes = specialise(launch(n=48))
     try:
@@ -41,6 +58,7 @@ def main() -> None:
     except TypeError as error:
         missing = str(error)
     found = {
+        "full_disk": on_a_full_disk(),
         "twice_sm_80": cross_compile([launch(), launch()], "sm_80"),
         "twice_sm_90": cross_compile([launch(), launch()], "sm_90"),
         "twice_sm_100": cross_compile([launch(), launch()], "sm_100"),

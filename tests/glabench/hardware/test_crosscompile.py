@@ -61,6 +61,10 @@ def test_a_kernel_that_does_not_compile_is_an_entry_with_its_error(found: dict[s
     assert entry["registers"] is None
 
 
+def test_a_full_disk_is_no_fault_of_the_kernel(found: dict[str, Any]) -> None:
+    assert found["full_disk"] == "[Errno 28] No space left on device"
+
+
 def test_arguments_are_specialised_as_the_jit_does(found: dict[str, Any]) -> None:
     assert found["signature"] == {
         "a": "*bf16", "b": "*bf16", "c": "*fp32", "n": "i32", "stride": "constexpr", "scale": "fp32",

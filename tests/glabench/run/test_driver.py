@@ -14,6 +14,7 @@ import pytest
 
 from glabench import store
 from glabench.errors import UserError
+from glabench.hardware.environment import tried_again
 from glabench.lines import Lines
 from glabench.phases import spent_of
 from glabench.run import driver as driver_module
@@ -257,6 +258,7 @@ def test_finished_are_the_cases_of_this_device_and_these_sources(
             ("c", "ok", here | {"fingerprint": "older"}),
             ("d", "ok", here | {"device_slug": "another"}),
             ("e", "ok", {}),
+            ("f", "crashed", tried_again(here)),
         ):
             out.append(Row(name, "tiny", case("gla").to_dict(), status, environment=place))
     assert finished(path, cpu, 60) == {"a": "ok", "b": "oom"}

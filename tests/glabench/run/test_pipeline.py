@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,6 +13,7 @@ import pytest
 import torch
 
 from glabench import store
+from glabench.hardware.environment import tried_again
 from glabench.phases import spent_of
 from glabench.run.parts import merge, parts
 from glabench.run.pipeline import run_case
@@ -82,6 +85,19 @@ def test_an_error_becomes_a_status_with_a_reason(error: BaseException, status: s
     assert row.time is None
     assert row.work is not None
     assert row.environment["device"]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EBUSY, errno.ESTALE, errno.EOPNOTSUPP])
+def test_what_the_machine_did_is_no_verdict_on_the_kernel(number: int) -> None:
+    at_fault = OSError(number, os.strerror(number), "/home/somebody/.triton/cache/a.cubin")
+    wrapped = CompilationError("at 2:11")
+    wrapped.__cause__ = at_fault
+    for error in (at_fault, wrapped):
+        row = run_case(CASE, "tests", SETTINGS, Failing(error))
+        assert row.status == "crashed"
+        assert "fingerprint" not in row.environment  # so that the same sweep tries it again
+        assert row.environment["device_slug"]
+    assert "fingerprint" in run_case(CASE, "tests", SETTINGS, Failing(CompilationError("no"))).environment
 
 
 def test_an_allocation_beyond_the_memory_is_oom() -> None:
@@ -222,8 +238,11 @@ def test_the_two_parts_of_a_kernel_make_one_row(
     assert (merge(wrong, compiled).status, merge(wrong, compiled).reason) == ("wrong", "dk is off")
     broken = replace(compiled, status="compile_error", reason="no")
     assert merge(gate, broken).status == "compile_error"
+    unlucky = replace(compiled, status="crashed", environment=tried_again(compiled.environment))
+    assert "fingerprint" not in merge(gate, unlucky).environment
     timed = replace(gate, time={"samples_ms": [1.0]})
     assert merge(timed, broken).status == "ok"  # what was timed has compiled
+    assert merge(timed, unlucky).environment == gate.environment
     with pytest.raises(ValueError, match="two cases"):
         merge(gate, replace(compiled, case_id="another"))
 

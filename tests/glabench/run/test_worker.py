@@ -57,6 +57,16 @@ def test_one_process_runs_case_after_case(worker: Worker, calls: Path) -> None:
     assert len({line.split()[2] for line in calls.read_text().splitlines()}) == 1
 
 
+def test_a_process_that_the_machine_cannot_start_leaves_a_case_that_is_tried_again(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "executable", "/nowhere/python")
+        row = run(worker, 0)
+    assert (row.status, row.environment) == ("crashed", {})
+    assert run(worker, 0).environment["fingerprint"] == "f"
+
+
 def test_a_crash_is_a_row_with_its_signal_and_last_words(worker: Worker) -> None:
     first = run(worker, 1)
     assert first.status == "crashed"
