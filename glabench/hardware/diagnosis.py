@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import glabench
+from glabench.errors import UserError
 from glabench.hardware import environment, nvml
 from glabench.spec.settings import Device
 
@@ -184,19 +185,25 @@ def _triton_runtime(device: Device) -> Iterator[Finding]:
     harmful = interpret and device == "cuda"
     fix = "unset TRITON_INTERPRET: your own calls of the kernels would be interpreted" if harmful else None
     yield Finding(group, "TRITON_INTERPRET", interpret or "not set", fix)
-    folder = environment.triton_cache()
-    problem = unwritable(folder)
-    if problem is not None:
-        fix = f"set TRITON_CACHE_DIR to a folder that can be written ({problem})"
-        yield Finding(group, "cache", str(folder), fix, broken=True)
-    else:
-        free = shutil.disk_usage(nearest(folder)).free
-        fix = f"free some space for Triton's cache in {folder}" if free < CACHE_BYTES else None
-        yield Finding(group, "cache", f"{folder}, {_gib(free)} free", fix)
+    yield _triton_cache(group)
     if environment.package_version("triton") is not None:
         tool = environment.cuobjdump()
         fix = None if tool else "install the CUDA toolkit's cuobjdump: registers and spills go unrecorded"
         yield Finding(group, "cuobjdump", "found" if tool else "missing", fix)
+
+
+def _triton_cache(group: str) -> Finding:
+    try:
+        folder = environment.triton_cache()
+    except UserError as error:
+        return Finding(group, "cache", "no home directory", str(error), broken=True)
+    problem = unwritable(folder)
+    if problem is not None:
+        fix = f"set TRITON_CACHE_DIR to a folder that can be written ({problem})"
+        return Finding(group, "cache", str(folder), fix, broken=True)
+    free = shutil.disk_usage(nearest(folder)).free
+    space = f"free some space for Triton's cache in {folder}" if free < CACHE_BYTES else None
+    return Finding(group, "cache", f"{folder}, {_gib(free)} free", space)
 
 
 def nearest(folder: Path) -> Path:

@@ -82,10 +82,15 @@ def gpu_name() -> str | None:
     if info is not None:
         return info.name
     for file in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
-        found = re.search(r"^Model:\s*(.+)$", file.read_text(), re.MULTILINE)
+        found = re.search(r"^Model:\s*(.+)$", _read(file), re.MULTILINE)
         if found:
             return found[1].strip()
     return None
+
+
+def _read(path: Path) -> str:
+    """What a driver or the kernel says, which need not be UTF-8."""
+    return path.read_text(encoding="utf-8", errors="replace")
 
 
 def name_in_use() -> str:
@@ -94,17 +99,22 @@ def name_in_use() -> str:
 
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
     info = nvml.gpu_info(str(properties.uuid))
-    return str(properties.name) if info is None else info.name
+    if info is not None:
+        return info.name
+    try:
+        return str(properties.name)
+    except UnicodeDecodeError:
+        return nvml.UNKNOWN
 
 
 def device_name(kind: Device) -> str:
     """The GPU's name as NVML gives it ("NVIDIA H200"), or the CPU's model. Imports no torch."""
-    return gpu_name() or "unknown NVIDIA GPU" if kind == "cuda" else _cpu_model()
+    return gpu_name() or nvml.UNKNOWN if kind == "cuda" else _cpu_model()
 
 
 def _cpu_model() -> str:
     try:
-        text = Path("/proc/cpuinfo").read_text()
+        text = _read(Path("/proc/cpuinfo"))
     except OSError:
         text = ""
     found = re.search(r"^(?:model name|Model)\s*:\s*(.+)$", text, re.MULTILINE)
@@ -131,7 +141,16 @@ def cache_folder() -> Path:
     """Where this machine's ceilings and the like are kept: $GLABENCH_CACHE, or glabench's folder under
     $XDG_CACHE_HOME or ~/.cache."""
     cache_home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(os.environ.get("GLABENCH_CACHE") or Path(cache_home, "glabench")).expanduser()
+    return at_home(os.environ.get("GLABENCH_CACHE") or Path(cache_home, "glabench"), "GLABENCH_CACHE")
+
+
+def at_home(path: str | Path, variable: str) -> Path:
+    """The path with ~ for the home of whoever runs this. UserError where there is none, as in a container without HOME
+    and without a name for the user; ``variable`` names the folder without it."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise UserError(f"{path}: no home directory; set HOME, or {variable} to a folder of yours") from None
 
 
 def folder_digest(variable: str) -> str | None:
@@ -139,7 +158,7 @@ def folder_digest(variable: str) -> str | None:
     named = os.environ.get(variable)
     if not named:
         return None
-    digest, root = hashlib.sha256(), Path(named).expanduser()
+    digest, root = hashlib.sha256(), at_home(named, variable)
     for path in sorted(path for pattern in RESULT_FOLDERS[variable] for path in root.glob(pattern)):
         digest.update(f"{path.relative_to(root).as_posix()}\0".encode())
         digest.update(path.read_bytes())
@@ -155,9 +174,10 @@ def tuned_folder() -> Path:
 
 
 def triton_cache() -> Path:
-    """Where Triton keeps what it compiles (triton.knobs.cache.dir)."""
-    home = Path(os.environ.get("TRITON_HOME") or Path.home())
-    return Path(os.environ.get("TRITON_CACHE_DIR") or home / ".triton" / "cache")
+    """Where Triton keeps what it compiles (triton.knobs.cache.dir). UserError where there is no home for it."""
+    if named := os.environ.get("TRITON_CACHE_DIR"):
+        return Path(named)
+    return at_home(Path(os.environ.get("TRITON_HOME") or "~", ".triton", "cache"), "TRITON_CACHE_DIR")
 
 
 @cache

@@ -20,6 +20,7 @@ THROTTLE_BITS = {
     0x40: "thermal (hardware)",
     0x80: "power brake",
 }
+UNKNOWN = "unknown NVIDIA GPU"
 SETTING_BITS = {0x2: "application clocks set", 0x10: "sync boost", 0x100: "display clock"}
 
 
@@ -64,7 +65,7 @@ def _library() -> Any | None:
 
 
 def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
 @cache
@@ -96,6 +97,8 @@ def _ask(name: str, *args: Any) -> Any | None:
     nvml = _library()
     try:
         return getattr(nvml, name)(*args) if nvml is not None else None
+    except UnicodeDecodeError as error:  # pynvml decodes what it is told, which need not be UTF-8
+        return _text(error.object)
     except (nvml.NVMLError, AttributeError):  # type: ignore[union-attr]  # nvml is set where the call can raise
         return None
 
@@ -113,7 +116,7 @@ def gpu_info(uuid: str | None = None) -> GpuInfo | None:
         capability = None if board is None else _ask("nvmlDeviceGetCudaComputeCapability", board)
     persistence = _ask("nvmlDeviceGetPersistenceMode", gpu)
     return GpuInfo(
-        name=_text(_ask("nvmlDeviceGetName", gpu) or "unknown NVIDIA GPU"),
+        name=_text(_ask("nvmlDeviceGetName", gpu) or UNKNOWN),
         uuid=_text(_ask("nvmlDeviceGetUUID", gpu) or ""),
         memory_bytes=int(memory.total) if memory is not None else 0,
         driver=_text(_ask("nvmlSystemGetDriverVersion") or "unknown"),
@@ -125,16 +128,8 @@ def gpu_info(uuid: str | None = None) -> GpuInfo | None:
 
 def gpu_names() -> list[str]:
     """The names of the machine's GPUs in NVML's order, which is nvidia-smi's; none where NVML does not answer."""
-    nvml = _library()
-    if nvml is None:
-        return []
-    try:
-        return [
-            _text(nvml.nvmlDeviceGetName(nvml.nvmlDeviceGetHandleByIndex(index)))
-            for index in range(nvml.nvmlDeviceGetCount())
-        ]
-    except nvml.NVMLError:
-        return []
+    gpus = (_ask("nvmlDeviceGetHandleByIndex", index) for index in range(_ask("nvmlDeviceGetCount") or 0))
+    return [UNKNOWN if gpu is None else _text(_ask("nvmlDeviceGetName", gpu) or UNKNOWN) for gpu in gpus]
 
 
 def _reason_bits(gpu: Any) -> int:

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from glabench.hardware.environment import HELION_EXAMPLES, cache_folder, folder_digest, package_version
+from glabench.hardware.environment import HELION_EXAMPLES, at_home, cache_folder, folder_digest, package_version
 from glabench.spec.case import Case
 from glabench.spec.settings import Device
 from glabench.systems.base import System, Unavailable, missing_package, needs_gpu
@@ -35,7 +35,7 @@ HEADED = ("q", "k", "v", "do", "g")
 def example_folder() -> Path | None:
     """The folder of the kernels, as the environment names it; None where it names none."""
     named = os.environ.get(HELION_EXAMPLES)
-    return Path(named).expanduser().resolve() / "linear" if named else None
+    return at_home(named, HELION_EXAMPLES).resolve() / "linear" if named else None
 
 
 def effort() -> str:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .form import DIFFERENTIATED, Inputs, laid_out
+from .form import DIFFERENTIATED, Inputs, laid_out, no_tangents
 from .prepared import Prepared
 
 
@@ -36,6 +36,10 @@ class _Call(torch.autograd.Function):
         if torch.is_grad_enabled():
             return _once(ctx, *(None if x is None else x.detach().requires_grad_() for x in (do, d_final)))
         return _gradients(ctx, do, d_final)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        no_tangents()
 
 
 # What `torch.autograd.Function.apply` comes to where no transform of torch.func is at work, which is asked before: what

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import torch
 from torch import Tensor
@@ -56,6 +56,14 @@ class Inputs(NamedTuple):
         if getattr(forward_ad, "_current_level", 0) < 0:  # as nearly always: none is under way
             return False
         return any(x is not None and forward_ad.unpack_dual(x).tangent is not None for x in self)
+
+
+def no_tangents(*_: Any) -> NoReturn:
+    """What forward-mode differentiation of a call comes to: torch.func.jvp, jacfwd and hessian."""
+    raise NotImplementedError(
+        "these kernels have no forward-mode derivative (torch.func.jvp, jacfwd, hessian); expected torch.func.grad, "
+        "vjp or jacrev"
+    )
 
 
 def sequences_of(x: Inputs) -> int:

@@ -24,7 +24,7 @@ from ..chunk.problem import least_run
 from ..launch.record import ALIGNMENT
 from ..plan.choose import machine_of
 from ..schedule import HOPPER, WGMMA_ROWS, Schedule
-from .form import Inputs
+from .form import Inputs, no_tangents
 from .operators import MAKERS, Call, asked_for, step
 from .validate import check_device, check_flag, no_number, no_tensor, refuse_gradients
 
@@ -43,6 +43,7 @@ def call(
     v_first: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """The function of that name in a graph that is being made: o, and the final state or None."""
+    _refuse_transforms(function)
     asked: Any = schedule
     if isinstance(schedule, Schedule):  # by its fields: torch 2.13 forgets some of an object that a graph makes
         asked = (schedule.chunk, schedule.sub_chunk, schedule.materialize, schedule.states_every)
@@ -57,6 +58,19 @@ def call(
     by_autograd = wanted or not torch.compiler.is_compiling()
     found = Call.apply(*given, rows, *how) if by_autograd else torch.ops.gla_kernels.forward(*given, rows, *how)
     return found[0], found[1] if final else None
+
+
+def _refuse_transforms(function: str) -> None:
+    """NotImplementedError inside transforms of torch.func that the functions of autograd here have no rule for. A graph
+    that is being compiled has none of these, and a function with a rule for forward mode breaks it."""
+    if torch.compiler.is_compiling() or not torch._C._are_functorch_transforms_active():
+        return
+    kinds = torch._C._functorch.TransformType
+    active = [level.key() for level in torch._C._functorch.get_interpreter_stack() or ()]
+    if kinds.Jvp in active:
+        no_tangents()
+    if kinds.Functionalize in active:
+        raise NotImplementedError(f"{function} has no rule for torch.func.functionalize; expected a call outside of it")
 
 
 def _distinct(given: list[Tensor | None]) -> list[Tensor | None]:
@@ -103,6 +117,7 @@ def leads_along(device: torch.device, dtypes: tuple[Any, Any], K: int, V: int, a
 def call_step(x: Inputs, scale: float | None, v_first: bool) -> Tensor:
     """`gla.gla_step` in a graph that is being made; the state is ``x.initial_state``. Shapes are the operator's to look
     at: one graph serves batches of any size."""
+    _refuse_transforms("gla_step")
     given = list(_named(x))[:-1]
     wrong = tuple(None if t is None and name in ("g", "gv") else no_tensor(t) for name, t in given)
     step_settled(wrong, None if wrong[0] else x.q.dim(), x.requires_grad, v_first, _wrong(scale))

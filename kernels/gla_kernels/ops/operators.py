@@ -228,3 +228,8 @@ def _(
 ) -> Tensor:
     check_step(q, k, v, g, gv, state, v_first)
     return v.new_empty(v.shape)
+
+
+@step.register_vmap
+def _(info: Any, in_dims: Any, *inputs: Any) -> Any:
+    raise ValueError("gla_step: expected no further axis, and torch.func.vmap adds one; give sequences as a batch")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.autograd import forward_ad
 from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
@@ -229,14 +230,30 @@ def test_a_jacobian_is_a_loop_of_gradients(call: Any) -> None:
 @PUBLIC
 def test_what_torch_func_cannot_have_is_refused(call: Any) -> None:
     given = tuple(drawn())
-    with pytest.raises(NotImplementedError, match="jvp"):
+    forward_mode = r"no forward-mode derivative .*; expected torch\.func\.grad, vjp or jacrev"
+    with pytest.raises(NotImplementedError, match=forward_mode):
         torch.func.jvp(lambda *given: loss(call, given), given, given)
+    with pytest.raises(NotImplementedError, match=forward_mode):
+        torch.func.hessian(lambda q: loss(call, (q, *given[1:])))(given[0])
+    with forward_ad.dual_level(), pytest.raises(NotImplementedError, match=forward_mode):
+        call(forward_ad.make_dual(given[0], given[0]), *given[1:])
+    with pytest.raises(NotImplementedError, match=r"has no rule for torch\.func\.functionalize"):
+        torch.func.functionalize(lambda q: call(q, *given[1:])[0])(given[0])
 
     def gradient(q: torch.Tensor) -> torch.Tensor:
         return torch.func.grad(lambda q: loss(call, (q, *given[1:])))(q).square().sum()
 
     with pytest.raises(RuntimeError, match="differentiable once"):
         torch.func.grad(gradient)(given[0])
+
+
+def test_a_step_in_a_transform_is_refused_in_one_line() -> None:
+    q, k, v, g = (x[:, 0] for x in drawn(B=1))
+    state = torch.zeros(1, 2, 16, 16, device=DEVICE)
+    with pytest.raises(ValueError, match=r"gla_step: expected no further axis, and torch\.func\.vmap adds one"):
+        torch.func.vmap(lambda q: gla_kernels.gla_step(q, k, v, g, state)[0])(q[None])
+    with pytest.raises(NotImplementedError, match=r"gla_step has no rule for torch\.func\.functionalize"):
+        torch.func.functionalize(lambda q: gla_kernels.gla_step(q, k, v, g, state)[0])(q)
 
 
 # --- Subclasses -------------------------------------------------------------------------------------------------------

@@ -14,7 +14,8 @@ import glabench
 from gla_kernels import Machine
 from gla_kernels.plan import files as table_files
 from gla_kernels.plan.table import header_of
-from glabench.hardware import environment, nvml
+from glabench.errors import UserError
+from glabench.hardware import diagnosis, environment, nvml
 
 
 @pytest.mark.parametrize(
@@ -105,6 +106,38 @@ def test_tuned_plans_are_looked_for_where_they_are_kept(
     monkeypatch.setenv(name, str(tmp_path))
     machine = Machine(90, "NVIDIA H200", 2**37)
     assert environment.tuned_folder() == table_files.user_path(header_of(machine)).parent
+
+
+def test_what_the_driver_says_need_not_be_utf_8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "proc/driver/nvidia/gpus/0000:01:00.0/information"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"Model: \t NVIDIA \xff H200\n")
+    monkeypatch.setattr(nvml, "gpu_info", lambda: None)
+    monkeypatch.setattr(environment, "Path", lambda path: tmp_path / str(path).lstrip("/"))
+    assert environment.gpu_name() == "NVIDIA \ufffd H200"
+    assert environment.device_slug("cuda") == "nvidia-h200"
+
+
+def test_without_a_home_every_folder_says_how_to_name_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("GLABENCH_CACHE", "XDG_CACHE_HOME", "HOME", "TRITON_HOME", "TRITON_CACHE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+
+    def unknown(uid: int) -> None:
+        raise KeyError(f"getpwuid(): uid not found: {uid}")
+
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    for folder, variable in (
+        (environment.cache_folder, "GLABENCH_CACHE"),
+        (environment.triton_cache, "TRITON_CACHE_DIR"),
+    ):
+        with pytest.raises(UserError, match=f"no home directory; set HOME, or {variable}"):
+            folder()
+        monkeypatch.setenv(variable, "/somewhere")
+        assert folder() == Path("/somewhere")
+        monkeypatch.delenv(variable)
+    assert len(environment.fingerprint.__wrapped__()) == 12
+    (cache,) = (found for found in diagnosis.examine() if found.label == "cache")
+    assert (cache.value, cache.broken) == ("no home directory", True)
 
 
 def test_a_gpu_that_nvml_does_not_show_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,6 +71,22 @@ def test_a_gpu_at_work(use: Any) -> None:
     assert (info.name, info.cuda, info.capability, info.persistence) == ("NVIDIA H200", "13.0", (9, 0), True)
 
 
+@pytest.mark.parametrize("decodes", [True, False])
+def test_a_name_that_is_not_utf_8_is_a_name(use: Any, decodes: bool) -> None:
+    name = b"NVIDIA H200 \xff\xfe"
+    use(library(nvmlDeviceGetName=lambda gpu: name.decode() if decodes else name, nvmlDeviceGetCount=lambda: 2))
+    found = nvml.gpu_info()
+    assert found is not None
+    assert found.name == "NVIDIA H200 \ufffd\ufffd"
+    assert nvml.gpu_names() == [found.name] * 2
+
+
+def test_a_gpu_that_does_not_answer_keeps_its_number(use: Any) -> None:
+    use(library(nvmlDeviceGetHandleByIndex=lambda index: refuse() if index == 0 else index,
+                nvmlDeviceGetCount=lambda: 2))  # fmt: skip
+    assert nvml.gpu_names() == [nvml.UNKNOWN, "NVIDIA H200"]
+
+
 def test_without_nvml_every_answer_is_empty(use: Any) -> None:
     use(None)
     assert nvml.clocks() is None
