@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
 
 MOST_CHARACTERS = 1000  # of an error, which may quote what somebody wrote
 
@@ -19,6 +20,13 @@ def in_one_line(text: str) -> str:
     """The text without line ends, cut where it is longer than anyone reads."""
     line = " ".join(text.split())
     return line if len(line) <= MOST_CHARACTERS else f"{line[: MOST_CHARACTERS - 3]}..."
+
+
+def dangling(path: Path) -> str | None:
+    """What is to be said of a link that leads to nothing, or None of what is no such link."""
+    if not path.is_symlink() or path.exists():
+        return None
+    return f"is a link to {path.readlink()}, which is not there"
 
 
 def did_you_mean(word: object, names: Iterable[str]) -> str:

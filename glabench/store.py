@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from glabench import nested
-from glabench.errors import UserError, in_one_line
+from glabench.errors import UserError, dangling, in_one_line
 from glabench.lines import MAX_LINE_BYTES, ROW_START, Lines, bounded, open_locked, warn_on_stderr
 from glabench.spec.lengths import sequences, text_of
 
@@ -260,7 +260,8 @@ def open_to_read(path: Path) -> BinaryIO:
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise UserError(f"{path}: is not packed by gzip, or not all of it is there: {error}") from None
     except FileNotFoundError:
-        raise UserError(f"{path}: no such file of rows; `glabench sweep NAME` writes one") from None
+        why = dangling(path) or "no such file of rows; `glabench sweep NAME` writes one"
+        raise UserError(f"{path}: {why}") from None
     except IsADirectoryError:
         raise UserError(f"{path}: is a directory, expected a file of rows (.jsonl)") from None
     except OSError as error:

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from glabench import tuning_store
-from glabench.errors import UserError
+from glabench.errors import UserError, dangling
 from glabench.lines import bounded, warn_on_stderr
 from glabench.store import Row, is_file_of_lines, open_to_read, read, unpacked_name
 from glabench.tuning_store import Tuning
 
+KINDS = ("rows", "profiles", "tunings")  # of results, each with a page of its own
 UNSHOWN = ("compiled", "rival")  # what the lines of files say that they are for which there is no page
 
 
@@ -38,7 +39,7 @@ def files(paths: Sequence[Path], warn: Callable[[str], None] = warn_on_stderr) -
         elif path.exists():
             raise UserError(f"{path}: is a pipe or a device, expected a file or a folder: results are read twice")
         else:
-            raise UserError(f"{path}: no such file or folder{_nearest(path)}")
+            raise UserError(f"{path}: {dangling(path) or f'no such file or folder{_nearest(path)}'}")
     found = list(dict.fromkeys(found))
     unshown = [path for path in found if _kind(path) in UNSHOWN]
     if unshown:
@@ -76,6 +77,41 @@ def tuning_files(paths: Sequence[Path]) -> list[Path]:
             f"`glabench report {tunings[0]}`, `glabench report {others[0]}`"
         )
     return tunings
+
+
+def shown_together(
+    paths: Sequence[Path], beside: str | None, warn: Callable[[str], None] = warn_on_stderr
+) -> list[Path]:
+    """The files behind ``paths`` that one page can show. Folders hold results of several kinds: of theirs those are
+    left out that are not of the kind of files that are named, or where none is, of the first of KINDS that there is;
+    ``warn`` is told of them. ``beside``: a kind that a page takes besides rows, and so is not left out.
+
+    Raises:
+        UserError: as ``files``.
+    """
+    found = files(paths, warn)
+    kinds = {path: _kind_of_results(path) for path in found}
+    named = [kinds[path] for path in found if path in paths]
+    main = next((kind for kind in KINDS if kind in (named or kinds.values())), KINDS[0])
+    wanted = {main, *named, *((beside,) if beside is not None and main == "rows" else ())}
+    for kind in KINDS:
+        others = [path for path in found if kinds[path] == kind]
+        if others and kind not in wanted:
+            more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+            warn(f"{others[0]}{more}: {kind}, left out of a report of {main}; `glabench report {others[0]}` shows them")
+    return [path for path in found if kinds[path] in wanted]
+
+
+def _kind_of_results(path: Path) -> str:
+    """Of KINDS, by the first line that tells; a file without such a line counts as rows, and reading it says what is
+    wrong."""
+    if _kind(path) == "tuning":
+        return "tunings"
+    try:
+        first = next((row for row in read(path, lambda note: None) if row.profile or row.status == "ok"), None)
+    except UserError:
+        return "rows"
+    return "profiles" if first is not None and first.profile else "rows"
 
 
 def only_tunings(paths: Sequence[Path]) -> list[Path]:

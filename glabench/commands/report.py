@@ -39,7 +39,7 @@ def report(
     """Render results as one offline HTML page (with its figures beside it), as figures, CSV or Markdown.
 
     Rows of `glabench sweep`, profiles of `glabench profile` and tunings of `glabench tune` give different pages, so one
-    call takes one kind; the papers page takes profiles beside rows.
+    call takes one kind, and of a folder the first of these that it has; the papers page takes profiles beside rows.
     """
     from glabench.report import export
 
@@ -65,10 +65,10 @@ def report(
 
 def _written(results: list[Path], page: str | None, format: str, where: Path) -> list[Path]:
     """What was written, the page first."""
-    from glabench.analysis.load import files, load_tunings, located, tuning_files
+    from glabench.analysis.load import load_tunings, located, shown_together, tuning_files
     from glabench.report import export
 
-    found = files(results)
+    found = shown_together(results, "profiles" if page == "papers" else None)
     if not tuning_files(found):
         return rows_page(located(found), page, format, where)
     if page is not None:

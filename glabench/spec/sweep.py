@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from glabench.errors import UserError, did_you_mean
+from glabench.errors import UserError, dangling, did_you_mean
 from glabench.spec.settings import Device, Settings
 from glabench.spec.source import Loc, Source, read_yaml
 
@@ -215,6 +215,8 @@ def find(name: str) -> Path:
         return path
     if path.is_dir():
         raise UserError(f"{name}: is a directory, expected a sweep file or a name{did_you_mean(name, by_name)}")
+    if (why := dangling(path)) is not None:
+        raise UserError(f"{name}: {why}")
     if path.suffix in (".yaml", ".yml") or path.parent != Path("."):
         beside = [item.name for item in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
         raise UserError(f"{name}: no such sweep file{did_you_mean(path.name, beside or by_name)}")

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
-from glabench.analysis.load import files, located
+from glabench import tuning_store
+from glabench.analysis.load import files, located, shown_together
 from glabench.errors import UserError
-from glabench.store import to_json
+from glabench.spec.sweep import find
+from glabench.store import read, to_json
 
 
 def test_a_folder_stands_for_its_result_files(tmp_path: Path, make_row: Any) -> None:
@@ -23,6 +25,39 @@ def test_a_folder_stands_for_its_result_files(tmp_path: Path, make_row: Any) -> 
     (tmp_path / "notes.txt.gz").write_bytes(packed)
     assert [path.name for path in files([tmp_path])] == ["a.jsonl", "b.jsonl.gz"]
     assert [row.case["system"] for _, row in located([tmp_path, tmp_path / "a.jsonl"])] == ["gla", "fla"]
+
+
+def test_of_a_folder_of_several_kinds_one_is_taken_and_the_others_are_told(
+    tmp_path: Path, make_row: Any, make_profile: Any, make_tuning: Any
+) -> None:
+    rows, profiles, tunings = (tmp_path / f"{name}.jsonl" for name in ("a", "b", "c"))
+    failed = make_row("gla", None, status="oom")  # which could be either's
+    rows.write_text(to_json(make_row("gla", [1.0])) + "\n")
+    profiles.write_text(f"{to_json(failed)}\n{to_json(make_profile())}\n")
+    tunings.write_text(tuning_store.to_json(make_tuning()) + "\n")
+    told: list[str] = []
+    assert shown_together([tmp_path], None, told.append) == [rows]
+    assert told == [
+        f"{path}: {kind}, left out of a report of rows; `glabench report {path}` shows them"
+        for path, kind in ((profiles, "profiles"), (tunings, "tunings"))
+    ]
+    assert shown_together([tmp_path], "profiles", told.append) == [rows, profiles]
+    # what is named is shown, and what a folder adds to it is of its kind
+    assert set(shown_together([tmp_path, tunings], None, told.append)) == {tunings}
+    assert shown_together([rows, tunings], None, told.append) == [rows, tunings]
+    rows.unlink()
+    assert shown_together([tmp_path], None, told.append) == [profiles]
+
+
+def test_a_link_to_nothing_is_not_told_to_be_itself(tmp_path: Path) -> None:
+    (tmp_path / "dead.jsonl").symlink_to("gone.jsonl")
+    with pytest.raises(UserError, match=r"dead.jsonl: is a link to gone.jsonl, which is not there$"):
+        files([tmp_path / "dead.jsonl"])
+    with pytest.raises(UserError, match=r"dead.jsonl: is a link to gone.jsonl, which is not there$"):
+        list(read(tmp_path / "dead.jsonl"))
+    (tmp_path / "dead.yaml").symlink_to("gone.yaml")
+    with pytest.raises(UserError, match=r"dead.yaml: is a link to gone.yaml, which is not there$"):
+        find(str(tmp_path / "dead.yaml"))
 
 
 def test_a_torn_last_line_is_told_and_left_out(tmp_path: Path, make_row: Any) -> None:

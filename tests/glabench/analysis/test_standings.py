@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from glabench.analysis import labels
 from glabench.analysis.standings import baselines, standings
 from glabench.store import Row
 
@@ -45,8 +46,8 @@ def test_of_several_schedules_the_fastest_and_every_one_that_is_wrong(make_row: 
     ]
     (found,) = standings(rows, ())
     assert [(line.label, line.right) for line in found.lines] == [
-        ("GLA w/ m. C128/16", None),
-        ("GLA w/ m. C256/16", False),
+        (f"{labels.title('gla:w')} C128/16", None),
+        (f"{labels.title('gla:w')} C256/16", False),
     ]
 
 
