@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,6 +14,7 @@ from glabench.commands.running import pick_device, print_standing, rows_file, ru
 
 if TYPE_CHECKING:
     from glabench.spec.case import Case
+    from glabench.spec.expand import Plan
     from glabench.spec.settings import Device
     from glabench.spec.sweep import Sweep
 
@@ -65,57 +66,96 @@ def sweep(
     cases = running.only(plan.cases, only or [], chosen.name)
     path = rows_file(out, f"{chosen.name}-{device_slug(kind) if there is None else there['device_slug']}.jsonl")
     if dry_run:
-        _print_plan(chosen, cases, path, kind, fresh, there)
+        _print_plan(chosen, plan, cases, path, kind, fresh, there)
         return
     _run(chosen, cases, plan.compiled, path, kind, fresh, several, there)
 
 
 def _print_plan(
-    chosen: Sweep, cases: list[Case], path: Path, device: Device, fresh: bool, there: dict[str, Any] | None
+    chosen: Sweep, plan: Plan, cases: list[Case], path: Path, device: Device, fresh: bool, there: dict[str, Any] | None
 ) -> None:
-    """The cases as a table, and how many of them are left."""
-    from rich.table import Table
+    """The cases as a table, how many of them are left, what of them cannot run here, and about how long it takes."""
+    from glabench.run.driver import cores
+    from glabench.run.order import sweep_s
 
     done = {} if fresh else _finished(chosen, path, device, there)
-    table = Table(title=f"{chosen.title} ({chosen.name}) on {device}", box=None, pad_edge=False)
+    print(f"{chosen.title} ({chosen.name}) on {device}")
+    _print_cases(cases, done)
+    systems = Counter(case.system for case in cases)
+    left = [case for case in cases if case.id not in done]
+    print(f"\n{len(cases)} cases: " + ", ".join(f"{name} {count}" for name, count in systems.items()))
+    run = left
+    if there is None:  # what a cluster's machines have is not known here
+        refused = _refused(left, device)
+        for (name, reason), ids in refused.items():
+            print(f"cannot run here: {name}, {running.cases_of(len(ids))}: {reason}")
+        cannot = set().union(*refused.values())
+        run = [case for case in left if case.id not in cannot]
+    seconds = sweep_s(run, device, plan.compiled, chosen.section(device).limit_s, cores())
+    takes = f", about {_duration(seconds)} by a guess" if run else ""
+    print(f"{len(cases) - len(left)} finished, {len(left)} to run{takes}; rows would go to {path}")
+
+
+def _print_cases(cases: list[Case], done: dict[str, str]) -> None:
+    """A line a case. Of thousands, too: a table of rich's would take half a minute."""
     columns = ["id", "system", "B", "T", "H", "K", "V", "dtype", "mode", "schedule", "gate", "done"]
     if any(case.lengths for case in cases):
         columns.insert(-1, "lengths")
     if any(case.model for case in cases):
         columns.insert(-1, "model")
-    for column in columns:
-        table.add_column(column, justify="right" if column in "BTHKV" else "left", no_wrap=True)
+    lines = [columns, *(_cells(case, columns, done) for case in cases)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        cells = zip(columns, line, widths, strict=True)
+        print(" ".join(f"{x:>{width}}" if name in "BTHKV" else f"{x:<{width}}" for name, x, width in cells).rstrip())
+
+
+def _cells(case: Case, columns: list[str], done: dict[str, str]) -> list[str]:
+    heads = (case.H, case.K, case.V) if case.attn_heads is None else (case.attn_heads, case.attn_dim, case.attn_dim)
+    schedule = "" if case.chunk is None else f"C{case.chunk}"
+    schedule += "" if case.sub_chunk is None else f"/{case.sub_chunk}"
+    schedule += "" if case.materialize is None else " w/m" if case.materialize else " w/o m"
+    schedule += " recomputed" if case.recompute else ""
+    gate = "" if case.gate_strength is None else f"{case.gate_strength:g}"
+    gate += " + value" if case.value_gate else ""
+    gate += f" {case.gate_dtype}" if case.gate_dtype else ""
+    cells = (
+        case.id,
+        case.system,
+        case.B,
+        case.T,
+        *heads,
+        case.dtype,
+        case.mode,
+        schedule,
+        gate,
+        *((case.lengths or "",) if "lengths" in columns else ()),
+        *((" ".join(filter(None, (case.model, case.execution))),) if "model" in columns else ()),
+        done.get(case.id, ""),
+    )
+    return [str(cell) for cell in cells]
+
+
+def _refused(cases: list[Case], device: Device) -> dict[tuple[str, str], set[str]]:
+    """The ids of the cases that cannot run on this machine, by system and reason."""
+    from glabench.systems.base import load
+
+    systems = {case.system: load(case.system) for case in cases}
+    missing = {name: system.unavailable(device) for name, system in systems.items()}
+    found: dict[tuple[str, str], set[str]] = defaultdict(set)
     for case in cases:
-        attention = case.attn_heads is not None
-        heads = (case.attn_heads, case.attn_dim, case.attn_dim) if attention else (case.H, case.K, case.V)
-        schedule = "" if case.chunk is None else f"C{case.chunk}"
-        schedule += "" if case.sub_chunk is None else f"/{case.sub_chunk}"
-        schedule += "" if case.materialize is None else " w/m" if case.materialize else " w/o m"
-        schedule += " recomputed" if case.recompute else ""
-        gate = "" if case.gate_strength is None else f"{case.gate_strength:g}"
-        gate += " + value" if case.value_gate else ""
-        gate += f" {case.gate_dtype}" if case.gate_dtype else ""
-        cells = (
-            case.id,
-            case.system,
-            case.B,
-            case.T,
-            *heads,
-            case.dtype,
-            case.mode,
-            schedule,
-            gate,
-            *((case.lengths or "",) if "lengths" in columns else ()),
-            *((" ".join(filter(None, (case.model, case.execution))),) if "model" in columns else ()),
-            done.get(case.id, ""),
-        )
-        table.add_row(*map(str, cells))
-    console = running.wide_console()
-    console.print(table)
-    systems = Counter(case.system for case in cases)
-    left = sum(case.id not in done for case in cases)
-    console.print(f"\n{len(cases)} cases: " + ", ".join(f"{name} {count}" for name, count in systems.items()))
-    console.print(f"{len(cases) - left} finished, {left} to run; rows would go to {path}", soft_wrap=True)
+        system = systems[case.system]
+        why = missing[case.system] or system.refusal_by_catalog(case) or system.unsupported(case, device)
+        if why is not None:
+            found[case.system, str(why)].add(case.id)
+    return found
+
+
+def _duration(seconds: float) -> str:
+    """40 s, 12 min, 3 h: no more is known."""
+    if seconds < 90:
+        return f"{max(10, round(seconds, -1)):.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.0f} h"
 
 
 def _finished(chosen: Sweep, path: Path, device: Device, there: dict[str, Any] | None) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -125,8 +126,37 @@ def test_a_dry_run_lists_the_cases_and_writes_nothing(python_process: Process, t
     assert sum(re.match(r"[0-9a-f]{12} +gla ", line) is not None for line in lines) == 60
     assert any("C256/16 w/o m" in line for line in lines)
     assert any("60 cases: gla 60" in line for line in lines)
-    assert "60 to run" in lines[-1]
+    assert re.search(r"60 to run, about \d+ (s|min|h) by a guess; rows would go to", lines[-1])
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_says_what_cannot_run_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    text = GOOD.replace("{system: recurrent_torch}", "{system: [cudnn, recurrent_torch], T: [16, 32]}")
+    (tmp_path / "two.yaml").write_text(text.replace("T: 16, ", ""))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        main(["sweep", "two.yaml", "--device", "cpu", "--dry-run"])
+    lines = capsys.readouterr().out.splitlines()
+    refused = [line for line in lines if line.startswith("cannot run here: ")]
+    assert refused == ["cannot run here: cudnn, 2 cases: it needs an NVIDIA GPU; run it where there is one"]
+    assert "4 to run" in lines[-1]
+
+
+def test_thousands_of_cases_are_expanded_with_one_id_each(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What a case's id takes is most of what expanding takes."""
+    axes = {"system": "recurrent_torch", "T": list(range(1, 101)), "B": [1, 2], "mode": ["fwd", "bwd"]}
+    defaults = GOOD.split("axes")[0].replace("B: 1, T: 16, ", "").replace(", mode: fwd", "")
+    (tmp_path / "many.yaml").write_text(f"{defaults}axes: {json.dumps(axes)}\n")
+    calls, digest = list[bytes](), hashlib.sha256
+
+    def counted(data: bytes) -> Any:
+        calls.append(data)
+        return digest(data)
+
+    monkeypatch.setattr("glabench.spec.case.hashlib.sha256", counted)
+    plan = expand(load(tmp_path / "many.yaml"), "cpu")
+    assert len(plan.cases) == len({case.id for case in plan.cases}) == 400
+    assert len(calls) == 400
 
 
 def test_a_dry_run_on_a_cluster_looks_for_rows_of_its_machines(
