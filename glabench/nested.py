@@ -70,6 +70,7 @@ class Output(Part):
 class Accuracy(Part):
     passed: bool | None = None
     deterministic: bool | None = None
+    timed_calls: str | None = None
     where: str | None = None
     reference: str | None = None
     pairs: Count | None = None

@@ -54,6 +54,7 @@ class Row:
     detail: str | None = None  # the traceback's tail, when there is one
     implementation: str | None = None  # what really ran: "torch SDPA flash (FlashAttention-2)", "fla-core 0.6.0"
     # {"passed": bool, "where": "cuda|interpreter|cpu", "shape": {B,T,H,K,V}, "reference": str, "pairs": int,
+    #  "timed_calls": whether what was timed was judged again, see run/audit.py,
     #  "outputs": {"o": {"error": f, "baseline": f, "tolerance": f}, "dq": ...}}; errors are ||x-ref||/||ref||
     accuracy: dict[str, Any] | None = None
     # {"clock": "cuda_events_cold_l2|cpu_wall", "samples_ms": [...], "dropped": int, "late": int, "stopped": str,

@@ -21,6 +21,7 @@ from glabench.hardware import nvml
 from glabench.run.sm_clock import NOTHING, Counted, Notes
 
 Call = Callable[[], object]
+Renew = Callable[[int], None]  # gives the inputs of a turn other numbers, of as many turns as there are
 
 # A call that Python needs longer than this to queue is bound by its launches. Of these `gla` has up to 124 on the
 # board, without materialized states: one by one they took Python 17 ms on some machines. A CUDA graph, which a call
@@ -30,6 +31,10 @@ SPIN_MARGIN_S = 40e-6  # what else is queued while it spins: a note and two even
 CALM = 16  # samples on time, one after another, before spins are shorter again
 HEAD_START_S = 200e-6  # of a batch: an idle GPU is woken meanwhile, and Python takes longer over the first sample
 HOPELESS = 5  # batches in vain, one after another: no call is queued ahead, or the clock will not come back
+
+
+def keep(turn: int) -> None:
+    """No new numbers."""
 
 
 class Batch(NamedTuple):
@@ -51,8 +56,8 @@ class Batch(NamedTuple):
 class ColdSampler:
     """Takes batches of samples on the current CUDA device; see the module's docstring."""
 
-    def __init__(self, run: Sequence[Call]) -> None:
-        self.run = run
+    def __init__(self, run: Sequence[Call], renew: Renew = keep) -> None:
+        self.run, self.renew = run, renew
         properties = torch.cuda.get_device_properties(torch.cuda.current_device())
         self.uuid = str(properties.uuid)
         self.flush = torch.empty(2 * properties.L2_cache_size, dtype=torch.int8, device="cuda")
@@ -82,8 +87,10 @@ class ColdSampler:
         return seconds
 
     def cold(self) -> Call:
-        """The call whose turn it is, with what makes it a cold one queued before it: the flush, then the spin."""
+        """The call whose turn it is, with what makes it a cold one queued before it: new numbers, the flush, then the
+        spin."""
         call = self.run[self.turn % len(self.run)]
+        self.renew(self.turn)
         self.turn += 1
         self.flush.zero_()
         torch.cuda._sleep(int(self.spin_s * self.hertz))

@@ -8,6 +8,7 @@ plain PyTorch form makes in the same dtype: the same for every system.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -73,13 +74,14 @@ def check(system: System, case: Case, settings: Settings, where: str, phases: Ph
         right = oracle.answer(question)
     with phases("inputs"):
         inputs = system.draw_inputs(case, settings.device)
-        _poison(inputs)
+        poison(inputs)
     with phases("compile"):
         first = run_once(system, inputs, case, gradients)
     with phases("gate"):
         same = None if where == "interpreter" else _repeats(first, run_once(system, inputs, case, gradients))
         scores = scored(first, question, right, settings.gate_factor, gradients)
-    reason = worst(scores)
+        written_to = written(inputs, system.draw_inputs(case, settings.device), case)
+    reason = worst(scores) or written_to
     if reason is None and same is False and system.info.triton:
         reason = "two runs of the same inputs differ"
     accuracy = {
@@ -99,10 +101,21 @@ def scored(
     outputs: oracle.Outputs, question: oracle.Question, right: oracle.Answer, factor: float, gradients: bool
 ) -> dict[str, dict[str, Any]]:
     """What is to be said of each output, and where they are asked for of each gradient: see `worst`."""
+    wanted = [name for name in right.reference if gradients or not name.startswith("d")]
+    return scores(outputs, question, right, factor, wanted)
+
+
+def scores(
+    outputs: Mapping[str, torch.Tensor],
+    question: oracle.Question,
+    right: oracle.Answer,
+    factor: float,
+    wanted: Iterable[str],
+) -> dict[str, dict[str, Any]]:
+    """What is to be said of each of the ``wanted`` outputs."""
     return {
         name: _score(name, _pick(outputs.get(name), name, question), right, question.case.dtype, factor)
-        for name in right.reference
-        if gradients or not name.startswith("d")
+        for name in wanted
     }
 
 
@@ -121,16 +134,25 @@ def run_once(system: System, inputs: Inputs, case: Case, gradients: bool) -> ora
 
 
 def _repeats(first: oracle.Outputs, second: oracle.Outputs) -> bool:
-    return all(_bits_equal(first[name], second[name]) for name in first)
+    return all(bits_equal(first[name], second[name]) for name in first)
 
 
-def _poison(inputs: Inputs) -> None:
+def poison(inputs: Inputs) -> None:
     """Leave NaN in the allocator's free blocks: a kernel that does not write all of its output is found out."""
     shapes = [torch.full_like(x, float("nan")) for _, x in inputs.tensors()]
     del shapes
 
 
-def _bits_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
+def written(inputs: Inputs, before: Inputs, case: Case) -> str | None:
+    """Which of its inputs a system wrote to, given the same ones as they were; of a step, whose state it may, not that.
+    None where it left them as they are."""
+    own = {name: x for name, x in before.tensors() if case.mode != "step" or name != "initial_state"}
+    changed = [name for name, x in inputs.tensors() if name in own and not bits_equal(x, own[name])]
+    return f"it writes to its input {changed[0]}" if changed else None
+
+
+def bits_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors of one dtype hold the same bits: NaN is NaN, and 0 is not -0."""
     word = {2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]
     return torch.equal(a.contiguous().view(word), b.contiguous().view(word))
 

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import torch
 
 from glabench.hardware import nvml
-from glabench.run.cold import HOPELESS, Batch, Call, ColdSampler
+from glabench.run.cold import HOPELESS, Batch, Call, ColdSampler, Renew, keep
 from glabench.run.sm_clock import NOTHING, Counted
 from glabench.spec.case import Case
 from glabench.spec.settings import Settings
@@ -32,6 +32,7 @@ BATCH_S = 0.05  # samples queued between two looks at the clocks
 BATCH_MOST = 32
 PACED_BATCH_S = 0.003  # the same, where the clock was held back: it falls within milliseconds
 REST_S = 0.1
+REPEATS = 5  # samples of numbers that were asked before
 NOISE_WINDOW = 24  # values of the noise that must agree before it counts as levelled off
 NOISE_SPREAD = 0.05
 
@@ -136,15 +137,17 @@ def _without_grad(call: Call) -> Call:
 
 @dataclass(frozen=True)
 class Timing:
-    """What was measured: the row's ``time`` and ``clocks``."""
+    """What was measured: the row's ``time`` and ``clocks``; and on a GPU, where every sample was of new numbers, a few
+    samples more of numbers that had been asked before."""
 
     time: dict[str, Any]
     clocks: dict[str, Any] | None
+    repeated_ms: list[float] = field(default_factory=list)
 
 
-def measure(run: Sequence[Call], settings: Settings) -> Timing:
-    """Samples of the calls in rotation, on the settings' device."""
-    return _measure_cuda(run, settings) if settings.device == "cuda" else _measure_cpu(run, settings)
+def measure(run: Sequence[Call], settings: Settings, renew: Renew = keep) -> Timing:
+    """Samples of the calls in rotation, on the settings' device, each of the numbers that ``renew`` gives it."""
+    return _measure_cuda(run, settings, renew) if settings.device == "cuda" else _measure_cpu(run, settings, renew)
 
 
 def _warm_up(run: Sequence[Call], seconds: float, synchronize: Callable[[], None]) -> int:
@@ -157,20 +160,28 @@ def _warm_up(run: Sequence[Call], seconds: float, synchronize: Callable[[], None
     return count
 
 
-def _measure_cpu(run: Sequence[Call], settings: Settings) -> Timing:
+def _measure_cpu(run: Sequence[Call], settings: Settings, renew: Renew) -> Timing:
+    """Numbers are renewed after a call, so that they are out of the caches when its turn comes again."""
     warmup = _warm_up(run, settings.warmup_s, lambda: None)
+    for turn in range(len(run)):
+        renew(turn)
     rule, samples = StoppingRule.of(settings), list[float]()
     began = time.perf_counter()
     while (stopped := rule.verdict(samples)) is None:
         if len(samples) >= 2 and time.perf_counter() - began > settings.max_wall_s:
             stopped = f"wall budget of {settings.max_wall_s:g} s"
             break
-        call = run[len(samples) % len(run)]
-        start = time.perf_counter()
-        call()
-        samples.append((time.perf_counter() - start) * 1000)
+        turn = len(samples)
+        samples.append(_wall_ms(run[turn % len(run)]))
+        renew(turn)
     facts = {"clock": "cpu_wall", "samples_ms": samples, "dropped": 0, "stopped": stopped, "warmup": warmup}
     return Timing(facts, None)
+
+
+def _wall_ms(call: Call) -> float:
+    start = time.perf_counter()
+    call()
+    return (time.perf_counter() - start) * 1000
 
 
 class Sampler(Protocol):
@@ -290,9 +301,9 @@ def take(sampler: Sampler, settings: Settings) -> Samples:
     return Samples(kept.ms, slow.count, stopped, kept.readings, kept.counted, len(kept.late_ms), launches)
 
 
-def _measure_cuda(run: Sequence[Call], settings: Settings) -> Timing:
+def _measure_cuda(run: Sequence[Call], settings: Settings, renew: Renew) -> Timing:
     warmup = _warm_up(run, settings.warmup_s, torch.cuda.synchronize)
-    sampler = ColdSampler(run)
+    sampler = ColdSampler(run, renew)
     found = take(sampler, settings)
     facts = {
         "clock": "cuda_events_cold_l2",
@@ -303,7 +314,12 @@ def _measure_cuda(run: Sequence[Call], settings: Settings) -> Timing:
         "warmup": warmup,
         "launch_bound": sampler.launch_bound or found.launches,
     }
-    return Timing(facts, _clocks(found))
+    if renew is keep:
+        return Timing(facts, _clocks(found))
+    sampler.renew = keep
+    for call in run:
+        call()
+    return Timing(facts, _clocks(found), sampler.batch(REPEATS).ms)
 
 
 def _clocks(found: Samples) -> dict[str, Any] | None:

@@ -15,9 +15,11 @@ import torch
 from glabench import failures
 from glabench.hardware.environment import environment, tried_again
 from glabench.phases import Phases
-from glabench.run import eager, forward_parts, gate, measure, memory
+from glabench.run import audit, eager, forward_parts, gate, measure, memory
+from glabench.run.fresh import renewal
 from glabench.run.parts import merge, parts
 from glabench.run.rotation import rotated_inputs
+from glabench.run.untouched import Untouched
 from glabench.spec.case import Case
 from glabench.spec.settings import Settings
 from glabench.spec.work import work
@@ -26,6 +28,8 @@ from glabench.systems.base import System, load
 from glabench.systems.language_model import LanguageModelSystem
 
 __all__ = ["merge", "run_case"]
+
+UNTOUCHED = Untouched()  # before any system is loaded
 
 
 @dataclass
@@ -92,6 +96,7 @@ def _surroundings(draft: Draft, case: Case, settings: Settings) -> Iterator[None
         return
     from glabench.run.autotuned import at_its_shape  # imports triton
 
+    UNTOUCHED.begin()
     with at_its_shape(case) as chosen:
         yield
         if "time" in draft.found and (tuned := chosen()):
@@ -122,7 +127,8 @@ def _run(draft: Draft, case: Case, settings: Settings, system: System) -> None:
         return
     if not passes_gate(draft, case, settings, system) or part == "gate":
         return
-    _measure(draft, case, settings, system)
+    if not _measure(draft, case, settings, system):
+        return
     with draft.phases("memory"):
         draft.found["memory"] = memory.measure(system, case, settings)
 
@@ -144,29 +150,49 @@ def can_run(draft: Draft, case: Case, settings: Settings, system: System) -> boo
 
 def passes_gate(draft: Draft, case: Case, settings: Settings, system: System) -> bool:
     """Whether the system computes the case right; the row has how nearly."""
-    where = _where(settings)
-    asked = case if where == "cuda" else gate.reduced(case, system, settings, interpreter=where == "interpreter")
-    verdict = gate.check(system, asked, settings, where, draft.phases)
+    verdict = gate.check(system, _asked(case, settings, system), settings, _where(settings), draft.phases)
     draft.found["accuracy"] = verdict.accuracy
     if not verdict.passed:
         draft.fail("wrong", verdict.reason or "the gate failed")
     return verdict.passed
 
 
-def _measure(draft: Draft, case: Case, settings: Settings, system: System) -> None:
+def _asked(case: Case, settings: Settings, system: System) -> Case:
+    """What of the case the gate compares."""
+    where = _where(settings)
+    return case if where == "cuda" else gate.reduced(case, system, settings, interpreter=where == "interpreter")
+
+
+def _measure(draft: Draft, case: Case, settings: Settings, system: System) -> bool:
+    """Whether the case has a time: not where what was timed is not what the gate judged, for which the row is wrong."""
     with draft.phases("inputs"):
         sets = rotated_inputs(case, settings, system)
+        renew = renewal(system, case, sets, settings)
     with draft.phases("samples"):
         run = measure.calls(system, case, sets)
-        timing = measure.measure(run, settings)
+        timing = measure.measure(run, settings, renew)
         if settings.device == "cuda":
             timing.time["eager"] = eager.measure(run).to_dict()
+    del renew
+    with draft.phases("gate"):
+        reason = UNTOUCHED.changed()
+        try:
+            reason = reason or audit.judge(system, case, _asked(case, settings, system), run, sets, settings)
+            draft.found["accuracy"]["timed_calls"] = "judged"
+        except torch.OutOfMemoryError:
+            draft.found["accuracy"]["timed_calls"] = "not judged: the gate's numbers do not fit beside theirs"
+        reason = reason or audit.remembers(timing.time["samples_ms"], timing.repeated_ms)
+    if reason is not None:
+        draft.found["accuracy"]["passed"] = False
+        draft.fail("wrong", reason)
+        return False
     draft.found |= {"time": timing.time, "clocks": timing.clocks}
     if settings.forward_parts and forward_parts.asked(case):
         del sets, run  # the parts have inputs of their own
         release(settings)
         with draft.phases("samples"):
             timing.time["parts"] = _parts(case, settings, system)
+    return True
 
 
 def _train(draft: Draft, case: Case, settings: Settings, system: System) -> None:

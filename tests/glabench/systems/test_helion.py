@@ -163,9 +163,9 @@ def test_the_row_says_what_ran_and_how_it_was_tuned(
 
 def test_inputs_are_laid_out_heads_first_before_anything_runs(examples: Path) -> None:
     system = load("helion")
-    plain = make_inputs(CASE, "gla", "cpu")
-    sets = [system.draw_inputs(CASE, "cpu"), rotated_inputs(CASE, Settings.for_device("cpu"), system)[0]]
-    for laid in sets:
+    rotated = rotated_inputs(CASE, Settings.for_device("cpu"), system)[0]
+    for salt, laid in enumerate((system.draw_inputs(CASE, "cpu"), rotated)):
+        plain = make_inputs(CASE, "gla", "cpu", salt)
         for name, x in laid.tensors():
             assert torch.equal(x, getattr(plain, name))
             assert x.transpose(1, 2).is_contiguous()
