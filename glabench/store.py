@@ -17,11 +17,14 @@ Schema history
 
 from __future__ import annotations
 
+import gzip
 import hashlib
+import io
 import json
 import math
 import os
 import re
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -235,10 +238,28 @@ def _row_of(line: bytes, place: str) -> Row | str:
         return in_one_line(str(error))
 
 
+PACKED = ".gz"
+
+
+def is_file_of_lines(path: Path) -> bool:
+    """Whether a file is called as files of rows and of tunings are, packed ones too."""
+    return unpacked_name(path).endswith(".jsonl")
+
+
+def unpacked_name(path: Path) -> str:
+    """The name of a file before it was packed by gzip, if it was."""
+    return path.name.removesuffix(PACKED)
+
+
 def open_to_read(path: Path) -> BinaryIO:
-    """The file, opened. UserError when it is not there, is a folder, or cannot be read."""
+    """The file, opened, or what was packed in it by gzip. UserError when it is not there, is a folder, or cannot be
+    read."""
     try:
+        if path.suffix == PACKED:
+            return io.BytesIO(gzip.decompress(path.read_bytes()))
         return path.open("rb")
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise UserError(f"{path}: is not packed by gzip, or not all of it is there: {error}") from None
     except FileNotFoundError:
         why = dangling(path) or "no such file of rows; `glabench sweep NAME` writes one"
         raise UserError(f"{path}: {why}") from None
@@ -255,6 +276,8 @@ class Appender(Lines):
     """
 
     def __init__(self, path: Path | str, *, fresh: bool = False, warn: Callable[[str], None] = warn_on_stderr) -> None:
+        if Path(path).suffix == PACKED:
+            raise UserError(f"{path}: nothing is appended to a packed file; name one that ends in .jsonl")
         if not fresh:
             _refuse_other_files(Path(path))
         super().__init__(path, fresh=fresh, warn=warn)

@@ -6,10 +6,12 @@ interprets them on CPU tensors; a test that compiles asks for ``python_process``
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import itertools
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -17,6 +19,7 @@ import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -34,6 +37,12 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     # One core a worker, in the processes that tests start as well.
     torch.set_num_threads(1)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are cores: some tests wait, for time limits, a browser, or one process that they start."""
+    return len(os.sched_getaffinity(0)) + 1
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -103,6 +112,25 @@ def device() -> torch.device:
 def same_numbers() -> None:
     """Seed torch before each test, so that a failure shows again on its own."""
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def made_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[], Any]], Any]:
+    """``made_once("board page", make)``: what ``make()`` answers, for tests that only read it. Of the processes that
+    share the tests the first that asks makes it."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent  # theirs are inside
+
+    def once(name: str, make: Callable[[], Any]) -> Any:
+        path = folder / f"{name}.pickle"
+        with path.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not path.exists():
+                path.write_bytes(pickle.dumps(make()))
+        return pickle.loads(path.read_bytes())
+
+    return once
 
 
 PythonProcess = Callable[..., "subprocess.CompletedProcess[str]"]

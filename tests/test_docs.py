@@ -154,5 +154,13 @@ def test_examples_of_the_layer_run(device: torch.device) -> None:
     assert names["tokens"].shape == (len(names["states"]), names["layer"].hidden_size)
 
 
+def test_examples_of_serving_run() -> None:
+    names: dict[str, Any] = {}
+    for block in fences("docs/serving.md", "python"):
+        exec(compile(block, "docs/serving.md", "exec"), names)
+    assert names["o"].isfinite().all()
+    assert names["pool"].lengths[[7, 3]].tolist() == [4, 6]
+
+
 def test_changelog_has_the_current_version() -> None:
     assert f"## [{glabench.__version__}]" in text("CHANGELOG.md")

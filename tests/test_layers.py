@@ -37,11 +37,11 @@ KERNEL_FLOORS = (
     ("schedule", "reference", "projections"),
     ("launch",),
     ("tiles", "copies", "packed"),
-    ("chunk", "recurrent", "simple", "value_gates", "low_rank"),
+    ("chunk", "recurrent", "simple", "value_gates", "low_rank", "pool"),
     ("cost",),
     ("plan",),
     ("ops",),
-    ("parallel",),
+    ("parallel", "serving"),
     ("__init__", "fla", "nn"),
 )
 KERNEL_FLOOR = {room: floor for floor, rooms in enumerate(KERNEL_FLOORS) for room in rooms}

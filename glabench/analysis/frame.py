@@ -44,7 +44,7 @@ def frame(rows: Sequence[Row]) -> pd.DataFrame:
 
 
 def label(case: dict[str, Any]) -> str:
-    """The system with its schedule: "GLA w/o m. C64/16"; of a training step with its model and execution."""
+    """The system with its schedule: "GLA without states C64/16"; of a training step with its model and execution."""
     words = f"{labels.title(labels.variant(case))} {labels.schedule(case)}".strip()
     return f"{words}, {training}" if (training := labels.training(case)) else words
 

@@ -39,7 +39,7 @@ class Split:
         values = tuple(Value(one.ratio.at, one.ratio.value) for one in ends)
         other = f"of a profile of other kernels (commit {', '.join(evidence.split_commits)})"
         whys = filter(None, (judged.why, other if evidence.split_commits else ""))
-        pairs = ("the parts of GLA w/ m. at each chunk size over those at the next smaller one",)
+        pairs = ("the parts of GLA with states at each chunk size over those at the next smaller one",)
         return replace(judged, found=values, why="; ".join(whys), pairs=pairs)
 
 

@@ -12,8 +12,8 @@ from glabench.spec.catalog import CATALOG
 # variant -> its name in a legend. A variant is a system, except that gla counts as three: the two versions of the
 # paper and the default schedule, because telling them apart is what the benchmark is for. The order is that of legends.
 TITLES: dict[str, str] = {
-    "gla:wo": "GLA w/o m.",
-    "gla:w": "GLA w/ m.",
+    "gla:wo": "GLA without states",
+    "gla:w": "GLA with states",
     "gla": "GLA, default schedule",
     "gla_recurrent": "GLA recurrent",
     "fla": "FLA chunk_gla",
@@ -35,8 +35,8 @@ TITLES: dict[str, str] = {
     "parallel_triton": "Parallel, tiled",
     "lightning2": "LightningAttention-2, no gates",
     "mamba_scan": "Mamba's selective scan",
-    "gla_lm:wo": "GLA Transformer w/o m.",
-    "gla_lm:w": "GLA Transformer w/ m.",
+    "gla_lm:wo": "GLA Transformer without states",
+    "gla_lm:w": "GLA Transformer with states",
     "gla_lm:re": "GLA Transformer, recomputed",
     "gla_lm": "GLA Transformer",
     "gla_lm_fla": "GLA Transformer, FLA's operator",

@@ -13,7 +13,7 @@ from typing import Any
 from glabench import tuning_store
 from glabench.errors import UserError, dangling
 from glabench.lines import bounded, warn_on_stderr
-from glabench.store import Row, open_to_read, read
+from glabench.store import Row, is_file_of_lines, open_to_read, read, unpacked_name
 from glabench.tuning_store import Tuning
 
 KINDS = ("rows", "profiles", "tunings")  # of results, each with a page of its own
@@ -21,8 +21,8 @@ UNSHOWN = ("compiled", "rival")  # what the lines of files say that they are for
 
 
 def files(paths: Sequence[Path], warn: Callable[[str], None] = warn_on_stderr) -> list[Path]:
-    """The result files behind ``paths``: a folder stands for every *.jsonl in it, at any depth. Files of results that
-    have no page are left out, and reported to ``warn`` in one line.
+    """The result files behind ``paths``: a folder stands for every *.jsonl and *.jsonl.gz in it, at any depth. Files of
+    results that have no page are left out, and reported to ``warn`` in one line.
 
     Raises:
         UserError: a path does not exist, a folder holds no result file or cannot be read, or no file is left.
@@ -52,14 +52,14 @@ def files(paths: Sequence[Path], warn: Callable[[str], None] = warn_on_stderr) -
 
 
 def _inside(folder: Path) -> list[Path]:
-    """Every *.jsonl in the folder, at any depth. Raises UserError where a folder cannot be read: nothing of it would be
-    shown, and nobody told."""
+    """Every *.jsonl and *.jsonl.gz in the folder, at any depth. Raises UserError where a folder cannot be read: nothing
+    of it would be shown, and nobody told."""
 
     def refuse(error: OSError) -> None:
         raise UserError(f"{error.filename}: cannot be read: {error.strerror}")
 
     found = (Path(at, name) for at, _, names in os.walk(folder, onerror=refuse) for name in names)
-    return sorted(path for path in found if path.suffix == ".jsonl")
+    return sorted(path for path in found if is_file_of_lines(path))
 
 
 def tuning_files(paths: Sequence[Path]) -> list[Path]:
@@ -138,11 +138,11 @@ def only_rows(paths: Sequence[Path], warn: Callable[[str], None] = warn_on_stder
 def _kind(path: Path) -> str | None:
     """What the first line of a file says that it is; None for rows and for what is no result."""
     try:
-        with path.open("rb") as file:
+        with open_to_read(path) as file:
             first = json.loads(
                 next((line for _, line in bounded(file) if line is None or line.strip()), None) or "null"
             )
-    except (OSError, ValueError, RecursionError):
+    except (UserError, OSError, ValueError, RecursionError):
         return None  # reading it as rows says what is wrong
     return first.get("kind") if isinstance(first, dict) else None
 
@@ -215,7 +215,7 @@ def profiles(found: Sequence[tuple[Path, Row]]) -> list[Profiled]:
 
 def trace_folder(rows: Path) -> Path:
     """Where the traces of a file of rows are: beside it, in <its name without .jsonl>-traces/."""
-    return rows.with_name(f"{rows.name.removesuffix('.jsonl')}-traces")
+    return rows.with_name(f"{unpacked_name(rows).removesuffix('.jsonl')}-traces")
 
 
 def latest(rows: Iterable[Row]) -> list[Row]:

@@ -27,7 +27,7 @@ VERDICTS: tuple[Verdict, ...] = ("held", "not held", "too close to call", "not c
 
 @dataclass(frozen=True)
 class Value:
-    """A number and what it is of ("T 4k, GLA w/o m."); ``unit`` is "×", or "" for a count."""
+    """A number and what it is of ("T 4k, GLA without states"); ``unit`` is "×", or "" for a count."""
 
     at: str
     value: float
@@ -152,8 +152,8 @@ def _sentence(*words: str) -> str:
 
 
 def pair_names(found: Iterable[Weighed]) -> tuple[str, ...]:
-    """ "GLA w/ m. C64/64 (tuned) over FlashAttention-2", each pair once, those of one row together, with how its sides
-    were tuned at any place."""
+    """ "GLA with states C64/64 (tuned) over FlashAttention-2", each pair once, those of one row together, with how its
+    sides were tuned at any place."""
     states: dict[str, list[str]] = {}
     pairs: dict[str, list[str]] = {}
     for one in found:

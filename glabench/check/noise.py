@@ -9,13 +9,11 @@ from statistics import NormalDist, fmean, median
 
 from scipy import stats
 
+from glabench.analysis.spread import DEFAULT_SPREAD
 from glabench.check.likeness import likeness
 from glabench.check.within import bootstrap_error
 from glabench.store import Row
 
-# The spread of a run's median, as a standard deviation of its logarithm, where no case was run more than once. No
-# measurement: wide enough for clocks that are not locked, narrow enough to see 3 % on a GPU in most cases.
-DEFAULT_SPREAD = {"cuda_events_cold_l2": 0.003, "cpu_wall": 0.05}
 # No case is taken to be quieter than this: the events' clock has steps, and a handful of runs may agree by chance.
 LEAST_SPREAD = 0.001
 # Standard error of a run's log(median) from which on its case is restless: an interval of 4 % either way, as corrected.

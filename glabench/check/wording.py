@@ -14,7 +14,7 @@ MOST_REASONS = 3  # why runs were left out; each case has its own
 
 
 def name(case: CaseVerdict) -> str:
-    """The case as a person names it: "GLA w/ m. C64/16, B4 T2k H16 128, bf16, forward, 3f0c12ab45de"."""
+    """The case as a person names it: "GLA with states C64/16, B4 T2k H16 128, bf16, forward, 3f0c12ab45de"."""
     given = case.pair.case
     system = f"{labels.title(labels.variant(given))} {labels.schedule(given)}".strip()
     return f"{system}, {text.shape(given)}, {given['dtype']}, {text.mode(given['mode'])}, {case.pair.case_id}"

@@ -100,5 +100,7 @@ def rows_page(found: list[tuple[Path, Row]], page: str | None, format: str, wher
 
 def default_out(results: list[Path]) -> Path:
     """reports/local/ and the name of what was read: the file's, the folder's, or both ends of a list."""
-    names = list(dict.fromkeys(path.resolve().name.removesuffix(".jsonl") for path in results))
+    from glabench.store import unpacked_name
+
+    names = list(dict.fromkeys(unpacked_name(path.resolve()).removesuffix(".jsonl") for path in results))
     return Path("reports/local") / (names[0] if len(names) == 1 else f"{names[0]}-and-{len(names) - 1}-more")

@@ -38,6 +38,7 @@ POINTER = {
     torch.bfloat16: "*bf16",
     torch.int64: "*i64",
     torch.int32: "*i32",
+    torch.float8_e4m3fn: "*fp8e4nv",
     torch.int8: "*i8",
     torch.uint8: "*u8",
     torch.bool: "*i1",

@@ -9,10 +9,10 @@ from typing import Any
 import pandas as pd
 
 from glabench.analysis import labels
-from glabench.analysis.compare import QUESTION, answers, by, eager, variants
-from glabench.report import lengths, shapes, text
+from glabench.analysis.compare import QUESTION, answers, by, variants
+from glabench.report import text
 from glabench.report.model import Figure, Panel
-from glabench.report.parts import dots, implementation, modes, on_scale, side_by_side, slug
+from glabench.report.parts import dots, implementation, modes, off_scale, side_by_side, slug
 
 # What is drawn of a call, each a panel: the column, the panel's title, the label of its values.
 TIMES = (
@@ -25,13 +25,10 @@ KEPT = "kept for the backward pass, MiB"
 
 
 def figures(table: pd.DataFrame) -> tuple[Figure, ...]:
-    """Of the cases that have the time of an eager call: its three times, its time over that of the kernels, and the
-    speed-up of eager calls over each baseline. Of several schedules the fastest is drawn. All modes are in the second;
-    the others are of the one that does most, and the table has the rest."""
+    """The three times of the cases that have that of an eager call, of the mode that does most; the matrix and the
+    table have the rest. Of several schedules the fastest is drawn."""
     best = answers(table[table["wall_ms"].notna()])
-    calls = answers(eager(_fullest(table)))
-    ratios = lengths.speed_up(calls, "speedup-eager") + shapes.speed_up(calls, "speedup-eager")
-    return costs(_fullest(best)) + over_kernels(best) + ratios
+    return costs(_fullest(best))
 
 
 def _fullest(table: pd.DataFrame) -> pd.DataFrame:
@@ -45,7 +42,7 @@ def costs(best: pd.DataFrame) -> tuple[Figure, ...]:
     found = []
     for (device,), rows in by(best, ["device"]):
         for mode, part in modes(rows):
-            shown, left_out = on_scale(part, "wall_ms")
+            shown, left_out = off_scale(part, "wall_ms")
             times = shown[[column for column, _, _ in TIMES]]
             ends = (float(times.min().min()), float(times.max().max()))
             panels = [dots(shown, column, call_tip, label, title) for column, title, label in TIMES]
@@ -56,25 +53,6 @@ def costs(best: pd.DataFrame) -> tuple[Figure, ...]:
             )
             heading = f"Kernels, queueing and an eager call: {text.mode(mode)}"
             found.append(Figure(slug("eager", device, mode), heading, caption, drawn))
-    return tuple(figure for figure in found if figure.panels)
-
-
-def over_kernels(best: pd.DataFrame) -> tuple[Figure, ...]:
-    """The time of an eager call over that of its kernels at every shape, a panel a mode."""
-    found = []
-    for (device,), rows in by(best, ["device"]):
-        shown, left_out = on_scale(rows, "wall_over")
-        label = "time of an eager call / of its kernels, ×"
-        panels = [
-            dots(part, "wall_over", call_tip, label, text.mode(mode), (1.0, "kernels alone"))
-            for mode, part in modes(shown)
-        ]
-        caption = (
-            "1 is a call that costs what its kernels cost. Kernels are timed with a cold L2 and eager calls with a "
-            f"warm one: a ratio may be below.{left_out}"
-        )
-        drawn = side_by_side([panel for panel in panels if panel])
-        found.append(Figure(slug("eager-over-kernels", device), "An eager call over its kernels", caption, drawn))
     return tuple(figure for figure in found if figure.panels)
 
 

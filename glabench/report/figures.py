@@ -63,11 +63,6 @@ def _sections(whole: pd.DataFrame) -> list[Section]:
                 "No width was timed with more than one head dimension. A GPU and `glabench sweep head_dim` give this."),
         Section("packed", "Packed", "Packed sequences", packing.packed(best),
                 "No row of an operator has packed sequences. A GPU and `glabench sweep packed` give this."),
-        Section("speedup", "Speed-up", "Speed-up over baselines", lengths.speed_up(best) + shapes.speed_up(best),
-                "No baseline was timed on the same question as another system. `glabench sweep quick` times them."),
-        Section("floor", "Floor", "Distance from the hardware's limit", shapes.floor(best),
-                "No operator's row has a measured copy bandwidth, so there is no floor to compare with. It is measured "
-                "on a GPU."),
     ]  # fmt: skip
 
 

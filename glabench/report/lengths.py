@@ -1,16 +1,15 @@
-"""Figures over the length of the sequence: time, memory, and the speed-up over a baseline."""
+"""Figures over the length of the sequence: time and memory."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import pandas as pd
 
 from glabench.analysis import labels
-from glabench.analysis.compare import QUESTION, Curve, aligned, competes, crossover, curves, speedups, variants
+from glabench.analysis.compare import QUESTION, Curve, aligned, competes, curves
 from glabench.report import text
 from glabench.report.model import Figure, Panel, Point, Series
 from glabench.report.parts import (
@@ -22,25 +21,26 @@ from glabench.report.parts import (
     memory_tip,
     modes,
     most_telling,
-    on_scale,
+    off_scale,
     series,
     slug,
     time_tip,
 )
 
 T_LABEL = "sequence length T, tokens"
-BASELINES = ("fa2", "gla_recurrent", "recurrent_torch", "fla", "helion", "fla_linear", "sdpa")
 
 
 def speed(best: pd.DataFrame) -> tuple[Figure, ...]:
     """Time over T, a panel a mode, with the HBM floor as a dotted line; one figure a setting."""
-    found = []
-    for curve in curves(best):
-        rows, left_out = on_scale(curve.table, "ms")
-        panels = tuple(_speed_panel(mode, part) for mode, part in modes(rows))
-        title = f"Time over sequence length: {held(curve)}"
-        found.append(Figure(name("speed", curve), title, f"{_speed_caption(curve)}{left_out}", panels))
-    return most_telling(found)
+    return most_telling([speed_of(curve) for curve in curves(best)])
+
+
+def speed_of(curve: Curve) -> Figure:
+    """The figure of one setting."""
+    rows, left_out = off_scale(curve.table, "ms")
+    panels = tuple(_speed_panel(mode, part) for mode, part in modes(rows))
+    title = f"Time over sequence length: {held(curve)}"
+    return Figure(name("speed", curve), title, f"{_speed_caption(curve)}{left_out}", panels)
 
 
 def _speed_panel(mode: str, rows: pd.DataFrame) -> Panel:
@@ -71,7 +71,7 @@ def _speed_caption(curve: Curve) -> str:
 
 
 def _ahead(mode: str, rows: pd.DataFrame) -> str:
-    """ "forward at T = 8k: GLA w/ m. first, its kernels 1.10× as fast as those of FLA chunk_gla"; nothing of one."""
+    """ "forward at T = 8k: GLA with states first, its kernels 1.10× as fast as those of FLA chunk_gla"."""
     ranked = rows[competes(rows)].sort_values("ms")
     if len(ranked) < 2:
         return ""
@@ -107,24 +107,6 @@ def lean(table: pd.DataFrame) -> pd.DataFrame:
     return known.sort_values("beyond_mib", kind="stable").drop_duplicates([*QUESTION, "variant"]).reset_index(drop=True)
 
 
-def speed_up(best: pd.DataFrame, kind: str = "speedup") -> tuple[Figure, ...]:
-    """Speed-up over each baseline, over T, in figures whose names begin with ``kind``; above 1 is faster than it."""
-    found = []
-    for baseline in baselines(best):
-        pairs = challengers(best, baseline)
-        for curve in curves(pairs):
-            title, timed = labels.title(baseline), text.timed(curve.table["clock"].iloc[0])
-            panels = by_mode(
-                curve.table, "speedup", length_of, partial(speedup_tip, over=title), T_LABEL,
-                f"speed-up over {title}, ×", reference=(1.0, f"as fast as {title}"),
-            )  # fmt: skip
-            caption = f"Above the line {timed} are faster than those of {title}, at the same question."
-            caption = f"{caption} {_overtakes(curve.table)}"
-            heading = f"Speed-up over {title}, {timed}: {held(curve)}"
-            found.append(Figure(name(f"{kind}-{baseline}", curve), heading, caption, panels))
-    return most_telling(found)
-
-
 def speedup_tip(row: Mapping[str, Any], over: str) -> str:
     """The ratio with its interval, and both times."""
     low, high = row["speedup_lo"], row["speedup_hi"]
@@ -135,35 +117,6 @@ def speedup_tip(row: Mapping[str, Any], over: str) -> str:
         f"{text.times(row['speedup'])} {over}, {text.timed(row['clock'])}{spread}: {row['verdict']}",
         f"{text.number(row['ms'])} ms against {text.number(row['ms_base'])} ms",
     ])  # fmt: skip
-
-
-def baselines(best: pd.DataFrame) -> list[str]:
-    """The variants of BASELINES that have a time; the PyTorch loop only where no fused recurrence ran, linear attention
-    without gates only where it was asked without them."""
-    timed = variants(best[competes(best)], BASELINES)
-    return [key for key in timed if not (key == "recurrent_torch" and "gla_recurrent" in timed)]
-
-
-def challengers(best: pd.DataFrame, baseline: str) -> pd.DataFrame:
-    """The speed-ups worth drawing: not of, or over, what does less than its question asks, nor of a loop that is no
-    baseline itself, being a thousand times slower than the rest."""
-    pairs = speedups(best[competes(best)], baseline)
-    known = baselines(best)
-    loop = (pairs["variant"] == "recurrent_torch") & ("recurrent_torch" not in known)
-    return pairs[~loop]
-
-
-def _overtakes(pairs: pd.DataFrame) -> str:
-    """One clause a curve that crosses the line for good: where, by straight lines in log-log."""
-    said = []
-    for key in variants(pairs[pairs["family"] == "gla"]):
-        for mode, group in modes(pairs[pairs["variant"] == key]):
-            found = crossover(group)
-            if found.crossing and found.wins_from:
-                said.append(
-                    f"{labels.title(key)} overtakes at T ≈ {text.number(found.crossing, 2)} ({text.mode(mode)})"
-                )
-    return text.sentence("; ".join(said[:4])) if said else ""
 
 
 def held(curve: Curve) -> str:

@@ -16,11 +16,12 @@ from matplotlib.markers import MarkerStyle
 from matplotlib.transforms import Affine2D
 
 import glabench
-from glabench.report import environments, headline, parts, style, tables, text
+from glabench.report import asked, chart, environments, headline, matrix, parts, style, tables, text
 from glabench.report.draw import panel_svg
 from glabench.report.model import Figure, Section
 from glabench.store import Row
 
+CHARTED = ("speed",)  # sections whose figures the chart shows: they are files of their own, but not on the page
 TEMPLATES = files("glabench.report") / "templates"
 
 
@@ -39,23 +40,38 @@ def render(rows: Sequence[Row], table: pd.DataFrame, sections: Sequence[Section]
 
     Everything that comes out of a row is escaped by the template; only our own SVG, CSS and script pass as markup.
     """
-    return fill("page.html.j2", **values(rows, table, sections, older))
+    charts = [
+        (device, [(choice, drawn("chart", f"{i}c{j}", choice.figure)) for j, choice in enumerate(found)])
+        for i, (device, found) in enumerate(chart.choices(table))
+        if found
+    ]
+    return fill("page.html.j2", charts=charts, **values(rows, table, sections, older, CHARTED))
 
 
-def values(rows: Sequence[Row], table: pd.DataFrame, sections: Sequence[Section], older: int = 0) -> dict[str, Any]:
-    """What page.html.j2, and a template that extends it, is filled with."""
+def values(
+    rows: Sequence[Row], table: pd.DataFrame, sections: Sequence[Section], older: int = 0, charted: Sequence[str] = ()
+) -> dict[str, Any]:
+    """What page.html.j2, and a template that extends it, is filled with; without the sections of the names
+    ``charted``."""
     devices = parts.devices(table)
     found = environments.environments(rows)
+    sweeps = sorted(set(table["sweep"]))
     return {
-        "title": text.listing(devices),
-        "sweeps": sorted(set(table["sweep"])),
+        "devices": text.listing(devices),
+        "asked": asked.asked(sweeps),
+        "sweeps": sweeps,
+        "grids": matrix.grids(rows, table),
         "started": dates(rows),
         "total": len(rows),
         "left_out": text.left_out(older),
         "timed": int(table["ms"].notna().sum()),
         "answers": [(device, headline.findings(table, device)) for device in devices],
         "systems": tables.systems(table),
-        "sections": [(s, [drawn(s, i, figure) for i, figure in enumerate(s.figures)]) for s in sections if s.figures],
+        "sections": [
+            (s, [drawn(s.name, i, figure) for i, figure in enumerate(s.figures)])
+            for s in sections
+            if s.figures and s.name not in charted
+        ],
         "missing": [(s.title, s.missing) for s in sections if not s.figures],
         "kernels": tables.kernels(rows),
         "floors": tables.floors(rows),
@@ -107,10 +123,10 @@ def _asset(name: str) -> str:
     return (TEMPLATES / name).read_text(encoding="utf-8")
 
 
-def drawn(section: Section, index: int, figure: Figure) -> Drawn:
-    """The figure at ``index`` of its section, ready for the page."""
+def drawn(section: str, index: int | str, figure: Figure) -> Drawn:
+    """The figure at ``index`` of the section of that name, ready for the page."""
     panels = tuple(
-        Markup(panel_svg(panel, f"{section.name}{index}p{i}", figure.title)) for i, panel in enumerate(figure.panels)
+        Markup(panel_svg(panel, f"{section}{index}p{i}", figure.title)) for i, panel in enumerate(figure.panels)
     )
     return Drawn(figure, panels, legend(figure))
 

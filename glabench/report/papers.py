@@ -72,7 +72,7 @@ def render(pages: Pages, sections: Sequence[Section]) -> str:
         "claimed": [(name, claims_table(found)) for name, found in pages.claimed.items()],
         "environments": machines, "mixed": environments.mixed(machines), "profiles": len(pages.profiled),
     }  # fmt: skip
-    return page.fill("papers.html.j2", **values | own)
+    return page.fill("papers.html.j2", charts=[], **values | own)
 
 
 def findings(found: Sequence[Judged]) -> list[Finding]:

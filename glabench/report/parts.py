@@ -10,14 +10,14 @@ from typing import Any
 import pandas as pd
 
 from glabench.analysis import labels
-from glabench.analysis.compare import by, variants
+from glabench.analysis.compare import QUESTION, by, variants
 from glabench.report import text
 from glabench.report.model import Figure, Panel, Point, Series
 
 MOST_FIGURES = 6  # of one kind; the table has the rest
 MOST_CATEGORIES = 24
 MOST_IN_ONE = 5  # categories of a panel that stands alone
-OFF_SCALE = 3.0
+OFF_SCALE = 30.0  # times slower than the fastest of a question
 
 MS = "median time, ms"
 MIB = "peak memory beyond inputs, MiB"
@@ -187,19 +187,22 @@ def most_telling(figures: Sequence[Figure]) -> tuple[Figure, ...]:
     return tuple(figure for figure in figures if figure in kept)
 
 
-def on_scale(rows: pd.DataFrame, value: str) -> tuple[pd.DataFrame, str]:
-    """Rows without the PyTorch loop in the modes where it would squeeze all others into a corner: where its least
-    value is more than OFF_SCALE times the most of the others. The sentence tells what is left out, if anything."""
-    off, said = [], []
-    for mode, part in modes(rows):
-        loop = part["variant"] == "recurrent_torch"
-        left, others = part.loc[loop, value], part.loc[~loop, value]
-        if len(left) and len(others) and left.min() > OFF_SCALE * others.max():
-            off += list(left.index)
-            span = " to ".join(dict.fromkeys([text.number(left.min()), text.number(left.max())]))
-            said.append(f"{text.mode(mode)} {span}{' ms' if value.endswith('ms') else '×'}")
-    sentence = f" Off the scale: {labels.title('recurrent_torch')}, {'; '.join(said)}." if said else ""
-    return rows.drop(index=off), sentence
+def off_scale(rows: pd.DataFrame, value: str, least: bool = False) -> tuple[pd.DataFrame, str]:
+    """Rows without those that would squeeze all others into a corner: those whose value is more than OFF_SCALE times
+    the least of their question, or, of values of which ``least`` is the worst, less than that share of the most. The
+    sentence tells what is left out, if anything."""
+    groups = rows.groupby(QUESTION, dropna=False)[value]
+    off = groups.transform("max") / rows[value] if least else rows[value] / groups.transform("min")
+    gone = rows[off > OFF_SCALE]
+    unit = " ms" if value.endswith("ms") else "×"
+    said = []
+    for key in variants(gone):
+        ends = []
+        for mode, part in modes(gone[gone["variant"] == key]):
+            span = " to ".join(dict.fromkeys(text.number(part[value].agg(end)) for end in ("min", "max")))
+            ends.append(f"{text.mode(mode)} {span}{unit}")
+        said.append(f"{labels.title(key)}, {'; '.join(ends)}")
+    return rows[~rows.index.isin(gone.index)], f" Off the scale: {'. '.join(said)}." if said else ""
 
 
 def slug(*parts: object) -> str:

@@ -37,7 +37,9 @@ def render(profiled: Sequence[Profiled], found: Sequence[Call], figures: Sequenc
         answers=_answers(found),
         answer_table=profile_answers.table(found),
         sums=profile_tables.sums(found),
-        sections={s.name: (s, [page.drawn(s, i, f) for i, f in enumerate(s.figures)]) for s in figures if s.figures},
+        sections={
+            s.name: (s, [page.drawn(s.name, i, f) for i, f in enumerate(s.figures)]) for s in figures if s.figures
+        },
         missing=_missing(found, figures),
         traffic=profile_tables.traffic_table(found),
         refused=_refused(found),

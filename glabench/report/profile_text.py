@@ -46,11 +46,11 @@ SAID = {
 
 
 def case(values: Mapping[str, Any]) -> str:
-    """A case in short, the usual left out: "B4 T2k H16 128", "B8 T4k H4 128×256 C64/16 w/ m., fp32, no gates"."""
+    """A case in short, the usual left out: "B4 T2k H16 128", "B8 T4k H4 128×256 C64/16 with states, fp32, no gates"."""
     words = [] if values["system"] == "gla" else [labels.title(str(values["system"]))]
     words += [text.shape(values), labels.schedule(values)]
     if values.get("materialize") is not None:
-        words.append("w/ m." if values["materialize"] else "w/o m.")
+        words.append("with states" if values["materialize"] else "without states")
     further = [" ".join(word for word in words if word), *_conditions(values)]
     return ", ".join(further)
 

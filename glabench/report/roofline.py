@@ -12,6 +12,7 @@ from glabench.report.model import Panel, Roof
 from glabench.report.style import AXIS, INK
 
 HEIGHT = 3.6  # inches
+NAME = 0.45  # of the width, for the name of a roof
 
 
 def draw(axes: Axes, panel: Panel) -> None:
@@ -40,8 +41,12 @@ def _limits(panel: Panel) -> tuple[float, float, float, float]:
     flat = [roof.rate for roof in panel.roofs if not roof.sloped]
     ridges = [top / roof.rate for roof in panel.roofs if roof.sloped for top in flat]
     ats, values = [p.at for p in points] + ridges, [p.value for p in points] + flat
-    slopes = [roof.rate * min(ats) for roof in panel.roofs if roof.sloped]
-    return min(ats) / 2.5, max(ats) * 4, min([*values, *slopes]) / 2, max(values) * 1.9
+    right = max(ats) * 2
+    # The name of the lowest roof ends at its ridge: what is left of that is NAME of the width at least.
+    names = [(ridge / right**NAME) ** (1 / (1 - NAME)) for ridge in ridges]
+    left = min([min(ats) / 2.5, *names])
+    slopes = [roof.rate * left for roof in panel.roofs if roof.sloped]
+    return left, right, min([*(v / 2 for v in values), *slopes]), max(values) * 1.9
 
 
 def _roof(axes: Axes, roof: Roof, roofs: Sequence[Roof], left: float, right: float, low: float) -> None:
@@ -52,10 +57,16 @@ def _roof(axes: Axes, roof: Roof, roofs: Sequence[Roof], left: float, right: flo
         axes.plot([start, top / roof.rate], [start * roof.rate, top], color=INK.light, linewidth=1.1, zorder=1)
         # The angle of the line in data, which the axes turn into that on paper.
         angle = math.degrees(math.atan(roof.rate))
-        axes.text(start * 1.25, start * 1.25 * roof.rate * 1.12, roof.title, fontsize=7.8, rotation=angle, va="bottom",
+        ridge = min((other.rate for other in roofs if not other.sloped), default=top) / roof.rate
+        at = math.sqrt(start * ridge)  # half way up to the lowest roof: kernels crowd at either end
+        axes.text(at, at * roof.rate * 1.12, roof.title, fontsize=7.8, rotation=angle, va="bottom", ha="center",
                   rotation_mode="anchor", transform_rotates_text=True)  # fmt: skip
         return
     slopes = [other.rate for other in roofs if other.sloped]
-    axes.plot([roof.rate / max(slopes) if slopes else left, right], [roof.rate] * 2, color=AXIS.light, linewidth=1.1,
-              zorder=1)  # fmt: skip
-    axes.text(right, roof.rate * 1.04, roof.title, fontsize=7.8, ha="right", va="bottom")
+    start = roof.rate / max(slopes) if slopes else left
+    axes.plot([start, right], [roof.rate] * 2, color=AXIS.light, linewidth=1.1, zorder=1)
+    if slopes:  # its name stands over the slope, where no kernel can be
+        axes.annotate(roof.title, (start, roof.rate), (-4, 0), textcoords="offset points", fontsize=7.8, ha="right",
+                      va="center")  # fmt: skip
+    else:
+        axes.text(right, roof.rate * 1.04, roof.title, fontsize=7.8, ha="right", va="bottom")

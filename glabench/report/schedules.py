@@ -114,7 +114,7 @@ def materialized(best: pd.DataFrame, table: pd.DataFrame) -> tuple[Figure, ...]:
         ]
         drawn = side_by_side([panel for panel in panels if panel])
         if drawn:
-            title = "States materialized (w/ m.) or not (w/o m.)"
+            title = "States materialized or not"
             found.append(Figure(slug("materialized", device), title, _materialized_caption(both), drawn))
     return tuple(found)
 

@@ -1,4 +1,4 @@
-"""Figures over shapes: head dimension, shapes that stand alone, and how far each is from the hardware's floor."""
+"""Figures over shapes: head dimension, and shapes that stand alone; which form is nearest to the hardware's floor."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from glabench.analysis import labels
 from glabench.analysis.compare import by, curves
 from glabench.analysis.statistics import geometric_mean
 from glabench.report import text
-from glabench.report.lengths import baselines, challengers, speedup_tip
-from glabench.report.model import Figure, Panel
+from glabench.report.model import Figure
 from glabench.report.parts import (
     MS,
     by_mode,
@@ -21,15 +20,10 @@ from glabench.report.parts import (
     dots,
     modes,
     most_telling,
-    on_scale,
+    off_scale,
     side_by_side,
     slug,
     time_tip,
-)
-
-FLOOR = (
-    "1 is the time of reading every input once and writing every output once through HBM, in each direction, at the "
-    "bandwidth of a copy measured in the same run."
 )
 
 
@@ -76,53 +70,13 @@ def every_shape(best: pd.DataFrame) -> tuple[Figure, ...]:
     """Time at shapes that no curve over T shows, a panel a mode."""
     found = []
     for (device,), rows in by(alone(best), ["device"]):
-        shown, left_out = on_scale(rows, "ms")
+        shown, left_out = off_scale(rows, "ms")
         panels = [dots(part, "ms", time_tip, MS, text.mode(mode)) for mode, part in modes(shown)]
         caption = "Lower is better. One line a shape: B batch, T tokens, H heads, then the head dimension (K, or K×V)."
         caption += left_out
         drawn = side_by_side([panel for panel in panels if panel])
         found.append(Figure(slug("shapes", device), "Time at single shapes", caption, drawn))
     return tuple(figure for figure in found if figure.panels)
-
-
-def speed_up(best: pd.DataFrame, kind: str = "speedup") -> tuple[Figure, ...]:
-    """Speed-up over each baseline at the shapes that no curve shows, in figures whose names begin with ``kind``."""
-    found = []
-    for baseline in baselines(best):
-        pairs = alone(challengers(best, baseline))
-        title = labels.title(baseline)
-        for (device,), rows in by(pairs, ["device"]):
-            panels = [_ratio_panel(mode, part, title) for mode, part in modes(rows)]
-            drawn = side_by_side([panel for panel in panels if panel])
-            timed = text.timed(rows["clock"].iloc[0])
-            caption = f"Right of the line {timed} are faster than those of {title}, at the same question."
-            heading = f"Speed-up over {title}, {timed}, single shapes"
-            found.append(Figure(slug(kind, baseline, device), heading, caption, drawn))
-    return tuple(figure for figure in found if figure.panels)
-
-
-def _ratio_panel(mode: str, rows: pd.DataFrame, title: str) -> Panel | None:
-    label = f"speed-up over {title}, ×"
-    return dots(
-        rows, "speedup", lambda row: speedup_tip(row, title), label, text.mode(mode), (1.0, f"as fast as {title}")
-    )
-
-
-def floor(best: pd.DataFrame) -> tuple[Figure, ...]:
-    """Time over the HBM floor of linear attention: compulsory bytes at the copy bandwidth measured on that GPU."""
-    found = []
-    known = best[(best["family"] != "attention") & (best["over_floor"] > 0)]
-    for (device,), rows in by(known, ["device"]):
-        shown, left_out = on_scale(rows, "over_floor")
-        panels = [
-            dots(part, "over_floor", time_tip, "time / HBM floor, ×", text.mode(mode), (1.0, "HBM floor"))
-            for mode, part in modes(shown)
-        ]
-        drawn = side_by_side([panel for panel in panels if panel])
-        said = nearest_in_words(nearest_to_floor(best[best["device"] == device]))
-        caption = " ".join(filter(None, (FLOOR, said))) + left_out
-        found.append(Figure(slug("floor", device), "Distance from the HBM floor", caption, drawn))
-    return tuple(found)
 
 
 @dataclass(frozen=True)

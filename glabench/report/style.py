@@ -114,6 +114,7 @@ TUNING: dict[str, Style] = {
 }
 # Profiles: passes look as they do in tunings; what else a call's time and its memory consist of.
 PROFILE: dict[str, Style] = {
+    "combine": Style(INK, "p"),
     "other": Style(OLIVE, "*"),
     "gaps": Style(AXIS, "X"),
     "intra": Style(VERMILLION, "o"),

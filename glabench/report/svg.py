@@ -10,6 +10,8 @@ from matplotlib.axes import Axes
 
 from glabench.report.style import COLOURS
 
+STYLE = r' style="[^"]*"'
+
 
 @dataclass(frozen=True)
 class Hit:
@@ -49,16 +51,31 @@ def inline(svg: str, name: str, title: str, hits: list[Hit]) -> str:
     body = re.sub(r"url\(#", f"url(#{name}-", body)
     body = re.sub(r'xlink:href="#', f'href="#{name}-', body)
     body = re.sub(r"'DejaVu Sans'[^;\"]*", "var(--sans)", body)
+    body = body.replace(" font-family: var(--sans);", "")  # it is that of the page
+    body = re.sub(r"(?:<use [^>]*/>){2,}", _once, body)
     body = re.sub(r' transform="rotate\(-?0 [^)]*\)"', "", body)
     for colour in COLOURS:
         body = body.replace(f": {colour.light}", f": var(--c-{colour.name})")
     body = re.sub(r"(fill|stroke): #ffffff", r"\1: var(--card)", body)
     body = re.sub(r' (?:d|x|y)="[^"]*"', lambda m: re.sub(r"(\.\d{2})\d+", r"\1", m[0]), body)
+    body = re.sub(r' d="([^"]*)"', lambda m: f' d="{_tight(m[1])}"', body)
+    body = re.sub(r'<path d="[^"]*" style="fill: none"/>', "", body)  # grounds that nobody sees
     body = re.sub(r">\s+<", "><", body)
     body = re.sub(
         r'<svg [^>]*?viewBox="([^"]*)"[^>]*>', f'<svg viewBox="\\1" role="img" aria-label="{escape(title)}">', body
     )
     return body.rstrip().removesuffix("</svg>") + _hits(hits) + "</svg>"
+
+
+def _tight(path: str) -> str:
+    """Path data without the room between commands and numbers."""
+    return re.sub(r"\s*([A-Za-z])\s*", r"\1", path).strip()
+
+
+def _once(marks: re.Match[str]) -> str:
+    """Marks of one style, with the style said once."""
+    styles = set(re.findall(STYLE, marks[0]))
+    return f"<g{styles.pop()}>{re.sub(STYLE, '', marks[0])}</g>" if len(styles) == 1 else marks[0]
 
 
 def _hits(hits: list[Hit]) -> str:

@@ -109,7 +109,7 @@ def left_out(older: int) -> str:
 
 
 def sentence(words: str) -> str:
-    """``words`` with a full stop, unless an abbreviation at its end brought one: "faster than GLA w/ m."."""
+    """``words`` with a full stop, unless an abbreviation at its end brought one: "faster than GLA with states"."""
     return words if words.endswith(".") else f"{words}."
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from glabench.analysis.load import device_name
 from glabench.analysis.tuning import table
 from glabench.errors import UserError
-from glabench.report import environments, markdown, page, text, tuning_tables
+from glabench.report import environments, markdown, page, text, tuning_matrix, tuning_tables
 from glabench.report.export import beside, drawn, write_text
 from glabench.report.figures import all_figures
 from glabench.report.headline import Finding
@@ -28,8 +28,9 @@ def render(tunings: Sequence[Tuning], found: Sequence[Section]) -> str:
         title=text.listing(devices(tunings)),
         started=page.dates(rows),
         total=len(tunings),
+        grids=tuning_matrix.grids(tunings),
         answers=_answers(tunings),
-        sections=[(s, [page.drawn(s, i, f) for i, f in enumerate(s.figures)]) for s in found if s.figures],
+        sections=[(s, [page.drawn(s.name, i, f) for i, f in enumerate(s.figures)]) for s in found if s.figures],
         missing=[(s.title, s.missing) for s in found if not s.figures],
         tuned=tuning_tables.tuned(tunings),
         directions=len({tuning.workload["direction"] for tuning in tunings}) > 1,

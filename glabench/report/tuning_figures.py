@@ -12,7 +12,6 @@ from glabench.analysis.tuning import (
     Sums,
     Variant,
     asked,
-    gain,
     median_ms,
     progress,
     trial_ms,
@@ -39,8 +38,6 @@ def sections(tunings: Sequence[Tuning]) -> list[Section]:
         return tuple(figure for figure in drawn if figure is not None)
 
     return [
-        Section("gain", "Gain", "What tuning brought", each(gains),
-                "No tuning has both a winner and a plan that was in use before."),
         Section("passes", "Passes", "Where the time goes", each(passes),
                 "No winner consists of passes that were measured on their own."),
         Section("search", "Search", "How fast the search comes near", each(falls),
@@ -59,31 +56,6 @@ def latest(tunings: Iterable[Tuning]) -> list[Tuning]:
     """The last tuning of each workload that has a winner."""
     in_time = sorted(tunings, key=lambda t: t.started)
     return list({work_key(t): t for t in in_time if winner(t) is not None}.values())
-
-
-def gains(tunings: Sequence[Tuning], prefix: str) -> Figure | None:
-    """Incumbent over winner of each workload: the largest of its tunings."""
-    found: dict[tuple[Any, ...], Tuning] = {}
-    for tuning in tunings:
-        old = found.get(work_key(tuning))
-        if not math.isnan(gain(tuning)) and (old is None or gain(tuning) > gain(old)):
-            found[work_key(tuning)] = tuning
-    most = _by_shape(found.values(), lambda group: -max(map(gain, group)))
-    series = [
-        Series(one, text.mode(one), tuple(Point(i, gain(t), tip=_gain_tip(t)) for i, t in _of(most, one)))
-        for one in DIRECTIONS
-    ]
-    drawn = tuple(s for s in series if s.points)
-    if not drawn:
-        return None
-    panel = Panel("", "", "plan in use / winner", drawn, categories=tuple(most), reference=(1.0, "equal"))
-    caption = (
-        "The time of the plan that was in use over that of the winner, timed in turns. Right of the line tuning "
-        "brought something; where a workload was tuned several times, the time it brought most."
-        f"{_left_out(most, found.values())}"
-    )
-    panels = parts.side_by_side([panel])
-    return Figure(parts.slug("tuning", prefix, "gain"), f"{prefix}In use against tuned", caption, panels)
 
 
 def passes(tunings: Sequence[Tuning], prefix: str) -> Figure | None:
@@ -159,7 +131,7 @@ def predictions(tunings: Sequence[Tuning], prefix: str) -> Figure | None:
 
 
 def _by_shape(
-    tunings: Iterable[Tuning], order: Callable[[Sequence[Tuning]], float], most: int = parts.MOST_CATEGORIES
+    tunings: Iterable[Tuning], order: Callable[[Sequence[Tuning]], float], most: int
 ) -> dict[str, list[Tuning]]:
     """Tunings by the name of what they tune, without the direction; the first ``most`` by ``order``."""
     groups: dict[str, list[Tuning]] = {}
@@ -171,11 +143,6 @@ def _by_shape(
 def _of(groups: Mapping[str, Sequence[Tuning]], direction: str) -> list[tuple[int, Tuning]]:
     """(place of the category, tuning) of one direction."""
     return [(i, t) for i, group in enumerate(groups.values()) for t in group if t.workload["direction"] == direction]
-
-
-def _left_out(shown: Mapping[str, Any], tunings: Iterable[Tuning]) -> str:
-    total = len({_name(tuning.workload) for tuning in tunings})
-    return f" The {len(shown)} of {total} shapes that gained most." if len(shown) < total else ""
 
 
 def _name(work: Mapping[str, Any]) -> str:
@@ -200,15 +167,6 @@ def _parts_of(tuning: Tuning) -> list[tuple[str, float, str]]:
         tile = text.tile(best.plan["tiles"][step])
         found.append((step, ms, f"{step}\n{title}\n{text.number(ms)} ms, {ms / whole:.0%}\n{tile}"))
     return [one for one in found if one[1] > 0]  # not NaN
-
-
-def _gain_tip(tuning: Tuning) -> str:
-    best = winner(tuning)
-    assert best is not None
-    kept = "the plan in use stays" if best.role == "incumbent" else str(Variant.of(best.plan))
-    return (
-        f"{gain(tuning):.3f}×\n{text.workload(tuning.workload)}\n{kept}, {text.number(median_ms(best.samples_ms))} ms"
-    )
 
 
 def _trial_tip(tuning: Tuning, trial: Trial) -> str:

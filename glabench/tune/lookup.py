@@ -20,7 +20,7 @@ from glabench.tune.explain import TOP, explain
 from glabench.tune.space import Space, space_of
 from glabench.tuning_store import Tuning
 
-PATTERNS = ("local/tune-*.jsonl", "*/tune-*.jsonl")  # in results/, where records are by default
+PATTERNS = ("local/tune-*.jsonl", "*/tune-*.jsonl", "*/tune-*.jsonl.gz")  # in results/, where records are by default
 DEFAULT_CAPABILITY = 90
 PLANS = 10  # predicted plans that are shown
 TILES = 3  # tiles of each pass of the best one

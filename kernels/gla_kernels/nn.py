@@ -8,6 +8,9 @@ layer = GatedLinearAttention(hidden_size=1024, num_heads=4)
 y, _ = layer(x)                                                        # x, y [B, T, 1024]
 y, state = layer(prompt, output_final_state=True)                      # state [B, H, K, V]
 y = layer.step(token, state)                                           # token, y [B, 1024]; the state is updated
+pool = layer.state_pool(256, tail=8)                                   # states of 256 requests, for an engine
+y = layer.prefill(prompts, pool, slots, cu_seqlens)                    # prompts, y [1, T, 1024]
+y = layer.serve(tokens, pool, slots)                                   # tokens, y [B, 1024]
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from .low_rank import low_rank_gates, serves
 from .ops.gla import gla, gla_recurrent, gla_step
 from .projections import is_plain, projected
 from .schedule import MAX_HEAD_DIM, Schedule
+from .serving import StatePool
 
 
 def _squared_relu(x: Tensor) -> Tensor:
@@ -189,6 +193,33 @@ class GatedLinearAttention(nn.Module):
         self._check(x, "B")
         q, k, v, g, gate = self._inputs(x)
         return self._output(gla_step(q, k, v, g, state), gate)
+
+    def state_pool(self, slots: int, **how: Any) -> StatePool:
+        """A pool of this layer's states, on its device, for `prefill` and `serve`. how: of `serving.StatePool` dtype,
+        state_v_first, tail, tokens and stochastic."""
+        weight: Tensor = self.q_proj.weight
+        dtypes: dict[str, Any] = {"inputs": weight.dtype, "gate_dtype": self.gate_dtype, "device": weight.device}
+        return StatePool(slots, self.num_heads, self.head_k_dim, self.head_v_dim, **dtypes, **how)
+
+    def prefill(
+        self, x: Tensor, pool: StatePool, indices: Tensor, cu_seqlens: Tensor | None = None,
+        accept: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        """y of prompts, or of chunks of them, whose states go on in the pool's slots: `serving.StatePool.prefill`.
+
+        x, y: [1, T, hidden_size] with cu_seqlens [N+1], or [B, T, hidden_size]; indices: the slot of each sequence.
+        Call it in ``torch.no_grad()``.
+        """
+        self._check(x, "B, T")
+        q, k, v, g, gate = self._inputs(x)
+        return self._output(pool.prefill(q, k, v, g, indices, cu_seqlens, accept=accept), gate)
+
+    def serve(self, x: Tensor, pool: StatePool, indices: Tensor, accept: Tensor | None = None) -> Tensor:
+        """y of the next token of each request, x and y [B, hidden_size], or of several, [B, n, hidden_size], by
+        `serving.StatePool.step`, which has indices and accept. Call it in ``torch.no_grad()``."""
+        self._check(x, "B" if isinstance(x, Tensor) and x.dim() == 2 else "B, n")
+        q, k, v, g, gate = self._inputs(x)
+        return self._output(pool.step(q, k, v, g, indices, accept=accept), gate)
 
     def extra_repr(self) -> str:
         heads = f"{self.num_heads} heads" + (f", {self.num_kv_heads} of keys" if self.num_kv_groups > 1 else "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import re
@@ -62,6 +63,22 @@ def test_a_broken_line_in_the_middle_is_skipped_and_named(tmp_path: Path) -> Non
     said: list[str] = []
     assert list(store.read(path, warn=said.append)) == [row(), row()]
     assert [text.split(": ")[0] for text in said] == [f"{path}:{n}" for n in (2, 3, 4, 5, 6, 8)]
+
+
+def test_packed_rows_are_read_and_not_appended_to(tmp_path: Path) -> None:
+    path = tmp_path / "packed.jsonl.gz"
+    path.write_bytes(gzip.compress(f"{store.to_json(row())}\n".encode()))
+    assert list(store.read(path, warn=pytest.fail)) == [row()]
+    with pytest.raises(UserError, match=r"packed.jsonl.gz: nothing is appended to a packed file"):
+        Appender(path)
+
+
+@pytest.mark.parametrize("content", [gzip.compress(b"{}" * 99)[:-9], b"{}"])
+def test_a_packed_file_that_is_none_or_torn_is_one_line(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "packed.jsonl.gz"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"packed.jsonl.gz: is not packed by gzip, or not all of it is there"):
+        list(store.read(path))
 
 
 def test_any_change_of_a_line_shows() -> None:
@@ -183,7 +200,7 @@ def test_an_odd_value_within_is_no_row(place: str, value: Any, message: str) -> 
         store.from_json(json.dumps(values))
 
 
-@pytest.mark.parametrize("path", sorted(ROOT.glob("results/nvidia-h200/p*.jsonl")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted(ROOT.glob("results/nvidia-h200/p*.jsonl*")), ids=lambda path: path.name)
 def test_what_is_committed_can_be_read(path: Path) -> None:
     assert list(store.read(path, warn=pytest.fail))
 

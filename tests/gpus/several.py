@@ -197,7 +197,7 @@ def _gpus() -> int:
 
 def _rows(folder: Path, step: str) -> list[Row]:
     """The rows of a step, from all of its files."""
-    return [row for path in sorted(folder.glob(f"{step}*.jsonl")) for row in store.read(path)]
+    return [row for path in sorted(folder.glob(f"{step}*.jsonl*")) for row in store.read(path)]
 
 
 def _judge(gpus: int, folder: Path, cases: int) -> int:

@@ -1,6 +1,6 @@
 "use strict";
-// Without script the page is complete: figures, titles on points, tables. Script adds hover text that follows a finger,
-// legends that hide a system, sorting, filters and saving a figure.
+// Without script the page is complete: the matrix, figures, titles on points, tables. Script adds baselines to choose from,
+// hover text that follows a finger, legends that hide a system, sorting, filters and saving a figure.
 
 // --- values on hover: the nearest point of a panel, by mouse or finger; by keyboard one point after the other
 const tip = document.getElementById("tip");
@@ -50,7 +50,7 @@ function step(hits, key) {
   const series = starts.findLastIndex((hit) => hits.indexOf(hit) <= at);
   return starts[Math.min(Math.max(series + (key === "ArrowDown" ? 1 : -1), 0), starts.length - 1)];
 }
-const typed = (svg) => svg.matches(":focus-visible");
+const typed = (svg) => Boolean(svg?.matches(":focus-visible"));
 for (const svg of document.querySelectorAll(".panel svg")) {
   if (!svg.querySelector(".hit")) continue;
   svg.tabIndex = 0;
@@ -71,6 +71,57 @@ for (const svg of document.querySelectorAll(".panel svg")) {
 addEventListener("keydown", (event) => { if (event.key === "Escape") show(null); });
 // What the keyboard shows stays: a panel that gets the focus may scroll into sight.
 addEventListener("scroll", () => { if (!lit || !typed(lit.ownerSVGElement)) show(null); }, { passive: true });
+
+// --- the matrix and the chart: which baseline, and the time of what
+for (const cell of document.querySelectorAll(".matrix td[title]")) {
+  cell.dataset.tip = cell.title;
+  cell.removeAttribute("title");
+  for (const kind of ["pointerenter", "pointerdown"]) cell.addEventListener(kind, () => show(cell));
+  cell.addEventListener("pointerleave", () => show(null));
+}
+function compareWith(table, place, title) {
+  for (const cell of table.querySelectorAll("td[data-by]")) {
+    const [ratio, said, word, heat, span] = cell.dataset.by.split("|")[place].split(";");
+    cell.className = said;
+    cell.style.setProperty("--heat", heat);
+    cell.querySelector("b").textContent = ratio;
+    cell.querySelector("em").textContent = word;
+    const facts = cell.dataset.facts ??= cell.dataset.tip;
+    cell.dataset.tip = span ? `${facts}\n${ratio} the speed of ${title} (${span})` : facts;
+  }
+}
+function view(table, index) {
+  for (const body of table.tBodies) {
+    body.hidden = body.dataset.view !== index;
+    body.rows[0].hidden = true; // the selector says what its title does
+  }
+  const rows = [...table.tHead.rows, ...[...table.tBodies].flatMap((body) => [...body.rows].slice(1))];
+  const inside = rows.filter((row) => row.parentNode.dataset.view === index);
+  for (let i = 1; i < table.tHead.rows[0].cells.length; i++) { // a system that ran in no case of this view has no column
+    const empty = inside.every((row) => !row.cells[i].textContent.trim());
+    for (const row of rows) row.cells[i].hidden = empty;
+  }
+}
+function choose(select) {
+  const form = select.closest("form"), chart = form.closest(".chart"), table = document.getElementById(form.dataset.of);
+  const option = select.selectedOptions[0];
+  if (select.dataset.pick === "view") view(table, select.value);
+  else if (table) compareWith(table, select.selectedIndex, option.textContent);
+  else for (const part of chart.querySelectorAll("[data-choice]")) part.hidden = part.dataset.choice !== select.value;
+}
+const picks = [...document.querySelectorAll(".pick select")];
+for (const select of picks) {
+  select.form.hidden = false;
+  choose(select);
+  select.addEventListener("change", () => {
+    for (const other of picks) { // a baseline is chosen for the matrix and for the chart
+      if (other.dataset.pick !== select.dataset.pick || (select.dataset.pick === "view" && other !== select)) continue;
+      if (![...other.options].some((option) => option.value === select.value)) continue;
+      other.value = select.value;
+      choose(other);
+    }
+  });
+}
 
 // --- legends
 for (const button of document.querySelectorAll(".legend button")) {

@@ -43,7 +43,8 @@ def context_parallel(
         bool, typer.Option("--memory", help="Which length does not fit on one GPU, and does it on several?")
     ] = False,
     exchange: Annotated[
-        str | None, typer.Option(help="direct, all-gather or ring; by default as the package has it.")
+        str | None,
+        typer.Option(help="Comma-separated, in turns: direct, all-gather, ring; by default as the package has it."),
     ] = None,
     tiny: Annotated[bool, typer.Option("--tiny", help="Tiny shapes on the CPU, by gloo: tries the program.")] = False,
     out: Annotated[Path | None, typer.Option(help="File that rows are appended to.", dir_okay=False)] = None,
@@ -61,16 +62,17 @@ def context_parallel(
     modes = mode.split(",")
     check_names(modes, MODES, "--mode")
     check_names([dtype], DTYPE_BYTES, "--dtype")
-    check_names([exchange] if exchange else [], WAYS, "--exchange")
+    ways = exchange.split(",") if exchange is not None else []
+    check_names(ways, WAYS, "--exchange")
     asked = [shape_of(words, counts[-1]) for words in shapes.split()]
     if not asked:
         raise typer.BadParameter("expected a shape, got none", param_hint="--shapes")
-    how: dict[str, Any] = {"modes": tuple(modes), "dtype": dtype, "device": device, "exchange": exchange}
+    how: dict[str, Any] = {"modes": tuple(modes), "dtype": dtype, "device": device, "ways": tuple(ways) or (None,)}
     how |= {"samples": samples, "calls": CALLS, "warm_up": WARM_UP}
     if tiny:
         if ask_memory:
             raise typer.BadParameter("a CPU's memory is not asked for; leave out --tiny", param_hint="--memory")
-        if exchange == "direct":
+        if "direct" in ways:
             raise typer.BadParameter("CPUs exchange nothing directly; leave out --tiny", param_hint="--exchange")
         asked = [TINY]
         how |= {"dtype": "fp32", "samples": 1, "calls": 1, "warm_up": 1}  # the interpreter has no products in bf16

@@ -18,9 +18,10 @@ MOST_APART = 0.02
 
 
 def times(question: Question) -> Iterator[Row]:
-    """A row for each mode."""
+    """A row for each mode and way that messages go, of which one rank has none."""
+    question = question if question.ranks > 1 else replace(question, ways=(None,))
     ended = run(_timed, question)
-    yield from (time_row(question, mode, ended) for mode in question.modes)
+    yield from (time_row(question, mode, ended, way) for mode in question.modes for way in question.ways)
 
 
 def memory(question: Question) -> Iterator[Row]:
@@ -32,7 +33,7 @@ def memory(question: Question) -> Iterator[Row]:
         yield from memory_rows(more, run(_fitted, more))
 
 
-def time_row(question: Question, mode: str, ended: Ended) -> Row:
+def time_row(question: Question, mode: str, ended: Ended, way: str | None = None) -> Row:
     """Of what all ranks found. It has no times where they are not right."""
     row = _begun(question, "time", mode) | {"samples": question.samples, "calls": question.calls}
     checks = [next((one for one in said if "check" in one), None) for said in ended.found]
@@ -40,7 +41,7 @@ def time_row(question: Question, mode: str, ended: Ended) -> Row:
     row["check"] = checks[0] and checks[0]["check"]
     if checks[0] and checks[0]["wrong"][mode]:
         return row | {"status": "wrong", "reason": checks[0]["wrong"][mode]}
-    found = [one for said in ended.found for one in said if one.get("mode") == mode]
+    found = [one for said in ended.found for one in said if (one.get("mode"), one.get("way")) == (mode, way)]
     if len(found) < question.ranks:
         return row | _failed(ended.failure)
     if not all(one["same_bits"] for one in found):

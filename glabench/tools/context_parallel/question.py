@@ -33,7 +33,7 @@ class Shape:
 @dataclass(frozen=True)
 class Question:
     """A shape, on so many ranks. samples: of a mode, each of so many calls one after another, behind warm_up calls.
-    exchange: one of `WAYS`, or None as the package has it."""
+    ways that messages go, in turns: of `WAYS`, None as the package has it."""
 
     shape: Shape
     ranks: int
@@ -43,7 +43,7 @@ class Question:
     samples: int
     calls: int
     warm_up: int
-    exchange: str | None = None
+    ways: tuple[str | None, ...] = (None,)
 
     def case(self, tokens: int, strength: float = 1.0, states: bool = False) -> Case:
         """What the harness draws inputs by, of so many tokens."""

@@ -23,13 +23,9 @@ from glabench.tools.context_parallel.tokens import DRAWN, Step, drawn, step
 
 
 def timed(question: Question, rank: int, report: Report) -> None:
-    """Report the check, then each mode that was right."""
-    with going(question.exchange):
-        _checked_and_timed(question, rank, report)
-
-
-def _checked_and_timed(question: Question, rank: int, report: Report) -> None:
-    check = checked(question, rank)
+    """Report the check, then each mode that was right, once for each way that messages go."""
+    with going(question.ways[0]):
+        check = checked(question, rank)
     reasons = [{mode: wrong(check, mode == "fwdbwd") for mode in question.modes}]
     if question.ranks > 1:
         dist.broadcast_object_list(reasons)
@@ -37,32 +33,42 @@ def _checked_and_timed(question: Question, rank: int, report: Report) -> None:
     x = drawn(question, rank, question.shape.T)
     for mode in question.modes:
         if reasons[0][mode] is None:
-            report({"mode": mode} | _timed(question, rank, mode, step(question, x, mode)))
+            for found in _timed(question, rank, mode, step(question, x, mode)):
+                report({"mode": mode} | found)
 
 
-def _timed(question: Question, rank: int, mode: Mode, call: Step) -> Finding:
-    """Samples of the step, in turns with those of the step alone; bytes of its messages, and of memory; how far its
-    results are from one GPU's."""
-    found: Finding = {"apart": None}
+def _timed(question: Question, rank: int, mode: Mode, call: Step) -> list[Finding]:
+    """Of each way that messages go, what `_looked_at` finds, and samples of the step, in turns with those of the other
+    ways and of the step alone."""
+    found, without = list[Finding](), list[dict[str, float]]()
+    for way in question.ways:
+        with going(way):
+            found.append(_looked_at(question, rank, mode, call, way))
+    with alone():
+        for _ in range(question.warm_up):
+            call()
+    with no_collection():
+        for _ in range(question.samples):
+            for one in found:
+                with going(one["way"]):
+                    one["samples"].append(sample(question, call))
+            if question.ranks > 1:
+                with alone():
+                    without.append(sample(question, call))
+    return [one | {"alone": without} for one in found]
+
+
+def _looked_at(question: Question, rank: int, mode: Mode, call: Step, way: str | None) -> Finding:
+    """How far the step's results are from one GPU's, bytes of its messages, and of memory."""
+    found: Finding = {"way": way, "apart": None, "samples": []}
     if question.ranks > 1:
         found["apart"] = far_from_one_gpu(question, rank, mode, call())
     for _ in range(question.warm_up):
         call()
     found |= {"same_bits": repeats(call), "peak_bytes": peak_bytes(question, call)}
-    with listening(question.exchange) as messages:
+    with listening(way) as messages:
         call()
-    with alone():
-        for _ in range(question.warm_up):
-            call()
-    found |= {"message_bytes": [size for size, _ in messages], "exchange": sorted({way for _, way in messages})}
-    found |= {"samples": [], "alone": []}
-    with no_collection():
-        for _ in range(question.samples):
-            found["samples"].append(sample(question, call))
-            if question.ranks > 1:
-                with alone():
-                    found["alone"].append(sample(question, call))
-    return found
+    return found | {"message_bytes": [size for size, _ in messages], "exchange": sorted({how for _, how in messages})}
 
 
 def sample(question: Question, call: Step) -> dict[str, float]:
@@ -148,7 +154,7 @@ def _fitted(question: Question, rank: int, tokens: int) -> Finding:
         gc.collect()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    with going(question.exchange):
+    with going(question.ways[0]):
         results = step(question, drawn(question, rank, tokens), "fwdbwd")()
     peak = torch.cuda.max_memory_allocated() if question.device == "cuda" else None
     finite = all(bool(part.isfinite().all()) for x in results for part in x.split(DRAWN, 1))

@@ -22,7 +22,7 @@ from .output import make_output
 from .packing import closed
 from .prepare import prepare
 from .problem import Problem
-from .shards import Added, ends_of, starts_of
+from .shards import Added
 from .states import make_grad_states, make_states
 from .strong_gates import grad_qk_strong_kernel, grad_v_strong_kernel, strong_gates_of
 from .walk import fused_scan
@@ -52,7 +52,7 @@ def forward(
     if running is not None:
         starts: Tensor | None = running
     else:
-        starts = segment_starts(p, None, made, launch) if added is None else starts_of(p, added, launch)
+        starts = segment_starts(p, None, made, launch) if added is None else added.starts_from(p.chain_start)
     final_state = running
     if running is None and output_final_state:
         final_state = p.final_buffer()
@@ -120,7 +120,7 @@ def _backward(
         ends = running_state(p, p.d_final, running, launch)
     else:
         starts = segment_starts(p, to_fill, made, launch) if found is None else None
-        ends = segment_ends(p, do, made, launch) if added is None else ends_of(p, added, launch)
+        ends = segment_ends(p, do, made, launch) if added is None else added.starts_from(p.chain_end)
         to_fill = to_fill if p.n_seg == 1 else None
     grads = p.state_buffer()
     order = range(len(p.slices))

@@ -96,10 +96,10 @@ def combination_of(
     return launch_of_states(p, combine_kernel, args | {"n_added": added.shape[1]}, flags)
 
 
-def launch_of_states(p: Problem, kernel: Any, args: dict[str, Any], flags: dict[str, bool]) -> Launch:
-    """A launch of a kernel that goes over states: a program a tile of each head's."""
+def launch_of_states(p: Problem, kernel: Any, args: dict[str, Any], flags: dict[str, bool], each: int = 1) -> Launch:
+    """A launch of a kernel that goes over states, so many of each head: a program a tile of one."""
     B, _, H, K, V = p.dims
     block_k, block_v = min(COMBINED.block_k, padded(K)), min(COMBINED.block_v, padded(V))
-    programs = cdiv(K, block_k) * cdiv(V, block_v) * B * H
+    programs = cdiv(K, block_k) * cdiv(V, block_v) * B * H * each
     sizes = {"K": K, "V": V, "BK": block_k, "BV": block_v, "GATED": p.g is not None}
     return Launch(kernel, (programs,), args, sizes | flags, num_warps=COMBINED.num_warps)

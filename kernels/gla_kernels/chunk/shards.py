@@ -13,7 +13,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from ..launch import Launcher
-from .boundaries import combination_of, gradients_of_segments, states_of_segments
+from .boundaries import gradients_of_segments, states_of_segments
 from .kept import Kept
 from .prepare import Prepared, prepare
 from .problem import Problem
@@ -21,16 +21,27 @@ from .problem import Problem
 
 class Added(NamedTuple):
     """What each segment adds, float32 [B*H, n_seg, K, V], and log2 of how it decays what comes, [B*H, n_seg, K], None
-    without gates; and of walks of wide heads what they read, with the chunks' decays, `Problem.half_decays`."""
+    without gates; and of walks of wide heads what they read, with the chunks' decays, `Problem.half_decays`.
 
-    states: Tensor
+    starts, left: where segments start, or the gradients that they end with, and log2 of what decays leave there of what
+    enters, of the same shapes. They are room for it until a message is made of states, which nobody needs then; None
+    where there is but one segment.
+    """
+
+    states: Tensor | None
     decays: Tensor | None
     halves: Tensor | None
     made: Prepared | None
+    starts: Tensor | None
+    left: Tensor | None
 
     def halves_of(self, p: Problem) -> Tensor | None:
         """The chunks' decays, or room for them."""
         return p.half_decays() if self.halves is None else self.halves
+
+    def starts_from(self, first: Tensor | None) -> Tensor | None:
+        """As `boundaries.segment_starts` and `segment_ends`, where ``first`` comes to the first segment of all."""
+        return first if self.starts is None else self.starts
 
 
 def states_added(p: Problem, launch: Launcher) -> Added:
@@ -49,22 +60,7 @@ def gradients_added(p: Problem, do: Tensor, kept: Kept | None, launch: Launcher)
 
 
 def _added(p: Problem, states: Tensor, decays: Tensor | None, halves: Tensor | None, made: Prepared | None) -> Added:
-    return Added(states, decays, None if made is None else halves, made)
-
-
-def starts_of(p: Problem, added: Added, launch: Launcher) -> Tensor | None:
-    """As `boundaries.segment_starts`."""
-    return _combined(p, added, p.chain_start, False, launch)
-
-
-def ends_of(p: Problem, added: Added, launch: Launcher) -> Tensor | None:
-    """As `boundaries.segment_ends`."""
-    return _combined(p, added, p.chain_end, True, launch)
-
-
-def _combined(p: Problem, added: Added, first: Tensor | None, reverse: bool, launch: Launcher) -> Tensor | None:
-    if p.n_seg == 1:
-        return first
-    states = p.segment_buffer(p.n_seg)
-    launch(combination_of(p, added.states, added.decays, first, states, reverse))
-    return states
+    starts = left = None
+    if p.n_seg > 1:
+        starts, left = p.segment_buffer(p.n_seg), p.decay_buffer(p.n_seg)
+    return Added(states, decays, None if made is None else halves, made, starts, left)

@@ -19,7 +19,7 @@ from ..plan.choose import machine_of
 from ..plan.request import Config, check_config, check_plan, plan_of, tune
 from ..plan.table import Machine
 from ..schedule import Schedule, Workload
-from . import library
+from . import library, pooled
 from .autograd import call
 from .form import Form, Inputs, looks_at_lengths
 from .forms import Chunkwise, Recurrent
@@ -221,6 +221,9 @@ def gla_step(
     *,
     gv: Tensor | None = None,
     state_v_first: bool = False,
+    state_indices: Tensor | None = None,
+    state_scales: Tensor | None = None,
+    rounding: Tensor | None = None,
 ) -> Tensor:
     """One token of decoding: ``state`` is updated in place, o is returned.
 
@@ -228,8 +231,19 @@ def gla_step(
     in memory that none of the others is a view of. Returns o [B, H, V] in the dtype of q. Not differentiable: a
     backward pass that still needs what was in the state raises RuntimeError. Raises ValueError, naming the argument,
     for a wrong shape, dtype or device.
+
+    state_indices: [B], int32 or int64: ``state`` is a pool then, [slots, H, K, V] or [slots, H, V, K], of float32,
+        bfloat16, float16 or float8_e4m3fn, each slot contiguous and any stride from one to the next, and these are the
+        slots of the B requests, no slot twice. -1: none, and o is 0. g may be one gate a head, [B, H]. Sums are
+        float32. What is in the tensors counts when the kernel runs: a CUDA graph may be replayed with other indices.
+    state_scales: [slots, H, V], float32, of float8_e4m3fn states, and updated with them.
+    rounding: [B], int32 or int64, a number of each request that is another one at each step, such as its position:
+        states are rounded up or down by chance, by bits that follow from it. None: to nearest. Not of float32.
+    `serving.StatePool` has more for pools: prefill, steps that write no state, several tokens a step.
     """
     inputs = Inputs(q, k, v, g, gv, state)
+    if state_indices is not None:
+        return pooled.step(inputs, scale, state_v_first, state_indices, state_scales, rounding)
     if torch.compiler.is_compiling():
         return library.call_step(inputs, scale, state_v_first)
     wanted = inputs.requires_grad or inputs.has_tangents

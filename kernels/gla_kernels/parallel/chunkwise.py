@@ -103,15 +103,15 @@ class InSteps:
 
     def _forward_host(self, x: Any, launch: Launcher) -> Tensors:
         messages, parts = x[INPUTS], x[INPUTS + 1 :]
-        entered = None
+        entered, added = None, _added(parts)
         if not self.ranks.first:
-            entered, met = meeting_of(self._problem(x, False), messages, messages, self.ranks.rank, False)
+            entered, met = meeting_of(self._problem(x, False), added, messages, messages, self.ranks.rank, False)
             launch(met)
             x = [*x[: INPUTS - 1], entered]
         p, backward = self._problem(x, False), self._problem(x, True)
         form = self.steps.form
         every = backward.states_apart if form.few else 1
-        o, final, kept = chunk.forward(p, self.ranks.last, launch, form.keep, every, _added(parts))
+        o, final, kept = chunk.forward(p, self.ranks.last, launch, form.keep, every, added)
         if kept is None or not backward.served_by(kept):
             return o, final, entered, None, None
         return o, final, entered, kept.states, kept.halves
@@ -150,11 +150,11 @@ class InSteps:
 
     def _gradients_host(self, x: Any, launch: Launcher) -> Tensors:
         do, d_state, messages, forward, *kept = x[INPUTS : INPUTS + 6]
-        p = self._problem(x, True)
+        p, added = self._problem(x, True), _added(x[INPUTS + 6 :])
         if not self.ranks.last:
-            d_state, met = meeting_of(p, messages, forward, self.ranks.rank, True)
+            d_state, met = meeting_of(p, added, messages, forward, self.ranks.rank, True)
             launch(met)
-        found = chunk.backward(p, do, d_state, launch, self._kept_of(p, kept), _added(x[INPUTS + 6 :]))
+        found = chunk.backward(p, do, d_state, launch, self._kept_of(p, kept), added)
         return *found[:3], None if p.g is None else found.g, found.initial_state
 
     def _problem(self, x: Any, backward: bool) -> Problem:
@@ -171,13 +171,14 @@ INPUTS = 5  # of `InSteps._given`
 
 
 def _parts(added: Added) -> Tensors:
-    """Of what segments add, the tensors that a later step is given."""
+    """Of what segments add, the tensors that a later step is given: where they start has it all by now."""
     made = added.made
-    return added.states, added.decays, added.halves, *((None,) * 3 if made is None else (made.q, made.k, made.a))
+    by_walks = (None,) * 3 if made is None else (made.q, made.k, made.a)
+    return added.starts, added.left, added.halves, *by_walks
 
 
 def _added(parts: Any) -> Added:
     """The same of such tensors again."""
-    states, decays, halves, q, k, a = parts
+    starts, left, halves, q, k, a = parts
     made = None if q is None else Made(q, k, a, halves, None)
-    return Added(states, decays, halves, made)
+    return Added(None, None, halves, made, starts, left)

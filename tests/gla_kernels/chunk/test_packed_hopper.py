@@ -127,7 +127,7 @@ def test_segments(launch, place):
 
 
 # Heads of K = 256, whose walks go by what was prepared: a group of warps a tile of V, or two.
-FEWER = (40, 24, 66, 1, 20)
+FEWER = (30, 66, 1, 20)
 WIDE: list[tuple[Any, ...]] = [
     (FEWER, 64, "mild", True, BF16, False), (FEWER, 64, "strong", True, FLOAT32, True),
     (FEWER, 64, "infinite", False, BF16, False), (FEWER, 128, "weak", True, BF16, True),

@@ -13,7 +13,7 @@ from torch import Tensor
 from gla_kernels import Plan, Schedule, Workload, chunk, default_config, reference
 from gla_kernels.chunk.pairs import meeting_of, message_of
 from gla_kernels.chunk.problem import Problem
-from gla_kernels.chunk.shards import gradients_added, states_added
+from gla_kernels.chunk.shards import Added, gradients_added, states_added
 from gla_kernels.plan.apply import problem_of
 from gla_kernels.plan.choose import with_walks
 from gla_kernels.plan.limits import why_not
@@ -52,25 +52,25 @@ def test_two_parts(launch: Any, place: Any, K: int, V: int, every: int | None, k
         q, k, v, g = (parts[part][name] for name in "qkvg")
         return problem_of(q, k, v, g, K**-0.5, state, plan)
 
-    def met(p: Problem, messages: list[Any], decays: list[Any], part: int, reverse: bool) -> Tensor:
+    def met(p: Problem, added: Added, messages: list[Any], decays: list[Any], part: int, reverse: bool) -> Tensor:
         for _, written in messages:
             launch(written)
         said, decayed = (torch.stack([message for message, _ in sent]) for sent in (messages, decays))
-        state, launched = meeting_of(p, said, decayed, part, reverse)
+        state, launched = meeting_of(p, added, said, decayed, part, reverse)
         launch(launched)
         return state
 
     front, back = problem(0, first), problem(1, None)
     added = [states_added(p, launch) for p in (front, back)]
     said = [message_of(p, one, p.chain_start, False) for p, one in zip((front, back), added, strict=True)]
-    back = problem(1, met(back, said, said, 1, False))
+    back = problem(1, met(back, added[1], said, said, 1, False))
     runs = [
         chunk.forward(p, True, launch, keep, p.states_apart, one) for p, one in zip((front, back), added, strict=True)
     ]
     parts_of = list(zip((front, replace(back, d_final=d_last)), parts, runs, strict=True))
     owed = [gradients_added(p, part["do"], run[2], launch) for p, part, run in parts_of]
     said_back = [message_of(p, one, p.chain_end, True) for (p, _, _), one in zip(parts_of, owed, strict=True)]
-    leaving = met(front, said_back, said, 0, True)
+    leaving = met(front, owed[0], said_back, said, 0, True)
     gradients = [
         chunk.backward(p, part["do"], d_state, launch, run[2], one)
         for (p, part, run), d_state, one in zip(parts_of, (leaving, d_last), owed, strict=True)

@@ -44,7 +44,7 @@ def afresh() -> Iterator[None]:
     torch.compiler.reset()
 
 
-def drawn(T: int = 40, D: int = 16, dtype: torch.dtype = torch.float32, B: int = 2) -> list[torch.Tensor]:
+def drawn(T: int = 40, D: int = 16, dtype: torch.dtype = torch.float32, B: int = 1) -> list[torch.Tensor]:
     """q, k, v, g and an initial state, which require gradients."""
     q, k, v, g = (torch.randn(B, T, 2, D, device=DEVICE, dtype=dtype) for _ in range(4))
     state = torch.randn(B, 2, D, D, device=DEVICE)
@@ -91,7 +91,7 @@ def dynamic(given: list[torch.Tensor]) -> list[torch.Tensor]:
 def test_one_graph_serves_all_batches_and_lengths_that_are_marked_as_dynamic(call):
     frames = CompileCounterWithBackend("aot_eager")
     in_graph = torch.compile(call, fullgraph=True, backend=frames)
-    for B, T in ((2, 6), (3, 21), (4, 12)):
+    for B, T in ((2, 6), (3, 21)):
         given = drawn(T, B=B)
         want, got = results(call, given, True), results(in_graph, dynamic(given), True)
         assert all(torch.equal(a, b) for a, b in zip(want, got, strict=True))
@@ -102,7 +102,7 @@ def test_one_graph_serves_all_batches_and_lengths_that_are_marked_as_dynamic(cal
 def test_a_second_length_makes_one_more_graph_which_serves_all_others(call):
     frames = CompileCounterWithBackend("aot_eager")
     in_graph = torch.compile(call, fullgraph=True, backend=frames)
-    for T in (20, 33, 24, 16):  # of two chunks and three, a multiple of 16 last
+    for T in (20, 33, 16):  # of two chunks and three, a multiple of 16 last
         given = drawn(T)
         want, got = results(call, given, False), results(in_graph, given, False)
         assert all(torch.equal(a, b) for a, b in zip(want, got, strict=True))
@@ -110,7 +110,7 @@ def test_a_second_length_makes_one_more_graph_which_serves_all_others(call):
 
 
 def test_a_graph_takes_what_lies_anyhow_in_memory():
-    q, k, v, g, state = drawn()
+    q, k, v, g, state = drawn(B=2)
     given = [*(x.detach().transpose(0, 1).contiguous().transpose(0, 1).requires_grad_() for x in (q, k, v, g)), state]
     in_graph = torch.compile(gla, fullgraph=True, backend="aot_eager")
     want, got = results(gla, given, True), results(in_graph, given, True)
@@ -224,7 +224,7 @@ def test_operators_keep_what_pytorch_is_promised(function, value_gates):
 
 def test_a_step_of_decoding_changes_the_state_in_a_graph():
     q, k, v, g = (x[:, 0].detach() for x in drawn()[:4])
-    state = torch.randn(2, 2, 16, 16, device=DEVICE)
+    state = torch.randn(1, 2, 16, 16, device=DEVICE)
     other = state.clone()
     in_graph = torch.compile(lambda *given: gla_step(*given) * 2, fullgraph=True, backend="aot_eager")
     assert torch.equal(in_graph(q, k, v, g, state), gla_step(q, k, v, g, other) * 2)
@@ -243,7 +243,7 @@ def test_steps_of_batches_of_any_size_share_a_graph():
 
 def test_a_plan_that_is_given_runs_beside_the_graph():
     given = drawn()[:4]
-    plan = chosen(Workload("fwd", 2, 40, 2, 16, 16, "fp32")).plan
+    plan = chosen(Workload("fwd", 1, 40, 2, 16, 16, "fp32")).plan
     ran = []
 
     def call(q, k, v, g):
@@ -319,7 +319,7 @@ def test_a_call_that_was_refused_does_not_spoil_the_next_ones(wrong):
 def test_inductor_replays_cuda_graphs_of_the_same(call):
     in_graph = torch.compile(call, fullgraph=True, mode="reduce-overhead")
     for _ in range(4):  # recorded at the second call
-        given = drawn(T=300, D=64, dtype=torch.bfloat16)
+        given = drawn(T=300, D=64, dtype=torch.bfloat16, B=2)
         torch.compiler.cudagraph_mark_step_begin()
         got = [x.clone() for x in results(in_graph, given, True)]
         assert all(torch.equal(a, b) for a, b in zip(results(call, given, True), got, strict=True))
@@ -333,5 +333,5 @@ def test_what_is_marked_as_constant_is_so_by_pytorch_s_own_mark():
     assert vars(compiled.settled) == vars(compiled.step_settled) == vars(constant) != {}
 
 
-def test_no_compiler_is_imported_with_the_package(python_process):
-    python_process("-c", "import gla_kernels.nn, sys; assert not {'torch._dynamo', 'sympy'} & set(sys.modules)")
+def test_no_compiler_is_imported_with_the_package(compiling_process):
+    compiling_process("-c", "import gla_kernels.nn, sys; assert not {'torch._dynamo', 'sympy'} & set(sys.modules)")

@@ -1,14 +1,15 @@
 """What ranks of a group compute, for tests: calls on tensors that all ranks draw alike, of which each has its tokens.
 
-`run` starts this file as many times as there are ranks, which leave what each found in a file. They talk by gloo, or
-where there are GPUs by NCCL.
+`run` starts a process for each rank, which leave what each found in a file. They talk by gloo, or where there are GPUs
+by NCCL.
 """
 
 from __future__ import annotations
 
 import datetime
+import importlib
+import multiprocessing
 import os
-import subprocess
 import sys
 import traceback
 from collections.abc import Callable
@@ -27,6 +28,7 @@ from torch.utils._pytree import tree_map
 TOKENS = {2: (35, 25), 4: (18, 14, 0, 28)}  # of each rank, by how many ranks there are
 T = 60
 DIES = "a rank that dies"
+CUDA = torch.cuda.is_available()
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,7 @@ def _work(rank: int, ranks: int, folder: str, what: str) -> None:
     patience = datetime.timedelta(seconds=20 if what == DIES else 300)
     meet = Path(folder, f"store-{what}").as_uri()
     how: dict[str, Any] = {"backend": "gloo"}
-    if torch.cuda.is_available():
+    if CUDA:
         torch.cuda.set_device(rank)
         how = {"backend": "nccl", "device_id": torch.device("cuda", rank)}
     dist.init_process_group(**how, init_method=meet, rank=rank, world_size=ranks, timeout=patience)
@@ -320,23 +322,32 @@ OF_TWO: dict[str, Callable[[int, int], Any]] = {
 WORKS: dict[int, dict[str, Callable[[int, int], Any]]] = {
     2: {"cases": _each_case, "unlike": _unlike} | OF_TWO, 4: {"cases": _each_case, "unlike": _unlike},
 }  # fmt: skip
-if torch.cuda.is_available():
+if CUDA:
     WORKS = {ranks: works | {"exchanges": _exchanges} for ranks, works in WORKS.items()}
+
+
+def _start(*given: Any) -> None:
+    """In the fork, which has imported what takes longer than the work. CUDA does not go on in one."""
+    if CUDA:
+        os.execv(sys.executable, [sys.executable, __file__, *map(str, given)])
+    _work(*given)
 
 
 def run(ranks: int, folder: Path, what: str) -> list[Any]:
     """What each rank found by `WORKS`, or where one dies; a traceback where it failed, and None for a rank that is
     gone."""
-    command = [sys.executable, __file__, str(ranks), str(folder), what]
-    processes = [subprocess.Popen([*command, str(rank)]) for rank in range(ranks)]
+    for name in ("torch._dynamo", "torch.distributed.tensor"):
+        importlib.import_module(name)  # once for all forks
+    given = [(rank, ranks, str(folder), what) for rank in range(ranks)]
+    processes = [multiprocessing.get_context("fork").Process(target=_start, args=one) for one in given]
     for process in processes:
-        try:
-            process.wait(280)
-        except subprocess.TimeoutExpired:
-            process.kill()
+        process.start()
+    for process in processes:
+        process.join(280)
+        process.kill()
     files = [folder / f"{what}-{rank}.pt" for rank in range(ranks)]
     return [torch.load(file, weights_only=False) if file.exists() else None for file in files]
 
 
 if __name__ == "__main__":
-    _work(int(sys.argv[4]), int(sys.argv[1]), sys.argv[2], sys.argv[3])
+    _work(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])

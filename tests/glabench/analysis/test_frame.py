@@ -29,7 +29,7 @@ def test_time_and_what_follows_from_it(make_row: Any) -> None:
     assert line["floor_ms"] == pytest.approx(1.0)
     assert line["over_floor"] == pytest.approx(2.0)
     assert line["tflop_per_s"] == pytest.approx(500.0)
-    assert (line["variant"], line["label"]) == ("gla:wo", "GLA w/o m. C64/16")
+    assert (line["variant"], line["label"]) == ("gla:wo", "GLA without states C64/16")
 
 
 def test_a_step_makes_one_token_a_sequence(make_row: Any) -> None:

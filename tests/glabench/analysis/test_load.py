@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,11 @@ from glabench.store import read, to_json
 def test_a_folder_stands_for_its_result_files(tmp_path: Path, make_row: Any) -> None:
     (tmp_path / "nvidia-h200").mkdir()
     (tmp_path / "a.jsonl").write_text(to_json(make_row("gla", [1.0])) + "\n")
-    (tmp_path / "nvidia-h200" / "b.jsonl").write_text(to_json(make_row("fla", [2.0])) + "\n")
+    packed = gzip.compress((to_json(make_row("fla", [2.0])) + "\n").encode())
+    (tmp_path / "nvidia-h200" / "b.jsonl.gz").write_bytes(packed)
     (tmp_path / "notes.txt").write_text("not rows")
-    assert [path.name for path in files([tmp_path])] == ["a.jsonl", "b.jsonl"]
+    (tmp_path / "notes.txt.gz").write_bytes(packed)
+    assert [path.name for path in files([tmp_path])] == ["a.jsonl", "b.jsonl.gz"]
     assert [row.case["system"] for _, row in located([tmp_path, tmp_path / "a.jsonl"])] == ["gla", "fla"]
 
 

@@ -87,7 +87,7 @@ def test_memory_is_compared_by_its_peak(make_row: Any, attention: Any) -> None:
     rows.append(attention(ms(1), memory={"peak_bytes": 2 * GIB, "beyond_inputs_bytes": 1}))
     found = Compare(("gla:wo",), ("gla:w", "fa2"), (NEAR,), "peak_mib", (0.0,), (1.0,))(evidence(*rows))
     assert found == Outcome(
-        "held", (Value("T 1024, over GLA w/ m.", 1 / 3), Value("T 1024, over FlashAttention-2", 0.5))
+        "held", (Value("T 1024, over GLA with states", 1 / 3), Value("T 1024, over FlashAttention-2", 0.5))
     )
     more = Compare(("gla:w",), ("fa2",), (NEAR,), "peak_mib", (1.0,), (1.4,))(evidence(*rows))
     assert (more.verdict, more.why) == ("not held", "")
@@ -199,7 +199,7 @@ def test_of_several_schedules_one_is_taken_that_is_as_the_rival(make_row: Any) -
     rows.append(make_row("scan", ms(6), implementation=RIVALS["untuned"]))
     found = Compare((OURS,), ("scan",), (NEAR,))(evidence(*rows))
     assert found == Outcome("held", (Value("T 1024", 2.0),))
-    assert found.pairs == ("GLA w/ m. C32 (not tuned) over Parallel scan, states in HBM (not tuned)",)
+    assert found.pairs == ("GLA with states C32 (not tuned) over Parallel scan, states in HBM (not tuned)",)
 
 
 def test_memory_does_not_depend_on_tuning(make_row: Any) -> None:

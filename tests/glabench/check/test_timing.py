@@ -7,7 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from glabench.check.noise import DEFAULT_SPREAD, LEAST_SPREAD, Noise, noise, noise_of_turns
+from glabench.analysis.spread import DEFAULT_SPREAD
+from glabench.check.noise import LEAST_SPREAD, Noise, noise, noise_of_turns
 from glabench.check.power import simulate
 from glabench.check.timing import judge_time
 from glabench.check.verdict import check

@@ -302,16 +302,18 @@ def strengths_rows(at_strengths: Callable[..., list[Row]]) -> list[Row]:
 
 
 # Figures and pages take seconds: those of these rows are made once, for the tests that read them and for the browser.
+MadeOnce = Callable[[str, Callable[[], Any]], Any]
 
 
 @pytest.fixture(scope="session")
-def board_sections(board_rows: list[Row]) -> list[Section]:
-    return sections(frame(board_rows))
+def board_sections(made_once: MadeOnce, board_rows: list[Row]) -> list[Section]:
+    found: list[Section] = made_once("board sections", lambda: sections(frame(board_rows)))
+    return found
 
 
 @pytest.fixture(scope="session")
-def board_page(board_rows: list[Row], board_sections: list[Section]) -> str:
-    return render(board_rows, frame(board_rows), board_sections)
+def board_page(made_once: MadeOnce, board_rows: list[Row], board_sections: list[Section]) -> str:
+    return str(made_once("board page", lambda: render(board_rows, frame(board_rows), board_sections)))
 
 
 @pytest.fixture(scope="session")
@@ -320,21 +322,21 @@ def strengths_sections(strengths_rows: list[Row]) -> list[Section]:
 
 
 @pytest.fixture(scope="session")
-def strengths_page(strengths_rows: list[Row], strengths_sections: list[Section]) -> str:
-    return render(strengths_rows, frame(strengths_rows), strengths_sections)
+def strengths_page(made_once: MadeOnce, strengths_rows: list[Row], strengths_sections: list[Section]) -> str:
+    return str(made_once("strengths page", lambda: render(strengths_rows, frame(strengths_rows), strengths_sections)))
 
 
 @pytest.fixture(scope="session")
-def papers_page(papers_rows: list[Row]) -> str:
+def papers_page(made_once: MadeOnce, papers_rows: list[Row]) -> str:
     pages = Pages(papers_rows)
-    return render_papers(pages, pages.sections())
+    return str(made_once("papers page", lambda: render_papers(pages, pages.sections())))
 
 
 @pytest.fixture(scope="session")
-def profile_page(profile_rows: list[Row]) -> str:
+def profile_page(made_once: MadeOnce, profile_rows: list[Row]) -> str:
     profiled = [Profiled(row, Path("traces")) for row in profile_rows]
     found = calls(profiled)
-    return render_profile(profiled, found, profile_sections(found))
+    return str(made_once("profile page", lambda: render_profile(profiled, found, profile_sections(found))))
 
 
 class Outline(HTMLParser):

@@ -9,7 +9,6 @@ from glabench.analysis.compare import EAGER, answers, eager
 from glabench.analysis.frame import frame
 from glabench.report.eager import figures, kept
 from glabench.report.headline import findings
-from glabench.report.lengths import speed_up
 from glabench.report.model import Figure, Panel
 from glabench.store import Row
 
@@ -42,21 +41,6 @@ def test_the_three_times_of_a_call_are_beside_each_other_on_one_scale(board_rows
         assert statistics.median(samples) in values(panel, "fla")
 
 
-def test_an_eager_call_is_drawn_over_its_kernels_in_every_mode(board_rows: list[Row]) -> None:
-    figure = named(figures(frame(some(board_rows))), "eager-over-kernels")
-    assert [panel.title for panel in figure.panels] == ["forward", "forward + backward"]
-    assert all(panel.reference == (1.0, "kernels alone") for panel in figure.panels)
-    assert 0.9 < min(values(figure.panels[1], "gla:w")) < 1.1
-
-
-def test_speed_ups_say_whether_they_are_of_kernels_or_of_eager_calls(board_rows: list[Row]) -> None:
-    table = frame(board_rows)
-    titles = [figure.title for figure in figures(table) if "Speed-up" in figure.title]
-    assert titles
-    assert all("eager calls" in title for title in titles)
-    assert all(", kernels: " in figure.title for figure in speed_up(answers(table)))
-
-
 def test_with_eager_calls_for_kernels_what_follows_from_the_time_does_too(board_rows: list[Row]) -> None:
     table = frame(some(board_rows))
     calls = eager(table)
@@ -86,7 +70,7 @@ def test_what_is_kept_is_drawn_once_a_shape_and_nothing_is_said(board_rows: list
     assert row.memory
     assert values(panel, "fla") == [row.memory["kept_bytes"] / 2**20]
     assert values(panel, "gla:wo") == []  # 0 has no place on a log scale
-    assert "Nothing, which is not drawn: GLA w/o m." in figure.caption
+    assert "Nothing, which is not drawn: GLA without states" in figure.caption
 
 
 MODES = ("bwd", "fwdbwd")

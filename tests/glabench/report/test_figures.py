@@ -14,7 +14,7 @@ import pytest
 from matplotlib.text import Text
 
 from glabench.analysis.frame import frame
-from glabench.report import draw, ticks
+from glabench.report import chart, draw, ticks
 from glabench.report.figures import sections
 from glabench.report.model import Figure, Panel, Point, Section, Series
 from glabench.report.parts import MOST_CATEGORIES
@@ -59,13 +59,29 @@ def test_points_over_length_are_medians(board_rows: list[Row], board_figures: Fi
     assert drawn[2048] == median(board_rows, "fa2", B=16, T=2048, H=4, mode="fwd")
 
 
-def test_speed_up_is_the_ratio_of_medians(board_rows: list[Row], board_figures: Figures) -> None:
-    over_fa2 = next(f for f in board_figures["speedup"] if "FlashAttention-2" in f.title)
+def test_the_chart_beside_a_baseline_is_the_ratio_of_medians(board_rows: list[Row]) -> None:
+    ((_, found),) = chart.choices(frame(board_rows))
+    keys = [choice.key for choice in found]
+    assert keys[0] == "fla"
+    assert keys[-2:] == ["ms", "eager"]
+    over_fa2 = next(choice.figure for choice in found if choice.key == "fa2")
     both = panel(over_fa2, "forward + backward")
     at = {"B": 8, "T": 4096, "H": 4, "mode": "fwdbwd"}
     expected = median(board_rows, "fa2", **at) / median(board_rows, "fla", **at)
     assert points(both, "fla")[4096] == pytest.approx(expected)
-    assert both.reference == (1.0, "as fast as FlashAttention-2, 16 heads of 64")
+    assert both.reference == (1.0, "as fast as FlashAttention-2")
+    assert "fa2" not in dict(over_fa2.keys)  # it is the line
+    times = next(choice.figure for choice in found if choice.key == "ms")
+    assert points(panel(times, "forward + backward"), "fla")[4096] == median(board_rows, "fla", **at)
+
+
+def test_the_chart_has_gates_for_series_where_they_go_across(at_strengths: Callable[..., list[Row]]) -> None:
+    rows = [row for row in at_strengths(1.0) if row.case["materialize"]]
+    rounded = [replace(row, case=row.case | {"gate_dtype": "fp32"}, case_id=f"{row.case_id}, fp32") for row in rows]
+    ((_, found),) = chart.choices(frame([*rows, *rounded]))
+    assert {key: title for choice in found for key, title in choice.figure.keys} == {
+        "1": "gates in the dtype of q", "1 in fp32": "gates in fp32",
+    }  # fmt: skip
 
 
 def test_chunk_figure_takes_the_fastest_sub_chunk(board_rows: list[Row], board_figures: Figures) -> None:
@@ -78,16 +94,6 @@ def test_chunk_figure_takes_the_fastest_sub_chunk(board_rows: list[Row], board_f
     assert set(points(forward, "gla:w")) == {16, 32, 64, 128, 256}
 
 
-def test_floor_is_the_ratio_to_compulsory_bytes(board_rows: list[Row], board_figures: Figures) -> None:
-    (figure,) = board_figures["floor"]
-    forward = panel(figure, "forward")
-    place = forward.categories.index("B4 T2k H16 128\nbf16, gate strength 1")  # failures are of others
-    shape = {"B": 4, "T": 2048, "H": 16, "K": 128, "mode": "fwd"}
-    floor = 4 * 2048 * 16 * 2 * (3 * 128 + 2 * 128) / 4.28e12 * 1e3
-    assert points(forward, "fla")[place] == pytest.approx(median(board_rows, "fla", **shape) / floor)
-    assert not {"fa2", FA2} & {s.key for s in forward.series}
-
-
 def test_gate_strengths_are_in_the_order_of_numbers(board_rows: list[Row]) -> None:
     some = [row for row in board_rows if row.case["system"] == "gla" and row.case["T"] == 2048 and row.time][:1]
     rows = [
@@ -95,14 +101,14 @@ def test_gate_strengths_are_in_the_order_of_numbers(board_rows: list[Row]) -> No
         for row in some
         for m in (16.0, 1e4, 4.0, 0.06, None)
     ]
-    (figure,) = figures(rows)["floor"]
+    (figure,) = figures(rows)["speed"]
     ends = [name.split("\nbf16, ")[1] for name in figure.panels[0].categories]
     assert ends == ["no gates", *(f"gate strength {m}" for m in ("0.06", "4", "16", "10000"))]
 
 
 def test_a_gate_strength_of_1_is_named_beside_others(at_strengths: Callable[..., list[Row]]) -> None:
     def named(*wanted: float | None) -> list[str]:
-        (figure,) = figures(at_strengths(*wanted))["floor"]
+        (figure,) = figures(at_strengths(*wanted))["speed"]
         return [name for panel in figure.panels for name in panel.categories]
 
     shape = "B4 T2k H16 128\nbf16"
@@ -114,9 +120,8 @@ def test_a_gate_strength_of_1_is_named_beside_others(at_strengths: Callable[...,
 def test_one_panel_with_many_categories_becomes_two_on_one_scale(
     at_strengths: Callable[..., list[Row]], strengths_sections: list[Section]
 ) -> None:
-    many = by_name(strengths_sections)
-    for name in ("speed", "speedup", "floor"):
-        figure = many[name][0]
+    (drawn,) = by_name(strengths_sections)["speed"]
+    for figure in (drawn, replace(drawn, title="again")):
         left, right = figure.panels
         assert [len(panel.categories) for panel in figure.panels] == [4, 3]
         assert (left.title, right.title) == ("forward + backward, 1 of 2", "forward + backward, 2 of 2")
@@ -128,7 +133,7 @@ def test_one_panel_with_many_categories_becomes_two_on_one_scale(
         assert limits[0] == limits[1]
         values = [p.value for s in (*left.series, *right.series) for p in s.points]
         assert limits[0][0] < min(values) < max(values) < limits[0][1]
-    (few,) = figures(at_strengths(0.06, 0.3, 1.0, 4.0, 16.0))["floor"]
+    (few,) = figures(at_strengths(0.06, 0.3, 1.0, 4.0, 16.0))["speed"]
     assert len(few.panels) == 1
 
 
@@ -222,7 +227,8 @@ def test_ungated_questions_are_compared_with_linear_attention(board_rows: list[R
     names = {"fla": "gla", "cudnn": "fla_linear"}
     rows = [replace(row, case=row.case | {"system": names[row.case["system"]], "gate_strength": None}) for row in some]
     found = figures(rows)
-    assert any("Speed-up over FLA linear" in figure.title for figure in found["speedup"])
+    ((_, choices),) = chart.choices(frame(rows))
+    assert choices[0].title == "FLA linear, no gates"
     assert (
         "as fast as those of FLA linear" in found["speed"][0].caption
         or "FLA linear, no gates first" in found["speed"][0].caption
@@ -271,7 +277,7 @@ def test_a_loop_off_the_scale_is_told_not_drawn(
     assert f"PyTorch recurrent, forward {number(min(medians))} to {number(max(medians))} ms;" in on_gpu.caption
     on_cpu = figures(quick_rows)["speed"][0]
     assert "recurrent_torch" in dict(on_cpu.keys)
-    assert "Off the scale" not in on_cpu.caption
+    assert "PyTorch chunkwise" not in on_cpu.caption.split("Off the scale")[1]
 
 
 def test_devices_are_told_apart(board_rows: list[Row], quick_rows: list[Row]) -> None:
@@ -288,7 +294,7 @@ def test_a_figure_of_more_shapes_than_there_is_room_for_says_so(board_rows: list
         (MOST_CATEGORIES, "forward, 1"),
         (MOST_CATEGORIES + 2, "forward, the first 24 of 26 shapes, 1"),
     ):
-        shapes = [replace(row, case=row.case | {"T": 64 * (n + 1)}, case_id=str(n)) for n in range(count)]
-        (found,) = figures(shapes)["floor"]
+        shapes = [replace(row, case=row.case | {"B": n + 1}, case_id=str(n)) for n in range(count)]
+        (found,) = figures(shapes)["speed"]
         assert found.panels[0].title.startswith(says)
         assert sum(len(panel.categories) for panel in found.panels) == MOST_CATEGORIES

@@ -49,8 +49,8 @@ def test_the_floor_compares_only_what_ran_at_the_same_shapes() -> None:
     assert figure == "6.00×"  # sqrt(4 * 9)
     assert "2 questions: GLA, default schedule 6.00×, GLA recurrent 12.0×" in sentence
     assert "FLA" not in sentence
-    (figure_of_it,) = shapes.floor(answers(frame(rows)))
-    assert figure_of_it.caption.endswith("forward, 2 questions: GLA, default schedule 6.00×.")
+    said = shapes.nearest_in_words(shapes.nearest_to_floor(answers(frame(rows))))
+    assert said.endswith("forward, 2 questions: GLA, default schedule 6.00×.")
 
 
 def test_the_floor_leaves_ungated_questions_out() -> None:
@@ -86,5 +86,5 @@ def test_what_does_less_is_no_system_that_another_is_ahead_of() -> None:
         "1 of 1",
         "questions where GLA (ours) is the fastest of 2 systems, by kernels",
     )
-    (figure,) = shapes.floor(answers(frame(rows)))
-    assert figure.caption.endswith("forward, 1 question: GLA, default schedule 4.00×.")
+    said = shapes.nearest_in_words(shapes.nearest_to_floor(answers(frame(rows))))
+    assert said.endswith("forward, 1 question: GLA, default schedule 4.00×.")

@@ -78,7 +78,7 @@ def test_what_is_not_tuned_is_told_where_it_is_compared(papers_rows: list[Row]) 
     for name, words in said.items():
         assert rows[name][1].text == "not comparable here"
         assert words in rows[name][5].text.lower()
-    assert re.search(r"C128/64 \(not tuned\) over GLA w/o? m\. C64/64 \(tuned\)", rows["two-levels"][4].text)
+    assert re.search(r"C128/64 \(not tuned\) over GLA with(?:out)? states C64/64 \(tuned\)", rows["two-levels"][4].text)
 
 
 def test_figures_say_what_is_not_tuned(papers_rows: list[Row]) -> None:
@@ -89,7 +89,7 @@ def test_figures_say_what_is_not_tuned(papers_rows: list[Row]) -> None:
     ]  # fmt: skip
     figures = {section.name: figure for section in Pages(told).sections() for figure in section.figures}
     assert "Not tuned: " in figures["front"].caption
-    assert "GLA w/ m. C128/64" in figures["front"].caption.split("Not tuned: ")[1]
+    assert "GLA with states C128/64" in figures["front"].caption.split("Not tuned: ")[1]
     assert figures["chunks"].caption.endswith("Not tuned: chunks of 128.")
     assert not any("Not tuned" in figures[name].caption for name in ("ungated", "decoding"))
 

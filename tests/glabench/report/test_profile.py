@@ -20,7 +20,7 @@ import pytest
 from glabench.analysis.load import Profiled
 from glabench.analysis.profile import Call, calls
 from glabench.cli import main
-from glabench.report import bars, profile_answers, profile_tables, profile_text
+from glabench.report import bars, draw, profile_answers, profile_tables, profile_text
 from glabench.report.model import Panel, Point, Series
 from glabench.report.profile import render
 from glabench.report.profile_figures import sections
@@ -311,3 +311,15 @@ def test_a_report_of_profiles_needs_no_torch(results: Path) -> None:
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+
+
+def test_names_of_roofs_are_clear_of_points(make_profile: MakeProfile) -> None:
+    (call,) = found([make_profile("fwdbwd")])
+    (figure,) = next(s for s in sections([call]) if s.name == "roofline").figures
+    for axes, panel in zip(draw.whole(figure).axes, figure.panels, strict=True):
+        marks = [axes.transData.transform((p.at, p.value)) for s in panel.series for p in s.points]
+        titles = [words for words in axes.texts if words.get_text() in {r.title for r in panel.roofs if not r.sloped}]
+        assert len(titles) == 3
+        for box in (words.get_window_extent() for words in titles):
+            assert not [mark for mark in marks if box.x0 <= mark[0] <= box.x1 and box.y0 <= mark[1] <= box.y1]
+            assert box.x0 > axes.get_window_extent().x0

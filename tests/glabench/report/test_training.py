@@ -61,7 +61,7 @@ def test_what_is_compiled_never_stands_beside_what_is_not(table: pd.DataFrame) -
 
 def test_a_bar_is_a_step_and_what_has_no_colour_is_other(table: pd.DataFrame) -> None:
     bars = next(f for f in training.figures(table) if f.stacked).panels[0]
-    assert bars.categories[0] == "GLA Transformer w/o m., T 2k"
+    assert bars.categories[0] == "GLA Transformer without states, T 2k"
     pieces = {one.title: [p.value for p in one.points] for one in bars.series}
     assert pieces["operator"][0] == 60.0
     assert pieces["other"] == [1.0] * len(bars.categories)

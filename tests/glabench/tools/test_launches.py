@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,8 +21,8 @@ HEAD = "# launches, ir of Triton 3.7.1"
 
 
 @pytest.fixture(scope="module")
-def found(python_process: Callable[..., subprocess.CompletedProcess[str]]) -> dict[str, Any]:
-    answer: dict[str, Any] = json.loads(python_process(str(PROBE)).stdout.splitlines()[-1])
+def found(compiling_process: Callable[..., str]) -> dict[str, Any]:
+    answer: dict[str, Any] = json.loads(compiling_process(str(PROBE)).splitlines()[-1])
     return answer
 
 
@@ -41,7 +40,9 @@ def test_every_launch_has_a_line_and_every_kernel_a_hash(found):
 
 
 def test_processes_find_what_one_finds(found):
-    assert found["two"] == found["one"]
+    """Of every third launch."""
+    assert len(found["two"]) > 5
+    assert set(found["two"]) <= set(found["one"])
 
 
 def test_what_does_not_compile_is_listed_by_its_error(found):

@@ -160,7 +160,7 @@ def test_a_model_learns_its_batch(system: str) -> None:
     tokens = torch.randint(TINY.vocabulary, (1, 6))
     first = model.loss(tokens[:, :-1], tokens[:, 1:])
     loss = first
-    for _ in range(3):
+    for _ in range(2):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

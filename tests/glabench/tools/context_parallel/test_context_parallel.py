@@ -6,6 +6,7 @@ import importlib
 import io
 import json
 import math
+import multiprocessing
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -33,16 +34,28 @@ from glabench.tools.rows import WIDTH, Row
 
 QUESTION = Question(Shape(1, 40, 1, 16, 16), 2, ("fwd", "fwdbwd"), "fp32", "cpu", samples=1, calls=1, warm_up=1)
 WIDE = {"COLUMNS": "200"}
+WAYS = ("--exchange", "all-gather,ring")
 
 
-def test_two_ranks_on_the_cpu(tmp_path: Path) -> None:
-    """The program from its options to its table; one test, as processes take longer to start than to compute."""
+def test_two_ranks_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program from its options to its table. Where kernels are interpreted ranks are forks of this process, which
+    has imported all that they need; the next test but one has them start as users do."""
+    if not torch.cuda.is_available():
+        fork = multiprocessing.get_context("fork")
+        monkeypatch.setattr(multiprocessing, "get_context", lambda method: fork)
     out = tmp_path / "new" / "parallel.rows"
-    done = CliRunner().invoke(program.app, ["--tiny", "--ranks", "2", "--mode", "fwdbwd", "--out", str(out)])
+    done = CliRunner().invoke(program.app, ["--tiny", "--ranks", "2", "--mode", "fwdbwd", *WAYS, "--out", str(out)])
     assert done.exit_code == 0, done.output
     assert "2 ranks: ok" in done.stderr
     assert CliRunner().invoke(program.app, ["--read", str(out)]).stdout == done.stdout
-    (row,) = [json.loads(line) for line in out.read_text().splitlines()]
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [row["exchange"] for row in rows] == [["all-gather"], ["ring"]]
+    for row in rows:
+        _is_of_two_ranks(row)
+    assert rows[0]["alone_ms"] == rows[1]["alone_ms"]
+
+
+def _is_of_two_ranks(row: Row) -> None:
     assert (row["kind"], row["ranks"], row["status"], row["reason"]) == ("context parallel", 2, "ok", None)
     assert [row[axis] for axis in "BTHKV"] == [1, 40, 1, 16, 16]
     assert {"commit", "torch", "triton", "device"} <= set(row["environment"])
@@ -54,7 +67,6 @@ def test_two_ranks_on_the_cpu(tmp_path: Path) -> None:
     (forward, backward), other = row["message_bytes"]
     assert [forward, backward] == other
     assert row["sent_bytes"] == forward + backward
-    assert row["exchange"] == ["all-gather"]
     with_messages, without = (max(sample for (sample,) in row[key]) for key in ("ms", "alone_ms"))
     assert row["exposed"] == pytest.approx(1 - without / with_messages)
     assert row["times_one_gpu"] is None
@@ -169,8 +181,8 @@ def timed(mode: str, same: bool = True, slower: float = 0.0, apart: float | None
     """What a rank reports of a mode."""
     samples = [{"ms": 6.0 + slower, "wall_ms": 6.5}, {"ms": 8.0, "wall_ms": 8.5}]
     alone = [{"ms": 5.4, "wall_ms": 6.0}, {"ms": 7.2, "wall_ms": 7.5}]
-    found: dict[str, Any] = {"mode": mode, "apart": apart, "same_bits": same, "samples": samples, "alone": alone}
-    found["exchange"] = ["direct"]
+    found: dict[str, Any] = {"mode": mode, "way": None, "apart": apart, "same_bits": same, "exchange": ["direct"]}
+    found |= {"samples": samples, "alone": alone}
     return found | {"message_bytes": [2**20, 2**19], "peak_bytes": 3 * 2**30}
 
 

@@ -1,0 +1,213 @@
+"""The matrix of the first screen, as the page shows it: a cell's words, its colour, and what it tells on hover."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any
+
+import pandas as pd
+
+from glabench.analysis import labels, matrix
+from glabench.analysis.matrix import Entry, Matrix, View
+from glabench.report import text
+from glabench.report.parts import conditions, implementation, interval
+from glabench.store import Row
+
+FULL = 3.0  # log2 of the ratio from which on a cell has its full colour
+FAINT, STRONG = 0.10, 0.50  # of the colour, least and most
+WORDS = {"tie": "tie", "itself": "baseline", "kept": "kept", "unsure": "one sample", "less": "does less"}
+MARKS = {"wrong": "✗ wrong", "compile_error": "✗ not compiled", "oom": "✗ out of memory", "timeout": "✗ timed out",
+         "crashed": "✗ crashed", "unsupported": "– cannot run"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A cell beside one baseline: "2.63×", what that says (faster, slower, or one of WORDS), how much of a colour it
+    gets, and the ratio's interval, "2.60 to 2.66"."""
+
+    ratio: str
+    said: str
+    heat: float = 0.0
+    span: str = ""
+
+    @property
+    def word(self) -> str:
+        """What stands beside the ratio where its colour alone says nothing."""
+        return WORDS.get(self.said, "")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """``value`` is the time or rate under the ratio; ``mark`` stands instead of both where there is no time."""
+
+    by: tuple[Shown, ...]  # a baseline each
+    value: str = ""
+    floor: str = ""
+    heads: str = ""  # of attention that has others than its question
+    checked: str = ""  # "✓", with the shape where that is another: "✓ at B1 T165 H2 K64 V64"
+    mark: str = ""
+    lead: str = ""  # "fastest", or "tied first"
+    failed: bool = False
+    tip: str = ""
+
+    @property
+    def first(self) -> Shown:
+        return self.by[0]
+
+    @property
+    def data(self) -> str:
+        """What script shows beside each baseline, none of it a row's words: "2.63×;faster;;0.41;2.60 to 2.66|..."."""
+        return "|".join(f"{s.ratio};{s.said};{s.word};{s.heat:.2f};{s.span}" for s in self.by)
+
+
+@dataclass(frozen=True)
+class Body:
+    """The lines of a view: (the words of a shape, what else is held, cells)."""
+
+    title: str
+    rows: tuple[tuple[tuple[str, ...], str, tuple[Cell | None, ...]], ...]
+
+
+@dataclass(frozen=True)
+class Grid:
+    device: str
+    corner: str  # the heading of the shapes, with what holds of all
+    columns: tuple[str, ...]
+    baselines: tuple[tuple[str, str], ...]  # (key, title)
+    bodies: tuple[Body, ...]
+    note: str
+
+    @property
+    def marked(self) -> bool:
+        """Whether some case gave no result."""
+        return any(cell.failed for body in self.bodies for _, _, cells in body.rows for cell in cells if cell)
+
+
+def grids(rows: Sequence[Row], table: pd.DataFrame) -> list[Grid]:
+    """A matrix a device, ready for the page."""
+    return [_grid(rows, found) for found in matrix.matrices(table)]
+
+
+def _grid(rows: Sequence[Row], found: Matrix) -> Grid:
+    held = {conditions(line.at) for view in found.views for line in view.lines}
+    shared = _shared(held)
+    bodies = tuple(_body(rows, found, view, len(shared)) for view in found.views)
+    baselines = tuple((one.key, one.title) for one in found.baselines)
+    titles = tuple(title for _, title in found.columns)
+    return Grid(found.device, ", ".join(["shape", *shared]), titles, baselines, bodies, _note(bodies))
+
+
+def _shared(held: set[str]) -> list[str]:
+    """What all of several conditions begin with: "bf16" of "bf16" and "bf16, no gates"."""
+    parts = [words.split(", ") for words in held]
+    same = zip(*parts, strict=False)
+    return [found[0] for found in takewhile(lambda found: len(set(found)) == 1, same)]
+
+
+def _body(rows: Sequence[Row], found: Matrix, view: View, shared: int) -> Body:
+    calls = ", eager calls" if view.eager else ""
+    lines, seen = [], dict[tuple[Any, ...], tuple[list[Entry | None], list[Entry]]]()
+    for line in view.lines:
+        if line.question not in seen:
+            bases = [one.at(view, line.question) for one in found.baselines]
+            seen[line.question] = (bases, matrix.leaders(view, line.question))
+        bases, first = seen[line.question]
+        entries = [line.entries.get(key) for key, _ in found.columns]
+        cells = tuple(_cell(rows[one.line["row"]], one, bases, first) if one else None for one in entries)
+        held = [*conditions(line.at).split(", ")[shared:], *filter(None, [line.schedule])]
+        lines.append((_shape(line.at), ", ".join(held), cells))
+    return Body(f"{text.mode(view.mode)}{calls}", tuple(lines))
+
+
+def _shape(at: Mapping[str, Any]) -> tuple[str, ...]:
+    """A shape in two parts, "B4 T2k" and "H16 128", and how it is packed."""
+    batch, length, *heads = text.shape({**at, "lengths": ""}).split()
+    return (f"{batch} {length}", " ".join(heads), *filter(None, [text.packed(at).strip()]))
+
+
+def _cell(row: Row, entry: Entry, bases: Sequence[Entry | None], first: Sequence[Entry]) -> Cell:
+    at = entry.line
+    checked, said = _checked(row)
+    if not entry.timed:
+        failed = at["status"] != "ok"
+        nothing = (Shown("", ""),) * len(bases)
+        mark = MARKS.get(at["status"], f"✗ {at['status']}") if failed else "not timed"
+        tip = "\n".join(filter(None, (at["label"], at["reason"] if failed else said)))
+        return Cell(nothing, checked="" if failed else checked, mark=mark, failed=failed, tip=tip)
+    alone = len({one.line["system"] for one in first}) == 1
+    lead = "" if entry not in first else "fastest" if alone else "tied first"
+    by = tuple(_shown(entry, base) for base in bases)
+    over = text.times(at["over_floor"]) if at["over_floor"] > 0 and at["family"] != "attention" else ""
+    heads = labels.title(at["variant"]).partition(", ")[2] if at["family"] == "attention" else ""
+    return Cell(by, _value(at), f"{over} floor" if over else "", heads, checked, lead=lead, tip=_tip(at, said))
+
+
+def _value(at: Mapping[str, Any]) -> str:
+    """Of training steps tokens a second, else the median time."""
+    return f"{text.rate(at['tokens_per_s'])} tok/s" if at["mode"] == "train" else f"{text.number(at['ms'])} ms"
+
+
+def _tip(at: Mapping[str, Any], checked: str) -> str:
+    """The schedule, the shape, the time with its interval, what follows from it, and what was checked."""
+    facts = [f"{text.rate(at['tokens_per_s'])} tokens/s"]
+    if at["beyond_mib"] > 0:
+        facts.append(f"{text.number(at['beyond_mib'])} MiB beyond inputs")
+    if at["lengths"]:
+        facts.append(f"padded to the longest {at['padding']:.0%} would be padding")
+    where = f"{text.shape(at)}, {conditions(at)}, {text.mode(at['mode'])}"
+    time = f"{text.number(at['ms'])} ms{interval(at)}"
+    less = () if at["competes"] else ("It does less than is asked here.",)
+    return "\n".join([at["label"], where, time, ", ".join(facts), *filter(None, [checked]), *less, *implementation(at)])
+
+
+def _shown(entry: Entry, base: Entry | None) -> Shown:
+    found = matrix.beside(entry, base)
+    if found is None:
+        return Shown("–", "")
+    if found.said == "itself":
+        return Shown("1×", "itself")
+    said = found.said if entry.competes else "less"
+    span = "" if math.isnan(found.low) else f"{text.number(found.low)} to {text.number(found.high)}"
+    return Shown(text.times(found.ratio), said, heat(said, found.ratio), span)
+
+
+def heat(said: str, ratio: float) -> float:
+    """How much of the colour a ratio gets; none where it is no news."""
+    if said not in ("faster", "slower"):
+        return 0.0
+    return FAINT + (STRONG - FAINT) * min(1.0, abs(math.log2(ratio)) / FULL)
+
+
+def _checked(row: Row) -> tuple[str, str]:
+    """The tick and the words of what a row was checked against; empty where it was not, or did not pass."""
+    accuracy = row.accuracy or {}
+    if not accuracy.get("passed"):
+        return "", ""
+    at = accuracy.get("shape") or {}
+    named = " ".join(f"{axis}{at[axis]}" for axis in "BTHKV" if axis in at)
+    own = all(at.get(axis) == row.case[axis] for axis in "BTHKV")
+    what = accuracy.get("reference") or "the float64 reference"
+    where = named or "a shape that was not recorded"
+    return "✓" if own else f"✓ at {where}", f"matches {what}, checked at {where}"
+
+
+def _note(bodies: Sequence[Body]) -> str:
+    """What the signs mean that the matrix has."""
+    cells = [cell for body in bodies for _, _, row in body.rows for cell in row if cell]
+    value = "tokens a second" if all(cell.value.endswith("tok/s") for cell in cells if cell.value) else "median"
+    said = [f"Each cell: how many times as fast as the baseline at the same question, then its {value}"]
+    if any(cell.floor for cell in cells):
+        said[0] += " and how many times as long that is as moving inputs and outputs alone"
+    ticks = {cell.checked for cell in cells if cell.checked}
+    if "✓" in ticks:
+        said.append("✓ matches float64, checked at the row's own shape")
+    if len(ticks) > ("✓" in ticks):
+        said.append("✓ at B T H K V: checked at that shape")
+    if any(one.said == "tie" for cell in cells for one in cell.by):
+        said.append("tie: nearer to 1 than noise parts two runs, or the intervals of the medians meet")
+    if any(one.said == "less" for cell in cells for one in cell.by):
+        said.append("does less: no gates, or one decay a head, where gates are asked for")
+    return ". ".join(said) + "."

@@ -1,0 +1,109 @@
+"""One token of decoding with states in a pool, which are read, updated and written.
+
+    S_t = Diag(e^g_t) S_{t-1} Diag(e^gv_t) + k_t^T v_t          o_t = scale q_t S_t
+
+Sums are float32. One program makes o of one tile of V, and has all of K. GATES: 0 for none, 1 for one of each feature
+of k, 2 for one a head; GATED_V: whether there are gates gv.
+"""
+
+# mypy: disallow-untyped-defs=False
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..launch import Launch, Launcher, settle_keys
+from .states import load_pooled, seed, sizes_of, store_pooled, tiles_of
+
+FOUR_WARPS = {4: 8192, 2: 8192, 1: 4096}  # elements that 4 warps hold, by their bytes: fp8 takes registers to convert
+COUNTS: tl.constexpr = tl.constexpr(4)  # numbers of a program in replay.py's counts; the first one is its time
+
+
+@triton.jit
+def load_gate(p_g, i_row, o_k, K: tl.constexpr, GATES: tl.constexpr):
+    """A token's gates, of each feature of k."""
+    if GATES == 2:
+        b_g = tl.load(p_g + i_row).to(tl.float32) + tl.zeros(o_k.shape, dtype=tl.float32)
+    else:
+        b_g = tl.load(p_g + i_row * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)
+    return b_g
+
+
+@triton.jit
+def pool_step_kernel(
+    p_q, p_k, p_v, p_g, p_gv, p_s, p_scales, p_slots, p_times, p_o, scale, stride, H,
+    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, GATES: tl.constexpr, GATED_V: tl.constexpr,
+    V_FIRST: tl.constexpr, STOCHASTIC: tl.constexpr, COUNTED: tl.constexpr,
+):  # fmt: skip
+    """One token: states of the slots [B] are updated in place, o [B, H, V]. p_times: of each request [B], or COUNTED,
+    of each program, counts [slots, H, tiles of V, COUNTS], and then a step adds one."""
+    NV: tl.constexpr = (V + BV - 1) // BV
+    i_p = tl.program_id(0)
+    i_v, i_bh = i_p % NV, (i_p // NV).to(tl.int64)
+    i_b, i_h = i_bh // H, i_bh % H
+    i_slot = tl.load(p_slots + i_b).to(tl.int64)
+    o_k, o_v = tl.arange(0, BK), i_v * BV + tl.arange(0, BV)
+    b_q = tl.load(p_q + i_bh * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)
+    b_k = tl.load(p_k + i_bh * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)
+    b_v = tl.load(p_v + i_bh * V + o_v, mask=o_v < V, other=0.0).to(tl.float32)
+    b_o = tl.zeros([BV], dtype=tl.float32)
+    if i_slot >= 0:
+        p_state = p_s + i_slot * stride + i_h * K * V
+        p_scale = None if p_scales is None else p_scales + (i_slot * H + i_h) * V
+        b_s = load_pooled(p_state, p_scale, o_k, o_v, K, V, V_FIRST)
+        if GATES != 0:
+            b_s *= tl.exp(load_gate(p_g, i_bh, o_k, K, GATES))[:, None]
+        if GATED_V:
+            b_s *= tl.exp(tl.load(p_gv + i_bh * V + o_v, mask=o_v < V, other=0.0).to(tl.float32))[None, :]
+        b_s += b_k[:, None] * b_v[None, :]
+        i_seed = None
+        if STOCHASTIC:
+            p_time = p_times + (((i_slot * H + i_h) * NV + i_v) * COUNTS if COUNTED else i_b)
+            i_time = tl.load(p_time).to(tl.int32)
+            i_seed = seed(i_time, i_h)
+            if COUNTED:
+                tl.debug_barrier()  # all warps have read it
+                tl.store(p_time, i_time + 1)
+        store_pooled(p_state, p_scale, b_s, i_seed, o_k, o_v, K, V, V_FIRST, STOCHASTIC)
+        b_o = tl.sum(b_s * b_q[:, None], axis=0) * scale
+    tl.store(p_o + i_bh * V + o_v, b_o.to(p_o.dtype.element_ty), mask=o_v < V)
+
+
+settle_keys(pool_step_kernel)
+
+
+def gates_of(g: Tensor | None, q: Tensor) -> int:
+    """GATES of a kernel: g is None, like q, or of one axis less."""
+    if g is None:
+        return 0
+    return 1 if g.dim() == q.dim() else 2
+
+
+def step(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, state: Tensor, slots: Tensor, scale: float, launch: Launcher,
+    *, gv: Tensor | None = None, v_first: bool = False, scales: Tensor | None = None, times: Tensor | None = None,
+    counted: bool = False,
+) -> Tensor:  # fmt: skip
+    """o [B, H, V]; the states of ``slots`` [B] in the pool ``state`` are updated in place. times: states are rounded by
+    chance, with other bits at another time."""
+    B, _, _ = q.shape
+    H, K, V = sizes_of(state, v_first)
+    tiles, o = tiles_of(K, V, state.dtype, v_first), torch.empty_like(v)
+    args = {
+        "p_q": q, "p_k": k, "p_v": v, "p_g": g, "p_gv": gv, "p_s": state, "p_scales": scales, "p_slots": slots,
+        "p_times": times, "p_o": o, "scale": scale, "stride": state.stride(0), "H": H,
+    }  # fmt: skip
+    sizes = {"K": K, "V": V, "BK": tiles.BK, "BV": tiles.BV, "GATES": gates_of(g, q)}
+    flags = {"GATED_V": gv is not None, "V_FIRST": v_first, "STOCHASTIC": times is not None, "COUNTED": counted}
+    launch(
+        Launch(
+            pool_step_kernel,
+            (tiles.over_v * B * H,),
+            args,
+            sizes | flags,
+            num_warps=tiles.num_warps(FOUR_WARPS[state.itemsize]),
+        )
+    )
+    return o

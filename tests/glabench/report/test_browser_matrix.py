@@ -1,0 +1,152 @@
+"""The matrix in a real browser: on the first screen, with and without script, its selectors, its colours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from glabench.analysis.frame import frame
+from glabench.report.matrix import Cell, grids
+from glabench.store import Row
+
+from .test_browser import into_sight, open_at, shown, written
+
+pytestmark = pytest.mark.browser
+
+
+@pytest.fixture(scope="module")
+def address(board_page: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    return written(board_page, tmp_path_factory.mktemp("page"))
+
+
+def choose(browser: Any, where: str, what: str, title: str) -> None:
+    """Chooses an option of a selector: ``where`` is "#answer" or "#chart", ``what`` "baseline" or "view"."""
+    from selenium.webdriver.support.ui import Select
+
+    Select(browser.find_element("css selector", f"{where} select[data-pick={what}]")).select_by_visible_text(title)
+
+
+def cells(browser: Any, shape: str) -> list[list[str]]:
+    """Class, ratio and word of the cells of a shape that are in sight and have a time."""
+    found: list[list[str]] = browser.execute_script(
+        """const row = [...document.querySelectorAll("#matrix0 tbody:not([hidden]) tr")]
+          .find((row) => row.cells[0].textContent.startsWith(arguments[0]));
+        return [...row.querySelectorAll("td[data-by]:not([hidden])")].map((cell) =>
+          [cell.className, cell.querySelector("b").textContent, cell.querySelector("em").textContent]);""",
+        shape,
+    )
+    return found
+
+
+def expected(rows: list[Row], view: str, shape: str, baseline: str) -> list[list[str]]:
+    (found,) = grids(rows, frame(rows))
+    place = [title for _, title in found.baselines].index(baseline)
+    (body,) = (body for body in found.bodies if body.title == view)
+    (line,) = (line for words, _, line in body.rows if " ".join(words) == shape)
+    timed = [cell.by[place] for cell in line if isinstance(cell, Cell) and not cell.mark]
+    return [[one.said, one.ratio, one.word] for one in timed]
+
+
+def test_a_baseline_is_chosen_for_the_matrix_and_the_chart(browser: Any, address: str, board_rows: list[Row]) -> None:
+    open_at(browser, address, 1400)
+    shape = "B4 T2k H16 128"
+    for where, title in (("#answer", "FlashAttention-2"), ("#chart", "GLA recurrent"), ("#answer", "FLA")):
+        choose(browser, where, "baseline", title)
+        assert cells(browser, shape) == expected(board_rows, "forward + backward", shape, title)
+        (card,) = shown(browser, "#chart figure.card")
+        assert card.find_element("css selector", "h3").text == f"Speed beside {title}, kernels"
+    before = cells(browser, shape)
+    choose(browser, "#chart", "baseline", "none: the times")  # the matrix has no such choice, and stays
+    assert cells(browser, shape) == before
+    (card,) = shown(browser, "#chart figure.card")
+    assert card.find_element("css selector", "h3").text == "Times"
+
+
+def test_a_mode_is_chosen(browser: Any, address: str, board_rows: list[Row]) -> None:
+    open_at(browser, address, 1400)
+    shape = "B4 T2k H16 128"
+    for view in ("forward", "backward, eager calls", "forward + backward"):
+        choose(browser, "#answer", "view", view)
+        assert len(shown(browser, "#matrix0 tbody")) == 1
+        assert cells(browser, shape) == expected(board_rows, view, shape, "FLA")
+
+
+def test_a_system_that_ran_in_no_case_of_a_mode_has_no_column(browser: Any, address: str) -> None:
+    open_at(browser, address, 1400)
+    heads = {head.text for head in shown(browser, "#matrix0 thead th")}
+    assert "FLA recurrent" in heads
+    choose(browser, "#answer", "view", "forward")
+    assert {head.text for head in shown(browser, "#matrix0 thead th")} == heads - {"FLA recurrent"}
+
+
+def test_a_cell_tells_more_on_hover_and_a_failure_its_reason(browser: Any, address: str) -> None:
+    from selenium.webdriver import ActionChains
+
+    open_at(browser, address, 1400)
+    choose(browser, "#answer", "baseline", "cuDNN attention")
+    tip = browser.find_element("id", "tip")
+    for selector, words in (
+        ("#matrix0 td.faster", "the speed of cuDNN attention ("), ("#matrix0 td.failed", "signal 11 (SIGSEGV)"),
+    ):  # fmt: skip
+        cell = shown(browser, selector)[0]
+        into_sight(browser, cell)
+        ActionChains(browser).move_to_element(cell).perform()
+        assert tip.is_displayed()
+        assert words in tip.text
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize(("width", "height"), [(1400, 900), (390, 844)])
+def test_the_matrix_is_on_the_first_screen(browser: Any, address: str, width: int, height: int, theme: str) -> None:
+    emulate(browser, theme)
+    open_at(browser, address, width, height)
+    for selector, least in (("th[scope=row]", 4), ("td[data-by]", 1)):
+        ends = {one.rect["y"] + one.rect["height"] for one in shown(browser, f"#matrix0 {selector}")}
+        assert sum(end < height for end in ends) >= least
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_words_stand_out_on_every_colour(browser: Any, address: str, theme: str) -> None:
+    emulate(browser, theme)
+    open_at(browser, address, 1400)
+    ratio = browser.execute_script(
+        """const parts = (colour) => colour.match(/[\\d.]+/g).map(Number);
+        const light = (rgb) => {
+          const [r, g, b] = rgb.map((x) => x / 255)
+            .map((x) => (x <= 0.03928 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4));
+          return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+        };
+        const card = parts(getComputedStyle(document.querySelector(".scroll")).backgroundColor).slice(0, 3);
+        const contrasts = [];
+        for (const cell of document.querySelectorAll("#matrix0 td[data-by]")) {
+          const [r, g, b, a = 1] = parts(getComputedStyle(cell).backgroundColor);
+          const back = light([r, g, b].map((x, i) => x * a + card[i] * (1 - a)));
+          for (const words of cell.querySelectorAll("b, em, span")) {
+            const ink = light(parts(getComputedStyle(words).color).slice(0, 3));
+            contrasts.push((Math.max(ink, back) + 0.05) / (Math.min(ink, back) + 0.05));
+          }
+        }
+        return [contrasts.length, Math.min(...contrasts)];"""
+    )
+    assert ratio[0] > 300
+    assert ratio[1] >= 4.5  # WCAG 2.1, AA
+
+
+def emulate(browser: Any, theme: str) -> None:
+    feature = {"name": "prefers-color-scheme", "value": theme}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
+
+
+def test_without_script_every_mode_is_there_beside_the_first_baseline(
+    browser: Any, board_page: str, board_rows: list[Row], tmp_path: Path
+) -> None:
+    start, end = board_page.index("<script>"), board_page.index("</script>")
+    open_at(browser, written(board_page[:start] + board_page[end + 9 :], tmp_path), 1400)
+    assert len(shown(browser, "#matrix0 tbody")) == 6
+    assert shown(browser, ".pick") == []
+    assert len(shown(browser, "#chart figure.card")) == 1
+    shape = "B4 T2k H16 128"
+    assert cells(browser, shape) == expected(board_rows, "forward + backward", shape, "FLA")
