@@ -225,7 +225,8 @@ def finished(
     ``counts`` wants of a row. An older one does not count, for reports and comparisons take the last.
 
     Any status counts as finished: a case that ran out of memory would do so again. One that took too long does unless
-    ``limit_s``, in seconds, is more than it was given then.
+    ``limit_s``, in seconds, is more than it was given then. What the machine failed at has no fingerprint
+    (``environment.tried_again``), and runs again.
     """
     if not path.exists():
         return {}
