@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from glabench.analysis.frame import frame
 from glabench.report.matrix import Cell, grids
+from glabench.report.page import render
 from glabench.store import Row
 
 from .test_browser import into_sight, open_at, shown, written
@@ -150,3 +152,19 @@ def test_without_script_every_mode_is_there_beside_the_first_baseline(
     assert len(shown(browser, "#chart figure.card")) == 1
     shape = "B4 T2k H16 128"
     assert cells(browser, shape) == expected(board_rows, "forward + backward", shape, "FLA")
+
+
+@pytest.mark.parametrize("width", [390, 1400])
+def test_long_words_of_a_shape_stay_in_their_column(
+    browser: Any, board_rows: list[Row], tmp_path: Path, width: int
+) -> None:
+    row = next(row for row in board_rows if row.case["system"] == "fla" and row.time)
+    packed = {"B": 1, "T": 2024, "lengths": "100,900,24,1000"}
+    rows = [replace(row, case=row.case | packed)]
+    open_at(browser, written(render(rows, frame(rows), []), tmp_path), width)
+    assert "packed" in browser.find_element("css selector", "#matrix0 tbody th[scope=row]").text
+    outside = browser.execute_script(
+        """return [...document.querySelectorAll("#matrix0 th[scope=row] span")].filter((span) =>
+          span.getBoundingClientRect().right > span.closest("th").getBoundingClientRect().right).length"""
+    )
+    assert outside == 0
