@@ -34,7 +34,7 @@ def compare(
         ),
     ] = None,
     mode: Annotated[str, typer.Option(help="fwd, bwd, fwdbwd or step, or several, with commas.")] = "fwd,fwdbwd",
-    dtype: Annotated[str, typer.Option(help="bf16, fp16 or fp32.")] = "bf16",
+    dtype: Annotated[str | None, typer.Option(help="bf16, fp16 or fp32.", show_default="bf16, on a CPU fp32")] = None,
     gate_strength: Annotated[str, typer.Option(help=GATES)] = "1",
     gate_dtype: Annotated[str | None, typer.Option(help="fp32 for gates in float32.", show_default="that of q")] = None,
     value_gate: Annotated[bool, typer.Option("--value-gate", help="Gates on the value side, too.")] = False,
@@ -70,7 +70,8 @@ def compare(
     kind, named, modes = pick_device(device), _split(against), _split(mode)
     here, missing = _here(on_the_fly.systems(named, modes, _strength(gate_strength) is not None, kind), kind)
     fields = {
-        "dtype": dtype,
+        # default plans in 16 bits may have Hopper's own kernels, which Triton's interpreter does not know
+        "dtype": dtype if dtype is not None else ("fp32" if kind == "cpu" else "bf16"),
         "gate_strength": _strength(gate_strength),
         "gate_dtype": gate_dtype,
         "value_gate": value_gate,
