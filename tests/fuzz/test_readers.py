@@ -163,7 +163,8 @@ def test_tables_of_tuned_plans(content: str | bytes) -> None:
     written("table.json", content, read)
 
 
-TUNING = next((ROOT / "results" / "nvidia-h200").glob("tune-board-00.jsonl")).read_text().splitlines()[0]
+with store.open_to_read(ROOT / "results" / "nvidia-h200" / "tune-board-00.jsonl.gz") as file:
+    TUNING = file.readline().decode()
 
 
 def tunings() -> st.SearchStrategy[str]:
