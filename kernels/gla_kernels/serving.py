@@ -48,7 +48,8 @@ class StatePool:
     stochastic: round states up or down by chance, so that what is less than half a unit counts in the long run, by
         bits that follow from how many tokens the slot has folded: the same request gets the same bits, in any slot.
 
-    A slot is that of one request at a time: no call may name it twice. Results do not depend on what else is in the
+    A slot is that of one request at a time: no call may name it twice. A number that is none of a slot, such as -1, is
+    padding. Results do not depend on what else is in the
     batch, bit for bit. Raises ValueError, naming the argument.
     """
 
@@ -96,7 +97,7 @@ class StatePool:
 
         state, scales = zeros(*((V, K) if state_v_first else (K, V)), dtype=dtype), zeros(V) if dtype == FP8 else None
         check_fp8(dtype, state.device)
-        counts = zeros(pool.tiles_of(K, V, dtype, state_v_first).over_v, pool.COUNTS, dtype=torch.int32)
+        counts = zeros(pool.COUNTS, dtype=torch.int32)
         keys = values = g = None
         if tail:
             rows = pool.rows_of_tail(tail, tokens)
@@ -117,7 +118,7 @@ class StatePool:
     @property
     def lengths(self) -> Tensor:
         """Tokens in each slot's tail, the last step's among them: int32 [slots]."""
-        return self.slots.counts[:, 0, 0, 1]
+        return self.slots.counts[:, 0, 1]
 
     def step(
         self, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, indices: Tensor, scale: float | None = None,
@@ -127,7 +128,7 @@ class StatePool:
 
         q, k: [B, H, K], or [B, n, H, K] with n up to ``tokens``; v: [B, H, V] or [B, n, H, V]; g: as the pool's gates
             are, like q or without its last axis.
-        indices: [B], int32 or int64, the slot of each; -1: none, nothing is done, and o is 0.
+        indices: [B], int32 or int64, the slot of each; -1, or what is no slot: nothing is done, and o is 0.
         scale: factor on the output; K^-1/2 by default.
         accept: [B], int32 or int64, how many tokens of the slot's last step count, the first ones; the others are
             forgotten. None: all. What is out of range counts as the nearest number that is not.
@@ -175,7 +176,8 @@ class StatePool:
         return o
 
     def read(self, indices: Tensor, accept: Tensor | None = None) -> Tensor:
-        """States of the slots [N] after all their tokens, float32 [N, H, K, V] or [N, H, V, K]; zeros for -1."""
+        """States of the slots [N] after all their tokens, float32 [N, H, K, V] or [N, H, V, K]; zeros where
+        there is none."""
         self._check_row("indices", indices, None)
         self._check_accept(accept, indices)
         return pool.read(self.slots, indices, accept, execute)

@@ -15,55 +15,57 @@ from .states import load_pooled, seed, store_pooled
 from .step import COUNTS
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n_slots"])
 def read_kernel(
-    p_s, p_scales, p_tk, p_tv, p_tg, p_counts, p_slots, p_accept, p_x, stride, H,
+    p_s, p_scales, p_tk, p_tv, p_tg, p_counts, p_slots, p_accept, p_x, stride, n_slots, H,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, ROWS: tl.constexpr, GATES: tl.constexpr,
     V_FIRST: tl.constexpr, TAILED: tl.constexpr,
 ):  # fmt: skip
     """p_x [N, H, K, V] float32, or V_FIRST [N, H, V, K]: the states of the slots [N] after all settled tokens."""
     NV: tl.constexpr = (V + BV - 1) // BV
-    i_p = tl.program_id(0)
-    i_v, i_bh = i_p % NV, (i_p // NV).to(tl.int64)
+    i_bh = tl.program_id(0).to(tl.int64)
     i_b, i_h = i_bh // H, i_bh % H
     i_slot = tl.load(p_slots + i_b).to(tl.int64)
-    o_k, o_v = tl.arange(0, BK), i_v * BV + tl.arange(0, BV)
-    b_s = tl.zeros([BK, BV], dtype=tl.float32)
-    if i_slot >= 0:
-        i_head = i_slot * H + i_h
-        p_scale = None if p_scales is None else p_scales + i_head * V
-        b_s += load_pooled(p_s + i_slot * stride + i_h * K * V, p_scale, o_k, o_v, K, V, V_FIRST)
-        if TAILED:
-            n_folded, n_kept = counts_of(p_counts + (i_head * NV + i_v) * COUNTS, p_accept, i_b)
-            p_k0, p_v0 = p_tk + i_head * ROWS * K, p_tv + i_head * ROWS * V
-            p_g0 = None if GATES == 0 else p_tg + i_head * ROWS * (K if GATES == 1 else 1)
-            b_s = with_tail(b_s, p_k0, p_v0, p_g0, n_folded, n_kept, o_k, o_v, K, V, ROWS, GATES)
-    store_state(p_x + i_bh * K * V, b_s, o_k, o_v, K, V, V_FIRST)
+    i_head, o_k = i_slot * H + i_h, tl.arange(0, BK)
+    for i_v in range(NV):
+        o_v = i_v * BV + tl.arange(0, BV)
+        b_s = tl.zeros([BK, BV], dtype=tl.float32)
+        if (i_slot >= 0) & (i_slot < n_slots):
+            p_scale = None if p_scales is None else p_scales + i_head * V
+            b_s += load_pooled(p_s + i_slot * stride + i_h * K * V, p_scale, o_k, o_v, K, V, V_FIRST)
+            if TAILED:
+                n_folded, n_kept = counts_of(p_counts + i_head * COUNTS, p_accept, i_b)
+                p_k0, p_v0 = p_tk + i_head * ROWS * K, p_tv + i_head * ROWS * V
+                p_g0 = None if GATES == 0 else p_tg + i_head * ROWS * (K if GATES == 1 else 1)
+                b_s = with_tail(b_s, p_k0, p_v0, p_g0, n_folded, n_kept, o_k, o_v, K, V, ROWS, GATES)
+        store_state(p_x + i_bh * K * V, b_s, o_k, o_v, K, V, V_FIRST)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n_slots"])
 def write_kernel(
-    p_s, p_scales, p_counts, p_slots, p_x, stride, H,
+    p_s, p_scales, p_counts, p_slots, p_x, stride, n_slots, H,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, V_FIRST: tl.constexpr,
     STOCHASTIC: tl.constexpr,
 ):  # fmt: skip
     """The states of the slots [N] are p_x, as `read_kernel` has it, and their tails empty; None: zeros, at time 0."""
     NV: tl.constexpr = (V + BV - 1) // BV
-    i_p = tl.program_id(0)
-    i_v, i_bh = i_p % NV, (i_p // NV).to(tl.int64)
+    i_bh = tl.program_id(0).to(tl.int64)
     i_b, i_h = i_bh // H, i_bh % H
     i_slot = tl.load(p_slots + i_b).to(tl.int64)
-    o_k, o_v = tl.arange(0, BK), i_v * BV + tl.arange(0, BV)
-    if i_slot >= 0:
+    o_k = tl.arange(0, BK)
+    if (i_slot >= 0) & (i_slot < n_slots):
         i_head = i_slot * H + i_h
-        p_count = p_counts + (i_head * NV + i_v) * COUNTS
-        i_time = tl.load(p_count)
-        b_s = tl.zeros([BK, BV], dtype=tl.float32)
-        if p_x is not None:
-            b_s += load_state(p_x + i_bh * K * V, o_k, o_v, K, V, V_FIRST)
         p_scale = None if p_scales is None else p_scales + i_head * V
+        p_count = p_counts + i_head * COUNTS
+        i_time = tl.load(p_count)
         i_seed = seed(i_time, i_h) if STOCHASTIC else None
-        store_pooled(p_s + i_slot * stride + i_h * K * V, p_scale, b_s, i_seed, o_k, o_v, K, V, V_FIRST, STOCHASTIC)
+        p_state = p_s + i_slot * stride + i_h * K * V
+        for i_v in range(NV):
+            o_v = i_v * BV + tl.arange(0, BV)
+            b_s = tl.zeros([BK, BV], dtype=tl.float32)
+            if p_x is not None:
+                b_s += load_state(p_x + i_bh * K * V, o_k, o_v, K, V, V_FIRST)
+            store_pooled(p_state, p_scale, b_s, i_seed, o_k, o_v, K, V, V_FIRST, STOCHASTIC)
         tl.debug_barrier()  # all warps have read it
         tl.store(p_count, i_time * 0 if p_x is None else i_time + 1)
         tl.store(p_count + 1, 0)
@@ -74,7 +76,8 @@ settle_keys(read_kernel, write_kernel)
 
 
 def read(pool: Slots, slots: Tensor, accept: Tensor | None, launch: Launcher) -> Tensor:
-    """States of the slots [N], float32 [N, H, K, V] or [N, H, V, K] as they lie in the pool, zeros for -1; tails are
+    """States of the slots [N], float32 [N, H, K, V] or [N, H, V, K] as they lie in the pool, zeros for what is
+    no slot; tails are
     added, and stay."""
     states = torch.empty(slots.shape[0], *pool.state.shape[1:], dtype=torch.float32, device=pool.state.device)
     launch(pool.launch_of(read_kernel, slots, {"p_x": states, "p_accept": accept}))

@@ -8,13 +8,16 @@ of each; the next step says how many of these it accepts, and the others are ove
 is at hand, and none was written: speculative decoding.
 
 A step begins with the tokens that are settled. If these are TAIL or more, it folds them into the state, in order, as a
-step that writes would have done, and goes on with an empty tail: whether it does is each slot's own, so that one CUDA
-graph is all steps. A tail is a ring of ROWS rows, for which those that a program reads and those that another one
-writes must not meet: TAIL - 1 settled tokens, the drafts of the last step and those of this one.
+step that writes would have done: whether it does is each slot's own, so that one CUDA graph is all steps. Outputs are
+those above in either case, of the state as it was, so that folding is a write on the way and no output waits for it.
 
-Every program, of a head and a tile of V, has counts of its own, equal for all of a slot, for none may read what another
-one writes: tokens that were folded, which are its time and where its ring begins; tokens in the tail; and how many of
-them the last step has put there.
+One program is a slot's head. What its keys and queries have to do with one another it works out once; then it goes
+through the state's tiles of V, and has the next one on its way while it uses one. A tail is a ring of ROWS rows, for
+the rows that a program reads and those that it writes must not meet, as its warps do not wait for each other: TAIL - 1
+settled tokens, the drafts of the last step and those of this one.
+
+Counts of a slot and head: tokens that were folded, which are its time and where its ring begins; tokens in the tail;
+and how many of them the last step has put there.
 """
 
 # mypy: disallow-untyped-defs=False
@@ -29,17 +32,13 @@ import triton.language as tl
 from torch import Tensor
 
 from ..launch import Launch, Launcher, settle_keys
-from ..schedule import MAX_REGISTERS
-from .states import Tiles, load_pooled, seed, sizes_of, store_pooled, tiles_of
+from ..tiles.operands import load_operand
+from .states import Tiles, as_float, seed, sizes_of, store_pooled, tiles_of
 from .step import COUNTS, gates_of, load_gate
-
-FOUR_WARPS = 4096  # elements that 4 warps hold: of a state, or of a tail's keys, beside one another
-ONE_TOKEN_REGISTERS = 80  # of 8 warps, for three programs an SM: a step of one token needs no more (cross-compiled)
-
 
 @triton.jit
 def counts_of(p_counts, p_accept, i_b):
-    """Of a program: tokens folded, and settled tokens in the tail."""
+    """Of a slot and head: tokens folded, and settled tokens in the tail."""
     n_folded, n_kept, n_new = tl.load(p_counts), tl.load(p_counts + 1), tl.load(p_counts + 2)
     if p_accept is not None:
         n_accepted = tl.maximum(tl.load(p_accept + i_b).to(tl.int32), 0)
@@ -48,10 +47,15 @@ def counts_of(p_counts, p_accept, i_b):
 
 
 @triton.jit
+def _vector(p_x, i_row, o_d, D: tl.constexpr):
+    """A row of D numbers as float32."""
+    return tl.load(p_x + i_row * D + o_d, mask=o_d < D, other=0.0).to(tl.float32)
+
+
+@triton.jit
 def _row(p_tk, p_tv, p_tg, i_row, o_k, o_v, K: tl.constexpr, V: tl.constexpr, GATES: tl.constexpr):
     """Key, value and gates of a row of a tail."""
-    b_k = tl.load(p_tk + i_row * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)
-    b_v = tl.load(p_tv + i_row * V + o_v, mask=o_v < V, other=0.0).to(tl.float32)
+    b_k, b_v = _vector(p_tk, i_row, o_k, K), _vector(p_tv, i_row, o_v, V)
     b_g = b_k
     if GATES != 0:
         b_g = load_gate(p_tg, i_row, o_k, K, GATES)
@@ -82,99 +86,134 @@ def _rows(p_x, o_row, m_row, o_d, D: tl.constexpr):
 
 
 @triton.jit
-def _token(p_q, p_g, i_row, o_k, K: tl.constexpr, GATES: tl.constexpr):
-    """A token's query and gates."""
-    b_q = tl.load(p_q + i_row * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)
-    b_g = b_q
+def settled_keys(
+    p_tk, p_tg, n_folded, n_kept, o_k,
+    K: tl.constexpr, ROWS: tl.constexpr, BT: tl.constexpr, GATES: tl.constexpr,
+):  # fmt: skip
+    """Keys of the settled tokens, [BT, BK], and the state's rows, [BK]: what the gates after them leave of them."""
+    o_t = tl.arange(0, BT)
+    b_keys = _rows(p_tk, (n_folded + o_t) % ROWS, o_t < n_kept, o_k, K).to(tl.float32)
+    b_left = tl.full(o_k.shape, 1.0, dtype=tl.float32)
     if GATES != 0:
-        b_g = load_gate(p_g, i_row, o_k, K, GATES)
-    return b_q, b_g
+        # of each row the gates of the next one: their sums from the last row back are those of the rows after
+        o_next, m_next = (n_folded + o_t + 1) % ROWS, o_t + 1 < n_kept
+        b_first = load_gate(p_tg, n_folded % ROWS, o_k, K, GATES)
+        if GATES == 1:
+            b_after = _rows(p_tg, o_next, m_next, o_k, K).to(tl.float32)
+        else:
+            b_after = tl.load(p_tg + o_next, mask=m_next, other=0.0).to(tl.float32)
+        b_left = tl.exp(tl.where(n_kept > 0, b_first, 0.0) + tl.sum(b_after, axis=0))
+        b_decay = tl.exp(tl.cumsum(b_after, axis=0, reverse=True))
+        b_keys *= b_decay if GATES == 1 else b_decay[:, None]
+    return b_keys, b_left
 
 
 @triton.jit
+def new_tokens(
+    p_q, p_k, p_g, i_new, H, scale, o_k, K: tl.constexpr, N: tl.constexpr, GATES: tl.constexpr,
+):  # fmt: skip
+    """Of N tokens: queries, times the scale; keys; decays e^g. Tuples of [BK]."""
+    b_queries, b_keys, b_decays = (), (), ()
+    for t in tl.static_range(N):
+        b_queries += (_vector(p_q, i_new + t * H, o_k, K) * scale,)
+        b_keys += (_vector(p_k, i_new + t * H, o_k, K),)
+        if GATES != 0:
+            b_decays += (tl.exp(load_gate(p_g, i_new + t * H, o_k, K, GATES)),)
+    return b_queries, b_keys, b_decays
+
+
+@triton.jit
+def keep_keys(
+    p_k, p_g, p_tk, p_tg, i_new, H, n_before, o_k,
+    K: tl.constexpr, N: tl.constexpr, ROWS: tl.constexpr, GATES: tl.constexpr,
+):  # fmt: skip
+    """Keys and gates of the N tokens go into the tail, after so many tokens."""
+    for t in tl.static_range(N):
+        i_row, i_from, m_k = (n_before + t) % ROWS, i_new + t * H, o_k < K
+        tl.store(p_tk + i_row * K + o_k, tl.load(p_k + i_from * K + o_k, mask=m_k), mask=m_k)
+        if GATES == 1:
+            tl.store(p_tg + i_row * K + o_k, tl.load(p_g + i_from * K + o_k, mask=m_k), mask=m_k)
+        if GATES == 2:
+            tl.store(p_tg + i_row, tl.load(p_g + i_from))
+
+
+@triton.jit(do_not_specialize=["n_slots"])
 def replay_kernel(
-    p_q, p_k, p_v, p_g, p_s, p_scales, p_tk, p_tv, p_tg, p_counts, p_slots, p_accept, p_o, scale, stride, H,
+    p_q, p_k, p_v, p_g, p_s, p_scales, p_tk, p_tv, p_tg, p_counts, p_slots, p_accept, p_o, scale, stride, n_slots, H,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, N: tl.constexpr, TAIL: tl.constexpr,
     ROWS: tl.constexpr, BT: tl.constexpr, GATES: tl.constexpr, V_FIRST: tl.constexpr, STOCHASTIC: tl.constexpr,
 ):  # fmt: skip
-    """o [B, N, H, V] of N tokens each; N = 0 only folds. BT: rows of a tile of the tail, of TAIL - 1 + N at least."""
+    """o [B, N, H, V] of N tokens each; N = 0 only folds. BT: rows of a tile of settled tokens, as many as may be."""
     NV: tl.constexpr = (V + BV - 1) // BV
-    i_p = tl.program_id(0)
-    i_v, i_bh = i_p % NV, (i_p // NV).to(tl.int64)
+    i_bh = tl.program_id(0).to(tl.int64)
     i_b, i_h = i_bh // H, i_bh % H
+    i_new = i_b * N * H + i_h  # row of the first token; each next one lies H rows further
     i_slot = tl.load(p_slots + i_b).to(tl.int64)
-    o_k, o_v = tl.arange(0, BK), i_v * BV + tl.arange(0, BV)
-    if N > 0:
-        b_q1, b_g1 = _token(p_q, p_g, i_b * N * H + i_h, o_k, K, GATES)
-    if i_slot >= 0:
+    o_k, o_v = tl.arange(0, BK), tl.arange(0, BV)
+    b_q, b_k, b_decay = new_tokens(p_q, p_k, p_g, i_new, H, scale, o_k, K, N, GATES)
+    if (i_slot >= 0) & (i_slot < n_slots):
         i_head = i_slot * H + i_h
         p_state = p_s + i_slot * stride + i_h * K * V
         p_scale = None if p_scales is None else p_scales + i_head * V
-        b_s = load_pooled(p_state, p_scale, o_k, o_v, K, V, V_FIRST)
-        p_count = p_counts + (i_head * NV + i_v) * COUNTS
+        b_next = load_operand(p_state, o_k, o_v, K, V, V_FIRST)  # the first tile, before anything waits
+        p_count = p_counts + i_head * COUNTS
         n_folded, n_kept = counts_of(p_count, p_accept, i_b)
         p_k0, p_v0 = p_tk + i_head * ROWS * K, p_tv + i_head * ROWS * V
         p_g0 = None if GATES == 0 else p_tg + i_head * ROWS * (K if GATES == 1 else 1)
-        if n_kept >= TAIL:
-            b_s = with_tail(b_s, p_k0, p_v0, p_g0, n_folded, n_kept, o_k, o_v, K, V, ROWS, GATES)
-            i_seed = seed(n_folded, i_h) if STOCHASTIC else None
-            store_pooled(p_state, p_scale, b_s, i_seed, o_k, o_v, K, V, V_FIRST, STOCHASTIC)
-            n_folded += n_kept
-            n_kept -= n_kept
+        n_before = n_folded + n_kept
 
+        # queries against the state and settled tokens, [BK, 1] and [BT, 1]; those against new ones, key after key
+        b_queries, b_scores, b_pairs = (), (), ()
         if N > 0:
-            # keys and values of the tail, and of the new tokens in its next rows; all is loaded before anything waits
             o_t = tl.arange(0, BT)
-            o_row, o_next = (n_folded + o_t) % ROWS, (n_folded + o_t + 1) % ROWS
-            m_old, m_new = o_t < n_kept, (o_t >= n_kept) & (o_t < n_kept + N)
-            o_new = (i_b * N + o_t - n_kept) * H + i_h
-            b_old_k, b_new_k = _rows(p_k0, o_row, m_old, o_k, K), _rows(p_k, o_new, m_new, o_k, K)
-            b_old_v, b_new_v = _rows(p_v0, o_row, m_old, o_v, V), _rows(p_v, o_new, m_new, o_v, V)
-            # of each row the gates of the next one: their sums from the last row back are those of the rows after
-            if GATES == 1 and TAIL > 1:
-                b_first = load_gate(p_g0, n_folded % ROWS, o_k, K, GATES)
-                b_after = _rows(p_g0, o_next, o_t + 1 < n_kept, o_k, K).to(tl.float32)
-            if GATES == 2 and TAIL > 1:
-                b_first = load_gate(p_g0, n_folded % ROWS, o_k, K, GATES)
-                b_after = tl.load(p_g0 + o_next, mask=o_t + 1 < n_kept, other=0.0).to(tl.float32)
-            b_keys = tl.where(m_new[:, None], b_new_k, b_old_k).to(tl.float32)
-            b_values = tl.where(m_new[:, None], b_new_v, b_old_v).to(tl.float32)
-
-            # what gates leave of the tail's keys and of the state
-            b_left = tl.full([BK], 1.0, dtype=tl.float32)
-            if GATES != 0 and TAIL > 1:
-                b_left = tl.exp(tl.where(n_kept > 0, b_first, 0.0) + tl.sum(b_after, axis=0))
-                b_decay = tl.exp(tl.cumsum(b_after, axis=0, reverse=True))
-                b_keys *= b_decay if GATES == 1 else b_decay[:, None]
+            o_row, m_row = (n_folded + o_t) % ROWS, o_t < n_kept
+            b_keys, b_left = settled_keys(p_k0, p_g0, n_folded, n_kept, o_k, K, ROWS, BT, GATES)
+            b_since = tl.full([BK], 1.0, dtype=tl.float32)
             for t in tl.static_range(N):
-                b_q, b_g = b_q1, b_g1
-                i_new = (i_b * N + t) * H + i_h
-                if t + 1 < N:
-                    b_q1, b_g1 = _token(p_q, p_g, i_new + H, o_k, K, GATES)
-                if GATES != 0:  # of this token, for all that came before it
-                    b_decay = tl.exp(b_g.to(tl.float32))
-                    b_keys *= tl.where((o_t < n_kept + t)[:, None], b_decay[None, :], 1.0)
-                    b_left *= b_decay
-                b_scores = tl.where(o_t <= n_kept + t, tl.sum(b_keys * b_q[None, :], axis=1), 0.0)
-                b_o = tl.sum(b_s * (b_q * b_left)[:, None], axis=0) + tl.sum(b_scores[:, None] * b_values, axis=0)
-                tl.store(p_o + i_new * V + o_v, (b_o * scale).to(p_o.dtype.element_ty), mask=o_v < V)
+                if GATES != 0:
+                    b_since *= b_decay[t]
+                b_scores += (tl.sum(b_keys * (b_q[t] * b_since)[None, :], axis=1)[:, None],)
+                b_queries += ((b_q[t] * b_since * b_left)[:, None],)
+            for j in tl.static_range(N):
+                b_key = b_k[j]
+                for t in tl.static_range(j, N):
+                    if GATES != 0 and t > j:
+                        b_key *= b_decay[t]
+                    b_pairs += (tl.sum(b_key * b_q[t], axis=0),)
+            keep_keys(p_k, p_g, p_k0, p_g0, i_new, H, n_before, o_k, K, N, ROWS, GATES)
 
-            m_k = (m_new & (i_v == 0))[:, None] & (o_k < K)[None, :]  # one of the head's programs is enough
-            tl.store(p_k0 + o_row[:, None] * K + o_k[None, :], b_new_k, mask=m_k)
-            tl.store(p_v0 + o_row[:, None] * V + o_v[None, :], b_new_v, mask=m_new[:, None] & (o_v < V)[None, :])
-            if GATES == 1:
-                tl.store(p_g0 + o_row[:, None] * K + o_k[None, :], _rows(p_g, o_new, m_new, o_k, K), mask=m_k)
-            if GATES == 2:
-                m_g = m_new & (i_v == 0)
-                tl.store(p_g0 + o_row, tl.load(p_g + o_new, mask=m_g, other=0.0), mask=m_g)
+        for i_v in range(NV):
+            o_v = i_v * BV + tl.arange(0, BV)
+            b_s = as_float(b_next, p_scale, o_v, V)
+            b_next = load_operand(p_state, o_k, o_v + BV, K, V, V_FIRST)  # nothing after the last one
+            if N > 0:
+                b_values = _rows(p_v0, o_row, m_row, o_v, V).to(tl.float32)
+                b_new = ()
+                for t in tl.static_range(N):
+                    b_new += (_vector(p_v, i_new + t * H, o_v, V),)
+                for t in tl.static_range(N):
+                    b_o = tl.sum(b_s * b_queries[t], axis=0) + tl.sum(b_values * b_scores[t], axis=0)
+                    for j in tl.static_range(t + 1):
+                        b_o += b_pairs[j * N - j * (j - 1) // 2 + t - j] * b_new[j]
+                    tl.store(p_o + (i_new + t * H) * V + o_v, b_o.to(p_o.dtype.element_ty), mask=o_v < V)
+                    p_row = p_v0 + (n_before + t) % ROWS * V
+                    tl.store(p_row + o_v, b_new[t].to(p_tv.dtype.element_ty), mask=o_v < V)
+            if n_kept >= TAIL:
+                b_s = with_tail(b_s, p_k0, p_v0, p_g0, n_folded, n_kept, o_k, o_v, K, V, ROWS, GATES)
+                i_seed = seed(n_folded, i_h) if STOCHASTIC else None
+                store_pooled(p_state, p_scale, b_s, i_seed, o_k, o_v, K, V, V_FIRST, STOCHASTIC)
+
+        n_gone = tl.where(n_kept >= TAIL, n_kept, 0)
         tl.debug_barrier()  # all warps have read the counts
-        tl.store(p_count, n_folded)
-        tl.store(p_count + 1, n_kept + N)
+        tl.store(p_count, n_folded + n_gone)
+        tl.store(p_count + 1, n_kept - n_gone + N)
         tl.store(p_count + 2, N)
     else:
-        for t in tl.static_range(N):
-            b_none = tl.zeros([BV], dtype=p_o.dtype.element_ty)
-            tl.store(p_o + ((i_b * N + t) * H + i_h) * V + o_v, b_none, mask=o_v < V)
+        for i_v in range(NV):
+            for t in tl.static_range(N):
+                o_v = i_v * BV + tl.arange(0, BV)
+                b_none = tl.zeros([BV], dtype=p_o.dtype.element_ty)
+                tl.store(p_o + (i_new + t * H) * V + o_v, b_none, mask=o_v < V)
 
 
 settle_keys(replay_kernel)
@@ -187,7 +226,7 @@ class Slots:
     state: [slots, H, K, V], or v_first [slots, H, V, K]; scales: of fp8 states, [slots, H, V] float32.
     keys, values: of tails, [slots, H, rows, K] and [slots, H, rows, V]; None where there are none.
     gates: of tails, [slots, H, rows, K], or one a head, [slots, H, rows]; None without gates.
-    counts: [slots, H, tiles of V, COUNTS] int32: see above.
+    counts: [slots, H, COUNTS] int32: see above.
     tail: of how many settled tokens a step folds. stochastic: see `states.store_pooled`.
     """
 
@@ -217,13 +256,14 @@ class Slots:
         return 1 if self.keys is None else (self.keys.shape[2] - self.tail + 1) // 2
 
     def launch_of(self, kernel: Any, slots: Tensor, args: dict[str, Any], **constexprs: int) -> Launch:
-        """A launch of a program for each tile of the slots' states; ``args`` and ``constexprs``: what is the kernel's
+        """A launch of a program for each head of the slots; ``args`` and ``constexprs``: what is the kernel's
         own."""
         H, K, V = self.sizes
         tiles = self.tiles
         pool = {
             "p_s": self.state, "p_scales": self.scales, "p_tk": self.keys, "p_tv": self.values, "p_tg": self.gates,
-            "p_counts": self.counts, "p_slots": slots, "stride": self.state.stride(0), "H": H,
+            "p_counts": self.counts, "p_slots": slots, "stride": self.state.stride(0),
+            "n_slots": self.state.shape[0], "H": H,
         }  # fmt: skip
         rows = 1 if self.keys is None else self.keys.shape[2]
         sizes = {
@@ -235,10 +275,8 @@ class Slots:
             "GATES": gates_of(self.gates, self.state),
         }
         flags = {"V_FIRST": self.v_first, "STOCHASTIC": self.stochastic, "TAILED": self.tail > 0}
-        grid, num_warps = (tiles.over_v * slots.shape[0] * H,), tiles.num_warps(FOUR_WARPS, constexprs.get("BT", 1))
-        limit = ONE_TOKEN_REGISTERS if num_warps == 8 and constexprs.get("N") == 1 else MAX_REGISTERS
-        constants = sizes | flags | constexprs
-        return Launch(kernel, grid, pool | args, constants, num_warps=num_warps, max_registers=limit)
+        num_warps = tiles.num_warps(constexprs.get("BT", 1))
+        return Launch(kernel, (slots.shape[0] * H,), pool | args, sizes | flags | constexprs, num_warps=num_warps)
 
 
 def rows_of_tail(tail: int, most: int) -> int:
@@ -254,7 +292,7 @@ def replay(
     of the tokens of the last step before count; None: all."""
     n, o = q.shape[1], torch.empty_like(v)
     new = {"p_q": q, "p_k": k, "p_v": v, "p_g": g, "p_accept": accept, "p_o": o, "scale": scale}
-    BT = max(2, 1 << (pool.tail + n - 2).bit_length())  # a power of two, of tail - 1 + n rows at least
+    BT = max(2, 1 << (pool.tail + pool.most - 2).bit_length())  # a power of two, of tail - 1 + most rows at least
     launch(pool.launch_of(replay_kernel, slots, new, N=n, TAIL=pool.tail, BT=BT))
     return o
 

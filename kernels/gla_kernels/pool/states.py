@@ -1,7 +1,7 @@
 """States in a pool: [slots, H, K, V] or [slots, H, V, K], any stride from one slot to the next, of which a launch takes
 those that p_slots names. Loads and stores of a tile, and how float32 is rounded to what a pool holds.
 
-A number -1 in p_slots is padding: there is no state to it, and it gets zeros. fp8 (e4m3) states have a scale for each
+A number in p_slots that is none of a slot, such as -1, is padding: there is no state to it, and it gets zeros. fp8 (e4m3) states have a scale for each
 column of V, p_scales [slots, H, V] float32: a program that holds all of K for its columns finds it by itself. Scales
 are powers of two, so that what a step leaves as it is stays the same bits, however the largest number of its column
 changes.
@@ -19,34 +19,34 @@ from torch import Tensor
 
 from ..launch import interpreting
 from ..schedule import cdiv, padded
-from ..tiles.operands import load_state, store_state
+from ..tiles.operands import load_operand, store_state
 
 # Triton's interpreter cuts bfloat16 off, and loses a carry on the way to fp8: it is given what needs no rounding.
 BY_BITS: tl.constexpr = tl.constexpr(interpreting())
 FP8_MAX: tl.constexpr = tl.constexpr(448.0)
 
-ELEMENTS = {4: 4096, 2: 8192, 1: 8192}  # that one program holds of a state, by bytes of each
+ELEMENTS = 4096  # of a tile of a state
 LEAST_BYTES = 32  # of a row of a tile that lies side by side: a sector of memory
 
 
 class Tiles(NamedTuple):
-    """How states are cut among programs: BK covers K. It goes by a state's shape and type alone, so that a request's
+    """How states are cut: BK covers K. It goes by a state's shape and type alone, so that a request's
     bits are the same in any batch."""
 
     BK: int
     BV: int
     over_v: int
 
-    def num_warps(self, elements: int, columns: int = 1) -> int:
-        """4, or 8 where tiles of BK rows, of BV or of so many columns, have more elements than that."""
-        return 8 if self.BK * max(self.BV, columns) > elements else 4
+    def num_warps(self, columns: int = 1) -> int:
+        """4, or 8 where tiles of BK rows, of BV or of so many columns, have more than ELEMENTS."""
+        return 8 if self.BK * max(self.BV, columns) > ELEMENTS else 4
 
 
 def tiles_of(K: int, V: int, dtype: torch.dtype, v_first: bool) -> Tiles:
     """The tiles of states of that shape."""
     BK, size = padded(K), dtype.itemsize
     least = 8 if v_first else max(8, LEAST_BYTES // size)
-    BV = min(padded(V), max(least, ELEMENTS[size] // BK))
+    BV = min(padded(V), max(least, ELEMENTS // BK))
     return Tiles(BK, BV, cdiv(V, BV))
 
 
@@ -60,7 +60,13 @@ def sizes_of(state: Tensor, v_first: bool) -> tuple[int, int, int]:
 @triton.jit
 def load_pooled(p_s, p_scales, o_k, o_v, K: tl.constexpr, V: tl.constexpr, V_FIRST: tl.constexpr):
     """A tile [BK, BV] of a state of the pool as float32; p_s, p_scales: of its slot and head."""
-    b_s = load_state(p_s, o_k, o_v, K, V, V_FIRST)
+    return as_float(load_operand(p_s, o_k, o_v, K, V, V_FIRST), p_scales, o_v, V)
+
+
+@triton.jit
+def as_float(b_x, p_scales, o_v, V: tl.constexpr):
+    """A tile of a state, as `load_operand` has it, as float32."""
+    b_s = b_x.to(tl.float32)
     if p_scales is not None:
         b_s *= tl.load(p_scales + o_v, mask=o_v < V, other=0.0)[None, :]
     return b_s

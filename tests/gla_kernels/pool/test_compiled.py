@@ -23,7 +23,7 @@ for dtype in (torch.float32, torch.bfloat16, torch.float8_e4m3fn)[: 2 if target 
     scales = empty(16, H, V, dtype=torch.float32) if dtype.itemsize == 1 else None
     state, q = empty(16, H, K, V, dtype=dtype), empty(B, H, K)
     pool.step(q, q, q, q, state, indices, 1.0, launches.append, scales=scales)
-    counts = empty(16, H, pool.tiles_of(K, V, dtype, False).over_v, pool.COUNTS, dtype=torch.int32)
+    counts = empty(16, H, pool.COUNTS, dtype=torch.int32)
     for n in (1, 4):
         rows = empty(16, H, pool.rows_of_tail(8, n), K)
         slots = pool.Slots(state, scales, rows, rows, rows, counts, 8, False, False)
