@@ -9,9 +9,8 @@ import triton.language as tl
 from torch import Tensor
 
 from ..launch import Launcher, settle_keys
-from ..tiles.operands import load_state, store_state
 from .replay import Slots, counts_of, with_tail
-from .states import load_pooled, seed, store_pooled
+from .states import as_float, load_tile, seed, store_tile
 from .step import COUNTS
 
 
@@ -26,19 +25,19 @@ def read_kernel(
     i_bh = tl.program_id(0).to(tl.int64)
     i_b, i_h = i_bh // H, i_bh % H
     i_slot = tl.load(p_slots + i_b).to(tl.int64)
-    i_head, o_k = i_slot * H + i_h, tl.arange(0, BK)
+    i_head, o_k, o_v = i_slot * H + i_h, tl.arange(0, BK), tl.arange(0, BV)
     for i_v in range(NV):
-        o_v = i_v * BV + tl.arange(0, BV)
         b_s = tl.zeros([BK, BV], dtype=tl.float32)
         if (i_slot >= 0) & (i_slot < n_slots):
             p_scale = None if p_scales is None else p_scales + i_head * V
-            b_s += load_pooled(p_s + i_slot * stride + i_h * K * V, p_scale, o_k, o_v, K, V, V_FIRST)
+            p_state = p_s + i_slot * stride + i_h * K * V
+            b_s += as_float(load_tile(p_state, i_v, o_k, o_v, K, V, V_FIRST), p_scale, i_v, o_v, V)
             if TAILED:
                 n_folded, n_kept = counts_of(p_counts + i_head * COUNTS, p_accept, i_b)
                 p_k0, p_v0 = p_tk + i_head * ROWS * K, p_tv + i_head * ROWS * V
                 p_g0 = None if GATES == 0 else p_tg + i_head * ROWS * (K if GATES == 1 else 1)
-                b_s = with_tail(b_s, p_k0, p_v0, p_g0, n_folded, n_kept, o_k, o_v, K, V, ROWS, GATES)
-        store_state(p_x + i_bh * K * V, b_s, o_k, o_v, K, V, V_FIRST)
+                b_s = with_tail(b_s, p_k0, p_v0, p_g0, n_folded, n_kept, i_v, o_k, o_v, K, V, ROWS, GATES)
+        store_tile(p_x + i_bh * K * V, None, b_s, None, i_v, o_k, o_v, K, V, V_FIRST, False)
 
 
 @triton.jit(do_not_specialize=["n_slots"])
@@ -52,7 +51,7 @@ def write_kernel(
     i_bh = tl.program_id(0).to(tl.int64)
     i_b, i_h = i_bh // H, i_bh % H
     i_slot = tl.load(p_slots + i_b).to(tl.int64)
-    o_k = tl.arange(0, BK)
+    o_k, o_v = tl.arange(0, BK), tl.arange(0, BV)
     if (i_slot >= 0) & (i_slot < n_slots):
         i_head = i_slot * H + i_h
         p_scale = None if p_scales is None else p_scales + i_head * V
@@ -61,11 +60,10 @@ def write_kernel(
         i_seed = seed(i_time, i_h) if STOCHASTIC else None
         p_state = p_s + i_slot * stride + i_h * K * V
         for i_v in range(NV):
-            o_v = i_v * BV + tl.arange(0, BV)
             b_s = tl.zeros([BK, BV], dtype=tl.float32)
             if p_x is not None:
-                b_s += load_state(p_x + i_bh * K * V, o_k, o_v, K, V, V_FIRST)
-            store_pooled(p_state, p_scale, b_s, i_seed, o_k, o_v, K, V, V_FIRST, STOCHASTIC)
+                b_s += load_tile(p_x + i_bh * K * V, i_v, o_k, o_v, K, V, V_FIRST)
+            store_tile(p_state, p_scale, b_s, i_seed, i_v, o_k, o_v, K, V, V_FIRST, STOCHASTIC)
         tl.debug_barrier()  # all warps have read it
         tl.store(p_count, i_time * 0 if p_x is None else i_time + 1)
         tl.store(p_count + 1, 0)

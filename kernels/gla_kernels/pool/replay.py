@@ -32,9 +32,8 @@ import triton.language as tl
 from torch import Tensor
 
 from ..launch import Launch, Launcher, settle_keys
-from ..tiles.operands import load_operand
-from .states import Tiles, as_float, seed, sizes_of, store_pooled, tiles_of
-from .step import COUNTS, gates_of, load_gate
+from .states import Tiles, as_float, load_tile, seed, sizes_of, store_tile, tiles_of
+from .step import COUNTS, gates_of, load_gate, load_values, store_values
 
 @triton.jit
 def counts_of(p_counts, p_accept, i_b):
@@ -53,9 +52,9 @@ def _vector(p_x, i_row, o_d, D: tl.constexpr):
 
 
 @triton.jit
-def _row(p_tk, p_tv, p_tg, i_row, o_k, o_v, K: tl.constexpr, V: tl.constexpr, GATES: tl.constexpr):
+def _row(p_tk, p_tv, p_tg, i_row, i_v, o_k, o_v, K: tl.constexpr, V: tl.constexpr, GATES: tl.constexpr):
     """Key, value and gates of a row of a tail."""
-    b_k, b_v = _vector(p_tk, i_row, o_k, K), _vector(p_tv, i_row, o_v, V)
+    b_k, b_v = _vector(p_tk, i_row, o_k, K), load_values(p_tv, i_row, i_v, o_v, V)
     b_g = b_k
     if GATES != 0:
         b_g = load_gate(p_tg, i_row, o_k, K, GATES)
@@ -64,15 +63,15 @@ def _row(p_tk, p_tv, p_tg, i_row, o_k, o_v, K: tl.constexpr, V: tl.constexpr, GA
 
 @triton.jit
 def with_tail(
-    b_s, p_tk, p_tv, p_tg, n_folded, n_kept, o_k, o_v,
+    b_s, p_tk, p_tv, p_tg, n_folded, n_kept, i_v, o_k, o_v,
     K: tl.constexpr, V: tl.constexpr, ROWS: tl.constexpr, GATES: tl.constexpr,
 ):  # fmt: skip
-    """The state after the tail's tokens, one after another. p_tk, p_tv, p_tg: the rows of a slot and head."""
-    b_k1, b_v1, b_g1 = _row(p_tk, p_tv, p_tg, n_folded % ROWS, o_k, o_v, K, V, GATES)
+    """Tile i_v of the state after the tail's tokens, one after another. p_tk, p_tv, p_tg: the rows of a slot and head."""
+    b_k1, b_v1, b_g1 = _row(p_tk, p_tv, p_tg, n_folded % ROWS, i_v, o_k, o_v, K, V, GATES)
     for j in range(0, n_kept):
         b_k, b_v, b_g = b_k1, b_v1, b_g1
         # the next row comes while this one is added; after the last one some row, which nobody needs
-        b_k1, b_v1, b_g1 = _row(p_tk, p_tv, p_tg, (n_folded + j + 1) % ROWS, o_k, o_v, K, V, GATES)
+        b_k1, b_v1, b_g1 = _row(p_tk, p_tv, p_tg, (n_folded + j + 1) % ROWS, i_v, o_k, o_v, K, V, GATES)
         if GATES != 0:
             b_s *= tl.exp(b_g)[:, None]
         b_s += b_k[:, None] * b_v[None, :]
@@ -86,55 +85,45 @@ def _rows(p_x, o_row, m_row, o_d, D: tl.constexpr):
 
 
 @triton.jit
+def _gate(p_g, i_row, o_k, K: tl.constexpr, GATES: tl.constexpr):
+    """A token's gates: of each feature [BK], or that of the head."""
+    return _vector(p_g, i_row, o_k, K) if GATES == 1 else tl.load(p_g + i_row).to(tl.float32)
+
+
+@triton.jit
 def settled_keys(
     p_tk, p_tg, n_folded, n_kept, o_k,
     K: tl.constexpr, ROWS: tl.constexpr, BT: tl.constexpr, GATES: tl.constexpr,
 ):  # fmt: skip
-    """Keys of the settled tokens, [BT, BK], and the state's rows, [BK]: what the gates after them leave of them."""
+    """Keys of the settled tokens, [BT, BK], and of the state's rows a factor: what the gates after them leave of
+    them."""
     o_t = tl.arange(0, BT)
-    b_keys = _rows(p_tk, (n_folded + o_t) % ROWS, o_t < n_kept, o_k, K).to(tl.float32)
-    b_left = tl.full(o_k.shape, 1.0, dtype=tl.float32)
+    b_keys, b_left = _rows(p_tk, (n_folded + o_t) % ROWS, o_t < n_kept, o_k, K).to(tl.float32), 1.0
     if GATES != 0:
         # of each row the gates of the next one: their sums from the last row back are those of the rows after
         o_next, m_next = (n_folded + o_t + 1) % ROWS, o_t + 1 < n_kept
-        b_first = load_gate(p_tg, n_folded % ROWS, o_k, K, GATES)
+        b_first = tl.where(n_kept > 0, _gate(p_tg, n_folded % ROWS, o_k, K, GATES), 0.0)
         if GATES == 1:
             b_after = _rows(p_tg, o_next, m_next, o_k, K).to(tl.float32)
+            b_keys *= tl.exp(tl.cumsum(b_after, axis=0, reverse=True))
         else:
             b_after = tl.load(p_tg + o_next, mask=m_next, other=0.0).to(tl.float32)
-        b_left = tl.exp(tl.where(n_kept > 0, b_first, 0.0) + tl.sum(b_after, axis=0))
-        b_decay = tl.exp(tl.cumsum(b_after, axis=0, reverse=True))
-        b_keys *= b_decay if GATES == 1 else b_decay[:, None]
+            b_keys *= tl.exp(tl.cumsum(b_after, axis=0, reverse=True))[:, None]
+        b_left = tl.exp(b_first + tl.sum(b_after, axis=0))
     return b_keys, b_left
 
 
 @triton.jit
-def new_tokens(
-    p_q, p_k, p_g, i_new, H, scale, o_k, K: tl.constexpr, N: tl.constexpr, GATES: tl.constexpr,
-):  # fmt: skip
-    """Of N tokens: queries, times the scale; keys; decays e^g. Tuples of [BK]."""
-    b_queries, b_keys, b_decays = (), (), ()
+def new_tokens(p_q, p_k, p_g, i_new, H, scale, o_k, K: tl.constexpr, N: tl.constexpr, GATES: tl.constexpr):
+    """Of N tokens: queries, times the scale, and keys, [BK] each; gates; and e^g."""
+    b_q, b_k, b_g, b_decay = (), (), (), ()
     for t in tl.static_range(N):
-        b_queries += (_vector(p_q, i_new + t * H, o_k, K) * scale,)
-        b_keys += (_vector(p_k, i_new + t * H, o_k, K),)
+        b_q += (_vector(p_q, i_new + t * H, o_k, K) * scale,)
+        b_k += (_vector(p_k, i_new + t * H, o_k, K),)
         if GATES != 0:
-            b_decays += (tl.exp(load_gate(p_g, i_new + t * H, o_k, K, GATES)),)
-    return b_queries, b_keys, b_decays
-
-
-@triton.jit
-def keep_keys(
-    p_k, p_g, p_tk, p_tg, i_new, H, n_before, o_k,
-    K: tl.constexpr, N: tl.constexpr, ROWS: tl.constexpr, GATES: tl.constexpr,
-):  # fmt: skip
-    """Keys and gates of the N tokens go into the tail, after so many tokens."""
-    for t in tl.static_range(N):
-        i_row, i_from, m_k = (n_before + t) % ROWS, i_new + t * H, o_k < K
-        tl.store(p_tk + i_row * K + o_k, tl.load(p_k + i_from * K + o_k, mask=m_k), mask=m_k)
-        if GATES == 1:
-            tl.store(p_tg + i_row * K + o_k, tl.load(p_g + i_from * K + o_k, mask=m_k), mask=m_k)
-        if GATES == 2:
-            tl.store(p_tg + i_row, tl.load(p_g + i_from))
+            b_g += (_gate(p_g, i_new + t * H, o_k, K, GATES),)
+            b_decay += (tl.exp(b_g[t]),)
+    return b_q, b_k, b_g, b_decay
 
 
 @triton.jit(do_not_specialize=["n_slots"])
@@ -150,14 +139,15 @@ def replay_kernel(
     i_new = i_b * N * H + i_h  # row of the first token; each next one lies H rows further
     i_slot = tl.load(p_slots + i_b).to(tl.int64)
     o_k, o_v = tl.arange(0, BK), tl.arange(0, BV)
-    b_q, b_k, b_decay = new_tokens(p_q, p_k, p_g, i_new, H, scale, o_k, K, N, GATES)
+    b_q, b_k, b_g, b_decay = new_tokens(p_q, p_k, p_g, i_new, H, scale, o_k, K, N, GATES)
     if (i_slot >= 0) & (i_slot < n_slots):
         i_head = i_slot * H + i_h
         p_state = p_s + i_slot * stride + i_h * K * V
         p_scale = None if p_scales is None else p_scales + i_head * V
-        b_next = load_operand(p_state, o_k, o_v, K, V, V_FIRST)  # the first tile, before anything waits
         p_count = p_counts + i_head * COUNTS
         n_folded, n_kept = counts_of(p_count, p_accept, i_b)
+        b_next = load_tile(p_state, 0, o_k, o_v, K, V, V_FIRST)
+        tl.debug_barrier()  # has the compiler leave it there, before loads that wait for the counts
         p_k0, p_v0 = p_tk + i_head * ROWS * K, p_tv + i_head * ROWS * V
         p_g0 = None if GATES == 0 else p_tg + i_head * ROWS * (K if GATES == 1 else 1)
         n_before = n_folded + n_kept
@@ -168,7 +158,7 @@ def replay_kernel(
             o_t = tl.arange(0, BT)
             o_row, m_row = (n_folded + o_t) % ROWS, o_t < n_kept
             b_keys, b_left = settled_keys(p_k0, p_g0, n_folded, n_kept, o_k, K, ROWS, BT, GATES)
-            b_since = tl.full([BK], 1.0, dtype=tl.float32)
+            b_since = 1.0
             for t in tl.static_range(N):
                 if GATES != 0:
                     b_since *= b_decay[t]
@@ -180,28 +170,32 @@ def replay_kernel(
                     if GATES != 0 and t > j:
                         b_key *= b_decay[t]
                     b_pairs += (tl.sum(b_key * b_q[t], axis=0),)
-            keep_keys(p_k, p_g, p_k0, p_g0, i_new, H, n_before, o_k, K, N, ROWS, GATES)
+            for t in tl.static_range(N):
+                i_row = (n_before + t) % ROWS
+                tl.store(p_k0 + i_row * K + o_k, b_k[t].to(p_tk.dtype.element_ty), mask=o_k < K)
+                if GATES == 1:
+                    tl.store(p_g0 + i_row * K + o_k, b_g[t].to(p_tg.dtype.element_ty), mask=o_k < K)
+                if GATES == 2:
+                    tl.store(p_g0 + i_row, b_g[t].to(p_tg.dtype.element_ty))
 
         for i_v in range(NV):
-            o_v = i_v * BV + tl.arange(0, BV)
-            b_s = as_float(b_next, p_scale, o_v, V)
-            b_next = load_operand(p_state, o_k, o_v + BV, K, V, V_FIRST)  # nothing after the last one
+            b_s = as_float(b_next, p_scale, i_v, o_v, V)
+            b_next = load_tile(p_state, i_v + 1, o_k, o_v, K, V, V_FIRST)  # nothing after the last one
             if N > 0:
-                b_values = _rows(p_v0, o_row, m_row, o_v, V).to(tl.float32)
+                b_values = _rows(p_v0, o_row, m_row, i_v * BV + o_v, V).to(tl.float32)
                 b_new = ()
                 for t in tl.static_range(N):
-                    b_new += (_vector(p_v, i_new + t * H, o_v, V),)
+                    b_new += (load_values(p_v, i_new + t * H, i_v, o_v, V),)
                 for t in tl.static_range(N):
                     b_o = tl.sum(b_s * b_queries[t], axis=0) + tl.sum(b_values * b_scores[t], axis=0)
                     for j in tl.static_range(t + 1):
                         b_o += b_pairs[j * N - j * (j - 1) // 2 + t - j] * b_new[j]
-                    tl.store(p_o + (i_new + t * H) * V + o_v, b_o.to(p_o.dtype.element_ty), mask=o_v < V)
-                    p_row = p_v0 + (n_before + t) % ROWS * V
-                    tl.store(p_row + o_v, b_new[t].to(p_tv.dtype.element_ty), mask=o_v < V)
+                    store_values(p_o, i_new + t * H, i_v, b_o, o_v, V)
+                    store_values(p_v0, (n_before + t) % ROWS, i_v, b_new[t], o_v, V)
             if n_kept >= TAIL:
-                b_s = with_tail(b_s, p_k0, p_v0, p_g0, n_folded, n_kept, o_k, o_v, K, V, ROWS, GATES)
+                b_s = with_tail(b_s, p_k0, p_v0, p_g0, n_folded, n_kept, i_v, o_k, o_v, K, V, ROWS, GATES)
                 i_seed = seed(n_folded, i_h) if STOCHASTIC else None
-                store_pooled(p_state, p_scale, b_s, i_seed, o_k, o_v, K, V, V_FIRST, STOCHASTIC)
+                store_tile(p_state, p_scale, b_s, i_seed, i_v, o_k, o_v, K, V, V_FIRST, STOCHASTIC)
 
         n_gone = tl.where(n_kept >= TAIL, n_kept, 0)
         tl.debug_barrier()  # all warps have read the counts
@@ -211,9 +205,7 @@ def replay_kernel(
     else:
         for i_v in range(NV):
             for t in tl.static_range(N):
-                o_v = i_v * BV + tl.arange(0, BV)
-                b_none = tl.zeros([BV], dtype=p_o.dtype.element_ty)
-                tl.store(p_o + (i_new + t * H) * V + o_v, b_none, mask=o_v < V)
+                store_values(p_o, i_new + t * H, i_v, tl.zeros([BV], dtype=tl.float32), o_v, V)
 
 
 settle_keys(replay_kernel)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..launch import interpreting
 from ..schedule import cdiv, padded
-from ..tiles.operands import load_operand, store_state
+from ..tiles.operands import state_offsets
 
 # Triton's interpreter cuts bfloat16 off, and loses a carry on the way to fp8: it is given what needs no rounding.
 BY_BITS: tl.constexpr = tl.constexpr(interpreting())
@@ -58,27 +58,41 @@ def sizes_of(state: Tensor, v_first: bool) -> tuple[int, int, int]:
 
 
 @triton.jit
-def load_pooled(p_s, p_scales, o_k, o_v, K: tl.constexpr, V: tl.constexpr, V_FIRST: tl.constexpr):
-    """A tile [BK, BV] of a state of the pool as float32; p_s, p_scales: of its slot and head."""
-    return as_float(load_operand(p_s, o_k, o_v, K, V, V_FIRST), p_scales, o_v, V)
+def _tile(p_s, i_v, o_k, o_v, K: tl.constexpr, V: tl.constexpr, V_FIRST: tl.constexpr):
+    """Pointers to tile i_v, [BK, BV], of a state, and which of them point into it. Where the tile lies is added to one
+    pointer first: what differs between a thread's rows is constant then, and takes no registers."""
+    BV: tl.constexpr = o_v.shape[0]
+    p_tile = p_s + i_v * BV * (K if V_FIRST else 1)
+    return p_tile + state_offsets(o_k, o_v, K, V, V_FIRST), (o_k < K)[:, None] & (o_v < V - i_v * BV)[None, :]
 
 
 @triton.jit
-def as_float(b_x, p_scales, o_v, V: tl.constexpr):
-    """A tile of a state, as `load_operand` has it, as float32."""
+def load_tile(p_s, i_v, o_k, o_v, K: tl.constexpr, V: tl.constexpr, V_FIRST: tl.constexpr):
+    """Tile i_v of a state as it is kept; o_v: 0 to BV. p_s, here and below: of a slot and head, as p_scales are."""
+    p_tile, m_tile = _tile(p_s, i_v, o_k, o_v, K, V, V_FIRST)
+    return tl.load(p_tile, mask=m_tile, other=0.0)
+
+
+@triton.jit
+def as_float(b_x, p_scales, i_v, o_v, V: tl.constexpr):
+    """What `load_tile` has, as float32."""
     b_s = b_x.to(tl.float32)
     if p_scales is not None:
+        o_v += i_v * o_v.shape[0]
         b_s *= tl.load(p_scales + o_v, mask=o_v < V, other=0.0)[None, :]
     return b_s
 
 
 @triton.jit
-def store_pooled(
-    p_s, p_scales, b_s, i_seed, o_k, o_v,
+def store_tile(
+    p_s, p_scales, b_s, i_seed, i_v, o_k, o_v,
     K: tl.constexpr, V: tl.constexpr, V_FIRST: tl.constexpr, STOCHASTIC: tl.constexpr,
 ):  # fmt: skip
-    """The inverse of load_pooled. STOCHASTIC: rounded up or down by chance, by bits drawn from i_seed (`seed`)."""
+    """The inverse of load_tile and as_float. STOCHASTIC: rounded up or down by chance, by bits drawn from i_seed
+    (`seed`)."""
     TYPE: tl.constexpr = p_s.dtype.element_ty
+    p_tile, m_tile = _tile(p_s, i_v, o_k, o_v, K, V, V_FIRST)
+    o_v += i_v * o_v.shape[0]
     if p_scales is not None:
         # the least power of two that brings the largest number into range; 1e-30 keeps its inverse finite
         b_most = tl.maximum(tl.max(tl.abs(b_s), axis=0), 1e-30) / FP8_MAX
@@ -93,7 +107,7 @@ def store_pooled(
             b_s = rounded(b_s, None, TYPE)
         if p_scales is not None:  # what lies within half a unit of it has been divided to more
             b_s = tl.minimum(tl.maximum(b_s, -FP8_MAX), FP8_MAX)
-    store_state(p_s, b_s, o_k, o_v, K, V, V_FIRST)
+    tl.store(p_tile, b_s.to(TYPE), mask=m_tile)
 
 
 @triton.jit

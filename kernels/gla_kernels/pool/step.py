@@ -17,8 +17,7 @@ from torch import Tensor
 
 from ..launch import Launch, Launcher, settle_keys
 from ..schedule import cdiv
-from ..tiles.operands import load_operand
-from .states import as_float, seed, sizes_of, store_pooled, tiles_of
+from .states import as_float, load_tile, seed, sizes_of, store_tile, tiles_of
 
 COUNTS: tl.constexpr = tl.constexpr(4)  # numbers of a slot and head in replay.py's counts; the first one is its time
 FEW_HEADS = 512  # below, a program each leaves processors without any: tiles of V get one each
@@ -32,6 +31,20 @@ def load_gate(p_g, i_row, o_k, K: tl.constexpr, GATES: tl.constexpr):
     else:
         b_g = tl.load(p_g + i_row * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)
     return b_g
+
+
+@triton.jit
+def load_values(p_x, i_row, i_v, o_v, V: tl.constexpr):
+    """Tile i_v of a row of V numbers, as float32."""
+    o_v += i_v * o_v.shape[0]
+    return tl.load(p_x + i_row * V + o_v, mask=o_v < V, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def store_values(p_x, i_row, i_v, b_x, o_v, V: tl.constexpr):
+    """The inverse of load_values."""
+    o_v += i_v * o_v.shape[0]
+    tl.store(p_x + i_row * V + o_v, b_x.to(p_x.dtype.element_ty), mask=o_v < V)
 
 
 @triton.jit(do_not_specialize=["n_slots", "each"])
@@ -48,43 +61,41 @@ def pool_step_kernel(
     i_first, i_bh = i_p % n_parts * each, (i_p // n_parts).to(tl.int64)
     i_b, i_h, i_end = i_bh // H, i_bh % H, tl.minimum(i_first + each, NV)
     i_slot = tl.load(p_slots + i_b).to(tl.int64)
-    o_k, o_v = tl.arange(0, BK), i_first * BV + tl.arange(0, BV)
+    o_k, o_v = tl.arange(0, BK), tl.arange(0, BV)
     b_q = tl.load(p_q + i_bh * K + o_k, mask=o_k < K, other=0.0).to(tl.float32) * scale
     b_k = tl.load(p_k + i_bh * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)
-    b_v1 = tl.load(p_v + i_bh * V + o_v, mask=o_v < V, other=0.0).to(tl.float32)
+    b_v1 = load_values(p_v, i_bh, i_first, o_v, V)
     if GATES != 0:
         b_decay = tl.exp(load_gate(p_g, i_bh, o_k, K, GATES))
     if (i_slot >= 0) & (i_slot < n_slots):
         i_head = i_slot * H + i_h
         p_state = p_s + i_slot * stride + i_h * K * V
         p_scale = None if p_scales is None else p_scales + i_head * V
-        b_next = load_operand(p_state, o_k, o_v, K, V, V_FIRST)
+        b_next = load_tile(p_state, i_first, o_k, o_v, K, V, V_FIRST)
         i_seed, i_time = None, 0
         if STOCHASTIC:
             p_time = p_times + (i_head * COUNTS if COUNTED else i_b)
             i_time = tl.load(p_time).to(tl.int32)
             i_seed = seed(i_time, i_h)
         for i_v in range(i_first, i_end):
-            o_v = i_v * BV + tl.arange(0, BV)
-            b_s, b_v = as_float(b_next, p_scale, o_v, V), b_v1
+            b_s, b_v = as_float(b_next, p_scale, i_v, o_v, V), b_v1
             if i_v + 1 < i_end:  # the next tile is on its way while this one is used
-                b_next = load_operand(p_state, o_k, o_v + BV, K, V, V_FIRST)
-                b_v1 = tl.load(p_v + i_bh * V + o_v + BV, mask=o_v + BV < V, other=0.0).to(tl.float32)
+                b_next = load_tile(p_state, i_v + 1, o_k, o_v, K, V, V_FIRST)
+                b_v1 = load_values(p_v, i_bh, i_v + 1, o_v, V)
             if GATES != 0:
                 b_s *= b_decay[:, None]
             if GATED_V:
-                b_s *= tl.exp(tl.load(p_gv + i_bh * V + o_v, mask=o_v < V, other=0.0).to(tl.float32))[None, :]
+                b_s *= tl.exp(load_values(p_gv, i_bh, i_v, o_v, V))[None, :]
             b_s += b_k[:, None] * b_v[None, :]
-            store_pooled(p_state, p_scale, b_s, i_seed, o_k, o_v, K, V, V_FIRST, STOCHASTIC)
+            store_tile(p_state, p_scale, b_s, i_seed, i_v, o_k, o_v, K, V, V_FIRST, STOCHASTIC)
             b_o = tl.sum(b_s * b_q[:, None], axis=0)
-            tl.store(p_o + i_bh * V + o_v, b_o.to(p_o.dtype.element_ty), mask=o_v < V)
+            store_values(p_o, i_bh, i_v, b_o, o_v, V)
         if STOCHASTIC and COUNTED:
             tl.debug_barrier()  # all warps have read it
             tl.store(p_time, i_time + 1)
     else:
         for i_v in range(i_first, i_end):
-            o_v = i_v * BV + tl.arange(0, BV)
-            tl.store(p_o + i_bh * V + o_v, tl.zeros([BV], dtype=p_o.dtype.element_ty), mask=o_v < V)
+            store_values(p_o, i_bh, i_v, tl.zeros([BV], dtype=tl.float32), o_v, V)
 
 
 settle_keys(pool_step_kernel)
