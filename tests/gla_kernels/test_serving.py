@@ -310,6 +310,25 @@ def test_a_step_that_cannot_be_is_refused(inputs, change, message):
         pool_for(x, 1.0).step(*given[:4], given[4], accept=given[4])
 
 
+@pytest.mark.parametrize("tail", [0, 2])
+@pytest.mark.parametrize("index", [-1, -7, 3, 2**20])
+def test_what_is_no_slot_is_padding(inputs, tail, index):
+    x = drawn(inputs, 2, 3, 1.0)
+    pool = pool_for(x, 1.0, slots=3, tail=tail)
+    slots = torch.tensor([index, 2], device=x.q.device)
+    for t in range(3):
+        assert not pool.step(*tokens(x, 1.0, t), slots)[0].any()
+    states = pool.read(slots)
+    assert not states[0].any()
+    close(states[1], right(x)[1][1])
+    pool.write(slots, states + 1)
+    pool.fold(slots)
+    pool.reset(slots[:1])
+    assert not pool.state[:2].any()
+    assert not pool.slots.counts[:2].any()
+    torch.testing.assert_close(pool.read(slots)[1], states[1] + 1)
+
+
 def test_bytes_are_counted():
     pool = StatePool(10, 4, 128, 128, dtype=torch.bfloat16, tail=8, inputs=torch.bfloat16, gate_dtype=torch.float32)
     state, tail = 128 * 128 * 2, 9 * (128 * 2 + 128 * 2 + 128 * 4)

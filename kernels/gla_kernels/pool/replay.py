@@ -32,8 +32,14 @@ import triton.language as tl
 from torch import Tensor
 
 from ..launch import Launch, Launcher, settle_keys
-from .states import Tiles, as_float, load_tile, seed, sizes_of, store_tile, tiles_of
+from ..schedule import MAX_REGISTERS
+from .states import REGISTERS, Tiles, as_float, load_tile, seed, sizes_of, store_tile, tiles_of
 from .step import COUNTS, gates_of, load_gate, load_values, store_values
+
+# Registers of a thread for three programs of 4 warps an SM, which the compiler would not leave by itself, and which do
+# without spills up to so many tokens a step, and elements of a tail's keys (cross-compiled); REGISTERS are for four.
+REGISTERS_OF_DRAFTS, MOST_LIMITED, SMALL_TAIL = 168, 4, 2048
+
 
 @triton.jit
 def counts_of(p_counts, p_accept, i_b):
@@ -66,7 +72,7 @@ def with_tail(
     b_s, p_tk, p_tv, p_tg, n_folded, n_kept, i_v, o_k, o_v,
     K: tl.constexpr, V: tl.constexpr, ROWS: tl.constexpr, GATES: tl.constexpr,
 ):  # fmt: skip
-    """Tile i_v of the state after the tail's tokens, one after another. p_tk, p_tv, p_tg: the rows of a slot and head."""
+    """Tile i_v of the state after the tail's tokens, one after another. p_tk, p_tv, p_tg: rows of a slot's head."""
     b_k1, b_v1, b_g1 = _row(p_tk, p_tv, p_tg, n_folded % ROWS, i_v, o_k, o_v, K, V, GATES)
     for j in range(0, n_kept):
         b_k, b_v, b_g = b_k1, b_v1, b_g1
@@ -219,7 +225,7 @@ class Slots:
     keys, values: of tails, [slots, H, rows, K] and [slots, H, rows, V]; None where there are none.
     gates: of tails, [slots, H, rows, K], or one a head, [slots, H, rows]; None without gates.
     counts: [slots, H, COUNTS] int32: see above.
-    tail: of how many settled tokens a step folds. stochastic: see `states.store_pooled`.
+    tail: of how many settled tokens a step folds. stochastic: see `states.store_tile`.
     """
 
     state: Tensor
@@ -267,8 +273,16 @@ class Slots:
             "GATES": gates_of(self.gates, self.state),
         }
         flags = {"V_FIRST": self.v_first, "STOCHASTIC": self.stochastic, "TAILED": self.tail > 0}
-        num_warps = tiles.num_warps(constexprs.get("BT", 1))
-        return Launch(kernel, (slots.shape[0] * H,), pool | args, sizes | flags | constexprs, num_warps=num_warps)
+        n, BT = constexprs.get("N", 0), constexprs.get("BT", 1)
+        small = tiles.BK * BT <= SMALL_TAIL and n <= MOST_LIMITED
+        return Launch(
+            kernel,
+            (slots.shape[0] * H,),
+            pool | args,
+            sizes | flags | constexprs,
+            num_warps=tiles.num_warps(BT),
+            max_registers=(REGISTERS if n <= 1 else REGISTERS_OF_DRAFTS) if small else MAX_REGISTERS,
+        )
 
 
 def rows_of_tail(tail: int, most: int) -> int:

@@ -1,10 +1,10 @@
 """States in a pool: [slots, H, K, V] or [slots, H, V, K], any stride from one slot to the next, of which a launch takes
 those that p_slots names. Loads and stores of a tile, and how float32 is rounded to what a pool holds.
 
-A number in p_slots that is none of a slot, such as -1, is padding: there is no state to it, and it gets zeros. fp8 (e4m3) states have a scale for each
-column of V, p_scales [slots, H, V] float32: a program that holds all of K for its columns finds it by itself. Scales
-are powers of two, so that what a step leaves as it is stays the same bits, however the largest number of its column
-changes.
+A number in p_slots that is none of a slot, such as -1, is padding: there is no state to it, and it gets zeros. fp8
+(e4m3) states have a scale for each column of V, p_scales [slots, H, V] float32: a program that holds all of K for its
+columns finds it by itself. Scales are powers of two, so that what a step leaves as it is stays the same bits, however
+the largest number of its column changes.
 """
 
 # mypy: disallow-untyped-defs=False
@@ -26,6 +26,7 @@ BY_BITS: tl.constexpr = tl.constexpr(interpreting())
 FP8_MAX: tl.constexpr = tl.constexpr(448.0)
 
 ELEMENTS = 4096  # of a tile of a state
+REGISTERS = 128  # of a thread: four programs of 4 warps an SM have enough on its way, and spill nothing
 LEAST_BYTES = 32  # of a row of a tile that lies side by side: a sector of memory
 
 

@@ -16,8 +16,8 @@ import triton.language as tl
 from torch import Tensor
 
 from ..launch import Launch, Launcher, settle_keys
-from ..schedule import cdiv
-from .states import as_float, load_tile, seed, sizes_of, store_tile, tiles_of
+from ..schedule import MAX_REGISTERS, cdiv
+from .states import REGISTERS, as_float, load_tile, seed, sizes_of, store_tile, tiles_of
 
 COUNTS: tl.constexpr = tl.constexpr(4)  # numbers of a slot and head in replay.py's counts; the first one is its time
 FEW_HEADS = 512  # below, a program each leaves processors without any: tiles of V get one each
@@ -127,5 +127,8 @@ def step(
     sizes = {"K": K, "V": V, "BK": tiles.BK, "BV": tiles.BV, "GATES": gates_of(g, q)}
     flags = {"GATED_V": gv is not None, "V_FIRST": v_first, "STOCHASTIC": times is not None, "COUNTED": counted}
     grid = (cdiv(tiles.over_v, each) * B * H,)
-    launch(Launch(pool_step_kernel, grid, args, sizes | flags, num_warps=tiles.num_warps()))
+    num_warps = tiles.num_warps()
+    # numbers of 8 bits that are rounded by chance, or lie in wider tiles, would spill
+    limit = MAX_REGISTERS if state.itemsize == 1 and (times is not None or num_warps > 4) else REGISTERS
+    launch(Launch(pool_step_kernel, grid, args, sizes | flags, num_warps=num_warps, max_registers=limit))
     return o
