@@ -234,8 +234,9 @@ def gla_step(
 
     state_indices: [B], int32 or int64: ``state`` is a pool then, [slots, H, K, V] or [slots, H, V, K], of float32,
         bfloat16, float16 or float8_e4m3fn, each slot contiguous and any stride from one to the next, and these are the
-        slots of the B requests, no slot twice. What is no slot, such as -1, is padding, and its o is 0. g may be one gate a head, [B, H]. Sums are
-        float32. What is in the tensors counts when the kernel runs: a CUDA graph may be replayed with other indices.
+        slots of the B requests, no slot twice. What is no slot, such as -1, is padding, and its o is 0. g may be one
+        gate a head, [B, H]. Sums are float32. What is in the tensors counts when the kernel runs: a CUDA graph may be
+        replayed with other indices.
     state_scales: [slots, H, V], float32, of float8_e4m3fn states, and updated with them.
     rounding: [B], int32 or int64, a number of each request that is another one at each step, such as its position:
         states are rounded up or down by chance, by bits that follow from it. None: to nearest. Not of float32.

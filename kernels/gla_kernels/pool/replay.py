@@ -124,11 +124,11 @@ def new_tokens(p_q, p_k, p_g, i_new, H, scale, o_k, K: tl.constexpr, N: tl.const
     """Of N tokens: queries, times the scale, and keys, [BK] each; gates; and e^g."""
     b_q, b_k, b_g, b_decay = (), (), (), ()
     for t in tl.static_range(N):
-        b_q += (_vector(p_q, i_new + t * H, o_k, K) * scale,)
-        b_k += (_vector(p_k, i_new + t * H, o_k, K),)
+        b_q += (_vector(p_q, i_new + t * H, o_k, K) * scale,)  # type: ignore[assignment]
+        b_k += (_vector(p_k, i_new + t * H, o_k, K),)  # type: ignore[assignment]
         if GATES != 0:
-            b_g += (_gate(p_g, i_new + t * H, o_k, K, GATES),)
-            b_decay += (tl.exp(b_g[t]),)
+            b_g += (_gate(p_g, i_new + t * H, o_k, K, GATES),)  # type: ignore[assignment]
+            b_decay += (tl.exp(b_g[t]),)  # type: ignore[assignment]
     return b_q, b_k, b_g, b_decay
 
 
@@ -168,14 +168,14 @@ def replay_kernel(
             for t in tl.static_range(N):
                 if GATES != 0:
                     b_since *= b_decay[t]
-                b_scores += (tl.sum(b_keys * (b_q[t] * b_since)[None, :], axis=1)[:, None],)
-                b_queries += ((b_q[t] * b_since * b_left)[:, None],)
+                b_scores += (tl.sum(b_keys * (b_q[t] * b_since)[None, :], axis=1)[:, None],)  # type: ignore[assignment]
+                b_queries += ((b_q[t] * b_since * b_left)[:, None],)  # type: ignore[assignment]
             for j in tl.static_range(N):
                 b_key = b_k[j]
                 for t in tl.static_range(j, N):
                     if GATES != 0 and t > j:
                         b_key *= b_decay[t]
-                    b_pairs += (tl.sum(b_key * b_q[t], axis=0),)
+                    b_pairs += (tl.sum(b_key * b_q[t], axis=0),)  # type: ignore[assignment]
             for t in tl.static_range(N):
                 i_row = (n_before + t) % ROWS
                 tl.store(p_k0 + i_row * K + o_k, b_k[t].to(p_tk.dtype.element_ty), mask=o_k < K)
@@ -191,7 +191,7 @@ def replay_kernel(
                 b_values = _rows(p_v0, o_row, m_row, i_v * BV + o_v, V).to(tl.float32)
                 b_new = ()
                 for t in tl.static_range(N):
-                    b_new += (load_values(p_v, i_new + t * H, i_v, o_v, V),)
+                    b_new += (load_values(p_v, i_new + t * H, i_v, o_v, V),)  # type: ignore[assignment]
                 for t in tl.static_range(N):
                     b_o = tl.sum(b_s * b_queries[t], axis=0) + tl.sum(b_values * b_scores[t], axis=0)
                     for j in tl.static_range(t + 1):
