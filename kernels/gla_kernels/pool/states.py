@@ -38,16 +38,16 @@ class Tiles(NamedTuple):
     BV: int
     over_v: int
 
-    def num_warps(self, columns: int = 1) -> int:
-        """4, or 8 where tiles of BK rows, of BV or of so many columns, have more than ELEMENTS."""
-        return 8 if self.BK * max(self.BV, columns) > ELEMENTS else 4
+    def num_warps(self, columns: int = 1, elements: int = ELEMENTS) -> int:
+        """4, or 8 where tiles of BK rows, of BV or of so many columns, have more elements than that."""
+        return 8 if self.BK * max(self.BV, columns) > elements else 4
 
 
-def tiles_of(K: int, V: int, dtype: torch.dtype, v_first: bool) -> Tiles:
-    """The tiles of states of that shape."""
+def tiles_of(K: int, V: int, dtype: torch.dtype, v_first: bool, elements: int = ELEMENTS) -> Tiles:
+    """The tiles of states of that shape, of so many elements at most."""
     BK, size = padded(K), dtype.itemsize
     least = 8 if v_first else max(8, LEAST_BYTES // size)
-    BV = min(padded(V), max(least, ELEMENTS // BK))
+    BV = min(padded(V), max(least, elements // BK))
     return Tiles(BK, BV, cdiv(V, BV))
 
 
