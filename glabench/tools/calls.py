@@ -19,6 +19,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from glabench.tools.graphs import replayed
 from glabench.tools.rows import Row, append, rows_of, wide_enough
 
 if TYPE_CHECKING:
@@ -128,28 +129,11 @@ def recomputed(inputs: Any) -> Call:
 
 def kernel_ms(calls: dict[str, Call]) -> dict[str, list[float]]:
     """What the kernels of each call take by themselves, samples in ms: replays of CUDA graphs, in turns."""
-    import torch
-
-    graphs = {}
-    for name, call in calls.items():
-        stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
-        with torch.cuda.stream(stream):
-            call()
-        torch.cuda.synchronize()
-        with torch.cuda.graph(graph):
-            result = call()
-        graphs[name] = graph, result
+    samples = {name: replayed(call, REPLAYS) for name, call in calls.items()}
     found: dict[str, list[float]] = {name: [] for name in calls}
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     for _ in range(SAMPLES):
-        for name, (graph, _) in graphs.items():
-            graph.replay()
-            start.record()
-            for _ in range(REPLAYS):
-                graph.replay()
-            end.record()
-            end.synchronize()
-            found[name].append(start.elapsed_time(end) / REPLAYS)
+        for name, sample in samples.items():
+            found[name].append(sample())
     return found
 
 

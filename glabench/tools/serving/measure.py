@@ -9,6 +9,7 @@ from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from glabench.errors import in_one_line
+from glabench.tools.graphs import replayed
 from glabench.tools.rows import Row
 from glabench.tools.serving.variants import DTYPES, PLAIN, Drawn, Shape, Variant, drawn, reference, stepper, why_not
 
@@ -156,23 +157,5 @@ def _replayed(variant: Variant, shape: Shape) -> Callable[[], float]:
     def run() -> list[Any]:
         return [step(*one) for one in given for _, step in called]
 
-    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
-    stream.wait_stream(torch.cuda.current_stream())  # which draws the tokens, and slots
-    with torch.cuda.stream(stream):
-        run()
-    torch.cuda.synchronize()
-    with torch.cuda.graph(graph):
-        results = run()
-    held = called, given, results  # what the graph reads and writes
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-
-    def sample() -> float:
-        graph.replay()
-        start.record()
-        for _ in range(REPLAYS):
-            graph.replay()
-        end.record()
-        end.synchronize()
-        return start.elapsed_time(end) / (REPLAYS * len(held[-1]))
-
-    return sample
+    sample = replayed(run, REPLAYS)
+    return lambda: sample() / (layers * steps)

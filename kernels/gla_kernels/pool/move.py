@@ -74,9 +74,8 @@ settle_keys(read_kernel, write_kernel)
 
 
 def read(pool: Slots, slots: Tensor, accept: Tensor | None, launch: Launcher) -> Tensor:
-    """States of the slots [N], float32 [N, H, K, V] or [N, H, V, K] as they lie in the pool, zeros for what is no
-    slot; tails are
-    added, and stay."""
+    """States of the slots [N], float32 [N, H, K, V] or [N, H, V, K] as they lie in the pool, zeros for what is no slot.
+    Tails are added, and stay."""
     states = torch.empty(slots.shape[0], *pool.state.shape[1:], dtype=torch.float32, device=pool.state.device)
     launch(pool.launch_of(read_kernel, slots, {"p_x": states, "p_accept": accept}))
     return states

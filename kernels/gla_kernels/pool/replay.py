@@ -254,8 +254,7 @@ class Slots:
         return 1 if self.keys is None else (self.keys.shape[2] - self.tail + 1) // 2
 
     def launch_of(self, kernel: Any, slots: Tensor, args: dict[str, Any], **constexprs: int) -> Launch:
-        """A launch of a program for each head of the slots; ``args`` and ``constexprs``: what is the kernel's
-        own."""
+        """A launch of a program for each head of the slots; ``args`` and ``constexprs``: what is the kernel's own."""
         H, K, V = self.sizes
         tiles = self.tiles
         pool = {
@@ -264,25 +263,15 @@ class Slots:
             "n_slots": self.state.shape[0], "H": H,
         }  # fmt: skip
         rows = 1 if self.keys is None else self.keys.shape[2]
-        sizes = {
-            "K": K,
-            "V": V,
-            "BK": tiles.BK,
-            "BV": tiles.BV,
-            "ROWS": rows,
-            "GATES": gates_of(self.gates, self.state),
-        }
+        gates = gates_of(self.gates, self.state)
+        sizes = {"K": K, "V": V, "BK": tiles.BK, "BV": tiles.BV, "ROWS": rows, "GATES": gates}
         flags = {"V_FIRST": self.v_first, "STOCHASTIC": self.stochastic, "TAILED": self.tail > 0}
         n, BT = constexprs.get("N", 0), constexprs.get("BT", 1)
-        small = tiles.BK * BT <= SMALL_TAIL and n <= MOST_LIMITED
-        return Launch(
-            kernel,
-            (slots.shape[0] * H,),
-            pool | args,
-            sizes | flags | constexprs,
-            num_warps=tiles.num_warps(BT),
-            max_registers=(REGISTERS if n <= 1 else REGISTERS_OF_DRAFTS) if small else MAX_REGISTERS,
-        )
+        limit = MAX_REGISTERS
+        if tiles.BK * BT <= SMALL_TAIL and n <= MOST_LIMITED:
+            limit = REGISTERS if n <= 1 else REGISTERS_OF_DRAFTS
+        how: dict[str, Any] = {"num_warps": tiles.num_warps(BT), "max_registers": limit}
+        return Launch(kernel, (slots.shape[0] * H,), pool | args, sizes | flags | constexprs, **how)
 
 
 def rows_of_tail(tail: int, most: int) -> int:

@@ -31,8 +31,8 @@ LEAST_BYTES = 32  # of a row of a tile that lies side by side: a sector of memor
 
 
 class Tiles(NamedTuple):
-    """How states are cut: BK covers K. It goes by a state's shape and type alone, so that a request's
-    bits are the same in any batch."""
+    """How states are cut: BK covers K. It goes by a state's shape and type alone, so that a request's bits are the same
+    in any batch."""
 
     BK: int
     BV: int
