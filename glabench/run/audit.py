@@ -18,6 +18,7 @@ On a CPU, where the gate judges a smaller shape than the one that is timed, that
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import median
@@ -33,7 +34,8 @@ from glabench.spec.settings import Settings
 from glabench.systems.base import System
 from glabench.systems.inputs import DTYPES, Inputs
 
-PAUSE_CYCLES = 20_000_000  # some ten milliseconds: longer than it takes to queue a call
+CYCLES_A_SECOND = 2e9  # about as many as a GPU makes
+PAUSE_S, LONGEST_PAUSE_S = 0.01, 1.0
 SOONER = 0.5  # of the time of new numbers: no cache is as cold for those than for old ones, and none makes this much
 COPY_FACTOR = 4.0  # two calls of one form on the same numbers: rounding may differ with where tensors lie
 
@@ -70,7 +72,7 @@ def _timed_again(
     numbers = _numbers(system, case, settings, salt)
     gate.poison(numbers)
     if settings.device == "cuda":
-        torch.cuda._sleep(PAUSE_CYCLES)
+        _pause(call)
     with torch.no_grad():
         for name, x in held.tensors():
             if case.mode != "bwd" or name in GRADIENTS:  # of which the forward pass was done before, on these numbers
@@ -85,6 +87,17 @@ def _timed_again(
         reason = _unlike_a_copy(system, case, at_once, numbers)
     reason = reason or gate.written(held, numbers, case) or _not_its_own(run, held, returned, at_once)
     return None if reason is None else f"when timed, {reason}"
+
+
+def _pause(call: Call) -> None:
+    """Keep the GPU from what is queued next until the call will have been queued, several times as long as that takes:
+    what another stream does meanwhile, or after, is then not there when the current one goes on."""
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    call()
+    queued = time.perf_counter() - began
+    torch.cuda.synchronize()
+    torch.cuda._sleep(int(CYCLES_A_SECOND * min(max(PAUSE_S, 4 * queued), LONGEST_PAUSE_S)))
 
 
 def named(result: Any, case: Case, inputs: Inputs) -> dict[str, Any]:
