@@ -103,7 +103,7 @@ def _load(p: Pointer, mask: Any = None, other: float = 0.0) -> Tensor:
 def _store(p: Pointer, x: Tensor, mask: Any = True) -> None:
     at = torch.as_tensor(p.at)
     kept = torch.as_tensor(mask).expand(at.shape)
-    p.x[at[kept]] = x.expand(at.shape)[kept]
+    p.x[at[kept]] = x.expand(at.shape)[kept].to(p.x.dtype)
 
 
 # --- Barriers, and tiles that come and go -----------------------------------------------------------------------------
@@ -321,7 +321,8 @@ class Layout:
 
 
 class gl:
-    bfloat16, float32, int32, int64 = torch.bfloat16, torch.float32, torch.int32, torch.int64
+    bfloat16, float32, float64 = torch.bfloat16, torch.float32, torch.float64
+    int32, int64 = torch.int32, torch.int64
     NVMMADistributedLayout = NVMMASharedLayout = SwizzledSharedLayout = BlockedLayout = Layout
     DotOperandLayout = SliceLayout = Layout
     constexpr = staticmethod(lambda x: x)

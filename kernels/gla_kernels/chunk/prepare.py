@@ -22,7 +22,7 @@ from ..tiles.scores import diagonal_scores
 from ..tiles.slices import Slice
 from .hopper import prepare_hopper_kernel
 from .output import EXACT_ROWS
-from .problem import Problem, all_described
+from .problem import Problem
 
 TILE = Tile(WGMMA_ROWS, WGMMA_ROWS, 4, 1, descriptors=True)
 THREE = 168  # registers of a thread with which three programs share a multiprocessor, as gates of 16 bits have room for
@@ -123,7 +123,7 @@ def prepare(
         return None
     assert halves is not None  # of every walk of wide heads
     made, (first, strong) = prepared(p, piece, halves, back, store_halves)
-    if not all_described(first):
+    if not first.all_described:
         return None
     launch(first)
     launch(strong)

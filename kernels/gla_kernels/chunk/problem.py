@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..launch import Launch, described
+from ..launch import Launch
 from ..schedule import SEGMENT_ROWS, WALKED_K, WGMMA_ROWS, WIDE_K, KernelConfig, Schedule, Tile, cdiv, in_turn
 from ..tiles.context import CallContext
 from ..tiles.descriptors import MOST_ROWS
@@ -32,12 +32,6 @@ KEPT_ROW_BYTES = 256
 # Of Hopper's own grad_qk: chunks that a state is led along over, at most, and columns of V up to which two programs
 # share one of an H100's multiprocessors.
 LONGEST_RUN, NARROW, SMS = 32, 128, 132
-
-
-def all_described(launch: Launch) -> bool:
-    """Whether all tensors of the launch that its kernel wants descriptors of bear one."""
-    given = [name for name in described(launch.kernel) if launch.args[f"p_{name}"] is not None]
-    return all(name in launch.blocks for name in given)
 
 
 def prepared_bytes(K: int) -> int:
@@ -337,7 +331,7 @@ class Problem(CallContext):
         if kernel is None or tile is None or not self.on_hopper(tile):
             return None
         launch = launch_by(kernel, tile, *args, **flags)
-        return launch if all_described(launch) else None
+        return launch if launch.all_described else None
 
     def all_native(self, *tiles: Tile | None) -> bool:
         """Whether Hopper's own kernels can serve packed sequences in all passes of these tiles."""

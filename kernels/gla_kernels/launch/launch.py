@@ -63,6 +63,12 @@ class Launch:
         return isinstance(self.kernel, GluonJITFunction)
 
     @property
+    def all_described(self) -> bool:
+        """Whether all tensors that the kernel wants descriptors of bear one."""
+        given = [name for name in described(self.kernel) if self.args[f"p_{name}"] is not None]
+        return all(name in self.blocks for name in given)
+
+    @property
     def options(self) -> dict[str, int]:
         """What Triton is told of the compilation."""
         limit = {} if self.max_registers >= MAX_REGISTERS else {"maxnreg": self.max_registers}

@@ -12,6 +12,7 @@ from torch import Tensor
 from ..launch import Launch
 from ..schedule import FEW_WALKS, HOPPER, MIN_TILE, SAFE_COLUMNS, WGMMA_ROWS, Tile, cdiv, padded
 from ..tiles.context import CallContext
+from ..tiles.descriptors import MOST_ROWS
 from ..tiles.slices import Slice, segments_at_once, slices_of
 
 MAX_CHUNK = 128  # rows whose scores one program holds
@@ -21,7 +22,14 @@ MAX_DIM = 256  # of a head
 # read them. Compiled for an H100, two programs share an SM then, and bf16 spills 32 bytes a thread at most.
 WALKED_ROWS = 64
 WALKED_BYTES = 256
-MANY_WALKS = FEW_WALKS // 2  # a program an SM
+# From so many walks on, two thirds of them where a row of q is short, they are faster on an H100 than passes over all
+# chunks at once, which fill a GPU with any number of heads.
+MANY_WALKS = 96
+
+# What Hopper's own walk back takes, and from how many heads on passes over all chunks at once, which fill a GPU with
+# any number of them, take longer than it.
+NATIVE_DIMS = (64, 128)
+NATIVE_WALKS = 40
 
 
 @dataclass(frozen=True)
@@ -85,8 +93,19 @@ class Call(CallContext):
     def _walk_pays(self) -> bool:
         """Whether walks fill a GPU, as passes over all chunks at once do for any number of heads. Wide operands spill
         in them, on an A100 a kilobyte."""
-        B, _, H, _, V = self.dims
-        return self.in_bfloat16 and B * H * cdiv(V, self.walk_tile().block_v) >= MANY_WALKS
+        B, _, H, K, V = self.dims
+        least = MANY_WALKS if padded(K) > SAFE_COLUMNS else MANY_WALKS * 2 // 3
+        return self.in_bfloat16 and B * H * cdiv(V, self.walk_tile().block_v) >= least
+
+    @property
+    def walks_natively(self) -> bool:
+        """Whether one walk back of Hopper's own makes all gradients, as far as sizes and types go: a program a head,
+        and an SM for each."""
+        B, _, H, K, V = self.dims
+        if self.capability != HOPPER or not self.in_bfloat16 or self.cu_seqlens is not None:
+            return False
+        sizes = self.chunk == WGMMA_ROWS and K in NATIVE_DIMS and V in NATIVE_DIMS
+        return sizes and B * H >= NATIVE_WALKS and 0 < B * H * self.n_chunks * K <= MOST_ROWS
 
     @property
     def whole(self) -> Slice:
@@ -124,6 +143,10 @@ class Call(CallContext):
         stage where two programs fit an H100's SM with it."""
         deep = self.capability == HOPPER and self.in_bfloat16 and padded(self.dims[3]) <= SAFE_COLUMNS
         return replace(self.tile(None, 64), num_stages=3 if deep else 2)
+
+    def native_tile(self) -> Tile:
+        """The tile of Hopper's own walk back: 64 features a tensor core's operand, and all of V."""
+        return Tile(WGMMA_ROWS, self.dims[-1], num_warps=4, num_stages=2, descriptors=True, hopper=True)
 
     def over_time(self) -> Tile:
         """The tile of the passes over time: wide, if that leaves programs enough to fill a GPU."""

@@ -13,7 +13,7 @@ from ..copies import summed
 from ..launch import Launch, Launcher
 from ..schedule import cdiv, padded
 from ..tiles.slices import Slice
-from . import edges
+from . import edges, native
 from .call import Call, chunks_of
 from .decays import simple_decays_kernel
 from .grad_qk import simple_grad_qk_kernel
@@ -82,6 +82,16 @@ def forward(call: Call, final: bool, keep: bool, launch: Launcher) -> tuple[Tens
     return o, over.last, Kept(sums, states if keep else None, marks)
 
 
+@dataclass(frozen=True)
+class Gradients:
+    """Buffers that backward passes fill: of q, k and v, and of g, [B, T, H], if it is asked for."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    g: Tensor | None
+
+
 def backward(
     call: Call, kept: Kept, do: Tensor, d_final: Tensor | None, gates: bool, launch: Launcher
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:  # fmt: skip
@@ -90,10 +100,8 @@ def backward(
     Where states are not materialized they are computed again: once for the states that slices start from, and then by
     slices, the last one first, in a buffer that all of them share.
     """
-    B, T, H, K, V = call.dims
-    by_k, by_v = call.tile(64, 64), call.tile(64, 128)
-    dq, dk, dv = torch.empty_like(call.q), torch.empty_like(call.k), torch.empty_like(call.v)
-    parts = call.q.new_empty(cdiv(K, by_k.block_k), B, T, H, dtype=torch.float32) if gates else None
+    q, k, v = (torch.empty_like(x) for x in (call.q, call.k, call.v))
+    into = Gradients(q, k, v, _gate_buffer(call) if gates else None)
     sums, marks = kept.sums, kept.marks
     over = Over(sums, marks, call.initial_state, None)
     back = Over(sums, marks, d_final, None if call.initial_state is None else call.end_states())
@@ -102,29 +110,66 @@ def backward(
         starts.append(call.one_state())
         _states(call, over, piece, starts[-2], None, starts[-1], launch)
     states = call.state_buffer() if kept.states is None else kept.states
-    d_states, d_at = call.state_buffer(), back.start
+    passes, d_at = None if native.serves(call) else Passes.of(call, gates), back.start
     for piece, start in zip(reversed(call.slices), reversed(starts), strict=True):
         if kept.states is None:
             _states(call, over, piece, start, states, None, launch)
         d_before = call.one_state() if piece.first_chunk else back.end
-        if call.walks_back:
-            _grad_walk(call, back, piece, do, d_at, d_states, d_before, dv, launch)
+        if passes is None:
+            launch(native.walk_back(call, sums, piece, do, states, d_at, d_before, into))
         else:
-            _grad_states(call, back, piece, do, d_at, d_states, d_before, launch)
-        args: dict[str, Any] = {"p_q": call.q, "p_k": call.k, "p_v": call.v, "p_c": sums, "p_marks": marks, "p_do": do}
-        args |= {"p_s": states, "p_ds": d_states, "p_dq": dq, "p_dk": dk, "p_dv": dv, "p_dg": parts}
+            passes.go_over(call, back, piece, do, states, d_at, d_before, into, launch)
+        d_at = d_before
+    if marks is not None:
+        edges.last_gradients(call, sums, do, d_final, into.v, back.last, launch)
+    if passes is not None and passes.parts is not None and into.g is not None:
+        launch(summed(passes.parts, into.g))
+    return into.q, into.k, into.v, into.g, back.last
+
+
+def _gate_buffer(call: Call) -> Tensor:
+    B, T, H, _, _ = call.dims
+    return call.q.new_empty(B, T, H, dtype=call.g.dtype)
+
+
+@dataclass(frozen=True)
+class Passes:
+    """What passes back have between them: the gradients of a slice's states, and parts of dg, float32
+    [tiles of K, B, T, H], if it is asked for."""
+
+    d_states: Tensor
+    parts: Tensor | None
+
+    @classmethod
+    def of(cls, call: Call, gates: bool) -> Passes:
+        B, T, H, K, _ = call.dims
+        tiles = cdiv(K, call.tile(64, 64).block_k)
+        return cls(
+            call.state_buffer(), call.q.new_empty(tiles, B, T, H, dtype=torch.float32) if gates else None
+        )  # fmt: skip
+
+    def go_over(
+        self, call: Call, back: Over, piece: Slice, do: Tensor, states: Tensor, d_at: Tensor | None,
+        d_before: Tensor | None, into: Gradients, launch: Launcher,
+    ) -> None:  # fmt: skip
+        """Fill a slice's rows of the gradients but for dg, of which parts are, and ``d_before`` with that of the state
+        before it."""
+        K, V = call.dims[3:]
+        by_k, by_v = call.tile(64, 64), call.tile(64, 128)
+        if call.walks_back:
+            _grad_walk(call, back, piece, do, d_at, self.d_states, d_before, into.v, launch)
+        else:
+            _grad_states(call, back, piece, do, d_at, self.d_states, d_before, launch)
+        args: dict[str, Any] = {
+            "p_q": call.q, "p_k": call.k, "p_v": call.v, "p_c": back.sums, "p_marks": back.marks, "p_do": do,
+            "p_s": states, "p_ds": self.d_states, "p_dq": into.q, "p_dk": into.k, "p_dv": into.v, "p_dg": self.parts,
+        }  # fmt: skip
+        gates = self.parts is not None
         launch(call.over_slice(simple_grad_qk_kernel, by_k, cdiv(K, by_k.block_k), args, piece, GRAD_G=gates))
         if not call.walks_back:
             launch(call.over_slice(simple_grad_v_kernel, by_v, cdiv(V, by_v.block_v), args, piece))
-        if marks is not None:
-            edges.gradients(call, piece, args, d_final, launch)
-        d_at = d_before
-    if marks is not None:
-        edges.last_gradients(call, sums, do, d_final, dv, back.last, launch)
-    dg = None if parts is None else call.q.new_empty(B, T, H, dtype=call.g.dtype)
-    if parts is not None and dg is not None:
-        launch(summed(parts, dg))
-    return dq, dk, dv, dg, back.last
+        if back.marks is not None:
+            edges.gradients(call, piece, args, back.first, launch)
 
 
 def decay_sums(call: Call, marks: Tensor | None, launch: Launcher) -> Tensor:

@@ -226,20 +226,39 @@ def test_launches_of_what_cannot_be_called_are_refused(changed, message):
 
 
 def test_launches_are_those_of_each_direction():
-    shape: dict[str, Any] = {"B": 4, "T": 2048, "H": 16, "K": 128, "V": 128, "dtype": torch.bfloat16}
+    shape: dict[str, Any] = {"B": 4, "T": 2048, "H": 8, "K": 128, "V": 128, "dtype": torch.bfloat16}
     fwd, bwd, both = ([x.step for x in launches(**shape, mode=mode)] for mode in ("fwd", "bwd", "fwdbwd"))
     assert fwd == ["simple_decays", "simple_states", "simple_output"]
     assert bwd == ["simple_states", "simple_grad_qk", "simple_grad_v", "sum"]  # states are kept
     assert both == fwd + bwd
-    many = [x.step for x in launches(**(shape | {"H": 32}))]
-    assert many == ["simple_decays", "simple_walk", "simple_walk", "simple_grad_qk", "sum"]  # there, and back
+    many = shape | {"H": 32}
+    assert [x.step for x in launches(**many)] == ["simple_decays", "simple_walk", "simple_grad_walk"]
+    portable = [x.step for x in launches(**many, capability=80)]
+    assert portable == ["simple_decays", "simple_walk", "simple_walk", "simple_grad_qk", "sum"]  # there, and back
     walked = [x.step for x in launches(**shape, schedule=Schedule(64, materialize=False))]
     assert walked[:2] == ["simple_decays", "simple_walk"]
     assert walked.count("simple_states") == 2  # computed again
-    long = launches(**(shape | {"T": 8192}), schedule=Schedule(64, materialize=False))
-    assert [x.args["n_here"] for x in long if x.step == "simple_grad_v"] == [32] * 4  # 64 MiB each
+    long = launches(**(shape | {"T": 16384}), schedule=Schedule(64, materialize=False))
+    assert [x.args["n_here"] for x in long if x.step == "simple_grad_v"] == [64] * 4  # 64 MiB each
     assert launches(**shape, capability=90)[1].blocks
     assert not launches(**shape, capability=80)[1].blocks  # an A100 has no tensor descriptors
+
+
+@pytest.mark.parametrize(
+    "change", [{"dtype": torch.float16}, {"K": 96}, {"V": 256}, {"schedule": Schedule(32)}, {"H": 2}], ids=str
+)
+def test_gradients_go_by_passes_where_hoppers_own_walk_cannot_serve(change):
+    shape = {"B": 4, "T": 256, "H": 32, "K": 64, "V": 64, "dtype": torch.bfloat16}
+    assert launches(**shape)[-1].step == "simple_grad_walk"
+    assert "simple_grad_qk" in [x.step for x in launches(**(shape | change))]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("gates", [0.06, "resets"])
+@pytest.mark.parametrize(("K", "V"), [(64, 64), (64, 128), (128, 64), (128, 128)])
+@pytest.mark.parametrize("schedule", [None, Schedule(64, materialize=False)], ids=name)
+def test_many_heads(judge, simple, schedule, gates, K, V):
+    judge(form(schedule), simple((3, 333, 16, K, V), torch.bfloat16, gates))
 
 
 @pytest.mark.gpu

@@ -1,0 +1,120 @@
+"""The walk back of Hopper's own that makes all gradients of one decay a head, against float64. On a CPU its source runs
+(gluon_on_cpu.py), on a GPU it does."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gla_kernels.simple.call import Call
+from gla_kernels.simple.decays import CLOSED
+from gla_kernels.simple.native import walk_back
+from gla_kernels.simple.passes import Gradients
+from gla_kernels.tiles.slices import Slice
+
+# Of the norm: what it costs to round to bfloat16, and sums of products of rounded states and scores besides.
+ERROR = {"q": 4e-3, "k": 4e-3, "v": 4e-3, "g": 6e-3, "before": 4e-3}
+CHUNK = 64
+GATES = {
+    "weak": lambda g: 0.06 * g,
+    "mild": lambda g: g,
+    "strong": lambda g: 16 * g,
+    "resets": lambda g: torch.where(torch.arange(g.shape[1])[:, None] % 50 == 49, -1e4, g),
+    "closed at once": lambda g: torch.where(torch.arange(g.shape[1])[:, None] % 70 == 1, -torch.inf, g),
+}
+
+
+class Problem:
+    """q, k, v, do in bfloat16, gates [B, T, H] in float32, the states before all chunks as a forward pass keeps them,
+    the gradient of the last state, and of the float64 recurrence all gradients, that of the first state among them."""
+
+    def __init__(self, K: int, V: int, gates: str, T: int, device: str) -> None:
+        B, H = 1, 2
+        torch.manual_seed(0)
+        g = GATES[gates](torch.nn.functional.logsigmoid(torch.randn(B, T, H)))
+        x = {name: torch.randn(B, T, H, K if name in "qk" else V) for name in ("q", "k", "v", "do")}
+        x = {name: one.bfloat16() for name, one in x.items()}
+        d_last = torch.randn(B, H, K, V)
+        q, k, v, gate = (one.double().requires_grad_() for one in (x["q"], x["k"], x["v"], g))
+        first = torch.randn(B, H, K, V).double().requires_grad_()
+        self.scale, self.K, self.V, self.T = K**-0.5, K, V, T
+        state, before, rows = first, [], []
+        for t in range(T):
+            if t % CHUNK == 0:
+                before.append(state.detach())
+            state = gate[:, t].exp()[..., None, None] * state + k[:, t, :, :, None] * v[:, t, :, None, :]
+            rows.append(torch.einsum("bhk,bhkv->bhv", self.scale * q[:, t], state))
+        o = torch.stack(rows, 1)
+        total = (o * x["do"].double()).sum() + (state * d_last).sum()
+        found = torch.autograd.grad(total, [q, k, v, gate, first])
+        self.right = dict(zip(("q", "k", "v", "g", "before"), found, strict=True))
+        self.states = torch.stack(before, 2).flatten(0, 1).bfloat16().to(device)
+        self.x = {name: one.to(device) for name, one in x.items()}
+        self.g, self.d_last = g.to(device), d_last.to(device)
+        self.sums = sums_of(g).to(device)
+
+
+def sums_of(g: Tensor) -> Tensor:
+    """What `simple_decays_kernel` leaves of gates [B, T, H]: [B, H, chunks * CHUNK]."""
+    g = (g.double() / math.log(2)).clamp_min(CLOSED.value)
+    g = torch.nn.functional.pad(g.transpose(1, 2), (0, -g.shape[1] % CHUNK))
+    return g.unflatten(-1, (-1, CHUNK)).cumsum(-1).flatten(-2)
+
+
+@functools.cache
+def problem(*args: Any) -> Problem:
+    return Problem(*args)
+
+
+def gradients(p: Problem, run: Any, slices: list[Slice], v_first: bool = False, gates: bool = True) -> dict[str, Any]:
+    x = p.x
+    asked = Call(x["q"], x["k"], x["v"], p.g, p.scale, None, CHUNK, True, 90, None, v_first)
+    nan = math.nan
+    q, k, v = (torch.full_like(x[name], nan) for name in "qkv")
+    into = Gradients(q, k, v, torch.full_like(p.g, nan) if gates else None)
+    at = p.d_last.transpose(-1, -2).contiguous() if v_first else p.d_last
+    for piece in reversed(slices):
+        before = torch.full_like(at, nan)
+        states = p.states[:, piece.first_chunk : piece.first_chunk + piece.chunks].contiguous()
+        run(walk_back(asked, p.sums, piece, x["do"], states, at, before, into))
+        at = before
+    return {"q": into.q, "k": into.k, "v": into.v, "g": into.g, "before": at.transpose(-1, -2) if v_first else at}
+
+
+def check(p: Problem, found: dict[str, Any]) -> None:
+    for name, right in p.right.items():
+        if found[name] is None:
+            continue
+        off = float((found[name].double().cpu() - right).norm() / right.norm())
+        assert off <= ERROR[name], f"d{name} is off by {off:.2e}"
+
+
+def whole(p: Problem) -> list[Slice]:
+    return [Slice(0, 1, 0, -(-p.T // CHUNK))]
+
+
+@pytest.mark.parametrize("gates", GATES)
+def test_all_gradients_at_every_gate_strength(place, gates):
+    p = problem(64, 64, gates, 150, place.device)
+    check(p, gradients(p, place.run, whole(p)))
+
+
+@pytest.mark.parametrize(("K", "V"), [(64, 128), (128, 64), (128, 128)])
+def test_all_gradients_of_wide_heads(place, K, V):
+    p = problem(K, V, "resets", 210, place.device)
+    check(p, gradients(p, place.run, whole(p)))
+
+
+def test_states_that_lie_values_first_and_slices_in_turn(place):
+    p = problem(64, 64, "mild", 276, place.device)
+    check(p, gradients(p, place.run, [Slice(0, 1, 0, 2), Slice(0, 1, 2, 3)], v_first=True))
+
+
+def test_gates_without_a_gradient(place):
+    p = problem(64, 64, "mild", 150, place.device)
+    check(p, gradients(p, place.run, whole(p), gates=False))
