@@ -113,3 +113,20 @@ def test_claim() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"^```python\n(Claim\(.*?)^```", text, re.DOTALL | re.MULTILINE)
     assert eval(example, vars(claims)) in claims.CLAIMS
+
+
+def test_every_hopper_kernel_has_its_place() -> None:
+    """In the table of "Change a Hopper kernel", beside the host code that chooses it."""
+    text = (
+        (ROOT / "CONTRIBUTING.md")
+        .read_text(encoding="utf-8")
+        .split("\n## Change a Hopper kernel\n")[1]
+        .split("\n## ")[0]
+    )
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")][1:]
+    chunk = ROOT / "kernels" / "gla_kernels" / "chunk"
+    named = {name for row in rows for name in re.findall(r"`(\w+\.py)`", row[-1])}
+    assert named == {path.name for path in (chunk / "hopper").glob("*.py")} - {"__init__.py"}
+    for row in rows[:-1]:
+        for host in re.findall(r"`(\w+\.py)`", row[1]):
+            assert "from .hopper import" in (chunk / host).read_text(encoding="utf-8"), host

@@ -122,20 +122,31 @@ def test_sweep_examples_are_valid(tmp_path: Path) -> None:
         check(load(path))
 
 
-def test_examples_of_the_kernels_run(device: torch.device, tmp_path: Path) -> None:
-    """As they are printed, on a GPU; in the interpreter where there is none. Those in docs/ go on from README's."""
+def test_the_example_of_the_readme_runs(device: torch.device) -> None:
+    """As it is printed, on a GPU; in the interpreter where there is none, which knows no Gluon: in float32 there."""
     (example,) = fences("README.md", "python")
     if device.type == "cpu":
-        example = example.replace('"cuda"', '"cpu"')
+        example = example.replace('"cuda"', '"cpu"').replace("bfloat16", "float32")
     names: dict[str, Any] = {}
     exec(compile(example, "README.md", "exec"), names)
+    B, _, H, V = names["v"].shape
+    assert names["v"].grad.shape == names["v"].shape
+    assert names["o"].shape == (B, H, V)
+    assert names["o"].isfinite().all()
+    assert len([line for line in example.splitlines() if line]) <= 9
+
+
+def test_examples_of_the_kernels_run(device: torch.device, tmp_path: Path) -> None:
+    first, *others = fences("docs/kernels.md", "python")
+    names: dict[str, Any] = {}
+    exec(compile(first.replace('"cuda"', f'"{device.type}"'), "docs/kernels.md", "exec"), names)
     assert [x.grad.shape for x in names["inputs"][:3]] == [x.shape for x in names["inputs"][:3]]
     assert names["o"].shape == (names["B"], names["H"], names["V"])
     assert names["o"].isfinite().all()
     backend, meet = "nccl" if names["q"].is_cuda else "gloo", (tmp_path / "store").as_uri()
     dist.init_process_group(backend, init_method=meet, rank=0, world_size=1)
     names["group"] = dist.group.WORLD
-    for block in fences("docs/kernels.md", "python"):
+    for block in others:
         exec(compile(block, "docs/kernels.md", "exec"), names)
     dist.destroy_process_group()
     x = torch.randn(1, 20, 32, device=device, dtype=torch.bfloat16)
@@ -160,6 +171,12 @@ def test_examples_of_serving_run() -> None:
         exec(compile(block, "docs/serving.md", "exec"), names)
     assert names["o"].isfinite().all()
     assert names["pool"].lengths[[7, 3]].tolist() == [4, 6]
+
+
+def test_what_is_read_first_is_short() -> None:
+    """Lines of a document, as its readers were promised: what grows moves to docs/."""
+    assert len(text("README.md").splitlines()) <= 150
+    assert len(text("CHANGELOG.md").splitlines()) <= 40
 
 
 def test_changelog_has_the_current_version() -> None:

@@ -1,4 +1,4 @@
-"""The default schedule of ``gla`` beside its rivals in one table, a line a question: that of the README."""
+"""The default schedule of ``gla`` beside its rivals in one table, a line a question: that of docs/results.md."""
 
 from __future__ import annotations
 

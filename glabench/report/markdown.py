@@ -49,7 +49,7 @@ def _device(table: pd.DataFrame, device: str) -> str:
 
 
 def _against(best: pd.DataFrame) -> list[str]:
-    """The table of the README, with its heading and what it shows."""
+    """The table of docs/results.md, with its heading and what it shows."""
     found = against.table(best)
     if found is None:
         return []

@@ -1,0 +1,251 @@
+"""The figures of README.md and docs/results.md are those of the committed rows, computed again."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from glabench.analysis.compare import answers
+from glabench.analysis.frame import frame
+from glabench.analysis.load import latest, located
+from glabench.analysis.overhead import account
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "results"
+H100 = "nvidia-h100-80gb-hbm3"
+BOARD = "nvidia-h200/board-eleventh-0*"
+SHAPE = ["B", "T", "H", "K", "V"]
+MODES = {"fwd": "fwd", "fwdbwd": "fwd+bwd"}
+
+
+@cache
+def text(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+@cache
+def words(name: str) -> str:
+    """A document with one blank between words, as sentences are looked for."""
+    return " ".join(text(name).split())
+
+
+@cache
+def table(*names: str) -> pd.DataFrame:
+    """The rows of committed files, of each case the one that counts."""
+    paths = [path for name in names for path in sorted(RESULTS.glob(f"{name}.jsonl.gz"))]
+    assert paths
+    return frame(latest(row for _, row in located(paths)))
+
+
+@cache
+def times(*names: str, value: str = "ms") -> pd.DataFrame:
+    """By shape and mode, a column a system: the fastest of each at its question, at gates of strength 1."""
+    best = answers(table(*names))
+    best = best[(best["gate"] == "1") & best["mode"].isin(MODES)]
+    best = best.assign(variant=best["variant"].str.replace(":16x64", ""))  # attention of the papers' setting
+    return best.pivot_table(index=[*SHAPE, "mode"], columns="variant", values=value, sort=False)
+
+
+def lines(document: str, heading: str) -> dict[str, list[str]]:
+    """The cells of the first table below a heading, by what stands in the first one or two columns."""
+    part = text(document).split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    cells = [[cell.strip() for cell in line.strip("| ").split("|")] for line in part.splitlines() if line[:1] == "|"]
+    first = 2 if cells[0][1] == "mode" else 1
+    return {", ".join(line[:first]): line[first:] for line in cells[2:]}
+
+
+def as_printed(value: float, cell: str) -> bool:
+    """Whether a figure is what a cell says, at the cell's own precision."""
+    decimals = len(cell.rstrip("x").partition(".")[2])
+    return f"{value:.{decimals}f}" == cell.rstrip("x")
+
+
+def spread(values: pd.Series, decimals: int = 2) -> str:
+    return f"{values.min():.{decimals}f} to {values.max():.{decimals}f}"
+
+
+def geomean(values: pd.Series) -> float:
+    return float(np.exp(np.log(values).mean()))
+
+
+def test_the_board() -> None:
+    measured, floors = times(BOARD), times(BOARD, value="over_floor")["gla"]
+    ratios = measured[["fla", "helion", "fa2", "cudnn"]].div(measured["gla"], axis=0)
+    printed = lines("docs/results.md", "The board, on an H200")
+    assert len(printed) == len(measured) == 20
+    for (*shape, mode), own in measured["gla"].items():
+        at = (*shape, mode)
+        said = printed[", ".join([*map(str, shape), MODES[mode]])]
+        values = [own, floors[at], *ratios.loc[at]]
+        assert [cell for cell, value in zip(said, values, strict=True) if not as_printed(value, cell)] == [], at
+
+
+def test_the_board_in_readme_and_by_geometric_means() -> None:
+    measured, floors = times(BOARD), times(BOARD, value="over_floor")["gla"]
+    faster = measured.div(measured["gla"], axis=0)
+    papers = faster.index.get_level_values("B") == 32
+    rows = {
+        "times as fast as FLA's": faster["fla"],
+        "times as fast as Helion's": faster["helion"],
+        "times as fast as FlashAttention-2, T = 1024 to 8192 in the papers' setting": faster["fa2"][papers],
+    }
+    printed = lines("README.md", "How fast")
+    for name, values in rows.items():
+        assert printed.pop(name) == [spread(values.xs(mode, level="mode")) for mode in MODES], name
+    means = [f"{geomean(floors.xs(mode, level='mode')):.1f}" for mode in MODES]
+    assert list(printed.values()) == [means]
+    assert f"{means[0]} times the floor forward, {means[1]} forward and backward" in words("docs/results.md")
+
+
+def test_memory() -> None:
+    rows = table(BOARD)
+    rows = rows[(rows["mode"] == "fwdbwd") & (rows["gate"] == "1") | rows["family"].eq("attention")]
+    peak = rows[rows["mode"] == "fwdbwd"].assign(variant=rows["variant"].str.replace(":16x64", ""))
+    peak = peak.pivot_table(index=SHAPE, columns="variant", values="beyond_mib")
+    at = peak.loc[1, 8192, 96, 128, 128]
+    said = words("docs/results.md")
+    assert f"with states `gla` needs {at['gla']:,.0f} MiB beyond the inputs, FLA {at['fla']:,.0f}; without," in said
+    assert f"without, {at['gla:wo']:,.0f} MiB" in said
+    assert f"FlashAttention-2 {at['fa2']:,.0f}." in said
+    attention = peak["fa2"].dropna()
+    with_states, without = (spread((peak[name] / attention).dropna()) for name in ("gla", "gla:wo"))
+    assert f"{with_states} times as much as FlashAttention-2 with states, and {without} times as much without" in said
+
+
+def test_without_gates_and_decoding() -> None:
+    rows = table(BOARD)
+    ungated = rows[(rows["H"] == 16) & (rows["K"] == 64)].pivot_table(
+        index=["mode", "T"], columns="variant", values="ms"
+    )
+    ratio = ungated["fla_linear"] / ungated["gla"]
+    forward, both = ungated.loc[("fwd", 1024), "gla"], ungated.loc[("fwdbwd", 1024), "gla"]
+    said = words("docs/results.md")
+    assert f"take {forward:.3f} ms forward and {both:.3f} ms forward and backward" in said
+    assert f"{ratio['fwd', 1024]:.2f} and {ratio['fwdbwd', 1024]:.2f} times as fast as those of FLA's" in said
+    longer = [spread(ratio[mode].drop(1024)) for mode in MODES]
+    assert f"they are {longer[0]} and {longer[1]} times as fast" in said
+    step = rows[(rows["mode"] == "step") & (rows["B"] == 256) & rows["system"].isin(["gla", "gla_recurrent"])]
+    fastest = step.sort_values("ms").iloc[0]
+    assert f"takes {fastest['ms']:.3f} ms on an H200, {fastest['over_floor']:.1f} times what its bytes need" in said
+
+
+def test_strong_gates() -> None:
+    def at(name: str, *shape: int) -> pd.DataFrame:
+        rows = table(name)
+        rows = rows[(rows["mode"] == "fwdbwd") & (rows[SHAPE] == list(shape)).all(axis=1) & (rows["chunk"].isna())]
+        return rows.pivot_table(index="gate_strength", columns="variant", values="ms")
+
+    large, small = (
+        at("nvidia-h200/gate-strength-00", 2, 4096, 8, 128, 128),
+        at("nvidia-h200/papers-*", 2, 1024, 4, 128, 128),
+    )
+    said = words("docs/results.md")
+    over = large["fla"] / large["gla"]
+    longer = large["gla"] / large.loc[1.0, "gla"]
+    assert f"its kernels are {over[1.0]:.1f} times as fast as FLA's at (2, 4096, 8, 128, 128)" in said
+    assert f"take {longer[1e4]:.1f} times as long as with mild ones, and are {over[1e4]:.2f} times as fast" in said
+    alike = small.loc[1e4, "gla"] / small.loc[1.0, "gla"], small.loc[1e4, "gla"] / small.loc[1e4, "fla"]
+    assert f"they take {alike[0]:.1f} times as long then, and {alike[1]:.1f} times as long as FLA" in said
+
+
+def test_beside_fla() -> None:
+    rows = table(f"{H100}/host-00").set_index([*SHAPE, "variant"])
+    printed = lines("docs/results.md", "Beside FLA")
+    assert printed
+    for shape, said in printed.items():
+        own, theirs = (rows.loc[(*map(int, shape.split(", ")), name)] for name in ("gla", "fla"))
+        pairs = [(own[name], theirs[name] / own[name]) for name in ("ms", "wall_ms")]
+        pairs += [(own[name], theirs[name]) for name in ("host_ms", "kept_mib")]
+        values = [value for pair in pairs for value in pair]
+        assert [cell for cell, value in zip(said, values, strict=True) if not as_printed(value, cell)] == [], shape
+
+
+def test_packed_sequences() -> None:
+    ms = table(f"{H100}/packed-00").pivot_table(index=["mode", "lengths"], columns="variant", values="ms")
+    longer = {mode: ms.loc[mode, "gla"] / ms.loc[(mode, ""), "gla"] for mode in MODES}
+    drawn = next(name for name in longer["fwd"].index if name.startswith("1300,"))
+    said = words("docs/results.md")
+    for name in ("uniform:8", drawn):
+        assert [f"{longer[mode][name]:.2f}" for mode in MODES] == ["1.06", "1.10"]
+    assert "take 1.06 times what one takes forward and 1.10 forward and backward" in said
+    many = [f"{longer[mode]['uniform:1024']:.2f}" for mode in MODES]
+    assert f"1024 of eight tokens {many[0]} and {many[1]}" in said
+    over = (ms["fla"] / ms["gla"]).drop("", level="lengths")
+    few = over.drop("uniform:1024", level="lengths")
+    most = [f"{over[mode, 'uniform:1024']:.0f}" for mode in MODES]
+    assert f"FLA's take {spread(few, 1)} times as long, and {most[0]} and {most[1]} (" in said
+
+
+def test_gates_in_float32() -> None:
+    ms = table(f"{H100}/gate_dtype-0*").pivot_table(index=[*SHAPE, "mode"], columns="gate", values="ms")
+    longer = (ms["1 in fp32"] / ms["1"]).sort_values()
+    said = words("docs/results.md")
+    assert f"take {spread(longer[:17])} times as long as in bfloat16 in 17 of {len(longer)} passes" in said
+    for (*shape, mode), ratio in longer[17:].items():
+        assert mode == "fwd"
+        assert f"{ratio:.2f}{' times' if ratio == longer.iloc[17] else ''} at ({', '.join(map(str, shape))})" in said
+
+
+@pytest.mark.parametrize("other", ["transformer_lm", "gla_lm_fla"])
+def test_training(other: str) -> None:
+    rows = table(f"{H100}/training-0[01]")
+    rate, peak = (
+        rows.pivot_table(index=["model", "lengths", "T"], columns="variant", values=name)
+        for name in ("tokens_per_s", "peak_mib")
+    )
+    over, memory = rate["gla_lm"] / rate[other], peak["gla_lm"] / peak[other]
+    plain, packed = over["1.3b", ""], over["1.3b", "lognormal:8"].iloc[0]
+    said = words("docs/results.md")
+    low, high = rate.loc[("1.3b", ""), "gla_lm"].agg(["min", "max"])
+    assert f"takes {round(low, -2):,.0f} to {round(high, -2):,.0f} tokens a second" in said
+    if other == "transformer_lm":
+        listed = ", ".join(f"{ratio:.2f}" for ratio in plain[:-1]) + f" and {plain.iloc[-1]:.2f}"
+        assert f"{listed} times as many as Transformer++" in said
+        assert {f"{share:.2f}" for share in memory["1.3b", ""]} == {"0.99"}
+        assert f"{packed:.2f} and " in said.split("eight documents packed into 16,384 tokens, ")[1][:9]
+        assert f"at 2k, {over['340m', ''].iloc[0]:.2f} and " in said
+    else:
+        assert f"{spread(plain)} times as many as the same model with FLA's operator" in said
+        assert {f"{share:.2f}" for share in memory["1.3b", ""]} == {"1.00"}
+        assert re.search(rf"16,384 tokens, [\d.]+ and {packed:.2f} times as many as these two", said)
+        assert re.search(rf"at 2k, [\d.]+ and {over['340m', ''].iloc[0]:.2f} times", said)
+
+
+def test_the_board_on_an_h100() -> None:
+    said = words("docs/results.md")
+    first = times(f"{H100}/board-*")
+    faster = (first[["fla", "helion"]].min(axis=1) / first["gla"]).dropna()
+    floors = times(f"{H100}/board-*", value="over_floor")["gla"].loc[faster.index]
+    parts = [spread(floors.xs(mode, level="mode"), 1) for mode in MODES]
+    assert f"`gla` takes {parts[0]} times the floor forward and {parts[1]} forward and backward" in said
+    assert f"{spread(faster, 1)} times as fast as the better of FLA's and Helion's" in said
+    again = times(f"{H100}/again-*", value="over_floor")["gla"]
+    means = [f"{geomean(again.xs(mode, level='mode')):.1f}" for mode in MODES]
+    assert f"takes {means[0]} times the floor forward and {means[1]} forward and backward" in said
+    second = times(f"{H100}/again-*")
+    faster = (second[["fla", "helion"]].min(axis=1) / second["gla"]).dropna()
+    assert len(faster) == 9
+    assert f"`gla`'s kernels are {spread(faster, 1)} times as fast as the better one's" in said
+    assert faster.idxmin() == (8, 2048, 32, 256, 256, "fwd")
+
+
+def test_counts_of_cases() -> None:
+    said = words("docs/results.md")
+    assert f"all {len(table(BOARD))} cases in one start, all right" in said
+    assert (table(BOARD)["status"] == "ok").all()
+    assert f"the papers' {len(table('nvidia-h200/papers-*'))} cases" in said
+    assert f"{len(table(f'{H100}/board-*'))} cases were measured, all right" in said
+    assert f"all {(table(f'{H100}/again-gla-*')['system'] == 'gla').sum()} cases of `gla` are right" in said
+
+
+def test_what_the_harness_takes() -> None:
+    said = words("docs/results.md")
+    for name, wall in ((BOARD, "board's {} seconds"), ("nvidia-h200/papers-*", "{} that the papers'")):
+        paths = sorted(RESULTS.glob(f"{name}.jsonl.gz"))
+        found = account([row for _, row in located(paths)]).wall
+        assert f"{100 * found.overhead:.1f} % of the {wall.format(f'{found.seconds:.0f}')}" in said
