@@ -4,6 +4,7 @@ PYTHON ?= python3
 SWEEP ?= quick
 VENV := .venv
 BIN := $(VENV)/bin
+PROJECTS := pyproject.toml setup.py kernels/pyproject.toml
 NAME = $(basename $(notdir $(SWEEP)))
 
 # Container images like to set this: every process would then compile PyTorch's modules anew, three seconds each time.
@@ -37,7 +38,7 @@ format: $(VENV)/.installed-dev ## put the code into its one format
 venv: $(VENV)/.installed-dev ## make .venv with the development tools
 
 clean: ## remove the environment, caches and builds; results and reports stay
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) build dist *.egg-info kernels/build kernels/dist kernels/*.egg-info .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
@@ -47,10 +48,10 @@ $(BIN)/python:
 
 # The stamps make pip run again only when what it reads has changed. Without --no-compile it spends more than half of its
 # time on bytecode of modules that nobody imports; Python makes that of the others as it imports them.
-$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/pip install --no-compile --constraint constraints.txt --editable .
+$(VENV)/.installed: $(PROJECTS) constraints.txt | $(BIN)/python
+	$(BIN)/pip install --no-compile --constraint constraints.txt --editable ./kernels --editable .
 	@touch $@
 
-$(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/pip install --no-compile --constraint constraints.txt --editable '.[dev]'
+$(VENV)/.installed-dev: $(PROJECTS) constraints.txt | $(BIN)/python
+	$(BIN)/pip install --no-compile --constraint constraints.txt --editable ./kernels --editable '.[dev]'
 	@touch $@ $(VENV)/.installed

@@ -34,7 +34,7 @@ FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 
 # The kernels' rooms, likewise. `reference` stands by itself.
 KERNEL_FLOORS = (
-    ("schedule", "reference", "projections"),
+    ("schedule", "reference", "projections", "version"),
     ("launch",),
     ("tiles", "copies", "packed"),
     ("chunk", "recurrent", "simple", "value_gates", "low_rank", "pool"),

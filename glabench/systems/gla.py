@@ -47,7 +47,7 @@ def schedule_of(case: Case) -> Schedule | None:
 
 
 def kernels_version() -> str:
-    return f"gla_kernels {package_version('glabench') or 'of this checkout'}, triton {package_version('triton')}"
+    return f"gla_kernels {package_version('gla-kernels') or 'of this checkout'}, triton {package_version('triton')}"
 
 
 class Gla(System):

@@ -12,6 +12,7 @@ from .ops.simple_gla import retnet_decays, simple_gla
 from .plan.choose import Choice, chosen, default_config, keep, machine_of, refresh
 from .plan.table import Entry, Machine, TableError
 from .schedule import KernelConfig, Plan, Schedule, Tile, Workload
+from .version import __version__
 
 __all__ = [
     "Choice",
@@ -24,6 +25,7 @@ __all__ = [
     "TableError",
     "Tile",
     "Workload",
+    "__version__",
     "chosen",
     "default_config",
     "gla",
