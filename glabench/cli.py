@@ -19,6 +19,7 @@ from glabench.commands.ls import ls
 from glabench.commands.profile import profile
 from glabench.commands.report import report
 from glabench.commands.results import results
+from glabench.commands.schema import schema
 from glabench.commands.sweep import sweep
 from glabench.commands.tune import tune
 from glabench.errors import UserError, did_you_mean
@@ -32,7 +33,7 @@ app = typer.Typer(
 )
 COMMANDS = {
     function.__name__.rstrip("_"): function
-    for function in (compare, sweep, report, check, tune, profile, compile_, ls, doctor)
+    for function in (compare, sweep, report, check, tune, profile, compile_, ls, doctor, schema)
 }
 for _name, _function in COMMANDS.items():
     app.command(_name)(_function)

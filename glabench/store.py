@@ -92,7 +92,7 @@ class Row:
 
 
 ROW_FIELDS: tuple[str, ...] = tuple(f.name for f in fields(Row))
-_NEEDED = ("case_id", "sweep", "case", "status", "schema")
+NEEDED = ("case_id", "sweep", "case", "status", "schema")
 _NESTED = ("case", "accuracy", "time", "memory", "compiled", "work", "clocks", "profile", "environment")
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _CHECKSUM = re.compile(r', "checksum": "([0-9a-f]{16})"}$')
@@ -169,7 +169,7 @@ def _checksum(text: str) -> str:
 
 def _check_fields(values: dict[str, Any]) -> None:
     """ValueError unless the keys are those of a row, with values of their types."""
-    missing = [name for name in _NEEDED if name not in values]
+    missing = [name for name in NEEDED if name not in values]
     if missing:
         raise ValueError(f"a row needs {', '.join(missing)}")
     unknown = sorted(set(values) - set(ROW_FIELDS))

@@ -13,7 +13,7 @@ import pytest
 import glabench
 
 HEAVY = ("torch", "triton", "pandas", "numpy", "matplotlib", "pydantic", "yaml", "jinja2", "pynvml")
-COMMANDS = ("compare", "sweep", "report", "check", "tune", "compile", "ls", "doctor", "results")
+COMMANDS = ("compare", "sweep", "report", "check", "tune", "compile", "ls", "doctor", "schema", "results")
 
 # Runs the command line as the console script does, then says which of the heavy packages came in with it.
 PROBE = f"""

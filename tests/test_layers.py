@@ -19,7 +19,7 @@ FLOORS = (
     ("errors", "failures", "__init__"),
     ("lines", "nested", "spec"),
     ("store", "tuning_store"),
-    ("phases", "results"),
+    ("phases", "results", "schema"),
     ("hardware",),
     ("systems",),
     ("run",),
