@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from glabench.commands import running
+from glabench.commands.machines import Format, is_json
 from glabench.commands.running import pick_device, rows_file, run_cases
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from glabench.spec.settings import Device
     from glabench.spec.sweep import Sweep
 
-FORMATS = ("text", "json")
 GATES = "A number, 0 for gates that never close, or none."
 
 
@@ -50,7 +50,7 @@ def compare(
         Path | None,
         typer.Option(help="File that rows are appended to.", show_default="results/local/compare-<shape>-<gpu>.jsonl"),
     ] = None,
-    format: Annotated[str, typer.Option("--format", help="text, or json: a line of JSON a system.")] = "text",
+    format: Format = "text",
     fresh: Annotated[bool, typer.Option("--fresh", help="Measure again what the file has.")] = False,
 ) -> None:
     """Compare at your shape: who is fastest, by how much, and is it right. Few samples, nothing tuned.
@@ -59,14 +59,12 @@ def compare(
 
     Exit code: 0 done; 1 some kernel is wrong, crashed or did not compile; 2 bad input; 130 stopped by Ctrl-C.
     """
-    from glabench.errors import UserError, did_you_mean
     from glabench.hardware.environment import device_slug
     from glabench.spec import on_the_fly
     from glabench.spec.expand import expand
     from glabench.spec.shape import name_of
 
-    if format not in FORMATS:
-        raise UserError(f"--format {format}: expected text or json{did_you_mean(format, FORMATS)}")
+    as_json = is_json(format)
     kind, named, modes = pick_device(device), _split(against), _split(mode)
     here, missing = _here(on_the_fly.systems(named, modes, _strength(gate_strength) is not None, kind), kind)
     fields = {
@@ -82,7 +80,7 @@ def compare(
     cases = list(expand(chosen, kind).cases)
     path = rows_file(out, f"compare-{name_of(shape)}-{device_slug(kind)}.jsonl")
     bases = [name for name in named if name in here and name != on_the_fly.OWN]
-    _run(chosen, cases, path, kind, fresh, bases, missing, format == "json")
+    _run(chosen, cases, path, kind, fresh, bases, missing, as_json)
 
 
 def _split(text: str | None) -> list[str]:
@@ -135,14 +133,7 @@ def _run(
     ids = {case.id for case in cases}
 
     def closing(console: Console) -> None:
-        from glabench.commands import standing
-
-        rows = standing.rows_of(path, ids, device_slug(device))
-        if as_json:
-            for line in standing.json_lines(rows, bases):
-                typer.echo(line)
-        else:
-            standing.print_table(console, rows, bases)
+        running.print_standing(console, path, ids, device_slug(device), bases, as_json)
         for reason, names in missing.items():
             console.print(f"Not here: {', '.join(names)}: {reason}", soft_wrap=True)
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from glabench.commands.running import cases_of, check_cache
+from glabench.commands.machines import Format, is_json
+from glabench.commands.running import cases_of, check_cache, wide_console
 
 if TYPE_CHECKING:
     from glabench.lines import Lines
@@ -38,6 +39,7 @@ def compile_(
     gate_dtype: Annotated[
         str | None, typer.Option(help="For a shape: fp32 for gates in float32.", show_default="that of q")
     ] = None,
+    format: Format = "text",
 ) -> None:
     """Compile the kernels that gla() runs for a sweep or a shape, without a GPU: registers, spills, shared memory.
 
@@ -47,7 +49,7 @@ def compile_(
     from glabench.hardware.environment import fingerprint, package_version
     from glabench.spec.shape import is_shape
 
-    targets = _targets(target)
+    targets, as_json = _targets(target), is_json(format)
     if not is_shape(what):
         options = {"--mode": mode, "--dtype": dtype, "--gate-dtype": gate_dtype}
         if given := next((option for option, value in options.items() if value), None):
@@ -67,9 +69,10 @@ def compile_(
     path = out or Path("results") / "local" / f"compile-{name}.jsonl"
     with Lines(path, starts=COMPILED_START) as lines:
         others = f" ({skipped} others skipped)" if skipped else ""
-        print(f"{title}: {cases_of(len(cases) - skipped)} of gla{others} for {', '.join(targets)}")
-        failed = _compile(name, asked, targets, space, environment, lines)
-        print(f"Rows: {lines.path}")
+        said = f"{title}: {cases_of(len(cases) - skipped)} of gla{others} for {', '.join(targets)}"
+        typer.echo(said, err=as_json)
+        failed = _compile(name, asked, targets, space, environment, lines, as_json)
+        typer.echo(f"Rows: {lines.path}", err=as_json)
     if failed:
         raise typer.Exit(1)
 
@@ -94,17 +97,19 @@ def _of_shape(what: str, mode: str, dtype: str, gate_dtype: str | None) -> tuple
 
 
 def _compile(
-    name: str, asked: list[Asked], targets: list[str], space: int, environment: dict[str, Any], lines: Lines
+    name: str,
+    asked: list[Asked],
+    targets: list[str],
+    space: int,
+    environment: dict[str, Any],
+    lines: Lines,
+    as_json: bool,
 ) -> bool:
     """Compile target by target and print what came of it; whether something of gla()'s own failed."""
-    from rich.console import Console
-
     from glabench.tune.survey import Kernel, survey
     from glabench.tune.survey_table import Bar, failures, summary, table
 
-    console = Console(highlight=False, markup=False)
-    if not console.is_terminal:
-        console.width = max(console.width, 120)
+    console = wide_console(to_stderr=as_json)
     found: dict[str, list[Kernel]] = {target: [] for target in targets}
     for target, kernels in found.items():
         with Bar(target, console) as bar:
@@ -112,6 +117,11 @@ def _compile(
                 lines.write(kernel.to_json())
                 kernels.append(kernel)
     for kernels in found.values():
+        if as_json:
+            for kernel in kernels:
+                if kernel.origin == "gla":
+                    typer.echo(kernel.to_json())
+            continue
         console.print(table([kernel for kernel in kernels if kernel.origin == "gla"]))
         console.print()
     for kernels in found.values():

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import typer
+
+from glabench.commands import machines
+from glabench.commands.machines import Format
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -14,17 +18,22 @@ if TYPE_CHECKING:
     from glabench.spec.settings import Device
 
 
-def doctor() -> None:
+def doctor(format: Format = "text") -> None:
     """Examine GPU, clocks, driver, versions and baselines; say what to fix. Exit code 1 when something is broken."""
     from rich.console import Console
 
     from glabench.hardware import diagnosis, environment
 
+    as_json = machines.is_json(format)
     findings = [*diagnosis.examine(), *_plans(), *_systems(environment.detect_device())]
-    console = Console(highlight=False, markup=False)
-    for group in dict.fromkeys(finding.group for finding in findings):
-        _print_group(console, group, [finding for finding in findings if finding.group == group])
-    _print_fixes(console, [finding for finding in findings if finding.fix is not None])
+    if as_json:
+        for finding in findings:
+            machines.say(**asdict(finding))
+    else:
+        console = Console(highlight=False, markup=False)
+        for group in dict.fromkeys(finding.group for finding in findings):
+            _print_group(console, group, [finding for finding in findings if finding.group == group])
+        _print_fixes(console, [finding for finding in findings if finding.fix is not None])
     if any(finding.broken for finding in findings):
         raise typer.Exit(1)
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from glabench.store import Row
 
 PAGES = ("rows", "papers")
-TEXTS = ("csv", "md")  # formats that can go to the terminal
+TEXTS = ("csv", "json", "md")  # formats that can go to the terminal
 
 
 def report(
@@ -22,11 +22,11 @@ def report(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="File or folder to write; by default reports/local/NAME/. - is the terminal, for csv and md.",
+            help="File or folder to write; by default reports/local/NAME/. - is the terminal, for csv, json and md.",
             show_default=False,
         ),
     ] = None,
-    format: Annotated[str, typer.Option("--format", help="html, png (and SVG), csv or md.")] = "html",
+    format: Annotated[str, typer.Option("--format", help="html, png (and SVG), csv, json or md.")] = "html",
     page: Annotated[
         str | None,
         typer.Option(
@@ -36,7 +36,7 @@ def report(
         ),
     ] = None,
 ) -> None:
-    """Render results as one offline HTML page (with its figures beside it), as figures, CSV or Markdown.
+    """Render results as one offline HTML page (with its figures beside it), as figures, CSV, JSON or Markdown.
 
     Rows of `glabench sweep`, profiles of `glabench profile` and tunings of `glabench tune` give different pages, so one
     call takes one kind, and of a folder the first of these that it has; the papers page takes profiles beside rows.
@@ -47,7 +47,7 @@ def report(
     check_page(page)
     if out == Path("-"):
         if format not in TEXTS:
-            can = " and ".join(TEXTS)
+            can = f"{', '.join(TEXTS[:-1])} and {TEXTS[-1]}"
             raise UserError(f"--out -: the terminal takes {can}, expected a file or folder for {format}")
         with tempfile.TemporaryDirectory() as folder:
             part = Path(folder) / f"report.{format}"

@@ -4,13 +4,19 @@ runs agree."""
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from glabench.commands import machines
+from glabench.commands.machines import Format
+
 if TYPE_CHECKING:
     from glabench.analysis.overhead import Account
+    from glabench.analysis.ratios import Ratio
 
 results = typer.Typer(
     help="Check, merge and export files of rows, say where their time went, and how well two runs agree.",
@@ -21,7 +27,7 @@ Files = Annotated[list[Path], typer.Argument(metavar="FILES", help="Files of row
 
 
 @results.command()
-def verify(files: Files) -> None:
+def verify(files: Files, format: Format = "text") -> None:
     """Read every row and its checksum, and name each line that is not what was written.
 
     Exit code: 0 all are whole; 1 some line is bad; 2 a file cannot be read.
@@ -29,8 +35,12 @@ def verify(files: Files) -> None:
     from glabench.analysis.load import only_rows
     from glabench.results import verify as verify_file
 
+    as_json = machines.is_json(format)
     found = [verify_file(path) for path in only_rows(files)]
     for one in found:
+        if as_json:
+            machines.say(file=str(one.path), rows=one.rows, without_checksum=one.without_checksum, bad=one.bad)
+            continue
         for line in one.bad:
             typer.echo(line)
         typer.echo(str(one))
@@ -60,7 +70,7 @@ def export(
     files: Files,
     out: Annotated[Path, typer.Option(help="The file to write; one that is there is replaced.")],
     format: Annotated[
-        str | None, typer.Option("--format", help="csv or parquet.", show_default="by the name of the file")
+        str | None, typer.Option("--format", help="csv, json or parquet.", show_default="by the name of the file")
     ] = None,
 ) -> None:
     """Write every row as one line of a flat table: the case, its status, median and interval, memory, clocks.
@@ -76,7 +86,7 @@ def export(
 
 
 @results.command()
-def spent(files: Files) -> None:
+def spent(files: Files, format: Format = "text") -> None:
     """Say where the time of a sweep went: seconds and share by phase, a line for each system, and the overhead.
 
     Overhead is what is none of reference, compilation, gate and samples, in percent of the time from the first start
@@ -85,7 +95,17 @@ def spent(files: Files) -> None:
     from glabench.analysis.load import located, only_rows
     from glabench.analysis.overhead import account
 
+    as_json = machines.is_json(format)
     found = account([row for _, row in located(only_rows(files))])
+    if as_json:
+        for one in found.lines:
+            machines.say(kind="system", system=one.system, cases=one.cases, total_s=one.total_s, seconds=one.seconds)
+        wall = found.wall
+        machines.say(
+            kind="wall", seconds=wall.seconds, needed_s=wall.needed_s, idle_s=wall.idle_s, overhead=wall.overhead,
+            rows_without=found.without,
+        )  # fmt: skip
+        return
     if found.without:
         typer.echo(f"{found.without} rows, of an older glabench, do not say where their time went; left out")
     _print_account(found)
@@ -100,6 +120,7 @@ def ratios(
     only: Annotated[
         list[str] | None, typer.Option(metavar="SYSTEM", help="Compare this system's cases only; may be given again.")
     ] = None,
+    format: Format = "text",
 ) -> None:
     """Compare the ratios of two systems in two runs of the same cases, an hour or a machine apart.
 
@@ -111,38 +132,71 @@ def ratios(
 
     Exit code: 0 95 % of the ratios or more are alike; 1 fewer are; 2 bad input, or no ratio is in both.
     """
-    from glabench.analysis.ratios import LEAST_SHARE, share_within, shares_by_system
+    from glabench.analysis.ratios import LEAST_SHARE
     from glabench.analysis.ratios import ratios as ratios_of
     from glabench.commands.check import load, parse_share
 
-    most = parse_share(within, "--within")
+    as_json, most = machines.is_json(format), parse_share(within, "--within")
     runs = [load([path], only or []) for path in (before, after)]
     found = ratios_of(*runs)
     sources = [{row.environment.get("fingerprint") for row in run} for run in runs]
-    if sources[0] != sources[1]:
-        typer.echo("note: the runs are of different sources or versions")
-    for ratio in found[:worst]:
-        typer.echo(str(ratio))
-    for system, share in shares_by_system(found, most).items():
-        typer.echo(f"{system}: {share:.1%} of its ratios within {most:.1%}")
-    share = share_within(found, most)
-    typer.echo(f"{len(found)} ratios, {share:.1%} of them within {most:.1%}; the worst {found[0].change:.1%} apart")
-    for reason in sorted({reason for ratio in found for reason in ratio.disturbed}):
-        some = [ratio for ratio in found if reason in ratio.disturbed]
-        typer.echo(f"  {len(some)} with a system {reason}: {share_within(some, most):.1%}")
-    calm = [ratio for ratio in found if not ratio.disturbed]
-    if 0 < len(calm) < len(found):
-        typer.echo(f"  {len(calm)} undisturbed: {share_within(calm, most):.1%}; the worst {calm[0].change:.1%} apart")
-    cycles = [change for ratio in found if not math.isnan(change := ratio.change_in_cycles)]
-    if cycles:
-        alike = sum(change <= most for change in cycles) / len(cycles)
-        typer.echo(f"in SM cycles, {alike:.1%} of {len(cycles)} within {most:.1%}; the worst {max(cycles):.1%} apart")
-    calls = [change for ratio in found if not math.isnan(change := ratio.change_in_calls)]
-    if calls:
-        alike = sum(change <= most for change in calls) / len(calls)
-        typer.echo(f"of eager calls, {alike:.1%} of {len(calls)} within {most:.1%}; the worst {max(calls):.1%} apart")
-    if share < LEAST_SHARE:
+    same, agreed = sources[0] == sources[1], _agreed(found, most)
+    if as_json:
+        for ratio in found[:worst]:
+            machines.say(kind="ratio", change=ratio.change, **asdict(ratio))
+        machines.say(kind="all", same_sources=same, **agreed)
+    else:
+        if not same:
+            typer.echo("note: the runs are of different sources or versions")
+        for ratio in found[:worst]:
+            typer.echo(str(ratio))
+        _print_agreed(agreed)
+    if agreed["share"] < LEAST_SHARE:
         raise typer.Exit(1)
+
+
+def _agreed(found: list[Ratio], most: float) -> dict[str, Any]:
+    """How many of the ratios are alike, of all, by system, of those that something disturbed and of the others, in SM
+    cycles and of eager calls. None where there are none of a kind, or no others."""
+    from glabench.analysis.ratios import share_within, shares_by_system
+
+    def alike(some: list[Ratio]) -> dict[str, Any]:
+        return {"ratios": len(some), "share": share_within(some, most), "worst": some[0].change}
+
+    def changes(every: Iterable[float]) -> dict[str, Any] | None:
+        known = [change for change in every if not math.isnan(change)]
+        share = sum(change <= most for change in known) / len(known) if known else math.nan
+        return {"ratios": len(known), "share": share, "worst": max(known)} if known else None
+
+    reasons = sorted({reason for ratio in found for reason in ratio.disturbed})
+    calm = [ratio for ratio in found if not ratio.disturbed]
+    return {
+        "within": most,
+        **alike(found),
+        "by_system": shares_by_system(found, most),
+        "disturbed": {reason: alike([one for one in found if reason in one.disturbed]) for reason in reasons},
+        "undisturbed": alike(calm) if 0 < len(calm) < len(found) else None,
+        "cycles": changes(ratio.change_in_cycles for ratio in found),
+        "calls": changes(ratio.change_in_calls for ratio in found),
+    }
+
+
+def _print_agreed(agreed: dict[str, Any]) -> None:
+    most = f"{agreed['within']:.1%}"
+    for system, share in agreed["by_system"].items():
+        typer.echo(f"{system}: {share:.1%} of its ratios within {most}")
+    typer.echo(
+        f"{agreed['ratios']} ratios, {agreed['share']:.1%} of them within {most}; the worst {agreed['worst']:.1%} apart"
+    )
+    for reason, some in agreed["disturbed"].items():
+        typer.echo(f"  {some['ratios']} with a system {reason}: {some['share']:.1%}")
+    if (calm := agreed["undisturbed"]) is not None:
+        typer.echo(f"  {calm['ratios']} undisturbed: {calm['share']:.1%}; the worst {calm['worst']:.1%} apart")
+    for key, said in (("cycles", "in SM cycles"), ("calls", "of eager calls")):
+        if (some := agreed[key]) is not None:
+            typer.echo(
+                f"{said}, {some['share']:.1%} of {some['ratios']} within {most}; the worst {some['worst']:.1%} apart"
+            )
 
 
 def _print_account(found: Account) -> None:

@@ -171,11 +171,24 @@ def wide_console(to_stderr: bool = False) -> Console:
     return console
 
 
-def print_standing(console: Console, path: Path, ids: Collection[str], slug: str, against: Sequence[str] = ()) -> None:
-    """The table of what these cases of the file came to on that device; see `glabench.commands.standing`."""
-    from glabench.commands.standing import print_table, rows_of  # brings pandas
+def print_standing(
+    console: Console,
+    path: Path,
+    ids: Collection[str],
+    slug: str,
+    against: Sequence[str] = (),
+    as_json: bool = False,
+) -> None:
+    """The table of what these cases of the file came to on that device, or the same as lines of JSON on stdout; see
+    `glabench.commands.standing`."""
+    from glabench.commands.standing import json_lines, print_table, rows_of  # brings pandas
 
-    print_table(console, rows_of(path, ids, slug), against)
+    rows = rows_of(path, ids, slug)
+    if not as_json:
+        print_table(console, rows, against)
+        return
+    for line in json_lines(rows, against):
+        typer.echo(line)
 
 
 def cases_of(count: int) -> str:

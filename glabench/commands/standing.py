@@ -3,13 +3,11 @@ first; or the same for machines, a JSON object a line."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -19,6 +17,7 @@ from glabench import store
 from glabench.analysis import labels
 from glabench.analysis.load import latest
 from glabench.analysis.standings import Line, Over, Standing, baselines, standings
+from glabench.commands import machines
 from glabench.report import text
 from glabench.spec.shape import named
 from glabench.store import Row
@@ -149,12 +148,4 @@ def json_lines(rows: Sequence[Row], against: Sequence[str] = ()) -> Iterable[str
     for standing in standings(rows, bases):
         for line in standing.lines:
             values = {**standing.question, "clock": standing.clock, **asdict(line)}
-            yield json.dumps(_plain(values), ensure_ascii=False, allow_nan=False)
-
-
-def _plain(value: Any) -> Any:
-    """What JSON can hold: numpy's numbers as Python's, NaN as None."""
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    value = value.item() if hasattr(value, "item") else value
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+            yield machines.line(values)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from glabench.commands import running
+from glabench.commands import machines, running
+from glabench.commands.machines import Format
 from glabench.commands.running import pick_device, print_standing, rows_file, run_cases
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def sweep(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Start over: the old file is moved aside, not deleted.")
     ] = False,
+    format: Format = "text",
 ) -> None:
     """Run a sweep. The same command again goes on where the last one stopped.
 
@@ -57,6 +59,7 @@ def sweep(
     from glabench.spec.expand import check, expand
     from glabench.spec.sweep import find, load
 
+    as_json = machines.is_json(format)
     chosen = load(find(file))
     check(chosen)
     there = running.pick_executor(executor, address, gpus, device)
@@ -65,10 +68,13 @@ def sweep(
     plan = expand(chosen, kind)
     cases = running.only(plan.cases, only or [], chosen.name)
     path = rows_file(out, f"{chosen.name}-{device_slug(kind) if there is None else there['device_slug']}.jsonl")
+    if dry_run and as_json:
+        _say_plan(chosen, cases, path, kind, fresh, there)
+        return
     if dry_run:
         _print_plan(chosen, plan, cases, path, kind, fresh, there)
         return
-    _run(chosen, cases, plan.compiled, path, kind, fresh, several, there)
+    _run(chosen, cases, plan.compiled, path, kind, fresh, several, there, as_json)
 
 
 def _print_plan(
@@ -94,6 +100,17 @@ def _print_plan(
     seconds = sweep_s(run, device, plan.compiled, chosen.section(device).limit_s, cores())
     takes = f", about {_duration(seconds)} by a guess" if run else ""
     print(f"{len(cases) - len(left)} finished, {len(left)} to run{takes}; rows would go to {path}")
+
+
+def _say_plan(
+    chosen: Sweep, cases: list[Case], path: Path, device: Device, fresh: bool, there: dict[str, Any] | None
+) -> None:
+    """An object a case: what it is, its status where it is finished, and why it cannot run here, where it is left."""
+    done = {} if fresh else _finished(chosen, path, device, there)
+    refused = {} if there is not None else _refused([case for case in cases if case.id not in done], device)
+    reasons = {id: reason for (_, reason), ids in refused.items() for id in ids}
+    for case in cases:
+        machines.say(case_id=case.id, case=case.to_dict(), done=done.get(case.id), refused=reasons.get(case.id))
 
 
 def _print_cases(cases: list[Case], done: dict[str, str]) -> None:
@@ -175,6 +192,7 @@ def _run(
     fresh: bool,
     gpus: tuple[str, ...],
     there: dict[str, Any] | None,
+    as_json: bool,
 ) -> None:
     from glabench.hardware.environment import device_name, device_slug
     from glabench.run.driver import FIRST_CASE, Driver
@@ -207,5 +225,6 @@ def _run(
                 gpus=gpus,
                 imports=FIRST_CASE if device == "cuda" else (),
             ),
-            closing=lambda console: print_standing(console, path, ids, slug),
+            closing=lambda console: print_standing(console, path, ids, slug, as_json=as_json),
+            to_stderr=as_json,
         )

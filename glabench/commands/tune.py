@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from glabench.commands import machines
 from glabench.commands.running import check_cache
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 # Options by parameter that mean something for one of the two uses alone.
 TUNING = {"strategy": "--strategy", "budget": "--budget", "out": "--out", "keep": "--no-keep", "resume": "--resume"}
-EXPLAINING = {"records": "--from", "all_": "--all", "target": "--target"}
+EXPLAINING = {"records": "--from", "all_": "--all", "target": "--target", "format": "--format"}
 
 
 def tune(
@@ -59,6 +60,9 @@ def tune(
     target: Annotated[
         str | None, typer.Option(help="With --explain: the architecture.", show_default="of this GPU, else sm_90")
     ] = None,
+    format: Annotated[
+        str, typer.Option("--format", help="With --explain: text, or json, an object a workload.")
+    ] = "text",
 ) -> None:
     """Tune the chunkwise kernels on this GPU. gla() uses the winners from then on.
 
@@ -74,9 +78,15 @@ def tune(
     _check_options(ctx, explain, shape)
     groups = [works.of_shape(what, dtype, mode or "fwdbwd", gate_dtype)] if shape else works.of_sweep(what, mode)
     if explain:
-        from glabench.tune.lookup import explain_all, machine, read_records
+        as_json = machines.is_json(format)
+        from glabench.tune.lookup import explain_all, explained, machine, read_records
 
-        explain_all([one for group in groups for one in group], read_records(records), machine(target), all_)
+        wanted = [one for group in groups for one in group], read_records(records), machine(target), all_
+        if not as_json:
+            explain_all(*wanted)
+            return
+        for told in explained(*wanted):
+            machines.say(**told)
         return
     from glabench.tune.session import seconds
     from glabench.tune.strategies import check_strategy

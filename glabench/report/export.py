@@ -1,4 +1,4 @@
-"""Writes a report: an HTML page with its figures beside it, figures alone, a CSV table, or Markdown."""
+"""Writes a report: an HTML page with its figures beside it, figures alone, a table as CSV or JSON, or Markdown."""
 
 from __future__ import annotations
 
@@ -56,6 +56,17 @@ def csv(rows: Sequence[Row], out: Path) -> list[Path]:
     return [write_text(out, _by_row(rows).map(_no_formula).to_csv(index=False))]
 
 
+def json(rows: Sequence[Row], out: Path) -> list[Path]:
+    """The same table as JSON."""
+    return [objects(_by_row(rows), out)]
+
+
+def objects(table: pd.DataFrame, out: Path) -> Path:
+    """A table as a JSON array of an object a line of it, its columns' names the keys; what is not known is null."""
+    lines = (one.to_json(double_precision=15, force_ascii=False) for _, one in table.astype(object).iterrows())
+    return write_text(out, "[" + ",\n ".join(lines) + "]\n")
+
+
 def _by_row(rows: Sequence[Row]) -> pd.DataFrame:
     """The table without what is said of all rows together."""
     return frame(rows).drop(columns="gates_vary")
@@ -87,14 +98,14 @@ Result = TypeVar("Result")
 
 def formats(older: int) -> dict[str, Callable[[Sequence[Row], Path], list[Path]]]:
     """format -> what writes it, where ``older`` rows of the same cases were read besides."""
-    return {"html": partial(html, older=older), "png": png, "csv": csv, "md": partial(md, older=older)}
+    return {"html": partial(html, older=older), "png": png, "csv": csv, "json": json, "md": partial(md, older=older)}
 
 
 # The formats of a table alone, for other tools.
-TABLES: dict[str, Callable[[Sequence[Row], Path], list[Path]]] = {"csv": csv, "parquet": parquet}
+TABLES: dict[str, Callable[[Sequence[Row], Path], list[Path]]] = {"csv": csv, "json": json, "parquet": parquet}
 
 # The file or folder that a format writes by default inside the report's folder.
-DEFAULTS = {"html": "index.html", "png": "figures", "csv": "table.csv", "md": "summary.md"}
+DEFAULTS = {"html": "index.html", "png": "figures", "csv": "table.csv", "json": "table.json", "md": "summary.md"}
 
 
 def write(

@@ -164,13 +164,22 @@ def png(rows: Sequence[Row], out: Path) -> list[Path]:
 
 def csv(rows: Sequence[Row], out: Path) -> list[Path]:
     """The claims, one line a claim and device."""
+    return [export.write_text(out, _lines(rows).to_csv(index=False))]
+
+
+def json(rows: Sequence[Row], out: Path) -> list[Path]:
+    """The same as JSON."""
+    return [export.objects(_lines(rows), out)]
+
+
+def _lines(rows: Sequence[Row]) -> pd.DataFrame:
     lines = [
         {"device": name, "claim": one.claim.name, "says": one.claim.says, "paper": one.claim.paper.short,
          "where": one.claim.where, "printed": values(one.claim.printed), "here": values(one.outcome.found),
          "verdict": one.outcome.verdict, "compared": compared(one), "why": why(one)}
         for name, found in Pages(rows).claimed.items() for one in found
     ]  # fmt: skip
-    return [export.write_text(out, pd.DataFrame(lines).to_csv(index=False))]
+    return pd.DataFrame(lines)
 
 
 def md(rows: Sequence[Row], out: Path) -> list[Path]:
@@ -184,4 +193,6 @@ def md(rows: Sequence[Row], out: Path) -> list[Path]:
 
 
 # format -> what writes it
-FORMATS: dict[str, Callable[[Sequence[Row], Path], list[Path]]] = {"html": html, "png": png, "csv": csv, "md": md}
+FORMATS: dict[str, Callable[[Sequence[Row], Path], list[Path]]] = {
+    "html": html, "png": png, "csv": csv, "json": json, "md": md,
+}  # fmt: skip

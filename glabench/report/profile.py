@@ -10,7 +10,7 @@ from glabench.analysis.load import Profiled
 from glabench.analysis.profile import Call, calls, groups, table
 from glabench.errors import UserError
 from glabench.report import environments, markdown, page, profile_answers, profile_tables, profile_text, text
-from glabench.report.export import beside, drawn, write_text
+from glabench.report.export import beside, drawn, objects, write_text
 from glabench.report.figures import all_figures
 from glabench.report.headline import Finding
 from glabench.report.model import Section
@@ -106,6 +106,11 @@ def csv(profiled: Sequence[Profiled], out: Path) -> list[Path]:
     return [write_text(out, table(calls(profiled)).to_csv(index=False))]
 
 
+def json(profiled: Sequence[Profiled], out: Path) -> list[Path]:
+    """The same as JSON."""
+    return [objects(table(calls(profiled)), out)]
+
+
 def md(profiled: Sequence[Profiled], out: Path, older: int = 0) -> list[Path]:
     """The answer, the tables and what could not be measured, in GitHub's Markdown."""
     found = calls(profiled)
@@ -150,4 +155,4 @@ def _grid(found: Table) -> str:
 
 def formats(older: int) -> dict[str, Callable[[Sequence[Profiled], Path], list[Path]]]:
     """format -> what writes it, where ``older`` rows of the same cases were read besides."""
-    return {"html": partial(html, older=older), "png": png, "csv": csv, "md": partial(md, older=older)}
+    return {"html": partial(html, older=older), "png": png, "csv": csv, "json": json, "md": partial(md, older=older)}

@@ -9,7 +9,7 @@ from glabench.analysis.load import device_name
 from glabench.analysis.tuning import table
 from glabench.errors import UserError
 from glabench.report import environments, markdown, page, text, tuning_matrix, tuning_tables
-from glabench.report.export import beside, drawn, write_text
+from glabench.report.export import beside, drawn, objects, write_text
 from glabench.report.figures import all_figures
 from glabench.report.headline import Finding
 from glabench.report.model import Section
@@ -74,6 +74,11 @@ def csv(tunings: Sequence[Tuning], out: Path) -> list[Path]:
     return [write_text(out, table(tunings).to_csv(index=False))]
 
 
+def json(tunings: Sequence[Tuning], out: Path) -> list[Path]:
+    """The same as JSON."""
+    return [objects(table(tunings), out)]
+
+
 def md(tunings: Sequence[Tuning], out: Path) -> list[Path]:
     """The facts, each tuning, comparisons of those of one workload, and failures, in GitHub's Markdown."""
     pieces = []
@@ -97,4 +102,6 @@ def _grid(found: Table) -> str:
 
 
 # format -> what writes it
-FORMATS: dict[str, Callable[[Sequence[Tuning], Path], list[Path]]] = {"html": html, "png": png, "csv": csv, "md": md}
+FORMATS: dict[str, Callable[[Sequence[Tuning], Path], list[Path]]] = {
+    "html": html, "png": png, "csv": csv, "json": json, "md": md,
+}  # fmt: skip

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -46,6 +48,20 @@ def explain(tunings: Sequence[Tuning], choice_line: str, top: int | None = TOP, 
         out.print(_candidate_table(rows if top is None else rows[:top]))
         if top is not None and len(rows) > top:
             out.print(_hidden(rows[top:]), soft_wrap=True)
+
+
+def facts(tunings: Sequence[Tuning], top: int | None = TOP) -> dict[str, Any]:
+    """The same for other programs: plain values by name."""
+    told = explanation(max(tunings, key=lambda tuning: tuning.started))
+    plans = [
+        {"plan": plan, "from": source, **asdict(time), "verdict": verdict} for plan, source, time, verdict in told.plans
+    ]
+    return {
+        "facts": told.facts,
+        "passes": [asdict(one) for one in told.passes],
+        "plans": plans,
+        "candidates": [asdict(row) for rows in told.rows.values() for row in rows[:top]],
+    }
 
 
 def _table(*columns: str) -> Table:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -16,7 +17,7 @@ from glabench.hardware.environment import detect_device
 from glabench.hardware.targets import capability_of
 from glabench.report import text
 from glabench.tune.candidate import Variant
-from glabench.tune.explain import TOP, explain
+from glabench.tune.explain import TOP, explain, facts
 from glabench.tune.space import Space, space_of
 from glabench.tuning_store import Tuning
 
@@ -60,6 +61,25 @@ def explain_all(
             explain(found, f"{_plan(choice, work)}; {choice.origin}", None if everything else TOP, out)
         else:
             _without(work, len(tunings), where, everything, len(works) <= FEW, out)
+
+
+def explained(
+    works: Sequence[Workload], tunings: Sequence[Tuning], where: Machine, everything: bool = False
+) -> Iterator[dict[str, Any]]:
+    """The same for other programs: of each workload which plan gla() would run and why, and what its newest tuning says
+    or, without one, what the cost model expects."""
+    for work in works:
+        found = [one for one in tunings if Workload.from_dict(one.workload) == work and _fits(one, where)]
+        tuned_on = _machine_of(max(found, key=lambda tuning: tuning.started)) if found else None
+        choice = chosen(work, tuned_on or where)
+        told = {"workload": work.to_dict(), "tunings": len(found), "plan": _plan(choice, work), "origin": choice.origin}
+        if found:
+            yield told | facts(found, None if everything else TOP)
+            continue
+        space = space_of(work, where.capability)
+        best = sorted(space.menus, key=space.predicted_total)[: None if everything else PLANS]
+        plans = [{"plan": str(variant), "predicted_ms": space.predicted_total(variant)} for variant in best]
+        yield told | {"predicted_ms": predicted_ms(work, choice.plan, where.capability), "plans": plans}
 
 
 def _machine_of(tuning: Tuning) -> Machine | None:

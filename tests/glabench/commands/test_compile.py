@@ -117,6 +117,21 @@ def test_a_kernel_that_gla_runs_and_that_does_not_fit_is_exit_code_1(
     assert [row["status"] for row in rows] == ["ok", "compile_error"]
 
 
+def test_json_is_the_kernels_that_gla_runs_and_nothing_else(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = [kernel(), kernel(origin="space"), kernel("compile_error")]
+    monkeypatch.setattr("glabench.tune.survey.survey", lambda *arguments: iter(found))
+    monkeypatch.chdir(folder)
+    with pytest.raises(SystemExit) as stop:
+        main(["compile", "tiny.yaml", "--target", "sm_90", "--format", "json"])
+    assert stop.value.code == 1
+    out, err = capsys.readouterr()
+    written = (folder / "results/local/compile-tiny.jsonl").read_text().splitlines()
+    assert out.splitlines() == [written[0], written[2]]
+    assert "Rows: results/local/compile-tiny.jsonl" in err
+
+
 def test_a_shape_compiles_as_a_sweep_does(compiled: Callable[..., str], folder: Path) -> None:
     said = compiled("1,64,1,16,16", "--mode", "fwd", "--dtype", "fp32", "--target", "sm_80", "--space", "0")
     assert said.startswith("1x64x1x16x16: 1 case of gla for sm_80")

@@ -59,14 +59,14 @@ def test_html_by_default_with_figures_beside_it(results: Path, capsys: pytest.Ca
     assert kinds.count(".png") == kinds.count(".svg") == outside.count("<figure") + 1
 
 
-@pytest.mark.parametrize("format", ["md", "csv"])
+@pytest.mark.parametrize("format", ["md", "csv", "json"])
 def test_a_dash_is_the_terminal(results: Path, capsys: pytest.CaptureFixture[str], format: str) -> None:
     assert run(results / "test-h200.jsonl", "--format", format, "--out", "-") == 0
     printed = capsys.readouterr().out
     assert run(results / "test-h200.jsonl", "--format", format, "--out", f"there.{format}") == 0
     assert printed == Path(f"there.{format}").read_text()
     assert run(results / "test-h200.jsonl", "--out", "-") == 2
-    assert "--out -: the terminal takes csv and md, expected a file or folder for html" in capsys.readouterr().err
+    assert "--out -: the terminal takes csv, json and md, expected a file or folder for html" in capsys.readouterr().err
     assert not Path("-").exists()
 
 

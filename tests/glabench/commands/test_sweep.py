@@ -230,10 +230,12 @@ def test_a_real_sweep_from_file_to_rows_and_again(python_process: Process, tmp_p
     assert lines[-3] == "9 cases: 8 ok, 1 unsupported"
     assert lines[-1] == f"Report: glabench report {path.relative_to(tmp_path)}"
 
-    again = python_process(*arguments, cwd=str(tmp_path))
+    again = python_process(*arguments, "--format", "json", cwd=str(tmp_path))
     assert rows(path) == found
-    assert "9 of them finished earlier" in again.stdout
-    assert "] ok" not in again.stdout
+    assert "9 of them finished earlier" in again.stderr
+    assert "] ok" not in again.stderr
+    standing = [json.loads(line) for line in again.stdout.splitlines()]
+    assert sorted(line["T"] for line in standing) == [16, 16, *range(17, 24)]
 
     python_process(*arguments, "--fresh", "--only", "cudnn", cwd=str(tmp_path))
     assert [row["case"]["system"] for row in rows(path)] == ["cudnn"]
