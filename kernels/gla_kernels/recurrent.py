@@ -199,20 +199,22 @@ def recurrent_grad_v_kernel(  # type: ignore[no-untyped-def]
 def step_kernel(  # type: ignore[no-untyped-def]
     p_q, p_k, p_v, p_g, p_gv, p_s, p_o, scale,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, GATED: tl.constexpr, GATED_V: tl.constexpr,
-    V_FIRST: tl.constexpr,
+    V_FIRST: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """One token: the state [B*H, K, V], or V_FIRST [B*H, V, K], is updated in place, o [B*H, V]."""
+    """One token: the state [B*H, K, V], or V_FIRST [B*H, V, K], is updated in place, o [B*H, V]. GROUP heads share each
+    one of q, k and g."""
     NV: tl.constexpr = (V + BV - 1) // BV
     i_p = tl.program_id(0)
     i_v, i_bh = i_p % NV, (i_p // NV).to(tl.int64)
+    i_qh = i_bh // GROUP
     o_k, o_v = tl.arange(0, BK), i_v * BV + tl.arange(0, BV)
     b_s = load_state(p_s + i_bh * K * V, o_k, o_v, K, V, V_FIRST)
     if GATED:
-        b_s *= tl.exp(_load(p_g + i_bh * K, o_k, K))[:, None]
+        b_s *= tl.exp(_load(p_g + i_qh * K, o_k, K))[:, None]
     if GATED_V:
         b_s *= tl.exp(_load(p_gv + i_bh * V, o_v, V))[None, :]
-    b_s += _load(p_k + i_bh * K, o_k, K)[:, None] * _load(p_v + i_bh * V, o_v, V)[None, :]
-    b_o = tl.sum(b_s * _load(p_q + i_bh * K, o_k, K)[:, None], axis=0) * scale
+    b_s += _load(p_k + i_qh * K, o_k, K)[:, None] * _load(p_v + i_bh * V, o_v, V)[None, :]
+    b_o = tl.sum(b_s * _load(p_q + i_qh * K, o_k, K)[:, None], axis=0) * scale
     tl.store(p_o + i_bh * V + o_v, b_o.to(p_o.dtype.element_ty), mask=o_v < V)
     store_state(p_s + i_bh * K * V, b_s, o_k, o_v, K, V, V_FIRST)
 
@@ -226,7 +228,7 @@ def _blocks(K: int, V: int, split: str) -> tuple[dict[str, int], int]:
     return {"K": K, "V": V} | blocks, cdiv(dim, block)
 
 
-def _launch(kernel: Any, split: str, args: dict[str, Any], shape: tuple[int, int, int, int], **flags: bool) -> Launch:
+def _launch(kernel: Any, split: str, args: dict[str, Any], shape: tuple[int, int, int, int], **flags: int) -> Launch:
     """``shape`` is N sequences, H, K, V."""
     N, H, K, V = shape
     constexprs, tiles = _blocks(K, V, split)
@@ -311,10 +313,13 @@ def step(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, state: Tensor, scale: float, launch: Launcher,
     gv: Tensor | None = None, v_first: bool = False,
 ) -> Tensor:  # fmt: skip
-    """o [B, H, V]; ``state`` [B, H, K, V] float32, or v_first [B, H, V, K], is updated in place."""
-    B, H, K = q.shape
+    """o [B, H, V]; ``state`` [B, H, K, V] float32, or v_first [B, H, V, K], is updated in place. q, k and g may have
+    fewer heads, each for as many of v as any other."""
+    B, H, V = v.shape
+    K = q.shape[-1]
     o = torch.empty_like(v)
     args = {"p_q": q, "p_k": k, "p_v": v, "p_g": g, "p_gv": gv, "p_s": state, "p_o": o, "scale": scale}
-    flags = {"GATED": g is not None, "GATED_V": gv is not None, "V_FIRST": v_first}
-    launch(_launch(step_kernel, "V", args, (B, H, K, v.shape[-1]), **flags))
+    group = max(1, H // max(1, q.shape[1]))
+    flags = {"GATED": g is not None, "GATED_V": gv is not None, "V_FIRST": v_first, "GROUP": group}
+    launch(_launch(step_kernel, "V", args, (B, H, K, V), **flags))
     return o

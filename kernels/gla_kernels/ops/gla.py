@@ -1,6 +1,7 @@
 """The public functions, with autograd.
 
-Layout everywhere: q, k, g [B, T, H, K]; v, o [B, T, H, V]; states [B, H, K, V] in float32. g = log(alpha) <= 0.
+Layout everywhere: q, k, g [B, T, H, K]; v, o [B, T, H, V]; states [B, H, K, V] in float32. g = log(alpha) <= 0. Where
+v has n times as many heads as q, so have gv, o and states (grouped.py).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ..plan.choose import machine_of
 from ..plan.request import Config, check_config, check_plan, plan_of, tune
 from ..plan.table import Machine
 from ..schedule import Schedule, Workload
-from . import library, pooled
+from . import grouped, library, pooled
 from .autograd import call
 from .form import Form, Inputs, looks_at_lengths
 from .forms import Chunkwise, Recurrent
@@ -62,7 +63,9 @@ def gla(
         S_t = Diag(exp g_t) S_{t-1} Diag(exp gv_t) + k_t^T v_t          o_t = scale q_t S_t
 
     q, k: [B, T, H, K], float32, float16 or bfloat16; K from 1 to 512.
-    v: [B, T, H, V], dtype of q; V from 1 to 512.
+    v: [B, T, H, V], dtype of q; V from 1 to 512. Or with n times as many heads as q, k and g have: head h of those is
+        shared by heads h*n to h*n+n-1 of v, gv, o and states, which are H*n then. Nothing is repeated in memory where
+        n * V is at most 512, else q, k and g as few times as n can be parted. Fewer heads than q's are refused.
     g: [B, T, H, K], natural log of the decay, <= 0, dtype of q or float32; -inf forgets all, and its gradient is 0.
         Gates of 16 bits have to be finite with K > 128: -1e4 forgets all, too. Beside bfloat16 inputs Hopper's own
         kernels take 16 bits of each float32 gate. None: no decay (plain linear attention).
@@ -102,6 +105,10 @@ def gla(
     Raises ValueError, naming the argument, for a wrong shape, dtype, device, schedule or config.
     """
     inputs = Inputs(q, k, v, g, gv, initial_state, cu_seqlens)
+    if heads := grouped.together(inputs, state_v_first):
+        asked: dict[str, Any] = {"schedule": schedule, "config": config, "recompute": recompute, "check": check}
+        asked |= {"scale": scale, "output_final_state": output_final_state}
+        return grouped.call(gla, inputs, heads, state_v_first, **asked)
     if torch.compiler.is_compiling():
         if config is None:
             return library.call("gla", inputs, scale, output_final_state, schedule, recompute, state_v_first)
@@ -135,7 +142,8 @@ def _check(inputs: Inputs, output_final_state: bool, v_first: bool) -> None:
 
 
 def _check_tensors(x: Inputs, v_first: bool) -> None:
-    check_inputs(x.q, x.k, x.v, x.g, x.initial_state, gv=x.gv, cu_seqlens=x.cu_seqlens, v_first=v_first)
+    how = {"cu_seqlens": x.cu_seqlens, "v_first": v_first, "groups": True}
+    check_inputs(x.q, x.k, x.v, x.g, x.initial_state, gv=x.gv, **how)  # type: ignore[arg-type]
 
 
 def form_of(
@@ -191,6 +199,9 @@ def gla_recurrent(
     Work that a GPU cannot spread over time; for short sequences and as a baseline.
     """
     inputs = Inputs(q, k, v, g, gv, initial_state, cu_seqlens)
+    if heads := grouped.together(inputs, state_v_first):
+        asked = {"scale": scale, "output_final_state": output_final_state, "check": check}
+        return grouped.call(gla_recurrent, inputs, heads, state_v_first, **asked)
     if torch.compiler.is_compiling():
         return library.call("gla_recurrent", inputs, scale, output_final_state, v_first=state_v_first)
     if not is_plain(inputs):
@@ -228,15 +239,16 @@ def gla_step(
     """One token of decoding: ``state`` is updated in place, o is returned.
 
     q, k, g: [B, H, K]; v, gv: [B, H, V]; state: [B, H, K, V], or [B, H, V, K] with state_v_first, float32, contiguous,
-    in memory that none of the others is a view of. Returns o [B, H, V] in the dtype of q. Not differentiable: a
-    backward pass that still needs what was in the state raises RuntimeError. Raises ValueError, naming the argument,
-    for a wrong shape, dtype or device.
+    in memory that none of the others is a view of. v, gv, the state and o may have n times the heads, as in `gla`:
+    nothing is repeated. Returns o [B, H, V] in the dtype of q. Not differentiable: a backward pass that still needs
+    what was in the state raises RuntimeError. Raises ValueError, naming the argument, for a wrong shape, dtype or
+    device.
 
     state_indices: [B], int32 or int64: ``state`` is a pool then, [slots, H, K, V] or [slots, H, V, K], of float32,
         bfloat16, float16 or float8_e4m3fn, each slot contiguous and any stride from one to the next, and these are the
         slots of the B requests, no slot twice. What is no slot, such as -1, is padding, and its o is 0. g may be one
-        gate a head, [B, H]. Sums are float32. What is in the tensors counts when the kernel runs: a CUDA graph may be
-        replayed with other indices.
+        gate a head of v, [B, H]. Sums are float32. What is in the tensors counts when the kernel runs: a CUDA graph
+        may be replayed with other indices.
     state_scales: [slots, H, V], float32, of float8_e4m3fn states, and updated with them.
     rounding: [B], int32 or int64, a number of each request that is another one at each step, such as its position:
         states are rounded up or down by chance, by bits that follow from it. None: to nearest. Not of float32.

@@ -94,16 +94,16 @@ def check_step(
 
 
 def check_tokens(x: Inputs, rows: bool = False) -> None:
-    """q, k, v and gates of one token each, or with rows of several; g of each feature or one a head. Raises
-    ValueError."""
+    """q, k, v and gates of one token each, or with rows of several; g of each feature or one a head; of one token v may
+    have more heads than q. Raises ValueError."""
     one_a_head = isinstance(x.g, Tensor) and isinstance(x.q, Tensor) and x.g.dim() == x.q.dim() - 1
-    check_inputs(x.q, x.k, x.v, None if one_a_head else x.g, None, rows=rows, gv=x.gv)
+    check_inputs(x.q, x.k, x.v, None if one_a_head else x.g, None, rows=rows, gv=x.gv, groups=not rows)
     if not one_a_head:
         return
     g = check_tensor("g", x.g)
-    if g.shape != x.q.shape[:-1]:
+    if g.shape != x.v.shape[:-1]:
         raise ValueError(
-            f"g: expected shape {list(x.q.shape[:-1])}, one gate a head, or that of q, got {list(g.shape)}"
+            f"g: expected shape {list(x.v.shape[:-1])}, one gate a head, or that of q, got {list(g.shape)}"
         )
     if g.dtype not in (x.q.dtype, torch.float32):
         raise ValueError(f"g: expected dtype {x.q.dtype} (as of q) or float32, got {g.dtype}")
@@ -113,7 +113,7 @@ def check_tokens(x: Inputs, rows: bool = False) -> None:
 
 def check_pool(x: Inputs, v_first: bool, scales: Tensor | None) -> None:
     """A pool of states for such tokens. Raises ValueError."""
-    state, (H, K), V = check_tensor("state", x.initial_state), x.q.shape[-2:], x.v.shape[-1]
+    state, K, (H, V) = check_tensor("state", x.initial_state), x.q.shape[-1], x.v.shape[-2:]
     expected = (H, V, K) if v_first else (H, K, V)
     layout = "slots, H, V, K" if v_first else "slots, H, K, V"
     if state.dim() != 4 or tuple(state.shape[1:]) != expected:

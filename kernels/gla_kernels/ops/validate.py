@@ -70,11 +70,13 @@ def check_inputs(
     gv: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
     v_first: bool = False,
+    groups: bool = False,
 ) -> None:
     """q, k, g [B, T, H, K] and v, gv [B, T, H, V] of one dtype and device, g and gv perhaps float32; state
     [B, H, K, V] float32, or [N, H, K, V] with cu_seqlens [N+1]; v_first: [.., V, K].
 
-    rows=False: one token, without the axis T. Raises ValueError.
+    rows=False: one token, without the axis T. groups: several heads of v, gv and the state may share each one of q, k
+    and g. Raises ValueError.
     """
     layout = "B, T, H, K" if rows else "B, H, K"
     n_axes = 4 if rows else 3
@@ -86,8 +88,12 @@ def check_inputs(
     for name, x, expected in (("k", k, tuple(q.shape)), ("g", g, tuple(q.shape))):
         if x is not None or name == "k":
             _shape(name, check_tensor(name, x), expected, f"{layout}, as q")
-    if check_tensor("v", v).dim() != n_axes or tuple(v.shape[:-1]) != lead:
-        raise ValueError(f"v: expected shape [{', '.join(map(str, lead))}, V] ({layout[:-1]}V), got {list(v.shape)}")
+    if check_tensor("v", v).dim() != n_axes or not _leads(v, lead, groups):
+        also = f", or so many times those {lead[-1]} heads" if groups else ""
+        raise ValueError(
+            f"v: expected shape [{', '.join(map(str, lead))}, V] ({layout[:-1]}V){also}, got {list(v.shape)}"
+            f"{_of_fewer(v, lead) if groups else ''}"
+        )
     _head_dim("q", q.shape[-1])
     _head_dim("v", v.shape[-1])
     for name, x in (("k", k), ("v", v)):
@@ -108,11 +114,27 @@ def check_inputs(
         n = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
         last = (v.shape[-1], q.shape[-1]) if v_first else (q.shape[-1], v.shape[-1])
         layout = f"{'B' if cu_seqlens is None else 'N'}, H, {'V, K' if v_first else 'K, V'}"
-        _shape(name, check_tensor(name, initial_state), (n, q.shape[-2], *last), layout)
+        _shape(name, check_tensor(name, initial_state), (n, v.shape[-2], *last), layout)
         if initial_state.dtype != torch.float32:
             raise ValueError(f"{name}: expected dtype float32, got {initial_state.dtype}")
         _same_device(name, initial_state, q)
     check_device(q.device)
+
+
+def _leads(v: Tensor, lead: tuple[int, ...], groups: bool) -> bool:
+    """Whether v has these axes before its columns, or with groups so many times the heads of them."""
+    if tuple(v.shape[:-1]) == lead:
+        return True
+    many = groups and lead[-1] > 0 and v.shape[-2] > 0 and v.shape[-2] % lead[-1] == 0
+    return many and tuple(v.shape[:-2]) == lead[:-1]
+
+
+def _of_fewer(v: Tensor, lead: tuple[int, ...]) -> str:
+    """What to do with v of fewer heads than q has, if they are as many for each."""
+    if v.dim() < 2 or not 0 < v.shape[-2] < lead[-1] or lead[-1] % v.shape[-2]:
+        return ""
+    times = lead[-1] // v.shape[-2]
+    return f"; heads of v that several of q share have to be repeated: v.repeat_interleave({times}, -2)"
 
 
 def check_lengths(cu_seqlens: Tensor, q: Tensor) -> None:
@@ -148,7 +170,7 @@ def check_step(
     if state is None:
         raise ValueError(f"state: expected a tensor [B, H, {'V, K' if v_first else 'K, V'}], got None")
     check_flag("state_v_first", v_first)
-    check_inputs(q, k, v, g, state, rows=False, gv=gv, v_first=v_first)
+    check_inputs(q, k, v, g, state, rows=False, gv=gv, v_first=v_first, groups=True)
     if not state.is_contiguous():
         raise ValueError(f"state: expected a contiguous tensor to update in place, got strides {list(state.stride())}")
     if state.is_neg():

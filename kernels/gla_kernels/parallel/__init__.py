@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from ..ops import gla as whole
+from ..ops import grouped
 from ..ops import simple_gla as whole_simple
 from ..ops.form import Inputs
 from ..ops.forms import Chunkwise
@@ -56,8 +57,9 @@ def gla(
 ) -> tuple[Tensor, Tensor | None]:
     """`gla_kernels.gla` on a sequence that lies over the ranks of a group.
 
-    q, k, v, g, gv: this rank's tokens, [B, T of this rank, H, ..]. Ranks may have different numbers of them, and one
-        may have none. Or tensors of `torch.distributed.tensor`, sharded along T alone, on a mesh of one dimension.
+    q, k, v, g, gv: this rank's tokens, [B, T of this rank, H, ..], v and gv perhaps with more heads, as there. Ranks
+        may have different numbers of tokens, and one may have none. Or tensors of `torch.distributed.tensor`, sharded
+        along T alone, on a mesh of one dimension.
     group: the process group; None: all ranks, or of DTensors their mesh.
     initial_state: [B, H, K, V], of the whole sequence: the first rank's counts, and has the gradient.
     output_final_state: the state after the last token of the sequence comes back on the last rank, and zeros on the
@@ -78,11 +80,17 @@ def gla(
         outside, given = torch.compiler.disable(gla), (q, k, v, g, scale, initial_state, output_final_state)
         of_sequences = {"group": group, "gv": gv, "cu_seqlens": cu_seqlens, "state_v_first": state_v_first}
         return outside(*given, **of_sequences, schedule=schedule, config=config, recompute=recompute)
-    inputs, group, back = local_tensors(Inputs(q, k, v, g, gv, initial_state, cu_seqlens), group)
+    inputs = Inputs(q, k, v, g, gv, initial_state, cu_seqlens)
+    if heads := grouped.together(inputs, state_v_first):
+        asked: dict[str, Any] = {"schedule": schedule, "config": config, "recompute": recompute, "group": group}
+        asked |= {"scale": scale, "output_final_state": output_final_state}
+        return grouped.call(gla, inputs, heads, state_v_first, **asked)
+    inputs, group, back = local_tensors(inputs, group)
     check_flag("state_v_first", state_v_first)
     check_flag("output_final_state", output_final_state)
     ranks = Ranks.of(group)
-    check_inputs(*inputs[:4], inputs.initial_state, gv=inputs.gv, cu_seqlens=inputs.cu_seqlens, v_first=state_v_first)
+    like = {"cu_seqlens": inputs.cu_seqlens, "v_first": state_v_first, "groups": True}
+    check_inputs(*inputs[:4], inputs.initial_state, gv=inputs.gv, **like)  # type: ignore[arg-type]
     how = {"schedule": schedule, "config": config, "recompute": recompute, "state_v_first": state_v_first}
     scale = check_scale(scale, inputs.q.shape[-1])
 

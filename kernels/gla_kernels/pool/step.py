@@ -26,12 +26,12 @@ FOUR_WARPS = {4: 8192, 2: 8192, 1: 4096}
 
 
 @triton.jit
-def load_gate(p_g, i_row, o_k, K: tl.constexpr, GATES: tl.constexpr):
-    """A token's gates, of each feature of k."""
+def load_gate(p_g, i_row, o_k, K: tl.constexpr, GATES: tl.constexpr, GROUP: tl.constexpr = 1):
+    """A token's gates, of each feature of k. GROUP heads share those of a feature."""
     if GATES == 2:
         b_g = tl.load(p_g + i_row).to(tl.float32) + tl.zeros(o_k.shape, dtype=tl.float32)
     else:
-        b_g = tl.load(p_g + i_row * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)
+        b_g = tl.load(p_g + i_row // GROUP * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)
     return b_g
 
 
@@ -53,18 +53,18 @@ def store_values(p_x, i_row, i_v, b_x, o_v, V: tl.constexpr):
 def pool_step_kernel(
     p_q, p_k, p_v, p_g, p_gv, p_s, p_scales, p_slots, p_times, p_o, scale, stride, n_slots, H,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, GATES: tl.constexpr, GATED_V: tl.constexpr,
-    V_FIRST: tl.constexpr, STOCHASTIC: tl.constexpr, COUNTED: tl.constexpr,
+    V_FIRST: tl.constexpr, STOCHASTIC: tl.constexpr, COUNTED: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """One token: states of the slots [B] are updated in place, o [B, H, V]. p_times: of each request [B], or COUNTED,
-    counts [slots, H, COUNTS]."""
+    """One token: states of the slots [B] are updated in place, o [B, H, V]. GROUP heads share each one of q, k
+    and gates of a feature. p_times: of each request [B], or COUNTED, counts [slots, H, COUNTS]."""
     NV: tl.constexpr = (V + BV - 1) // BV
     i_p = tl.program_id(0)
     i_v, i_bh = i_p % NV, (i_p // NV).to(tl.int64)
     i_b, i_h = i_bh // H, i_bh % H
     i_slot = tl.load(p_slots + i_b).to(tl.int64)
     o_k, o_v = tl.arange(0, BK), tl.arange(0, BV)
-    b_q = tl.load(p_q + i_bh * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)
-    b_k = tl.load(p_k + i_bh * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)
+    b_q = tl.load(p_q + i_bh // GROUP * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)
+    b_k = tl.load(p_k + i_bh // GROUP * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)
     b_v = load_values(p_v, i_bh, i_v, o_v, V)
     b_o = tl.zeros([BV], dtype=tl.float32)
     if (i_slot >= 0) & (i_slot < n_slots):
@@ -73,7 +73,7 @@ def pool_step_kernel(
         p_scale = None if p_scales is None else p_scales + i_head * V
         b_s = as_float(load_tile(p_state, i_v, o_k, o_v, K, V, V_FIRST), p_scale, i_v, o_v, V)
         if GATES != 0:
-            b_s *= tl.exp(load_gate(p_g, i_bh, o_k, K, GATES))[:, None]
+            b_s *= tl.exp(load_gate(p_g, i_bh, o_k, K, GATES, GROUP))[:, None]
         if GATED_V:
             b_s *= tl.exp(load_values(p_gv, i_bh, i_v, o_v, V))[None, :]
         b_s += b_k[:, None] * b_v[None, :]
@@ -110,9 +110,10 @@ def step(
     *, gv: Tensor | None = None, v_first: bool = False, scales: Tensor | None = None, times: Tensor | None = None,
     counted: bool = False,
 ) -> Tensor:  # fmt: skip
-    """o [B, H, V]; the states of ``slots`` [B] in the pool ``state`` are updated in place. times: states are rounded by
-    chance, with other bits at another time."""
-    B, _, _ = q.shape
+    """o [B, H, V]; the states of ``slots`` [B] in the pool ``state`` are updated in place. q, k and gates of each
+    feature may have fewer heads, each for as many of v as any other. times: states are rounded by chance, with other
+    bits at another time."""
+    B, of_q, _ = q.shape
     H, K, V = sizes_of(state, v_first)
     tiles, o = tiles_of(K, V, state.dtype, v_first, ELEMENTS[state.itemsize]), torch.empty_like(v)
     args = {
@@ -120,7 +121,8 @@ def step(
         "p_times": times, "p_o": o, "scale": scale, "stride": state.stride(0), "n_slots": state.shape[0], "H": H,
     }  # fmt: skip
     sizes = {"K": K, "V": V, "BK": tiles.BK, "BV": tiles.BV, "GATES": gates_of(g, q)}
-    flags = {"GATED_V": gv is not None, "V_FIRST": v_first, "STOCHASTIC": times is not None, "COUNTED": counted}
+    flags = {"GROUP": max(1, H // max(1, of_q))}
+    flags |= {"GATED_V": gv is not None, "V_FIRST": v_first, "STOCHASTIC": times is not None, "COUNTED": counted}
     num_warps = tiles.num_warps(elements=FOUR_WARPS[state.itemsize])
     launch(Launch(pool_step_kernel, (tiles.over_v * B * H,), args, sizes | flags, num_warps=num_warps))
     if counted and times is not None:

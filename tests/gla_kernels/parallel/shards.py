@@ -33,7 +33,8 @@ CUDA = torch.cuda.is_available()
 
 @dataclass(frozen=True)
 class Case:
-    """A call. gates: the strength of g, or "none"; lengths: of packed sequences."""
+    """A call. gates: the strength of g, or "none"; lengths: of packed sequences; group: heads of v that share one of
+    q."""
 
     name: str
     gates: Any = 1.0
@@ -46,6 +47,7 @@ class Case:
     every: int | None = None  # chunks of a segment
     recompute: bool | None = None
     sizes: tuple[int, int, int, int] = (1, 1, 16, 16)  # B, H, K, V
+    group: int = 1
 
     @cached_property
     def whole(self) -> dict[str, Tensor | None]:
@@ -57,10 +59,11 @@ class Case:
     def _drawn(self) -> dict[str, Tensor | None]:
         B, H, K, V = self.sizes
         n = len(self.lengths) if self.lengths else B
-        g = F.logsigmoid(torch.randn(B, T, H, *(() if self.simple else (K,))))
+        of_q = H // self.group
+        g = F.logsigmoid(torch.randn(B, T, *((H,) if self.simple else (of_q, K))))
         closed = torch.rand_like(g) < 0.02
         x: dict[str, Tensor | None] = {
-            "q": torch.randn(B, T, H, K), "k": torch.randn(B, T, H, K), "v": torch.randn(B, T, H, V),
+            "q": torch.randn(B, T, of_q, K), "k": torch.randn(B, T, of_q, K), "v": torch.randn(B, T, H, V),
             "g": None if self.gates == "none" else (g * self.gates).masked_fill(closed & (self.gates > 4), -1e4),
             "gv": F.logsigmoid(torch.randn(B, T, H, V)) if self.gv else None, "do": torch.randn(B, T, H, V),
         }  # fmt: skip
@@ -87,6 +90,8 @@ CASES = (
     Case("packed, exact, states [V, K]", lengths=EXACT, v_first=True, sizes=(1, 1, 16, 32)),
     Case("packed, value gates, no states", lengths=THROUGH, gv=True, states=False),
     Case("packed, one gate a head", lengths=THROUGH, simple=True),
+    Case("heads that share queries", sizes=(1, 4, 16, 16), group=2),
+    Case("packed, heads that share queries", lengths=THROUGH, sizes=(1, 4, 16, 16), group=2),
 )
 GIVEN = ("q", "k", "v", "g", "gv", "initial_state")
 

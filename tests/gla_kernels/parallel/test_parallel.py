@@ -73,10 +73,11 @@ def judged(case: Case) -> dict[str, Tensor]:
     x = {name: None if y is None else y.double() for name, y in case.whole.items() if name != "cu_seqlens"}
     leaves = {name: x[name].requires_grad_() for name in GIVEN if x[name] is not None}  # type: ignore[union-attr]
     q, k, v, g, gv, initial = (leaves.get(name) for name in GIVEN)
-    if case.simple:
-        assert g is not None
-        assert q is not None
-        g = g[..., None].expand(q.shape)
+    assert q is not None
+    assert k is not None
+    q, k = (y.repeat_interleave(case.group, 2) for y in (q, k))
+    if g is not None:
+        g = g[..., None].expand(q.shape) if case.simple else g.repeat_interleave(case.group, 2)
     if initial is not None and case.v_first:
         initial = initial.mT
     o, final = reference.recurrent(q, k, v, g, None, initial, gv=gv, cu_seqlens=case.whole["cu_seqlens"])  # type: ignore[arg-type]

@@ -3,6 +3,7 @@ costs a loop in PyTorch that rounds them as often."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -99,6 +100,26 @@ def test_steps_update_the_slots_in_place(inputs, dtype, v_first, gates, gap, K, 
     assert not o[1].any()
     assert torch.equal(room[[0, 2, 3, 5]].view(torch.uint8), others.view(torch.uint8))
     assert torch.equal(room[:, room.shape[1] - gap :].view(torch.uint8), between.view(torch.uint8))
+
+
+@pytest.mark.parametrize("v_first", [False, True])
+@pytest.mark.parametrize("gates", [None, 1.0, "head"])
+def test_heads_that_share_queries_and_keys(inputs, gates, v_first):
+    """Gates of a feature are shared too, gates of a head are those of each state."""
+    x = inputs((2, 3, 6, 20, 36), torch.float32, 1.0 if gates == "head" else gates)
+    if gates is not None:
+        x.g = x.g[..., :1].expand_as(x.g) if gates == "head" else x.g[:, :, ::3].repeat_interleave(3, 2)
+    x.q, x.k = (t[:, :, ::3].repeat_interleave(3, 2) for t in (x.q, x.k))
+    indices = torch.tensor([3, 0], device=x.q.device)
+    _, pool, _ = pool_of(x.initial_state, indices, torch.float32, v_first, 0)
+    of_group = slice(None, None, 1 if gates == "head" else 3)
+    g = None if x.g is None else x.g[:, :, of_group]
+    shared = replace(x, q=x.q[:, :, ::3], k=x.k[:, :, ::3], g=g)
+    o = steps(shared, pool, gates == "head", state_indices=indices, state_v_first=v_first)
+    wide = x.cast(torch.float64)
+    right, state = reference.recurrent(wide.q, wide.k, wide.v, wide.g, None, wide.initial_state)
+    assert (o - right).norm() <= 1e-5 * right.norm()
+    assert (states_of(pool, None, indices, v_first) - state).norm() <= 1e-5 * state.norm()
 
 
 def test_gates_on_the_value_side(inputs):
