@@ -87,7 +87,7 @@ def thinned(x: Tensor, into: Tensor, every: int) -> Launch:
     return Launch(thin_kernel, grid, sizes, {"SIZE": K * V, "BLOCK": BLOCK})
 
 
-def summed(x: Tensor, into: Tensor) -> Launch:
-    """A launch that adds up x [parts, ..], float32, over the parts."""
-    sizes = {"PARTS": x.shape[0], "BLOCK": BLOCK}
+def summed(x: Tensor, into: Tensor, parts: int | None = None) -> Launch:
+    """A launch that adds up x [parts, ..], float32, over the parts, or [parts * B, ..] over so many."""
+    sizes = {"PARTS": x.shape[0] if parts is None else parts, "BLOCK": BLOCK}
     return Launch(sum_kernel, (cdiv(into.numel(), BLOCK),), {"p_x": x, "p_y": into, "n": into.numel()}, sizes)

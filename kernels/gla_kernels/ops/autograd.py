@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .form import DIFFERENTIATED, Inputs, laid_out, no_tangents
+from .form import DIFFERENTIATED, Inputs, laid_out, no_tangents, output_shape
 from .prepared import Prepared
 
 
@@ -50,7 +50,7 @@ _apply = super(torch.autograd.Function, _Call).apply
 def _gradients(ctx: Any, do: Tensor | None, d_final: Tensor | None) -> tuple[Any, ...]:
     *given, final_state, left = ctx.saved_tensors  # read once: a checkpoint hands them out once
     final_state, left = (None if x is None else laid_out(x) for x in (final_state, left))
-    do = torch.zeros_like(given[2], memory_format=torch.contiguous_format) if do is None else laid_out(do)
+    do = given[2].new_zeros(output_shape(Inputs(*given))) if do is None else laid_out(do)
     d_final = None if d_final is None else laid_out(d_final)
     needed = ctx.needs_input_grad[1 : 1 + DIFFERENTIATED]
     return None, *ctx.prepared.backward(Inputs(*given), final_state, left, do, d_final, needed), None

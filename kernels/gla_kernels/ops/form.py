@@ -71,10 +71,16 @@ def sequences_of(x: Inputs) -> int:
     return x.q.shape[0] if x.cu_seqlens is None else x.cu_seqlens.shape[0] - 1
 
 
+def output_shape(x: Inputs) -> tuple[int, int, int, int]:
+    """Of o: it has the heads of q or of v, whichever are more."""
+    B, T, heads, V = x.v.shape
+    return B, T, max(heads, x.q.shape[2]), V
+
+
 def state_shape(x: Inputs, v_first: bool) -> tuple[int, ...]:
     """Of the states before and after a call: one a sequence and head."""
-    _, _, H, K = x.q.shape
-    V = x.v.shape[-1]
+    _, _, H, V = output_shape(x)
+    K = x.q.shape[-1]
     return (sequences_of(x), H, V, K) if v_first else (sequences_of(x), H, K, V)
 
 

@@ -32,7 +32,11 @@ def together(x: Inputs, v_first: bool) -> int:
     H, of_values = x.q.shape[2], x.v.shape[2]
     if of_values == H or not H or not of_values or of_values % H or not _fits(x, v_first):
         return 0
-    group, V = of_values // H, x.v.shape[3]
+    return heads_in_one(of_values // H, x.v.shape[3])
+
+
+def heads_in_one(group: int, V: int) -> int:
+    """How many of a group's heads of V columns go into one; 0 where none fits."""
     return max([0] + [n for n in range(1, group + 1) if group % n == 0 and n * V <= MAX_HEAD_DIM])
 
 

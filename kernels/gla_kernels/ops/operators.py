@@ -19,7 +19,7 @@ from .. import recurrent
 from ..launch import execute
 from ..plan import choose
 from ..schedule import Schedule
-from .form import DIFFERENTIATED, Form, Inputs, laid_out, sequences_of, state_shape
+from .form import DIFFERENTIATED, Form, Inputs, laid_out, output_shape, sequences_of, state_shape
 from .prepared import Prepared
 from .signature import prepared
 from .validate import check_scale, check_step
@@ -100,7 +100,7 @@ class Call(torch.autograd.Function):
         given, left = saved[:TENSORS_GIVEN], list(saved[TENSORS_GIVEN:])
         needed = [bool(wanted) for wanted in ctx.needs_input_grad[:DIFFERENTIATED]]
         d_final = grads[0] if ctx.final else None
-        do = torch.zeros_like(given[2]) if do is None else do
+        do = given[2].new_zeros(output_shape(Inputs(*given))) if do is None else do
         how: tuple[Any, ...] = ([], ctx.scale, ctx.final, ctx.room, ctx.text)
         # a graph says itself that it is differentiated once
         run = torch.ops.gla_kernels.backward if torch.compiler.is_compiling() else _Gradients.apply
@@ -129,7 +129,7 @@ def _forward(*inputs: Any) -> list[Tensor]:
 def _forward_shapes(*inputs: Any) -> list[Tensor]:
     *tensors, rows, _scale, final, room, text = inputs
     x = Inputs(*tensors)
-    found = [x.v.new_empty(x.v.shape)]
+    found = [x.v.new_empty(output_shape(x))]
     if final:
         shape = state_shape(x, json.loads(text)["state_v_first"])
         found.append(x.q.new_empty(shape, dtype=torch.float32))

@@ -1,6 +1,7 @@
 """The public functions, with autograd.
 
-Layout: q, k [B, T, H, K]; v, o [B, T, H, V]; g [B, T, H]; states [B, H, K, V] in float32.
+Layout: q, k [B, T, H, K]; v, o [B, T, H, V]; g [B, T, H]; states [B, H, K, V] in float32. Either q and k or v may have
+fewer heads, each for as many states as any other.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from .form import Inputs, Left, looks_at_lengths
 from .operators import MAKERS
 from .prepared import Prepared
 from .signature import is_plain, prepared, signature_of
-from .validate import check_flag, check_inputs, check_length_values, check_scale, check_sizes, check_tensor
+from .validate import check_flag, check_inputs, check_length_values, check_scale, check_sizes, check_tensor, no_tensor
 
 
 def simple_gla(
@@ -48,7 +49,10 @@ def simple_gla(
 
     q, k: [B, T, H, K], float32, float16 or bfloat16; K from 1 to 256.
     v: [B, T, H, V], dtype of q; V from 1 to 256.
-    g: [B, T, H], natural log of the decay, <= 0 and as strong as wanted, dtype of q or float32. It may be expanded.
+        There are H heads of states, of g and of o. Either q and k or v may have fewer, H / n, of which head h is that
+        of heads h*n to h*n+n-1: as in Mamba-2's SSD, where all share q and k. Nothing is repeated in memory.
+    g: [B, T, H], natural log of the decay, <= 0 and as strong as wanted, dtype of q or float32. It may be expanded, and
+        have the heads of q where v has more.
     scale: factor on the output; K^-1/2 by default.
     initial_state: [B, H, K, V], float32; zeros by default.
     output_final_state: whether to return the state after the last token.
@@ -65,7 +69,8 @@ def simple_gla(
 
     Raises ValueError, naming the argument, for a wrong shape, dtype, device or schedule.
     """
-    inputs = Inputs(q, k, v, g, None, initial_state, cu_seqlens)
+    inputs = Inputs(q, k, v, of_states(q, v, g), None, initial_state, cu_seqlens)
+    g = inputs.g  # type: ignore[assignment]
     if torch.compiler.is_compiling():
         return library.call("simple_gla", inputs, scale, output_final_state, schedule, v_first=state_v_first)
     if not is_plain(inputs):
@@ -89,6 +94,17 @@ def simple_gla(
         return Prepared(form, _laid_out(inputs), output_final_state, q.device)
 
     return call(prepared(signature, prepare), inputs, wanted)
+
+
+def of_states(q: Any, v: Any, g: Any) -> Any:
+    """Gates of each state: those of q's heads for all of v's that share one, where there are such; else as they are,
+    also where something is wrong with them."""
+    if not all(isinstance(x, Tensor) and no_tensor(x) is None for x in (q, v, g)) or (q.dim(), v.dim()) != (4, 4):
+        return g
+    H, of_values = q.shape[2], v.shape[2]
+    if of_values == H or not H or of_values % H or g.shape != q.shape[:-1]:
+        return g
+    return g.repeat_interleave(of_values // H, 2)
 
 
 def _laid_out(inputs: Inputs) -> Inputs:
@@ -145,18 +161,21 @@ def launches(
     gates: Tensor | None = None,
     gradient_of_g: bool = True,
     capability: int = 90,
+    qk_heads: int | None = None,
 ) -> list[Launch]:
     """The kernels that a call would launch, in order, without running one, on tensors of the meta device.
 
     mode: "fwd", with no backward pass to come, "bwd" or "fwdbwd"; initial_state: whether it is given a state and gives
     back the final one; gates: g as the call has it, on the meta device, by default contiguous and of the dtype;
-    capability: compute capability of the GPU, 80 for an A100, 90 for an H100. Raises ValueError as the call would.
+    capability: compute capability of the GPU, 80 for an A100, 90 for an H100; qk_heads: of q and k, H by default, and
+    H are those of v then. Raises ValueError as the call would.
     """
-    check_sizes(B=B, T=T, H=H, K=K, V=V, capability=capability)
-    q = torch.empty(B, T, H, K, dtype=dtype, device="meta")
+    of_q = H if qk_heads is None else qk_heads
+    check_sizes(B=B, T=T, H=H, K=K, V=V, capability=capability, qk_heads=of_q)
+    q = torch.empty(B, T, of_q, K, dtype=dtype, device="meta")
     v = torch.empty(B, T, H, V, dtype=dtype, device="meta")
-    g = torch.empty(B, T, H, dtype=dtype, device="meta") if gates is None else gates
-    state = torch.empty(B, H, K, V, dtype=torch.float32, device="meta") if initial_state else None
+    g = torch.empty(B, T, max(H, of_q), dtype=dtype, device="meta") if gates is None else gates
+    state = torch.empty(B, max(H, of_q), K, V, dtype=torch.float32, device="meta") if initial_state else None
     check_call(Inputs(q, q, v, g, None, state))
     if mode not in ("fwd", "bwd", "fwdbwd"):
         raise ValueError(f"mode: expected fwd, bwd or fwdbwd, got {mode!r}")
@@ -165,28 +184,31 @@ def launches(
     fwd: list[Launch] = []
     bwd: list[Launch] = []
     _, final, kept = forward(call, initial_state, mode != "fwd", fwd.append)
-    backward(call, kept, v, final, gradient_of_g, bwd.append)
+    do = torch.empty(B, T, max(H, of_q), V, dtype=dtype, device="meta")
+    backward(call, kept, do, final, gradient_of_g, bwd.append)
     return {"fwd": fwd, "bwd": bwd, "fwdbwd": fwd + bwd}[mode]
 
 
 def check_call(x: Inputs, v_first: bool = False) -> None:
     """The tensors of a call. Raises ValueError, naming the argument, for a wrong shape, dtype or device."""
     check_flag("state_v_first", v_first)
-    check_inputs(x.q, x.k, x.v, None, x.initial_state, cu_seqlens=x.cu_seqlens, v_first=v_first)
-    check_gates(x.g, x.q)
+    how = {"cu_seqlens": x.cu_seqlens, "v_first": v_first, "groups": True, "fewer": True}
+    check_inputs(x.q, x.k, x.v, None, x.initial_state, **how)  # type: ignore[arg-type]
+    check_gates(x.g, x.q, x.v)
     for name, dim in (("q", x.q.shape[-1]), ("v", x.v.shape[-1])):
         if dim > MAX_DIM:
             raise ValueError(f"{name}: expected a head dimension (last axis) from 1 to {MAX_DIM}, got {dim}")
 
 
-def check_gates(g: Tensor | None, q: Tensor) -> None:
-    """One gate a head and token of q. Raises ValueError."""
+def check_gates(g: Tensor | None, q: Tensor, v: Tensor | None = None) -> None:
+    """One gate a token and head of q, or of v, if that has more. Raises ValueError."""
     if not isinstance(g, Tensor):
         raise ValueError(f"g: expected a tensor [B, T, H], got {type(g).__name__}")
     check_tensor("g", g)
-    if g.shape != q.shape[:-1]:
+    name, like = ("v", v) if v is not None and v.shape[2] > q.shape[2] else ("q", q)
+    if g.shape != like.shape[:-1]:
         hint = "; for a gate of each feature there is gla" if g.shape == q.shape else ""
-        raise ValueError(f"g: expected shape {list(q.shape[:-1])} (B, T, H, as q), got {list(g.shape)}{hint}")
+        raise ValueError(f"g: expected shape {list(like.shape[:-1])} (B, T, H, as {name}), got {list(g.shape)}{hint}")
     if g.dtype not in (q.dtype, torch.float32):
         raise ValueError(f"g: expected dtype {q.dtype} (as of q) or float32, got {g.dtype}")
     if g.device != q.device:

@@ -71,12 +71,13 @@ def check_inputs(
     cu_seqlens: Tensor | None = None,
     v_first: bool = False,
     groups: bool = False,
+    fewer: bool = False,
 ) -> None:
     """q, k, g [B, T, H, K] and v, gv [B, T, H, V] of one dtype and device, g and gv perhaps float32; state
     [B, H, K, V] float32, or [N, H, K, V] with cu_seqlens [N+1]; v_first: [.., V, K].
 
     rows=False: one token, without the axis T. groups: several heads of v, gv and the state may share each one of q, k
-    and g. Raises ValueError.
+    and g; fewer: several of q, k, g and the state each one of v. Raises ValueError.
     """
     layout = "B, T, H, K" if rows else "B, H, K"
     n_axes = 4 if rows else 3
@@ -88,11 +89,11 @@ def check_inputs(
     for name, x, expected in (("k", k, tuple(q.shape)), ("g", g, tuple(q.shape))):
         if x is not None or name == "k":
             _shape(name, check_tensor(name, x), expected, f"{layout}, as q")
-    if check_tensor("v", v).dim() != n_axes or not _leads(v, lead, groups):
-        also = f", or so many times those {lead[-1]} heads" if groups else ""
+    if check_tensor("v", v).dim() != n_axes or not _leads(v, lead, groups, fewer):
+        also = f", or {'a part or ' if fewer else ''}so many times those {lead[-1]} heads" if groups else ""
         raise ValueError(
             f"v: expected shape [{', '.join(map(str, lead))}, V] ({layout[:-1]}V){also}, got {list(v.shape)}"
-            f"{_of_fewer(v, lead) if groups else ''}"
+            f"{_of_fewer(v, lead) if groups and not fewer else ''}"
         )
     _head_dim("q", q.shape[-1])
     _head_dim("v", v.shape[-1])
@@ -114,19 +115,21 @@ def check_inputs(
         n = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
         last = (v.shape[-1], q.shape[-1]) if v_first else (q.shape[-1], v.shape[-1])
         layout = f"{'B' if cu_seqlens is None else 'N'}, H, {'V, K' if v_first else 'K, V'}"
-        _shape(name, check_tensor(name, initial_state), (n, v.shape[-2], *last), layout)
+        heads = max(q.shape[-2], v.shape[-2])
+        _shape(name, check_tensor(name, initial_state), (n, heads, *last), layout)
         if initial_state.dtype != torch.float32:
             raise ValueError(f"{name}: expected dtype float32, got {initial_state.dtype}")
         _same_device(name, initial_state, q)
     check_device(q.device)
 
 
-def _leads(v: Tensor, lead: tuple[int, ...], groups: bool) -> bool:
-    """Whether v has these axes before its columns, or with groups so many times the heads of them."""
-    if tuple(v.shape[:-1]) == lead:
-        return True
-    many = groups and lead[-1] > 0 and v.shape[-2] > 0 and v.shape[-2] % lead[-1] == 0
-    return many and tuple(v.shape[:-2]) == lead[:-1]
+def _leads(v: Tensor, lead: tuple[int, ...], groups: bool, fewer: bool) -> bool:
+    """Whether v has these axes before its columns, or so many times the heads of them, or, if it may, one for several
+    of them."""
+    H, of_values = lead[-1], v.shape[-2]
+    if of_values == H or not groups or not H or not of_values:
+        return tuple(v.shape[:-1]) == lead
+    return tuple(v.shape[:-2]) == lead[:-1] and (of_values % H == 0 or (fewer and H % of_values == 0))
 
 
 def _of_fewer(v: Tensor, lead: tuple[int, ...]) -> str:

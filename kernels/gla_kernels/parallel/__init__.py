@@ -137,7 +137,8 @@ def simple_gla(
     if torch.compiler.is_compiling():
         outside, given = torch.compiler.disable(simple_gla), (q, k, v, g, scale, initial_state, output_final_state)
         return outside(*given, group=group, cu_seqlens=cu_seqlens, state_v_first=state_v_first, schedule=schedule)
-    inputs, group, back = local_tensors(Inputs(q, k, v, g, None, initial_state, cu_seqlens), group)
+    gates = whole_simple.of_states(q, v, g)
+    inputs, group, back = local_tensors(Inputs(q, k, v, gates, None, initial_state, cu_seqlens), group)
     check_flag("output_final_state", output_final_state)
     ranks = Ranks.of(group)
     whole_simple.check_call(inputs, state_v_first)

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..ops.form import Inputs
+from ..ops.form import Inputs, output_shape
 from .peers import exchange_for
 
 # What has to be the same on all ranks, as whole numbers. T is not of it, and nothing sent depends on it.
@@ -64,7 +64,7 @@ class Ranks:
     def agree(self, x: Inputs, v_first: bool, differentiated: bool) -> None:
         """Raises ValueError where another rank's call is of another kind: other sizes would be gathered as garbage.
         Waits for the GPU, once for each kind of call."""
-        B, _, H, K = x.q.shape
+        K, (B, _, H, _) = x.q.shape[-1], output_shape(x)
         kinds = [KINDS.index(None if y is None else y.dtype) for y in (x.q, x.g, x.gv)]
         sequences = 0 if x.cu_seqlens is None else x.cu_seqlens.shape[0] - 1
         mine = (B, H, K, x.v.shape[-1], *kinds, sequences, int(v_first), int(differentiated))

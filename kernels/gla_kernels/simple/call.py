@@ -35,7 +35,8 @@ NATIVE_WALKS = 40
 @dataclass(frozen=True)
 class Call(CallContext):
     """The inputs of one call. q, k [B, T, H, K]; v [B, T, H, V]; g [B, T, H], of any strides; initial_state
-    [B, H, K, V] float32 or None. chunk: rows a chunk; capability: compute capability of the GPU. cu_seqlens [N+1]:
+    [B, H, K, V] float32 or None. Either q and k or v may have fewer heads, each for as many states as any other
+    (heads.py). chunk: rows a chunk; capability: compute capability of the GPU. cu_seqlens [N+1]:
     where each of N sequences packed in a batch of one begins, and T, or None; states are [N, H, K, V] then. v_first:
     they are [.., V, K]."""
 
@@ -50,6 +51,18 @@ class Call(CallContext):
     capability: int
     cu_seqlens: Tensor | None = None
     v_first: bool = False
+
+    @cached_property
+    def dims(self) -> tuple[int, int, int, int, int]:
+        """B, T, H, K, V; H: heads of states."""
+        B, T, heads, K = self.q.shape
+        return B, T, max(heads, self.v.shape[2]), K, self.v.shape[3]
+
+    @cached_property
+    def sharing(self) -> tuple[int, int]:
+        """How many heads share each one of q and k, and how many each one of v."""
+        H = self.dims[2]
+        return H // max(1, self.q.shape[2]) or 1, H // max(1, self.v.shape[2]) or 1
 
     @cached_property
     def n_chunks(self) -> int:
@@ -102,7 +115,7 @@ class Call(CallContext):
         """Whether one walk back of Hopper's own makes all gradients, as far as sizes and types go: a program a head,
         and an SM for each."""
         B, _, H, K, V = self.dims
-        if self.capability != HOPPER or not self.in_bfloat16 or self.cu_seqlens is not None:
+        if self.capability != HOPPER or not self.in_bfloat16 or self.cu_seqlens is not None or self.sharing != (1, 1):
             return False
         sizes = self.chunk == WGMMA_ROWS and K in NATIVE_DIMS and V in NATIVE_DIMS
         return sizes and B * H >= NATIVE_WALKS and 0 < B * H * self.n_chunks * K <= MOST_ROWS
@@ -148,6 +161,23 @@ class Call(CallContext):
         """The tile of Hopper's own walk back: 64 features a tensor core's operand, and all of V."""
         return Tile(WGMMA_ROWS, self.dims[-1], num_warps=4, num_stages=2, descriptors=True, hopper=True)
 
+    def group_tile(self) -> Tile:
+        """The tile of dq and dk summed over heads: twice the warps, for what one head gives and the sums so far. For an
+        H100, with chunks of 64, these are 240 registers a thread; four warps spill 640 bytes, and with 128 rows eight
+        spill 1.4 KB and sixteen 0.8."""
+        tile = self.tile(64, 64)
+        return replace(tile, num_warps=2 * tile.num_warps)
+
+    def share(self, columns: int) -> int:
+        """How many heads of a group a program adds up for dq and dk, of so many tiles of K: all, if that leaves
+        programs enough to fill a GPU; else what each adds is added up after."""
+        B, _, H, _, _ = self.dims
+        share = self.sharing[0]
+        programs = B * H // share * columns * max(1, self.n_chunks)
+        while share % 2 == 0 and programs < FEW_WALKS:
+            share, programs = share // 2, programs * 2
+        return share
+
     def over_time(self) -> Tile:
         """The tile of the passes over time: wide, if that leaves programs enough to fill a GPU."""
         B, _, H, K, V = self.dims
@@ -158,18 +188,22 @@ class Call(CallContext):
     # --- Launches ----------------------------------------------------------------------------------------------------
 
     def over_slice(
-        self, kernel: Any, tile: Tile, columns: int, args: dict[str, Any], piece: Slice, **flags: Any
+        self, kernel: Any, tile: Tile, columns: int, args: dict[str, Any], piece: Slice, share: int = 1, **flags: Any
     ) -> Launch:
-        """A launch of a pass over all chunks of a slice at once: a program a chunk, and a tile of so many."""
-        return self.launch_of(kernel, tile, columns * piece.chunks, args | chunks_of(piece, args), **flags)
+        """A launch of a pass over all chunks of a slice at once: a program a chunk, and a tile of so many, of ``share``
+        heads."""
+        return self.launch_of(kernel, tile, columns * piece.chunks, args | chunks_of(piece, args), share, **flags)
 
-    def launch_of(self, kernel: Any, tile: Tile, programs: int, args: dict[str, Any], **flags: Any) -> Launch:
-        """A launch of so many programs a head."""
+    def launch_of(
+        self, kernel: Any, tile: Tile, programs: int, args: dict[str, Any], share: int = 1, **flags: Any
+    ) -> Launch:
+        """A launch of so many programs for each ``share`` heads."""
         B, _, _, K, V = self.dims
         sizes = {"K": K, "V": V, "BT": self.chunk, "BK": tile.block_k, "BV": tile.block_v}
         how = self.tiled(kernel, tile, self.chunk, args)
         args = {"scale": self.scale, "B": B, "n_chunks": self.n_chunks} | args
-        return self.launched(kernel, programs, args, sizes | self.operands(K) | flags, **how)
+        launch = self.launched(kernel, programs, args, sizes | self.operands(K) | flags, **how)
+        return launch if share == 1 else replace(launch, grid=(launch.grid[0] // share,))
 
 
 def chunks_of(piece: Slice, args: dict[str, Any]) -> dict[str, int]:

@@ -34,6 +34,7 @@ from ..tiles.products import product
 from ..tiles.slices import Slice
 from .call import Call, chunks_of
 from .decays import CLOSED
+from .heads import first_row_of_part
 
 ROWS: tl.constexpr = tl.constexpr(packed.ROWS)
 
@@ -124,13 +125,15 @@ def _edge(p_lengths, p_c, i_n, BT: tl.constexpr, ENTERS: tl.constexpr):
     return i_chunk, i_first, i_stop, goes_on, b_rows, tl.exp2(b_all.to(tl.float32)), tl.exp2(b_own.to(tl.float32))
 
 
-@triton.jit(do_not_specialize=["n_chunks"])
+@triton.jit(do_not_specialize=["T", "n_chunks"])
 def simple_edge_rows_kernel(
-    p_lengths, p_c, p_x, p_z, p_y, scale, H, n_chunks,
+    p_lengths, p_c, p_x, p_z, p_y, scale, T, H, n_chunks,
     K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    ENTERS: tl.constexpr, V_FIRST: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
+    GX: tl.constexpr, GY: tl.constexpr, ENTERS: tl.constexpr, V_FIRST: tl.constexpr,
+    DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """What rows p_x [1, T, H, K] of each edge get through the states p_z [N, H, K, V], added to p_y [1, T, H, V]."""
+    """What rows p_x [1, T, H, K] of each edge get through the states p_z [N, H, K, V], added to p_y [1, T, H, V]. GX
+    heads share each one of p_x; where GY share one of p_y, it is [GY, 1, T, H // GY, V] (heads.py)."""
     NV: tl.constexpr = (V + BV - 1) // BV
     i_p = tl.program_id(0)
     i_v, i_nh = i_p % NV, (i_p // NV).to(tl.int64)
@@ -139,23 +142,25 @@ def simple_edge_rows_kernel(
     b_y = tl.zeros([BT, BV], dtype=tl.float32)
     for i_k in range(0, K, BK):
         o_k = i_k + tl.arange(0, BK)
-        b_x = load_tile(p_x + i_h * K, i_first, i_stop, H * K, o_k, K, BT)
+        b_x = load_tile(p_x + i_h // GX * K, i_first, i_stop, H // GX * K, o_k, K, BT)
         b_z = load_state(p_z + i_nh * K * V, o_k, o_v, K, V, V_FIRST)
         b_y = product(b_x, b_z, b_y, DOT, PRECISION)
     b_y *= (scale * b_own * b_w)[:, None]
-    b_y += load_tile(p_y + i_h * V, i_first, i_stop, H * V, o_v, V, BT).to(tl.float32)
-    store_tile(p_y + i_h * V, b_y, i_first, i_stop, H * V, o_v, V, BT)
+    p_y += first_row_of_part(i_h, 1, T, H, GY) * V
+    b_y += load_tile(p_y, i_first, i_stop, H // GY * V, o_v, V, BT).to(tl.float32)
+    store_tile(p_y, b_y, i_first, i_stop, H // GY * V, o_v, V, BT)
 
 
 @triton.jit(do_not_specialize=["n_chunks"])
 def simple_edge_states_kernel(
     p_lengths, p_c, p_x, p_u, p_z, p_y, scale, H, n_chunks,
     K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    ENTERS: tl.constexpr, V_FIRST: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
+    GX: tl.constexpr, GU: tl.constexpr, ENTERS: tl.constexpr, V_FIRST: tl.constexpr,
+    DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """p_y [N, H, K, V], which holds what `put_out` left: the states after the sequences, from rows p_x [1, T, H, K] and
     p_u [1, T, H, V], and p_z [N, H, K, V], those before them, or None for zeros; ENTERS: the gradients of the latter,
-    from those of the former. One of no rows hands its state on."""
+    from those of the former. One of no rows hands its state on. GX heads share each one of p_x, GU each one of p_u."""
     NK: tl.constexpr = (K + BK - 1) // BK
     NV: tl.constexpr = (V + BV - 1) // BV
     i_p = tl.program_id(0)
@@ -167,8 +172,9 @@ def simple_edge_states_kernel(
     b_y = _load_if(p_y, goes_on, o_k, o_v, K, V, V_FIRST)
     if p_z is not None:
         b_y += _load_if(p_z + i_nh * K * V, goes_on == 0, o_k, o_v, K, V, V_FIRST)
-    b_x = load_tile(p_x + i_h * K, i_first, i_stop, H * K, o_k, K, BT)
-    b_u = load_tile(p_u + i_h * V, i_first, i_stop, H * V, o_v, V, BT).to(tl.float32) * (scale * b_w)[:, None]
+    b_x = load_tile(p_x + i_h // GX * K, i_first, i_stop, H // GX * K, o_k, K, BT)
+    b_u = load_tile(p_u + i_h // GU * V, i_first, i_stop, H // GU * V, o_v, V, BT)
+    b_u = b_u.to(tl.float32) * (scale * b_w)[:, None]
     b_y = product(tl.trans(b_x), b_u, b_y * b_all, DOT, PRECISION) * b_own
     store_state(p_y, b_y, o_k, o_v, K, V, V_FIRST)
 
@@ -177,50 +183,57 @@ def simple_edge_states_kernel(
 def simple_edge_grads_kernel(
     p_lengths, p_c, p_x, p_u, p_z, p_end, p_s, p_y, p_dg, scale, T, H, n_chunks, first_chunk, n_here, n_stored,
     K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    ENTERS: tl.constexpr, GRAD_G: tl.constexpr, V_FIRST: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
+    GX: tl.constexpr, GU: tl.constexpr, ENTERS: tl.constexpr, GRAD_G: tl.constexpr, V_FIRST: tl.constexpr,
+    DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """What rows p_u [1, T, H, V] of the edges in n_here chunks from first_chunk on get through the states p_z
     [N, H, K, V], added to p_y [1, T, H, K]; GRAD_G: what that and p_x, [1, T, H, K], add to the gradients of gates,
     added to p_dg of `simple_grad_qk_kernel`.
 
     p_s [H, n_stored, K, V]: states before the chunks, or ENTERS, gradients of those after them; p_end [N, H, K, V]:
-    ENTERS, the gradients of the states after the sequences, if there are any.
+    ENTERS, the gradients of the states after the sequences, if there are any. GX heads share each one of p_x and p_y,
+    and are a program's; GU share each one of p_u.
     """
     NK: tl.constexpr = (K + BK - 1) // BK
     i_p = tl.program_id(0)
-    i_k, i_nh = i_p % NK, (i_p // NK).to(tl.int64)
-    i_n, i_h, o_k = i_nh // H, i_nh % H, i_k * BK + tl.arange(0, BK)
-    i_chunk, i_first, i_stop, goes_on, b_w, b_all, b_own = _edge(p_lengths, p_c + i_h * n_chunks * BT, i_n, BT, ENTERS)
+    i_k, i_nx = i_p % NK, (i_p // NK).to(tl.int64)
+    i_n, i_x, o_k = i_nx // (H // GX), i_nx % (H // GX), i_k * BK + tl.arange(0, BK)
+    p_c0 = p_c + i_x * GX * n_chunks * BT
+    i_chunk, i_first, i_stop, goes_on, _, _, _ = _edge(p_lengths, p_c0, i_n, BT, ENTERS)
     i_chunk -= first_chunk
     if (i_chunk < 0) | (i_chunk >= n_here) | (i_first >= i_stop):
         return
-    p_s += (i_h * n_stored + i_chunk) * K * V
-    b_y = tl.zeros([BT, BK], dtype=tl.float32)
-    b_phi = tl.zeros([BK], dtype=tl.float32)
-    for i_v in range(0, V, BV):
-        o_v = i_v + tl.arange(0, BV)
-        b_u = load_tile(p_u + i_h * V, i_first, i_stop, H * V, o_v, V, BT)
-        b_z = load_state(p_z + i_nh * K * V, o_k, o_v, K, V, V_FIRST)
-        b_y = product(b_u, tl.trans(b_z), b_y, DOT, PRECISION)
+    p_x, p_y, o_t = p_x + i_x * K, p_y + i_x * K, i_first + tl.arange(0, BT)
+    b_sum = load_tile(p_y, i_first, i_stop, H // GX * K, o_k, K, BT).to(tl.float32)
+    for i_g in range(0, GX):
+        i_h = i_x * GX + i_g
+        i_nh, p_sh = i_n * H + i_h, p_s + (i_h * n_stored + i_chunk) * K * V
+        _, _, _, _, b_w, b_all, b_own = _edge(p_lengths, p_c + i_h * n_chunks * BT, i_n, BT, ENTERS)
+        b_y = tl.zeros([BT, BK], dtype=tl.float32)
+        b_phi = tl.zeros([BK], dtype=tl.float32)
+        for i_v in range(0, V, BV):
+            o_v = i_v + tl.arange(0, BV)
+            b_u = load_tile(p_u + i_h // GU * V, i_first, i_stop, H // GU * V, o_v, V, BT)
+            b_z = load_state(p_z + i_nh * K * V, o_k, o_v, K, V, V_FIRST)
+            b_y = product(b_u, tl.trans(b_z), b_y, DOT, PRECISION)
+            if GRAD_G:
+                b_s = _load_if(p_sh, goes_on, o_k, o_v, K, V, False)
+                if p_end is not None:
+                    b_s += _load_if(p_end + i_nh * K * V, goes_on == 0, o_k, o_v, K, V, V_FIRST)
+                b_phi += tl.sum(b_z * b_s, axis=1)
+        b_y *= (scale * b_own * b_w)[:, None]
         if GRAD_G:
-            b_s = _load_if(p_s, goes_on, o_k, o_v, K, V, False)
-            if p_end is not None:
-                b_s += _load_if(p_end + i_nh * K * V, goes_on == 0, o_k, o_v, K, V, V_FIRST)
-            b_phi += tl.sum(b_z * b_s, axis=1)
-    b_y *= (scale * b_own * b_w)[:, None]
-    if GRAD_G:
-        o_t = i_first + tl.arange(0, BT)
-        b_x = load_tile(p_x + i_h * K, i_first, i_stop, H * K, o_k, K, BT).to(tl.float32)
-        b_p = tl.sum(b_x * b_y, axis=1)
-        b_dg = tl.cumsum(b_p, axis=0, reverse=ENTERS)
-        if not ENTERS:
-            b_dg -= b_p
-        b_dg += b_own * b_all * tl.sum(b_phi, axis=0)
-        p_dg += (i_k.to(tl.int64) * T + o_t) * H + i_h
-        b_dg += tl.load(p_dg, mask=o_t < i_stop, other=0.0)
-        tl.store(p_dg, b_dg, mask=o_t < i_stop)
-    b_y += load_tile(p_y + i_h * K, i_first, i_stop, H * K, o_k, K, BT).to(tl.float32)
-    store_tile(p_y + i_h * K, b_y, i_first, i_stop, H * K, o_k, K, BT)
+            b_x = load_tile(p_x, i_first, i_stop, H // GX * K, o_k, K, BT).to(tl.float32)
+            b_p = tl.sum(b_x * b_y, axis=1)
+            b_dg = tl.cumsum(b_p, axis=0, reverse=ENTERS)
+            if not ENTERS:
+                b_dg -= b_p
+            b_dg += b_own * b_all * tl.sum(b_phi, axis=0)
+            p_dgh = p_dg + (i_k.to(tl.int64) * T + o_t) * H + i_h
+            b_dg += tl.load(p_dgh, mask=o_t < i_stop, other=0.0)
+            tl.store(p_dgh, b_dg, mask=o_t < i_stop)
+        b_sum += b_y
+    store_tile(p_y, b_sum, i_first, i_stop, H // GX * K, o_k, K, BT)
 
 
 # --- Launches ---------------------------------------------------------------------------------------------------------
@@ -231,10 +244,10 @@ def outputs(call: Call, sums: Tensor, o: Tensor, last: Tensor | None, launch: La
     first, (_, _, _, K, V), tile = call.initial_state, call.dims, call.tile(64, 64)
     if first is not None:
         rows = {"p_x": call.q, "p_z": first, "p_y": o}
-        launch(_of_edges(call, simple_edge_rows_kernel, cdiv(V, tile.block_v), sums, rows, True))
+        launch(_of_edges(call, simple_edge_rows_kernel, cdiv(V, tile.block_v), sums, rows, True, GY=1))
     if last is not None:
         args: dict[str, Any] = {"p_x": call.k, "p_u": call.v, "p_z": first, "p_y": last}
-        launch(_of_edges(call, simple_edge_states_kernel, _tiles(tile, K, V), sums, args, False))
+        launch(_of_edges(call, simple_edge_states_kernel, _tiles(tile, K, V), sums, args, False, GU=call.sharing[1]))
 
 
 def gradients(call: Call, piece: Slice, args: dict[str, Any], d_final: Tensor | None, launch: Launcher) -> None:
@@ -242,14 +255,15 @@ def gradients(call: Call, piece: Slice, args: dict[str, Any], d_final: Tensor | 
     args: of `simple_grad_qk_kernel`, whose tiles these are."""
     first, sums, tiles = call.initial_state, args["p_c"], cdiv(call.dims[-2], call.tile(64, 64).block_k)
     common, flags = {"p_dg": args["p_dg"], **chunks_of(piece, args)}, {"GRAD_G": args["p_dg"] is not None}
+    share, of_v = call.sharing
     if first is not None:
         entering = {"p_x": call.q, "p_u": args["p_do"], "p_z": first, "p_end": d_final}
         entering |= common | {"p_s": args["p_ds"], "p_y": args["p_dq"]}
-        launch(_of_edges(call, simple_edge_grads_kernel, tiles, sums, entering, True, **flags))
+        launch(_of_edges(call, simple_edge_grads_kernel, tiles, sums, entering, True, share, GU=1, **flags))
     if d_final is not None:
         leaving = {"p_x": call.k, "p_u": call.v, "p_z": d_final, "p_end": None}
         leaving |= common | {"p_s": args["p_s"], "p_y": args["p_dk"]}
-        launch(_of_edges(call, simple_edge_grads_kernel, tiles, sums, leaving, False, **flags))
+        launch(_of_edges(call, simple_edge_grads_kernel, tiles, sums, leaving, False, share, GU=of_v, **flags))
 
 
 def last_gradients(
@@ -259,10 +273,10 @@ def last_gradients(
     (_, _, _, K, V), tile = call.dims, call.tile(64, 64)
     if d_final is not None:
         rows = {"p_x": call.k, "p_z": d_final, "p_y": dv}
-        launch(_of_edges(call, simple_edge_rows_kernel, cdiv(V, tile.block_v), sums, rows, False))
+        launch(_of_edges(call, simple_edge_rows_kernel, cdiv(V, tile.block_v), sums, rows, False, GY=call.sharing[1]))
     if d_initial is not None:
         args: dict[str, Any] = {"p_x": call.q, "p_u": do, "p_z": d_final, "p_y": d_initial}
-        launch(_of_edges(call, simple_edge_states_kernel, _tiles(tile, K, V), sums, args, True))
+        launch(_of_edges(call, simple_edge_states_kernel, _tiles(tile, K, V), sums, args, True, GU=1))
 
 
 def _tiles(tile: Tile, K: int, V: int) -> int:
@@ -270,9 +284,10 @@ def _tiles(tile: Tile, K: int, V: int) -> int:
 
 
 def _of_edges(
-    call: Call, kernel: Any, tiles: int, sums: Tensor, args: dict[str, Any], enters: bool, **flags: bool
+    call: Call, kernel: Any, tiles: int, sums: Tensor, args: dict[str, Any], enters: bool, share: int = 1, **flags: int
 ) -> Launch:  # fmt: skip
-    """A launch of so many programs a sequence and head; ``enters``: at first chunks, whose queries bear the scale."""
+    """A launch of so many programs a sequence and ``share`` heads; ``enters``: at first chunks, whose queries bear the
+    scale."""
     args = {"p_lengths": call.cu_seqlens, "p_c": sums, "scale": call.scale if enters else 1.0} | args
-    flags = flags | {"ENTERS": enters, "V_FIRST": call.v_first}
-    return call.launch_of(kernel, call.tile(64, 64), tiles * call.sequences, args, **flags)
+    flags = flags | {"ENTERS": enters, "V_FIRST": call.v_first, "GX": call.sharing[0]}
+    return call.launch_of(kernel, call.tile(64, 64), tiles * call.sequences, args, share, **flags)

@@ -17,6 +17,7 @@ from . import edges, native
 from .call import Call, chunks_of
 from .decays import simple_decays_kernel
 from .grad_qk import simple_grad_qk_kernel
+from .grad_qk_group import simple_grad_qk_group_kernel
 from .grad_v import simple_grad_v_kernel
 from .output import simple_output_kernel
 from .states import simple_states_kernel
@@ -65,7 +66,8 @@ def forward(call: Call, final: bool, keep: bool, launch: Launcher) -> tuple[Tens
     whether there will be one."""
     lengths = call.cu_seqlens
     marks = None if lengths is None else packed.marks(lengths, call.dims[1], launch)
-    o, sums, keep = torch.empty_like(call.v), decay_sums(call, marks, launch), keep and call.materialize
+    B, T, H, _, V = call.dims
+    o, sums, keep = call.v.new_empty(B, T, H, V), decay_sums(call, marks, launch), keep and call.materialize
     states = call.state_buffer() if keep or not call.walks else None
     over = Over(sums, marks, call.initial_state, call.end_states() if final else None)
     pieces, at = [call.whole] if call.walks else call.slices, over.start
@@ -110,7 +112,7 @@ def backward(
         starts.append(call.one_state())
         _states(call, over, piece, starts[-2], None, starts[-1], launch)
     states = call.state_buffer() if kept.states is None else kept.states
-    passes, d_at = None if native.serves(call) else Passes.of(call, gates), back.start
+    passes, d_at = None if native.serves(call) else Passes.of(call, into), back.start
     for piece, start in zip(reversed(call.slices), reversed(starts), strict=True):
         if kept.states is None:
             _states(call, over, piece, start, states, None, launch)
@@ -118,12 +120,10 @@ def backward(
         if passes is None:
             launch(native.walk_back(call, sums, piece, do, states, d_at, d_before, into))
         else:
-            passes.go_over(call, back, piece, do, states, d_at, d_before, into, launch)
+            passes.go_over(call, back, piece, do, states, d_at, d_before, launch)
         d_at = d_before
-    if marks is not None:
-        edges.last_gradients(call, sums, do, d_final, into.v, back.last, launch)
-    if passes is not None and passes.parts is not None and into.g is not None:
-        launch(summed(passes.parts, into.g))
+    if passes is not None:
+        passes.end(call, back, do, into, launch)
     return into.q, into.k, into.v, into.g, back.last
 
 
@@ -132,44 +132,75 @@ def _gate_buffer(call: Call) -> Tensor:
     return call.q.new_empty(B, T, H, dtype=call.g.dtype)
 
 
+class _Sum:
+    """A gradient, or what its ``parts`` are, float32, that are to be added up."""
+
+    def __init__(self, into: Tensor, parts: int) -> None:
+        self.into, self.parts, (B, *rows) = into, parts, into.shape
+        self.added = into if parts == 1 else into.new_empty(parts * B, *rows, dtype=torch.float32)
+
+    def end(self, launch: Launcher) -> None:
+        if self.parts > 1:
+            launch(summed(self.added, self.into, self.parts))
+
+
 @dataclass(frozen=True)
 class Passes:
-    """What passes back have between them: the gradients of a slice's states, and parts of dg, float32
-    [tiles of K, B, T, H], if it is asked for."""
+    """What passes back have between them: the gradients of a slice's states; those of q, k and v, of which heads that
+    share one may each leave a part; parts of dg, float32 [tiles of K, B, T, H], if it is asked for. share: heads of a
+    group that one program adds up for dq and dk."""
 
     d_states: Tensor
-    parts: Tensor | None
+    q: _Sum
+    k: _Sum
+    v: _Sum
+    g: Tensor | None
+    share: int
 
     @classmethod
-    def of(cls, call: Call, gates: bool) -> Passes:
+    def of(cls, call: Call, into: Gradients) -> Passes:
         B, T, H, K, _ = call.dims
-        tiles = cdiv(K, call.tile(64, 64).block_k)
-        return cls(
-            call.state_buffer(), call.q.new_empty(tiles, B, T, H, dtype=torch.float32) if gates else None
-        )  # fmt: skip
+        columns, (of_k, of_v) = cdiv(K, call.tile(64, 64).block_k), call.sharing
+        share = call.share(columns)
+        q, k, v = _Sum(into.q, of_k // share), _Sum(into.k, of_k // share), _Sum(into.v, of_v)
+        g = None if into.g is None else call.q.new_empty(columns, B, T, H, dtype=torch.float32)
+        return cls(call.state_buffer(), q, k, v, g, share)
 
     def go_over(
         self, call: Call, back: Over, piece: Slice, do: Tensor, states: Tensor, d_at: Tensor | None,
-        d_before: Tensor | None, into: Gradients, launch: Launcher,
+        d_before: Tensor | None, launch: Launcher,
     ) -> None:  # fmt: skip
-        """Fill a slice's rows of the gradients but for dg, of which parts are, and ``d_before`` with that of the state
-        before it."""
-        K, V = call.dims[3:]
+        """Fill a slice's rows of what is to be added up, and ``d_before`` with the gradient of the state before it."""
+        (K, V), (of_k, of_v), share = call.dims[3:], call.sharing, self.share
         by_k, by_v = call.tile(64, 64), call.tile(64, 128)
         if call.walks_back:
-            _grad_walk(call, back, piece, do, d_at, self.d_states, d_before, into.v, launch)
+            _grad_walk(call, back, piece, do, d_at, self.d_states, d_before, self.v.added, launch)
         else:
             _grad_states(call, back, piece, do, d_at, self.d_states, d_before, launch)
         args: dict[str, Any] = {
             "p_q": call.q, "p_k": call.k, "p_v": call.v, "p_c": back.sums, "p_marks": back.marks, "p_do": do,
-            "p_s": states, "p_ds": self.d_states, "p_dq": into.q, "p_dk": into.k, "p_dv": into.v, "p_dg": self.parts,
+            "p_s": states, "p_ds": self.d_states, "p_dq": self.q.added, "p_dk": self.k.added, "p_dv": self.v.added,
+            "p_dg": self.g,
         }  # fmt: skip
-        gates = self.parts is not None
-        launch(call.over_slice(simple_grad_qk_kernel, by_k, cdiv(K, by_k.block_k), args, piece, GRAD_G=gates))
+        columns, gates = cdiv(K, by_k.block_k), self.g is not None
+        if of_k == 1:
+            launch(call.over_slice(simple_grad_qk_kernel, by_k, columns, args, piece, GRAD_G=gates, GV=of_v))
+        else:
+            how = {"GRAD_G": gates, "GK": of_k, "SHARE": share}
+            launch(call.over_slice(simple_grad_qk_group_kernel, call.group_tile(), columns, args, piece, share, **how))
         if not call.walks_back:
-            launch(call.over_slice(simple_grad_v_kernel, by_v, cdiv(V, by_v.block_v), args, piece))
+            launch(call.over_slice(simple_grad_v_kernel, by_v, cdiv(V, by_v.block_v), args, piece, GK=of_k, GO=of_v))
         if back.marks is not None:
             edges.gradients(call, piece, args, back.first, launch)
+
+    def end(self, call: Call, back: Over, do: Tensor, into: Gradients, launch: Launcher) -> None:
+        """Add up what is in parts."""
+        if back.marks is not None:
+            edges.last_gradients(call, back.sums, do, back.first, self.v.added, back.last, launch)
+        if self.g is not None and into.g is not None:
+            launch(summed(self.g, into.g))
+        for one in (self.q, self.k, self.v):
+            one.end(launch)
 
 
 def decay_sums(call: Call, marks: Tensor | None, launch: Launcher) -> Tensor:
@@ -209,11 +240,12 @@ def _over_time(
     tile = call.over_time()
     args = args | over.args | chunks_of(piece, args)
     programs = cdiv(K, tile.block_k) * cdiv(V, tile.block_v)
-    flags = {"REVERSE": reverse, "V_FIRST": call.v_first} | _given(args)
+    of_k, of_v = call.sharing
+    flags = {"REVERSE": reverse, "V_FIRST": call.v_first, "GK": of_k, "GV": 1 if reverse else of_v} | _given(args)
     launch(call.launch_of(simple_states_kernel, tile, programs, args, **flags))
 
 
-def _given(args: dict[str, Any]) -> dict[str, bool]:
+def _given(args: dict[str, Any]) -> dict[str, Any]:
     """Which states a pass over time starts from and stores."""
     return {flag: args[x] is not None for flag, x in (("HAS_S0", "p_s0"), ("STORE_S", "p_s"), ("STORE_ST", "p_st"))}
 
@@ -221,7 +253,8 @@ def _given(args: dict[str, Any]) -> dict[str, bool]:
 def _output(call: Call, sums: Tensor, piece: Slice, states: Tensor | None, o: Tensor, launch: Launcher) -> None:
     tile = call.tile(64, 128)
     args = {"p_q": call.q, "p_k": call.k, "p_v": call.v, "p_c": sums, "p_s": states, "p_o": o}
-    launch(call.over_slice(simple_output_kernel, tile, cdiv(call.dims[-1], tile.block_v), args, piece))
+    columns, (of_k, of_v) = cdiv(call.dims[-1], tile.block_v), call.sharing
+    launch(call.over_slice(simple_output_kernel, tile, columns, args, piece, GK=of_k, GV=of_v))
 
 
 def _walk(
@@ -248,5 +281,7 @@ def _walk_over(
     tile = call.walk_tile()
     args = args | over.args | chunks_of(piece, args)
     programs = cdiv(call.dims[-1], tile.block_v)
+    of_k, of_v = call.sharing
     flags = {"REVERSE": reverse, "WHOLE": piece == call.whole, "V_FIRST": call.v_first} | _given(args)
+    flags |= {"GK": of_k, "GV": 1 if reverse else of_v, "GO": of_v if reverse else 1}
     launch(call.launch_of(simple_walk_kernel, tile, programs, args, **flags))

@@ -15,6 +15,7 @@ from ..tiles.operands import load_state, store_state
 from ..tiles.products import product
 from .decays import from_start, load_sums, to_end
 from .edges import put_out, take_in
+from .heads import first_row
 
 
 @triton.jit
@@ -43,7 +44,7 @@ def simple_states_kernel(
     T, H, n_chunks, first_chunk, n_here, n_stored,
     K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, REVERSE: tl.constexpr,
     HAS_S0: tl.constexpr, STORE_S: tl.constexpr, STORE_ST: tl.constexpr, V_FIRST: tl.constexpr,
-    DOT: tl.constexpr, PRECISION: tl.constexpr,
+    GK: tl.constexpr, GV: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """p_s [B*H, n_stored, K, V]: the states before each of n_here chunks from first_chunk on. REVERSE: the gradients of
     those after each of them, from queries as p_k and gradients of outputs as p_v.
@@ -51,7 +52,7 @@ def simple_states_kernel(
     A program walks over all of these chunks with one tile of the state on chip. p_s0 [B*H, K, V], float32: where it
     starts, zero without HAS_S0; p_st: where it ends. p_c: see `simple_decays_kernel`. scale: on what is added. p_in,
     p_out: what packed sequences take in and put out on the way, or None (edges.py). V_FIRST: all of these lie as
-    [V, K].
+    [V, K]. GK heads share each one of p_k, GV each one of p_v (heads.py).
     """
     NK: tl.constexpr = (K + BK - 1) // BK
     NV: tl.constexpr = (V + BV - 1) // BV
@@ -59,8 +60,8 @@ def simple_states_kernel(
     i_v, i_k, i_bh = i_p % NV, (i_p // NV) % NK, (i_p // (NV * NK)).to(tl.int64)
     o_k, o_v = i_k * BK + tl.arange(0, BK), i_v * BV + tl.arange(0, BV)
     i_batch, i_h = (i_bh // H).to(tl.int32), (i_bh % H).to(tl.int32)
-    i_row0 = (i_bh // H) * T * H + i_bh % H
-    p_k, p_v, p_c = p_k + i_row0 * K, p_v + i_row0 * V, p_c + i_bh * n_chunks * BT
+    p_k, p_v = p_k + first_row(i_bh, T, H, GK) * K, p_v + first_row(i_bh, T, H, GV) * V
+    p_c += i_bh * n_chunks * BT
     b_s = tl.zeros([BK, BV], dtype=tl.float32)
     if HAS_S0:
         b_s += load_state(p_s0 + i_bh * K * V, o_k, o_v, K, V, V_FIRST)
@@ -71,8 +72,8 @@ def simple_states_kernel(
             store_state_tile(d_s, p_s, b_s, i_bh * n_stored + i_c, i_k * BK, i_v * BV, K, V, BK, BV)
         if p_out is not None:
             put_out(p_out, p_marks, b_s, i_row, i_bh, T, H, o_k, o_v, K, V, BT, REVERSE, V_FIRST)
-        b_k = load_rows(d_k, p_k, i_batch, i_h, i_row, T, H, i_k * BK, K, BT, BK)
-        b_v = load_rows(d_v, p_v, i_batch, i_h, i_row, T, H, i_v * BV, V, BT, BV)
+        b_k = load_rows(d_k, p_k, i_batch, i_h // GK, i_row, T, H // GK, i_k * BK, K, BT, BK)
+        b_v = load_rows(d_v, p_v, i_batch, i_h // GV, i_row, T, H // GV, i_v * BV, V, BT, BV)
         b_c, b_all = load_sums(p_c, i_row, BT)
         b_s = next_state(b_s, b_k, b_v, b_c, b_all, p_c + i_row, scale, REVERSE, DOT, PRECISION)
         if p_in is not None:
