@@ -51,6 +51,7 @@ class CaseValues(Part):
     model: str | None = None
     execution: str | None = None
     recompute: bool | None = None
+    qk_heads: Size | None = None
     gate_strength: Amount | None = None
     seed: Count | None = None
 

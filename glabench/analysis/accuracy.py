@@ -11,7 +11,7 @@ from glabench.analysis import labels
 from glabench.analysis.frame import label
 from glabench.store import Row
 
-SHAPE = ("B", "T", "H", "K", "V", "dtype", "gate_dtype", "lengths")
+SHAPE = ("B", "T", "H", "K", "V", "dtype", "gate_dtype", "lengths", "qk_heads")
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,12 @@ import pandas as pd
 from glabench.analysis import labels
 from glabench.analysis.statistics import log_log_crossing
 
-QUESTION = ["device", "B", "T", "H", "K", "V", "dtype", "mode", "gate", "initial_state", "lengths", "training"]
-SHAPE = ["device", "B", "T", "H", "K", "V", "dtype", "mode", "lengths", "training"]
+QUESTION = ["device", "B", "T", "H", "K", "V", "dtype", "mode", "gate", "initial_state", "lengths", "training",
+            "qk_heads"]  # fmt: skip
+SHAPE = ["device", "B", "T", "H", "K", "V", "dtype", "mode", "lengths", "training", "qk_heads"]
 EAGER = "eager_wall"  # the clock of what `eager` gives
 # What stays the same along a curve over T; B may vary with T where a sweep keeps B*T constant.
-SETTING = ["device", "H", "K", "V", "dtype", "gate", "initial_state", "lengths", "training"]
+SETTING = ["device", "H", "K", "V", "dtype", "gate", "initial_state", "lengths", "training", "qk_heads"]
 
 
 def answers(table: pd.DataFrame) -> pd.DataFrame:

@@ -27,15 +27,16 @@ def frame(rows: Sequence[Row]) -> pd.DataFrame:
 
     Columns besides the case's own: variant, label, family, gate (text key of the gates), lengths (of packed sequences,
     "" without), training (the model of a training step and how it is executed, "" for anything else), sequences (how
-    many these are), padding (the share of tokens that would be padding if they were padded to the longest), device,
-    kind, status, ms with ms_lo and ms_hi (on a GPU of its work alone), samples and interval (how lo and hi came about),
-    host_ms (what Python takes to queue a call), wall_ms with wall_ms_lo and wall_ms_hi (one of many eager calls),
-    wall_over (wall_ms / ms), tokens_per_s, peak_mib, beyond_mib (peak memory beyond the inputs, MiB), kept_mib (what a
-    forward pass keeps for its backward pass beyond inputs and outputs, MiB), floor_ms (compulsory HBM bytes over the
-    copy bandwidth measured on that GPU), over_floor (ms / floor_ms), error_share (worst error / tolerance), clocks and
-    versions, kernel_ms (of a training step, the GPU's milliseconds by group of kernels), and gates_vary (of all rows
-    together: whether those that have gates differ in their strength or dtype). What a row does not have is NaN or None.
-    Expects what ``load.latest`` returns: one row for each case and device.
+    many these are), qk_heads (of q and k where they are fewer than H, else 0), padding (the share of tokens that would
+    be padding if they were padded to the longest), device, kind, status, ms with ms_lo and ms_hi (on a GPU of its work
+    alone), samples and interval (how lo and hi came about), host_ms (what Python takes to queue a call), wall_ms with
+    wall_ms_lo and wall_ms_hi (one of many eager calls), wall_over (wall_ms / ms), tokens_per_s, peak_mib, beyond_mib
+    (peak memory beyond the inputs, MiB), kept_mib (what a forward pass keeps for its backward pass beyond inputs and
+    outputs, MiB), floor_ms (compulsory HBM bytes over the copy bandwidth measured on that GPU), over_floor (ms /
+    floor_ms), error_share (worst error / tolerance), clocks and versions, kernel_ms (of a training step, the GPU's
+    milliseconds by group of kernels), and gates_vary (of all rows together: whether those that have gates differ in
+    their strength or dtype). What a row does not have is NaN or None. Expects what ``load.latest`` returns: one row for
+    each case and device.
     """
     table = pd.DataFrame([_line(row) for row in rows], columns=_columns())
     numbers = [name for name, kind in _KINDS.items() if kind == "number"]
@@ -62,7 +63,7 @@ def timing(row: Row) -> Estimate:
 _KINDS = {
     "case_id": "text", "sweep": "text", "device": "text", "kind": "text", "status": "text", "reason": "text",
     "implementation": "text", "variant": "text", "label": "text", "family": "text", "gate": "text", "lengths": "text",
-    "training": "text", "sequences": "number", "padding": "number",
+    "training": "text", "qk_heads": "number", "sequences": "number", "padding": "number",
     "ms": "number", "ms_lo": "number", "ms_hi": "number", "samples": "number", "interval": "text", "clock": "text",
     "launch_bound": "text", "kernel_ms": "text",
     "host_ms": "number", "wall_ms": "number", "wall_ms_lo": "number", "wall_ms_hi": "number", "wall_over": "number",
@@ -85,6 +86,7 @@ def _line(row: Row) -> dict[str, Any]:
         "status": row.status, "reason": row.reason, "implementation": row.implementation,
         "variant": key, "label": label(case), "family": labels.family(key),
         "gate": labels.gate(case), "training": labels.training(case), **_packing(case),
+        "qk_heads": case.get("qk_heads") or 0,
         **_time(row), **_eager(row), **_memory(row), **_accuracy(row), **_clocks(row),
         "commit": environment.get("commit"), "dirty": environment.get("dirty"),
         "fingerprint": environment.get("fingerprint"), "started": row.started, "wall_s": row.wall_s,

@@ -236,7 +236,7 @@ def _place(line: Line) -> tuple[Any, ...]:
     at = line.at
     gate = (labels.strength(at["gate"]), at["gate"])
     return (at["training"], at["H"] * at["V"], at["H"], at["K"], at["V"], at["dtype"], bool(at["initial_state"]), gate,
-            at["T"], at["B"], at["lengths"])  # fmt: skip
+            at["qk_heads"], at["T"], at["B"], at["lengths"])  # fmt: skip
 
 
 def _baselines(columns: Sequence[tuple[str, str]], views: Sequence[View], across: bool) -> tuple[Baseline, ...]:

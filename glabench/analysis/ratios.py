@@ -88,6 +88,7 @@ class Ratio:
     def __str__(self) -> str:
         at = self.question
         shape = ", ".join([*(str(int(at[axis])) for axis in "BTHKV"), *([at["lengths"]] if at["lengths"] else [])])
+        shape += f" of {int(at['qk_heads'])} heads of q" if at["qk_heads"] else ""
         gate = "" if at["gate"] == "1" else f", gates {at['gate']}"
         where = f"({shape}) {at['dtype']} {at['mode']}{gate}"
         return f"{where}: {self.one} over {self.other} {self.before:.3f} and {self.after:.3f}, {self.change:.1%} apart"

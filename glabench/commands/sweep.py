@@ -120,6 +120,8 @@ def _print_cases(cases: list[Case], done: dict[str, str]) -> None:
         columns.insert(-1, "lengths")
     if any(case.model for case in cases):
         columns.insert(-1, "model")
+    if any(case.qk_heads for case in cases):
+        columns.insert(-1, "qk_heads")
     lines = [columns, *(_cells(case, columns, done) for case in cases)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
@@ -148,6 +150,7 @@ def _cells(case: Case, columns: list[str], done: dict[str, str]) -> list[str]:
         gate,
         *((case.lengths or "",) if "lengths" in columns else ()),
         *((" ".join(filter(None, (case.model, case.execution))),) if "model" in columns else ()),
+        *((case.qk_heads or "",) if "qk_heads" in columns else ()),
         done.get(case.id, ""),
     )
     return [str(cell) for cell in cells]

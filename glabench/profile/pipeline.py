@@ -53,7 +53,8 @@ def _run(draft: Draft, case: Case, settings: Settings, system: System) -> None:
     if not can_run(draft, case, settings, system):
         return
     asked = later(vars(case))
-    unknown = next((LATER[name].lacking for name in ("value_gate", "lengths", "model") if name in asked), None)
+    beyond = ("value_gate", "lengths", "model", "qk_heads")
+    unknown = next((LATER[name].lacking for name in beyond if name in asked), None)
     if unknown is not None:
         draft.fail("unsupported", f"the model of a profile knows no {unknown}")
         return

@@ -133,7 +133,7 @@ def dots(
     reference: tuple[float, str] | None = None,
 ) -> Panel | None:  # fmt: skip
     """A dot plot with a line for each shape of the table (its first MOST_CATEGORIES); None without a value."""
-    keys = ["T", "B", "H", "K", "V", "dtype", "gate", "initial_state", "lengths", "training"]
+    keys = ["T", "B", "H", "K", "V", "dtype", "gate", "initial_state", "lengths", "training", "qk_heads"]
     found_shapes = [rows.iloc[0] for _, rows in by(table[table[value] > 0], keys)]
     in_order = sorted(found_shapes, key=lambda row: [*row[keys[:6]], labels.strength(row["gate"]), row["gate"]])
     shapes = in_order[:MOST_CATEGORIES]

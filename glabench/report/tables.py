@@ -65,6 +65,11 @@ def measurements(table: pd.DataFrame) -> Table:
     return Table(tuple(shown), tuple(column not in words for column in shown), tuple(rows))
 
 
+def _size(row: dict[Any, Any], name: str) -> str:
+    """One of B, T, H, K and V, H with heads of q and k where these are fewer."""
+    return text.length(row[name]) if name == "T" else f"{row[name]}{text.shared(row) if name == 'H' else ''}"
+
+
 def _measurement(row: dict[Any, Any], with_device: bool, packed: bool, beside: Sequence[str]) -> tuple[Cell, ...]:
     width = (row["ms_hi"] - row["ms_lo"]) / 2 / row["ms"] * 100
     over_floor = row["over_floor"] if row["family"] != "attention" else math.nan
@@ -73,7 +78,7 @@ def _measurement(row: dict[Any, Any], with_device: bool, packed: bool, beside: S
     return (
         *([Cell(row["device"])] if with_device else []),
         Cell(row["label"]),
-        *(Cell(text.length(row[name]) if name == "T" else str(row[name]), row[name]) for name in SIZES),
+        *(Cell(_size(row, name), row[name]) for name in SIZES),
         *((Cell(row["lengths"] or "–", flag="wrap"), number_cell(100 * row["padding"], 2)) if packed else ()),
         Cell(row["dtype"]), Cell(row["mode"]), Cell(row["gate"] + (" + state" if row["initial_state"] else "")),
         Cell(status, flag="" if status == "ok" else "bad"),

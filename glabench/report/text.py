@@ -52,9 +52,15 @@ def heads(row: Mapping[str, Any]) -> str:
 
 
 def shape(row: Mapping[str, Any]) -> str:
-    """A shape for an axis: "B2 T16k H16 128", with V where it differs from K; "B1 T8k H96 128 packed uniform:8"."""
+    """A shape for an axis: "B2 T16k H16 128", with V where it differs from K; "B1 T8k H96 128 packed uniform:8"; with
+    "H64/1" for 64 heads of v that share one of q and k."""
     size = f"{int(row['K'])}" if row["K"] == row["V"] else f"{int(row['K'])}×{int(row['V'])}"
-    return f"B{int(row['B'])} T{length(row['T'])} H{int(row['H'])} {size}{packed(row)}"
+    return f"B{int(row['B'])} T{length(row['T'])} H{int(row['H'])}{shared(row)} {size}{packed(row)}"
+
+
+def shared(row: Mapping[str, Any]) -> str:
+    """Heads of q and k, to stand after those of v; nothing where they are as many."""
+    return f"/{int(row['qk_heads'])}" if row.get("qk_heads") else ""
 
 
 def packed(row: Mapping[str, Any]) -> str:

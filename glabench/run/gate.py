@@ -46,13 +46,17 @@ def reduced(case: Case, system: System, settings: Settings, interpreter: bool) -
     Of packed sequences the first few, each cut to its share of as many tokens.
     """
     heads = None if case.attn_heads is None else min(case.attn_heads, 2)
+    if case.qk_heads is not None:  # two heads of q, of which each has two of v
+        of_q = min(case.qk_heads, 2)
+        case = replace(case, H=2 * of_q, qk_heads=of_q)
+    H = min(case.H, 2) if case.qk_heads is None else case.H
     if interpreter:
         chunk = case.chunk or 64
         most = settings.gate_dim_interpreter
-        fewer = replace(case, B=1, H=min(case.H, 2), K=min(case.K, most), V=min(case.V, most))
+        fewer = replace(case, B=1, H=H, K=min(case.K, most), V=min(case.V, most))
         tokens = 2 * chunk + chunk // 2 + 5
     else:
-        fewer, tokens = replace(case, B=1, H=min(case.H, 2), attn_heads=heads), settings.gate_tokens_cpu
+        fewer, tokens = replace(case, B=1, H=H, attn_heads=heads), settings.gate_tokens_cpu
     if case.sequences is None:
         return replace(fewer, T=min(case.T, tokens))
     few = [min(length, tokens // SEQUENCES) for length in case.sequences[:SEQUENCES]]
@@ -161,7 +165,8 @@ def _pick(x: torch.Tensor | None, name: str, question: oracle.Question) -> torch
     if x is None:
         return None
     tokens = question.case.mode != "step" and "state" not in name
-    picked = oracle.pick_pairs(x, question.pairs, tokens, packed=question.case.lengths is not None)
+    pairs = question.pairs_of(x.shape[2 if tokens else 1])
+    picked = oracle.pick_pairs(x, pairs, tokens, packed=question.case.lengths is not None)
     return oracle.side_by_side(picked, name)
 
 

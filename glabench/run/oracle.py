@@ -1,8 +1,8 @@
 """What is right: the operator in float64, and how far a plain same-dtype PyTorch form is from it.
 
 Heads do not see each other, so a sample of (batch, head) pairs is computed alone and judges the whole run's outputs of
-those pairs. Nor do packed sequences, each of which is computed alone. Both answers are functions of the question alone,
-so they are kept for the next system that is asked it.
+those pairs; a head of q and k goes with all those of v that share it. Nor do packed sequences, each of which is
+computed alone. Both answers are functions of the question alone, so they are kept for the next system that is asked it.
 """
 
 from __future__ import annotations
@@ -44,6 +44,17 @@ class Question:
         return self.case.mode != "step"
 
     @property
+    def group(self) -> int:
+        """How many heads of v each pair has: those that share its head of q and k."""
+        return 1 if self.operator in ("attention", "ssm", "ssd") else self.case.group
+
+    def pairs_of(self, heads: int) -> Pairs:
+        """The pairs in a tensor of so many heads: of q, or, each for its group, of v."""
+        if self.group == 1 or heads == self.case.qk_heads:
+            return self.pairs
+        return tuple((b, h * self.group + i) for b, h in self.pairs for i in range(self.group))
+
+    @property
     def names(self) -> str:
         names: dict[Operator, str] = {
             "attention": "float64 softmax attention",
@@ -77,7 +88,7 @@ def ask(case: Case, device: str, pair_count: int) -> Question:
     question = asked(case)
     operator = question.operator
     # the channels of a selective scan share B and C, and so do the heads of SSD: they go together as one head
-    heads = {"attention": case.attention_shape[0], "ssm": 1, "ssd": 1}.get(operator, case.H)
+    heads = {"attention": case.attention_shape[0], "ssm": 1, "ssd": 1}.get(operator, case.qk_heads or case.H)
     every = [(b, h) for b in range(case.B) for h in range(heads)]
     middle = every[1:-1]
     drawn = random.Random(case.seed).sample(middle, min(max(pair_count - 2, 0), len(middle)))
@@ -93,8 +104,10 @@ def answer(question: Question) -> Answer:
     del inputs
     doubles = replace(picked, **{name: x.double() for name, x in picked.tensors()})
     right, plain = _forms(question)
+    doubles, picked = (_for_all_heads(x, question.group) for x in (doubles, picked))
     exact, rough = _side_by_side(right(doubles)), _side_by_side(plain(picked))
     terms = {} if question.operator in ("ssm", "ssd") else _gate_terms(doubles, exact, question)
+    exact, rough, terms = (_summed(x, question) for x in (exact, rough, terms))
     dtype = picked.q.dtype
     against = {name: sizes(x, name, dtype, terms.get(name)) for name, x in exact.items()}
     keep = torch.float64 if dtype == torch.float32 else torch.float32
@@ -103,6 +116,24 @@ def answer(question: Question) -> Answer:
         sizes={name: x.cpu() for name, x in against.items()},
         baseline={name: distance(rough[name], x, against[name], name) for name, x in exact.items()},
     )
+
+
+def _for_all_heads(inputs: Inputs, group: int) -> Inputs:
+    """With q, k and gates of every feature repeated for all heads that share them."""
+    shared = {name: x for name, x in inputs.tensors() if name in ("q", "k", "g") and x.shape[-2] != inputs.v.shape[-2]}
+    return replace(inputs, **{name: x.repeat_interleave(group, -2) for name, x in shared.items()})
+
+
+def _summed(outputs: Outputs, question: Question) -> Outputs:
+    """With gradients of what `_for_all_heads` repeats added up over the heads, in float32 or wider."""
+    if question.group == 1:
+        return outputs
+    names = ("dq", "dk") if question.operator == "simple" else ("dq", "dk", "dg")
+    return outputs | {
+        name: x.unflatten(-2, (-1, question.group)).sum(-2, dtype=_wide(x.dtype)).to(x.dtype)
+        for name, x in outputs.items()
+        if name in names
+    }
 
 
 def _side_by_side(outputs: Outputs) -> Outputs:
@@ -143,11 +174,13 @@ def _gate_terms(inputs: Inputs, exact: Outputs, question: Question) -> Outputs:
 
 def picked_of(inputs: Inputs, question: Question) -> Inputs:
     """The inputs of the sampled pairs: ``[1,T,P,D]``, states ``[1,P,K,V]``, of N packed sequences ``[N,P,K,V]``."""
-    tokens = question.operator == "attention" or question.case.mode != "step"
-    found = {
-        name: pick_pairs(x, question.pairs, tokens and "state" not in name, packed=inputs.packed is not None)
-        for name, x in inputs.tensors()
-    }
+    with_time = question.operator == "attention" or question.case.mode != "step"
+
+    def picked(name: str, x: torch.Tensor) -> torch.Tensor:
+        tokens = with_time and "state" not in name
+        return pick_pairs(x, question.pairs_of(x.shape[2 if tokens else 1]), tokens, packed=inputs.packed is not None)
+
+    found = {name: picked(name, x) for name, x in inputs.tensors()}
     return Inputs(**found, packed=inputs.packed)
 
 

@@ -39,6 +39,7 @@ LATER: dict[str, LaterAxis] = {
     "model": LaterAxis(None, "model around it", str),
     "execution": LaterAxis(None, "training step to compile", str),
     "recompute": LaterAxis(None, "states to compute again", lambda value: "recomputed"),
+    "qk_heads": LaterAxis(None, "heads of q and k that several of v share", lambda value: f"{value} heads of q and k"),
 }
 
 
@@ -84,6 +85,9 @@ class Case:
     execution: Execution | None = None
     # True where nothing of the states is kept for the backward pass, which computes them again
     recompute: bool | None = None
+    # of q and k, where they are fewer than the H of v: each is that of H / qk_heads heads beside one another; so are
+    # gates of every feature, and gates of a head are those of v's
+    qk_heads: int | None = None
     attn_heads: int | None = None
     attn_dim: int | None = None
     seed: int = 0
@@ -106,6 +110,11 @@ class Case:
     def gates(self) -> Dtype:
         """The dtype of gates."""
         return self.gate_dtype or self.dtype
+
+    @property
+    def group(self) -> int:
+        """How many heads of v share each one of q and k."""
+        return 1 if self.qk_heads is None else self.H // self.qk_heads
 
     @property
     def sequences(self) -> tuple[int, ...] | None:

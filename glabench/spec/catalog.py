@@ -19,6 +19,7 @@ WITH_STEP = (*TRAINING, "step")
 SCHEDULE = frozenset({"chunk", "sub_chunk", "materialize"})
 ONE_LEVEL = frozenset({"chunk", "materialize"})  # without sub-chunks
 GATES, PACKED = frozenset({"gate_dtype"}), frozenset({"lengths"})
+HEADS = frozenset({"qk_heads"})
 OPERATOR = frozenset({"value_gate", "gate_dtype", "lengths"})  # of an operator, without a model around it
 STEP = frozenset({"model", "execution"})  # of a training step
 
@@ -105,10 +106,10 @@ def _model(name: str, title: str, inside: str, summary: str, source: str, *, axe
 _SYSTEMS = (
     _gla("gla", "GLA, chunkwise (ours)", "gla:Gla",
          "chunkwise Triton kernels, two-level chunking, states materialized or not", GLA_PAPER,
-         axes=SCHEDULE, triton=True, takes=OPERATOR),
+         axes=SCHEDULE, triton=True, takes=OPERATOR | HEADS),
     _gla("gla_recurrent", "GLA, fused recurrent (ours)", "gla_recurrent:GlaRecurrent",
          "one Triton program walks the whole sequence with the state on chip; mode step decodes one token", GLA_PAPER,
-         modes=WITH_STEP, triton=True, takes=OPERATOR),
+         modes=WITH_STEP, triton=True, takes=OPERATOR | HEADS),
     _gla("recurrent_torch", "Recurrence, PyTorch loop", "recurrent_torch:RecurrentTorch",
          "the recurrence as a Python loop over time", "Katharopoulos et al. 2020, arXiv:2006.16236", modes=WITH_STEP,
          takes=OPERATOR),
@@ -139,7 +140,7 @@ _SYSTEMS = (
                MAMBA_PAPER),
     _scalar("simple_gla", "GLA with one gate a head (ours)", "simple", "simple_gla:SimpleGla",
             "chunkwise Triton kernels of their own: scores are one product, states materialized or not", GLA_PAPER,
-            axes=ONE_LEVEL, triton=True, takes=GATES | PACKED),
+            axes=ONE_LEVEL, triton=True, takes=GATES | PACKED | HEADS),
     _scalar("retention", "Retention (ours)", "retention", "retention:Retention",
             "the kernels of simple_gla with RetNet's constant decays", RETNET_PAPER, axes=ONE_LEVEL, triton=True,
             takes=PACKED),
@@ -148,7 +149,7 @@ _SYSTEMS = (
                WITH_STEP),
     _attention("fa2", "FlashAttention-2", "fa2:FlashAttention2",
                "flash_attn where it is installed, else torch SDPA's flash backend; the row says which", FA2_PAPER,
-               WITH_STEP, PACKED),
+               WITH_STEP, PACKED | HEADS),
     _attention("fa3", "FlashAttention-3", "fa3:FlashAttention3",
                "flash_attn_interface where it is installed; for Hopper", FA3_PAPER),
     _attention("cudnn", "Attention, cuDNN", "cudnn:CudnnAttention",
@@ -156,14 +157,14 @@ _SYSTEMS = (
     _attention("flex", "FlexAttention, causal", "flex:FlexAttention",
                "the Triton kernel that torch.compile makes of FlexAttention with a causal mask", FLEX_DOCS),
     _gla("fla", "FLA chunk_gla", "fla:FlaChunk",
-         "fla-core's chunkwise GLA, autotuned by itself", FLA_REPO, takes=GATES | PACKED,
+         "fla-core's chunkwise GLA, autotuned by itself", FLA_REPO, takes=GATES | PACKED | HEADS,
          autotuned=True),
     SystemInfo("fla_linear", "FLA chunk_linear_attn (no gate)", "linear", "gla", frozenset(), TRAINING, False,
                "glabench.systems.fla:FlaLinear", "fla-core's chunkwise linear attention without a gate", FLA_REPO,
                PACKED, autotuned=True),
     _scalar("fla_simple", "FLA chunk_simple_gla (one gate a head)", "simple", "fla:FlaSimple",
             "fla-core's chunkwise linear attention with one gate a head, autotuned by itself", FLA_REPO,
-            takes=GATES | PACKED, autotuned=True),
+            takes=GATES | PACKED | HEADS, autotuned=True),
     _scalar("fla_retention", "FLA chunk_retention", "retention", "fla:FlaRetention",
             "fla-core's chunkwise retention, autotuned by itself", FLA_REPO, takes=PACKED, autotuned=True),
     _scalar("mlstm_tfla", "mLSTM, TFLA (one gate a head)", "simple", "mlstm_tfla:MlstmTfla",
@@ -171,7 +172,7 @@ _SYSTEMS = (
             takes=GATES),
     _scalar("mamba2_ssd", "Mamba-2's SSD", "ssd", "mamba2_ssd:Mamba2Ssd",
             "mamba_ssm's mamba_chunk_scan_combined where it is installed, else simple_gla; the row says which",
-            SSD_PAPER, triton=True, autotuned=True),
+            SSD_PAPER, triton=True, takes=HEADS, autotuned=True),
     _gla("fla_recurrent", "FLA fused_recurrent_gla", "fla:FlaRecurrent",
          "fla-core's fused recurrence; mode step decodes one token", FLA_REPO, modes=WITH_STEP,
          takes=GATES | PACKED),

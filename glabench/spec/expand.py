@@ -185,6 +185,8 @@ def fitted(values: dict[str, Any]) -> dict[str, Any]:
         if "materialize" in uses and schedule["materialize"] is None:
             schedule["materialize"] = DEFAULT_MATERIALIZE
     again = {"recompute": values.get("recompute") or None}
+    if values.get("qk_heads") == values.get("H"):
+        again["qk_heads"] = None
     return {**values, **schedule, **again, **({} if info.gated else UNGATED), **_usual_gates(values)}
 
 
@@ -225,6 +227,8 @@ def _misfit(values: dict[str, Any]) -> _Misfit | None:
         return _Misfit(("sub_chunk", "chunk"), f"sub_chunk {sub_chunk} does not divide chunk {chunk}")
     if (wrong := _other_gates(values)) is not None:
         return _Misfit(("gate_dtype", "dtype"), f"gate_dtype {values['gate_dtype']}: {wrong}")
+    if (shared := values.get("qk_heads")) is not None and values["H"] % shared:
+        return _Misfit(("qk_heads", "H"), f"qk_heads {shared}: expected a number that divides H {values['H']}")
     if (untrained := _untrained(values)) is not None:
         return untrained
     return None if values.get("lengths") is None else _unpacked(values)

@@ -55,6 +55,7 @@ class CaseValues(BaseModel):
     model: Model | None = Field(description="340m, 1.3b, tiny or null")
     execution: Execution | None = Field(description="compiled, graph or null for eager")
     recompute: bool | None = Field(description="true, or false or null for what the system does by itself")
+    qk_heads: PositiveInt | None = Field(description=f"{SIZE}, or null for the H of v")
     seed: Annotated[int, Field(ge=0, le=2**62)] = Field(description="an integer >= 0 and <= 2^62")
 
 

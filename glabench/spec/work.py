@@ -10,11 +10,12 @@ bytes per element and chunks of C rows:
     attention, causal, forward         2TD FLOP               4eD bytes            q, k, v read; o written
     and backward                       5TD FLOP               8eD bytes            q, k, v, o, do read; dq, dk, dv
 
-where one gate a head makes g a single element, not K of them, and a constant decay none; gates that are of another
-dtype than q, and their gradients, have bytes of their own. Where sequences are packed, a row's scores span no more than
-its own sequence: C is the chunk or the sequence, whichever is shorter, and attention's T that of each sequence. States
-are counted where they are given, one a sequence; where sequences begin is not. Per token of a selective scan with D
-channels of N states, whose exponentials are not FLOP:
+where one gate a head makes g a single element, not K of them, and a constant decay none. Where several heads of v share
+q and k, and gates of every feature, elements of these count once, and so do scores as far as they are products of q and
+k. Gates that are of another dtype than q, and their gradients, have bytes of their own. Where sequences are packed, a
+row's scores span no more than its own sequence: C is the chunk or the sequence, whichever is shorter, and attention's T
+that of each sequence. States are counted where they are given, one a sequence; where sequences begin is not. Per token
+of a selective scan with D channels of N states, whose exponentials are not FLOP:
 
     selective scan, forward            7DN FLOP               e(3D + 2N) bytes     x, dt, B, C read; y written
     and backward                      19DN FLOP               e(5D + 4N) bytes     x, dt, B, C, dy read; dx, ddt, dB, dC
@@ -92,20 +93,25 @@ def _directions(mode: str) -> tuple[int, int]:
 
 
 def _gla(case: dict[str, Any]) -> dict[str, int]:
-    h, k, v = case["H"], case["K"], case["V"]
+    h, of_q, k, v = case["H"], _qk_heads(case), case["K"], case["V"]
     tokens, sequences = case["B"] * case["T"], len(_packed(case)) or case["B"]
     fwd, bwd = _directions(case["mode"])
 
     through_state, most = _form(case)
     spans = _spans(case, most)
-    flops = 4 * through_state * tokens * k * v * fwd + spans * (k + v) * fwd
-    flops += 10 * through_state * tokens * k * v * bwd + spans * (3 * k + 2 * v) * bwd
-    inputs = fwd * 2 * (k + v) + bwd * (4 * k + 3 * v)
+    flops = h * (4 * fwd + 10 * bwd) * through_state * tokens * k * v
+    flops += spans * ((of_q * k + h * v) * fwd + (3 * of_q * k + 2 * h * v) * bwd)
+    inputs = fwd * 2 * (of_q * k + h * v) + bwd * (4 * of_q * k + 3 * h * v)
     gates = (fwd + 2 * bwd) * _gate_elements(case)
     row_bytes = inputs * DTYPE_BYTES[case["dtype"]] + gates * _gate_bytes(case)
     # forward: initial state read, final state written; backward: both states' gradients and the initial state
     states = sequences * (2 * fwd + 3 * bwd) if case["initial_state"] else 0
-    return {"flops": h * flops, "hbm_bytes": h * (tokens * row_bytes + states * k * v * STATE_BYTES)}
+    return {"flops": flops, "hbm_bytes": tokens * row_bytes + h * states * k * v * STATE_BYTES}
+
+
+def _qk_heads(case: dict[str, Any]) -> int:
+    """Heads of q and k."""
+    return int(case.get("qk_heads") or case["H"])
 
 
 def _packed(case: dict[str, Any]) -> tuple[int, ...]:
@@ -128,11 +134,11 @@ def _gate_bytes(case: dict[str, Any]) -> int:
 
 
 def _gate_elements(case: dict[str, Any]) -> int:
-    """Of g and gv, a token and head."""
-    info, of_values = CATALOG[case["system"]], case["V"] if case.get("value_gate", False) else 0
+    """Of g and gv, a token."""
+    info, of_values = CATALOG[case["system"]], case["H"] * case["V"] if case.get("value_gate", False) else 0
     if case["gate_strength"] is None or not info.gated:
         return int(of_values)
-    return int(of_values + (1 if info.operator == "simple" else case["K"]))
+    return int(of_values + (case["H"] if info.operator == "simple" else _qk_heads(case) * case["K"]))
 
 
 def _form(case: dict[str, Any]) -> tuple[int, int]:
@@ -147,10 +153,10 @@ def _form(case: dict[str, Any]) -> tuple[int, int]:
 
 
 def _step(case: dict[str, Any]) -> dict[str, int]:
-    k, v = case["K"], case["V"]
-    heads = case["B"] * case["H"]
-    row_bytes = 2 * (k + v) * DTYPE_BYTES[case["dtype"]] + _gate_elements(case) * _gate_bytes(case)
-    return {"flops": heads * 4 * k * v, "hbm_bytes": heads * (2 * STATE_BYTES * k * v + row_bytes)}
+    h, k, v = case["H"], case["K"], case["V"]
+    row_bytes = 2 * (_qk_heads(case) * k + h * v) * DTYPE_BYTES[case["dtype"]]
+    row_bytes += _gate_elements(case) * _gate_bytes(case) + h * 2 * STATE_BYTES * k * v
+    return {"flops": case["B"] * h * 4 * k * v, "hbm_bytes": case["B"] * row_bytes}
 
 
 def _attention(case: dict[str, Any]) -> dict[str, int]:

@@ -31,7 +31,8 @@ class _Fla(System):
 
     def implementation(self, case: Case) -> str:
         core, full = package_version("fla-core"), package_version("flash-linear-attention")
-        return f"{f'fla-core {core}' if core else f'flash-linear-attention {full}'} {self.function}"
+        heads = ", q and k repeated for all heads of v, which is timed" if case.qk_heads else ""
+        return f"{f'fla-core {core}' if core else f'flash-linear-attention {full}'} {self.function}{heads}"
 
 
 class FlaChunk(_Fla):
@@ -45,11 +46,12 @@ class FlaChunk(_Fla):
     def forward(self, inputs: Inputs, case: Case) -> tuple[torch.Tensor, torch.Tensor | None]:
         from fla.ops.gla import chunk_gla
 
+        q, k, g = (for_all_heads(x, case) for x in (inputs.q, inputs.k, inputs.g))
         return chunk_gla(
-            inputs.q,
-            inputs.k,
+            q,
+            k,
             inputs.v,
-            inputs.g,
+            g,
             initial_state=inputs.initial_state,
             output_final_state=case.initial_state,
             **packing(inputs.packed, on_host=True),
@@ -93,8 +95,8 @@ class FlaSimple(_Fla):
 
         assert inputs.g is not None  # refused above
         return chunk_simple_gla(
-            inputs.q,
-            inputs.k,
+            for_all_heads(inputs.q, case),
+            for_all_heads(inputs.k, case),
             inputs.v,
             g=inputs.g.squeeze(-1),
             initial_state=inputs.initial_state,
@@ -122,6 +124,11 @@ class FlaRetention(_Fla):
             output_final_state=case.initial_state,
             **packing(inputs.packed),
         )
+
+
+def for_all_heads(x: torch.Tensor | None, case: Case) -> torch.Tensor | None:
+    """q, k or g [B, T, qk_heads, K] for each head of v: FLA's kernels know of no groups."""
+    return x if x is None or case.group == 1 else x.repeat_interleave(case.group, 2)
 
 
 def packing(packed: Packed | None, on_host: bool = False) -> dict[str, torch.Tensor]:

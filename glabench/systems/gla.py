@@ -82,7 +82,8 @@ class Gla(System):
         from gla_kernels import Workload
 
         gated = case.gate_strength is not None
-        sizes = case.B, case.T, case.H, case.K, case.V
+        H, V = heads_of(case)
+        sizes = case.B, case.T, H, case.K, V
         return Workload("fwd", *sizes, case.dtype, gated, self.schedule(case), case.gates if gated else None)
 
     def implementation(self, case: Case) -> str:
@@ -129,10 +130,19 @@ class Gla(System):
     def form_of(self, case: Case, arch: str) -> Form | None:
         from gla_kernels.ops.forms import Chunkwise
 
-        if case.value_gate or case.lengths:
+        if case.value_gate or case.lengths or case.qk_heads:
             return None
         forward, backward = self.plans(case, arch)
         return Chunkwise(case.K**-0.5, forward, backward or forward, backward is not None)
+
+
+def heads_of(case: Case) -> tuple[int, int]:
+    """How many heads our kernels take the case's for, and their columns of V: heads of v that share q, k and g are one,
+    as far as they fit."""
+    from gla_kernels.ops.grouped import heads_in_one
+
+    together = heads_in_one(case.group, case.V)
+    return case.H // together, case.V * together
 
 
 class PlannedGla(Gla):
@@ -180,13 +190,14 @@ def kernel_launches(
 
     if case.lengths:
         return []
+    H, V = (case.H, case.V) if case.mode == "step" else heads_of(case)  # a step knows of groups
     return gla_kernels.launches(
         op,
         B=case.B,
         T=case.T,
-        H=case.H,
+        H=H,
         K=case.K,
-        V=case.V,
+        V=V,
         dtype=DTYPES[case.dtype],
         mode=case.mode,
         schedule=schedule,

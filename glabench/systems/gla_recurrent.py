@@ -53,7 +53,7 @@ class GlaRecurrent(System):
     def launches(self, case: Case, arch: str) -> list[Launch]:
         return kernel_launches("gla_step" if case.mode == "step" else "gla_recurrent", case, arch)
 
-    def form_of(self, case: Case, arch: str) -> Form:
+    def form_of(self, case: Case, arch: str) -> Form | None:
         from gla_kernels.ops.forms import Recurrent
 
-        return Recurrent(case.K**-0.5)
+        return None if case.qk_heads else Recurrent(case.K**-0.5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
@@ -45,11 +46,11 @@ class Inputs:
     """What an operator is given, and the gradients that come back to it.
 
     GLA: q, k, g, ``[B,T,H,K]``, v, do, gv ``[B,T,H,V]``, states ``[B,H,K,V]`` in float32; with one gate a head, g is
-    ``[B,T,H,1]``. For mode "step" the T axis is gone. Attention: q, k, v, do ``[B,T,heads,dim]``, the rest None; for
-    mode "step" one token of q and do, and k and v of all that came before it and of itself. Selective scan: C and B as
-    q and k ``[B,T,1,N]``, x, dt and dy as v, g and do ``[B,T,1,channels]``. Mamba-2's SSD: the same with the heads side
-    by side, x and dy ``[B,T,1,H*V]``, and a step a head, dt ``[B,T,1,H]``. Where sequences are packed, states are
-    ``[N,H,K,V]``.
+    ``[B,T,H,1]``. q and k, and g of every feature, may have fewer heads, each for several of v (`Case.qk_heads`). For
+    mode "step" the T axis is gone. Attention: q, k, v, do ``[B,T,heads,dim]``, the rest None; for mode "step" one token
+    of q and do, and k and v of all that came before it and of itself. Selective scan: C and B as q and k ``[B,T,1,N]``,
+    x, dt and dy as v, g and do ``[B,T,1,channels]``. Mamba-2's SSD: the same with the heads side by side, x and dy
+    ``[B,T,1,H*V]``, and a step a head, dt ``[B,T,1,H]``. Where sequences are packed, states are ``[N,H,K,V]``.
     """
 
     q: torch.Tensor
@@ -118,28 +119,29 @@ def make_inputs(case: Case, operator: Operator, device: str, salt: int = 0) -> I
         c, b, x, dy = (normal(case.B, case.T, 1, n) for n in (case.K, case.K, case.H * case.V, case.H * case.V))
         return Inputs(c, b, x, dy, F.softplus(normal(case.B, case.T, 1, case.H, dtype=torch.float32)).to(dtype))
 
-    lead = (case.B, case.H) if case.mode == "step" else (case.B, case.T, case.H)
-    q, k = normal(*lead, case.K), normal(*lead, case.K)
-    v, do = normal(*lead, case.V), normal(*lead, case.V)
+    rows = (case.B,) if case.mode == "step" else (case.B, case.T)
+    of_q = case.qk_heads or case.H
+    q, k = normal(*rows, of_q, case.K), normal(*rows, of_q, case.K)
+    v, do = normal(*rows, case.H, case.V), normal(*rows, case.H, case.V)
 
-    def gates(dim: int, strength: float) -> torch.Tensor:
-        drawn = F.logsigmoid(normal(*lead, dim, dtype=torch.float32)) * strength
+    def gates(heads: int, dim: int, strength: float) -> torch.Tensor:
+        drawn = F.logsigmoid(normal(*rows, heads, dim, dtype=torch.float32)) * strength
         return drawn.clamp_min(torch.finfo(dtype).min).to(DTYPES[case.gates])  # the same, whatever they are rounded to
 
-    g = None if case.gate_strength is None else gates(gate_width(case, operator), case.gate_strength)
+    g = None if case.gate_strength is None else gates(*gate_shape(case, operator), case.gate_strength)
     state = dstate = None
     if case.initial_state or case.mode == "step":
         shape = (case.states, case.H, case.K, case.V)
         state = normal(*shape, dtype=torch.float32)
         dstate = None if case.mode == "step" else normal(*shape, dtype=torch.float32)
     # drawn last, so that the other numbers are those of the case without them
-    gv = gates(case.V, 1.0 if case.gate_strength is None else case.gate_strength) if case.value_gate else None
+    gv = gates(case.H, case.V, 1.0 if case.gate_strength is None else case.gate_strength) if case.value_gate else None
     return Inputs(q, k, v, do, g, state, dstate, gv, bounds)
 
 
-def gate_width(case: Case, operator: Operator) -> int:
-    """Gates a token and head, where there are any."""
-    return 1 if operator == "simple" else case.K
+def gate_shape(case: Case, operator: Operator) -> tuple[int, int]:
+    """Heads of gates and gates a head, of a token, where there are any: one for each state, or as q has them."""
+    return (case.H, 1) if operator == "simple" else (case.qk_heads or case.H, case.K)
 
 
 def input_bytes(case: Case) -> int:
@@ -155,9 +157,10 @@ def input_bytes(case: Case) -> int:
         return e * case.B * case.T * (3 * channels + 2 * state)
     if operator == "ssd":
         return e * case.B * case.T * (2 * case.K + case.H * (1 + 2 * case.V))
-    rows = case.B * case.H * (1 if case.mode == "step" else case.T)
-    gates = 0 if case.gate_strength is None else gate_width(case, operator)
-    gates += case.V if case.value_gate else 0
+    rows = case.B * (1 if case.mode == "step" else case.T)
+    gates = 0 if case.gate_strength is None else math.prod(gate_shape(case, operator))
+    gates += case.H * case.V if case.value_gate else 0
     states = 1 if case.mode == "step" else 2 * int(case.initial_state)
-    tokens_bytes = rows * (2 * e * (case.K + case.V) + DTYPES[case.gates].itemsize * gates)
+    numbers = (case.qk_heads or case.H) * case.K + case.H * case.V
+    tokens_bytes = rows * (2 * e * numbers + DTYPES[case.gates].itemsize * gates)
     return tokens_bytes + 4 * states * case.states * case.H * case.K * case.V

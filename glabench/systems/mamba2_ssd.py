@@ -3,7 +3,7 @@
     h_t = e^{dt_t A} h_{t-1} + dt_t B_t x_t^T          y_t = C_t h_t
 
 All heads share B and C (ngroups = 1, as Mamba-2 has it), of K states; x has H heads of V. That is ``simple_gla`` with
-q = C, k = dt B, v = x and g = dt A. Mamba-2's skip D x and gate z are left out: they are no part of the recurrence, and
+q = C, k = B, v = dt x and g = dt A. Mamba-2's skip D x and gate z are left out: they are no part of the recurrence, and
 the systems beside it have none.
 """
 
@@ -44,8 +44,8 @@ def decay_rates(heads: int, strength: float, device: torch.device) -> torch.Tens
 
 
 class Mamba2Ssd(SimpleGla):
-    """mamba_ssm's ``mamba_chunk_scan_combined`` on a GPU where it is installed, else ``gla_kernels.simple_gla``, for
-    which B and C are copied to every head.
+    """mamba_ssm's ``mamba_chunk_scan_combined`` on a GPU where it is installed, else ``gla_kernels.simple_gla``, whose
+    heads of x share B and C, too.
 
     In ``Inputs``, with the heads side by side as one: v is x, g is dt, k is B and q is C. A is a constant; mamba_ssm
     computes its gradient all the same, which is in its time.
@@ -68,12 +68,14 @@ class Mamba2Ssd(SimpleGla):
     def refusal(self, case: Case) -> str | None:
         if case.gate_strength is None:
             return "SSD needs decays, and so a gate strength"
+        if case.qk_heads not in (None, 1):
+            return f"qk_heads={case.qk_heads}: SSD is measured with one head of B and C"
         return "SSD is measured without an initial state" if case.initial_state else None
 
     def implementation(self, case: Case) -> str:
         if official():
             return f"mamba_ssm {package_version('mamba-ssm')} mamba_chunk_scan_combined, chunks of {CHUNK}"
-        return f"{super().implementation(case)}, simple_gla with B and C copied to every head"
+        return f"{super().implementation(case)}, simple_gla with one head of B and C"
 
     def forward(self, inputs: Inputs, case: Case) -> tuple[torch.Tensor, torch.Tensor | None]:
         assert inputs.g is not None  # dt
@@ -88,9 +90,11 @@ class Mamba2Ssd(SimpleGla):
         else:
             from gla_kernels import simple_gla
 
-            keys = b * dt.unsqueeze(-1)  # [B, T, H, K]
-            y, _ = simple_gla(c.expand_as(keys), keys, x, dt.float() * a, scale=1.0, schedule=self.schedule(case))
+            y, _ = simple_gla(c, b, x * dt.unsqueeze(-1), dt.float() * a, scale=1.0, schedule=self.schedule(case))
         return y.flatten(2).unsqueeze(2), None
+
+    def qk_heads(self, case: Case) -> int:
+        return 1
 
     def planned_gates(self, case: Case) -> torch.Tensor:
         import torch

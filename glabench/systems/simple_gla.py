@@ -68,6 +68,10 @@ class SimpleGla(System):
             schedule=self.schedule(case),
         )
 
+    def qk_heads(self, case: Case) -> int | None:
+        """Heads of q and k as kernels are given them; None for those of v."""
+        return case.qk_heads
+
     def planned_gates(self, case: Case) -> torch.Tensor:
         """g on the meta device as kernels are given it."""
         import torch
@@ -95,4 +99,5 @@ class SimpleGla(System):
             gates=self.planned_gates(case),
             gradient_of_g=self.info.gated,
             capability=int(arch.removeprefix("sm_")),
+            qk_heads=self.qk_heads(case),
         )

@@ -1,4 +1,4 @@
-"""The axes that cases did not always have: the dtype of gates, and packed sequences."""
+"""The axes that cases did not always have: the dtype of gates, packed sequences, and shared heads."""
 
 from __future__ import annotations
 
@@ -32,10 +32,11 @@ def test_defaults_leave_ids_and_rows_as_they_were() -> None:
 
 def test_other_values_are_other_cases_and_come_back() -> None:
     others = [replace(CASE, gate_dtype="fp32"), replace(CASE, lengths="uniform:4"), replace(CASE, lengths="60,4")]
-    assert len({case.id for case in (CASE, *others)}) == 4
+    others.append(replace(CASE, qk_heads=1))
+    assert len({case.id for case in (CASE, *others)}) == 5
     for case in others:
         assert Case.from_dict(case.to_dict()) == case
-        assert list(later(case.to_dict())) in (["gate_dtype"], ["lengths"])
+        assert list(later(case.to_dict())) in (["gate_dtype"], ["lengths"], ["qk_heads"])
 
 
 def test_systems_take_axes_that_there_are() -> None:
@@ -88,6 +89,11 @@ def test_one_list_of_lengths_is_one_value(sweep_of: Write, where: str) -> None:
     assert [c.lengths for c in cases(sweep_of(f"title: x\n{text}\n"))] == ["100,28"]
 
 
+def test_as_many_heads_of_q_as_of_v_are_no_axis(sweep_of: Write) -> None:
+    found = cases(sweep_of("title: x\nPOINT\naxes: {system: gla, H: [4, 6], qk_heads: [null, 1, 4, 3]}\n"))
+    assert [(c.H, c.qk_heads, c.group) for c in found] == [(4, None, 1), (4, 1, 4), (6, None, 1), (6, 1, 6), (6, 3, 2)]
+
+
 def test_one_list_of_lengths_is_what_is_excluded(sweep_of: Write) -> None:
     axes = "axes: {B: 1, T: 128, system: gla, lengths: [null, [100, 28]]}"
     assert [c.lengths for c in cases(sweep_of(f"title: x\nPOINT\n{axes}\nexclude: [{{lengths: [100, 28]}}]\n"))] == [
@@ -119,6 +125,8 @@ def test_lengths_that_do_not_fit_are_dropped_where_both_vary(sweep_of: Write) ->
         ("B: 1, lengths: [100, 0]", "lengths: expected null"),
         ("B: 2, lengths: [100, 28]", "lengths 100,28: expected B 1, into which sequences are packed, got 2"),
         ("B: 1, mode: step, lengths: 'uniform:4'", "lengths uniform:4: a step has one token of each sequence"),
+        ("B: 1, qk_heads: 3", "qk_heads 3: expected a number that divides H 4"),
+        ("B: 1, qk_heads: 0", r"qk_heads: expected an integer > 0 and < 2\^31, or null for the H of v, got 0"),
         ("B: 1, gate_dtype: fp16", "gate_dtype fp16: expected bf16, as q, or fp32"),
         ("B: 1, gate_dtype: float32", "gate_dtype: expected bf16, fp16, fp32 or null for that of q, got 'float32'"),
         ("B: 1, dtype: fp32, gate_dtype: bf16", "gate_dtype bf16: expected fp32, as q, or fp32"),

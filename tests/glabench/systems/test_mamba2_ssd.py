@@ -106,9 +106,9 @@ def test_without_mamba_ssm_2_the_row_says_that_simple_gla_runs(monkeypatch: pyte
     monkeypatch.setattr(mamba_scan, "official", lambda: True)
     monkeypatch.setattr(mamba2_ssd, "package_version", lambda name: "1.2.0")
     system = load("mamba2_ssd")
-    assert system.implementation(CASE).endswith("chunks of 64 w/ m., simple_gla with B and C copied to every head")
+    assert system.implementation(CASE).endswith("chunks of 64 w/ m., simple_gla with one head of B and C")
     assert system.info.triton
-    simple = load("simple_gla").launches(replace(CASE, system="simple_gla"), "sm_90")
+    simple = load("simple_gla").launches(replace(CASE, system="simple_gla", qk_heads=1), "sm_90")
     assert [x.name for x in system.launches(CASE, "sm_90")] == [x.name for x in simple]
 
 
