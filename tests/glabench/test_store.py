@@ -73,7 +73,7 @@ def test_packed_rows_are_read_and_not_appended_to(tmp_path: Path) -> None:
         Appender(path)
 
 
-@pytest.mark.parametrize("content", [gzip.compress(b"{}" * 99)[:-9], b"{}"])
+@pytest.mark.parametrize("content", [gzip.compress(b"{}" * 99)[:-9], b"{}"], ids=["torn", "not packed"])
 def test_a_packed_file_that_is_none_or_torn_is_one_line(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "packed.jsonl.gz"
     path.write_bytes(content)
