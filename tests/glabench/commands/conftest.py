@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from glabench.cli import main
+
+Answer = tuple[int, str, str]
 
 
 @pytest.fixture
@@ -26,3 +29,22 @@ def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         return line
 
     return call
+
+
+@pytest.fixture
+def command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Callable[..., Answer]]:
+    """``command("sweep", "tiny.yaml")``: runs the command line in the test's folder, and in this process, which has
+    imported what another would take seconds to import. Answers the exit code and what was printed."""
+
+    def call(*arguments: str) -> Answer:
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(SystemExit) as stop:
+            main(list(arguments))
+        assert isinstance(stop.value.code, int)
+        return stop.value.code, *capsys.readouterr()
+
+    before = signal.getsignal(signal.SIGTERM)
+    yield call
+    signal.signal(signal.SIGTERM, before)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from glabench.spec import on_the_fly
 from glabench.spec.catalog import CATALOG, RIVALS
 from glabench.spec.expand import expand
 
-Process = Callable[..., "subprocess.CompletedProcess[str]"]
+Command = Callable[..., tuple[int, str, str]]
 AT = "1,40,2,16,16"
 
 # what follows `glabench compare`, and what the one line says
@@ -40,9 +39,10 @@ def test_bad_input_is_one_line(refused: Callable[..., str], name: str) -> None:
     assert message in refused("compare", *arguments, "--device", "cpu")
 
 
-def test_without_a_gpu_ours_is_checked_and_pytorch_timed(python_process: Process, tmp_path: Path) -> None:
-    command = ("-m", "glabench", "compare", AT, "--against", "chunkwise_torch,fa2", "--mode", "fwd", "--device", "cpu")
-    first = python_process(*command, cwd=str(tmp_path)).stdout
+def test_without_a_gpu_ours_is_checked_and_pytorch_timed(command: Command, tmp_path: Path) -> None:
+    asked = ("compare", AT, "--against", "chunkwise_torch,fa2", "--mode", "fwd", "--device", "cpu")
+    code, first, _ = command(*asked)
+    assert code == 0
     rows = [line.split()[2] for line in first.splitlines() if "] ok " in line]
     assert rows == ["gla", "chunkwise_torch"]
     cells = {line.strip().split("  ")[0]: line.split() for line in first.splitlines() if line.startswith("  ")}
@@ -54,14 +54,15 @@ def test_without_a_gpu_ours_is_checked_and_pytorch_timed(python_process: Process
     assert path.name.startswith("compare-1x40x2x16x16-cpu-")
     assert len(path.read_text().splitlines()) == 2
 
-    again = python_process(*command, "--format", "json", cwd=str(tmp_path))
-    lines = [json.loads(line) for line in again.stdout.splitlines()]
+    code, again, said = command(*asked, "--format", "json")
+    assert code == 0
+    lines = [json.loads(line) for line in again.splitlines()]
     assert {line["system"]: line["right"] for line in lines} == {"chunkwise_torch": True, "gla": True}
     timed, checked = lines
     assert timed["kernels_ms"] > 0
     assert timed["over"]["chunkwise_torch"]["times"] == 1
     assert (checked["kernels_ms"], checked["over"]) == (None, {})
-    assert "2 of them finished earlier" in again.stderr
+    assert "2 of them finished earlier" in said
     assert len(path.read_text().splitlines()) == 2
 
 

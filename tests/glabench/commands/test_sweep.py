@@ -25,6 +25,7 @@ from glabench.spec.sweep import load
 from glabench.store import Appender, Row
 
 Process = Callable[..., "subprocess.CompletedProcess[str]"]
+Command = Callable[..., tuple[int, str, str]]
 
 GOOD = (
     "title: Tiny\ndefaults: {B: 1, T: 16, H: 1, K: 8, V: 8, dtype: fp32, mode: fwd}\naxes: {system: recurrent_torch}\n"
@@ -110,19 +111,17 @@ def test_bad_input_is_one_line_and_exit_code_2(refused: Callable[..., str], tmp_
     assert (tmp_path / "bad.yaml").read_text() == text
 
 
-def test_a_gpu_that_is_not_there_is_one_line(python_process: Process, tmp_path: Path, device: Any) -> None:
+def test_a_gpu_that_is_not_there_is_one_line(refused: Callable[..., str], tmp_path: Path, device: Any) -> None:
     if device.type == "cuda":
         pytest.skip("there is a GPU here")
-    done = python_process("-m", "glabench", "sweep", "quick", "--device", "cuda", check=False, cwd=str(tmp_path))
-    assert done.returncode == 2
-    assert "no usable NVIDIA GPU" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    assert "no usable NVIDIA GPU" in refused("sweep", "quick", "--device", "cuda")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_dry_run_lists_the_cases_and_writes_nothing(python_process: Process, tmp_path: Path) -> None:
-    done = python_process("-m", "glabench", "sweep", "sub_chunk", "--device", "cpu", "--dry-run", cwd=str(tmp_path))
-    lines = done.stdout.splitlines()
+def test_a_dry_run_lists_the_cases_and_writes_nothing(command: Command, tmp_path: Path) -> None:
+    code, out, _ = command("sweep", "sub_chunk", "--device", "cpu", "--dry-run")
+    assert code == 0
+    lines = out.splitlines()
     assert sum(re.match(r"[0-9a-f]{12} +gla ", line) is not None for line in lines) == 60
     assert any("C256/16 w/o m" in line for line in lines)
     assert any("60 cases: gla 60" in line for line in lines)
@@ -216,28 +215,30 @@ def rows(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_a_real_sweep_from_file_to_rows_and_again(python_process: Process, tmp_path: Path) -> None:
+def test_a_real_sweep_from_file_to_rows_and_again(command: Command, tmp_path: Path) -> None:
     (tmp_path / "tiny.yaml").write_text(TINY)
-    arguments = ("-m", "glabench", "sweep", "tiny.yaml", "--device", "cpu")
-    first = python_process(*arguments, cwd=str(tmp_path))
+    arguments = ("sweep", "tiny.yaml", "--device", "cpu")
+    code, first, _ = command(*arguments)
+    assert code == 0
     (path,) = (tmp_path / "results" / "local").iterdir()
     assert path.name.startswith("tiny-cpu-")
     found = rows(path)
     assert Counter(row["status"] for row in found) == {"ok": 8, "unsupported": 1}
     assert all(row["time"]["samples_ms"] and row["accuracy"]["passed"] for row in found if row["status"] == "ok")
-    lines = first.stdout.splitlines()
+    lines = first.splitlines()
     assert sum("] ok " in line and line.endswith(" ms") for line in lines) == 8
     assert lines[-3] == "9 cases: 8 ok, 1 unsupported"
     assert lines[-1] == f"Report: glabench report {path.relative_to(tmp_path)}"
 
-    again = python_process(*arguments, "--format", "json", cwd=str(tmp_path))
+    code, again, said = command(*arguments, "--format", "json")
+    assert code == 0
     assert rows(path) == found
-    assert "9 of them finished earlier" in again.stderr
-    assert "] ok" not in again.stderr
-    standing = [json.loads(line) for line in again.stdout.splitlines()]
+    assert "9 of them finished earlier" in said
+    assert "] ok" not in said
+    standing = [json.loads(line) for line in again.splitlines()]
     assert sorted(line["T"] for line in standing) == [16, 16, *range(17, 24)]
 
-    python_process(*arguments, "--fresh", "--only", "cudnn", cwd=str(tmp_path))
+    assert command(*arguments, "--fresh", "--only", "cudnn")[0] == 0
     assert [row["case"]["system"] for row in rows(path)] == ["cudnn"]
     assert rows(path.with_name(path.name + ".1")) == found
 
@@ -312,12 +313,9 @@ def test_ctrl_c_leaves_valid_rows_and_exit_code_130(tmp_path: Path) -> None:
     assert len(rows(path)) == 3
 
 
-def test_a_file_that_another_sweep_writes_is_refused(python_process: Process, tmp_path: Path) -> None:
+def test_a_file_that_another_sweep_writes_is_refused(command: Command, tmp_path: Path) -> None:
     (tmp_path / "tiny.yaml").write_text(TINY)
     with Appender(tmp_path / "rows.jsonl"):
-        second = python_process(
-            "-m", "glabench", "sweep", "tiny.yaml", "--device", "cpu", "--out", "rows.jsonl", check=False,
-            cwd=str(tmp_path),
-        )  # fmt: skip
-    assert second.returncode == 2
-    assert "another glabench is writing it" in second.stderr
+        code, _, said = command("sweep", "tiny.yaml", "--device", "cpu", "--out", "rows.jsonl")
+    assert code == 2
+    assert "another glabench is writing it" in said
