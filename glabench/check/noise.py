@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import NormalDist, fmean, median
 
-from scipy import stats
+from scipy import special  # not scipy.stats, which takes seconds to import
 
 from glabench.analysis.spread import DEFAULT_SPREAD
 from glabench.check.likeness import likeness
@@ -59,7 +59,7 @@ class Noise:
         if self._unknown(freedom):
             return normal * self.spread(case_id, clock)
         effective = max(1, math.floor(freedom + self._weight(freedom)))
-        found = float(stats.t.isf(tail, effective)) * self.spread(case_id, clock)
+        found = -float(special.stdtrit(effective, tail)) * self.spread(case_id, clock)
         return max(found, normal * self._default(clock)) if self.repeats < ENOUGH_REPEATS else found
 
     def beside(self, others: Noise) -> Noise:

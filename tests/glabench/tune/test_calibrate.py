@@ -131,12 +131,12 @@ def test_records_of_another_space_are_one_line(make_tuning: Any, tmp_path: Path,
 
 
 def test_the_committed_model_is_of_the_committed_records() -> None:
-    """In passes of which every record of a gated workload has kernels, or nearly every one; all would take a minute.
-    The model is of one GPU, the H200: times of another are none of it."""
+    """In a pass of each direction that every record of a gated workload has kernels of, or nearly every one; all passes
+    would take a minute. The model is of one GPU, the H200: times of another are none of it."""
     root = Path(__file__).parents[3]
     files = sorted((root / "results" / "nvidia-h200").glob("tune-*.jsonl*"))
-    found = calibrate.samples_of(load_tunings(files), ("walk", "grad_walk", "grad_qk"))
-    assert len(found) == 3
+    found = calibrate.samples_of(load_tunings(files), ("walk", "grad_walk"))
+    assert len(found) == 2
     passes = json.loads(model.FILE.read_text())["passes"]
     for step, samples in found.items():
         base, effects, _ = calibrate.fit(samples)
