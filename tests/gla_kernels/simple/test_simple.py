@@ -248,7 +248,7 @@ def test_launches_are_those_of_each_direction():
     "change", [{"dtype": torch.float16}, {"K": 96}, {"V": 256}, {"schedule": Schedule(32)}, {"H": 2}], ids=str
 )
 def test_gradients_go_by_passes_where_hoppers_own_walk_cannot_serve(change):
-    shape = {"B": 4, "T": 256, "H": 32, "K": 64, "V": 64, "dtype": torch.bfloat16}
+    shape: dict[str, Any] = {"B": 4, "T": 256, "H": 32, "K": 64, "V": 64, "dtype": torch.bfloat16}
     assert launches(**shape)[-1].step == "simple_grad_walk"
     assert "simple_grad_qk" in [x.step for x in launches(**(shape | change))]
 
