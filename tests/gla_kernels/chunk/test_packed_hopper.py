@@ -16,7 +16,7 @@ from gla_kernels.plan.apply import problem_of
 from gla_kernels.plan.choose import with_walks
 
 ERROR = 4e-3  # of the norm: rounding to bfloat16 costs 1.66e-3, and rows at a sequence's edge round states besides
-MIXED = (40, 24, 66, 1, 69)
+MIXED = (40, 24, 66, 1, 20)
 BF16, FLOAT32 = torch.bfloat16, torch.float32  # of gates
 GATES: dict[str, Any] = {
     "mild": lambda g: 0.3 * g,
@@ -97,10 +97,10 @@ def test_lengths_alike(launch, place, lengths):
 
 @pytest.mark.parametrize(
     ("K", "V", "every", "gate_type"),
-    [(64, 64, 2, BF16), (64, 64, 2, FLOAT32), (128, 128, 3, BF16), (64, 192, 2, BF16), (64, 192, 2, FLOAT32)],
+    [(64, 64, 2, BF16), (64, 64, 2, FLOAT32), (128, 128, 3, BF16), (64, 192, 2, BF16)],
 )
 def test_few_states(launch, place, K, V, every, gate_type):
-    check(launch, place, (40, 66, 1, 130), (1, K, V), "weak", v_first=True, every=every, gate_type=gate_type)
+    check(launch, place, (40, 66, 1, 90), (1, K, V), "weak", v_first=True, every=every, gate_type=gate_type)
 
 
 def test_few_states_where_sequences_begin_with_none(launch, place):
@@ -115,7 +115,7 @@ def test_chunks_of_one_sequence_beside_others(launch, place, states, gate_type):
 
 
 def test_several_heads_and_features(launch, place):
-    check(launch, place, (40, 24, 0, 80), (2, 128, 128), "resets", v_first=True)
+    check(launch, place, (40, 24, 0, 20), (2, 128, 128), "resets", v_first=True)
 
 
 def test_states_made_again(launch, place):
@@ -123,7 +123,7 @@ def test_states_made_again(launch, place):
 
 
 def test_segments(launch, place):
-    check(launch, place, (*MIXED, 220), (1, 64, 64), "mild", schedule=Schedule(64, 64, states_every=2))
+    check(launch, place, (*MIXED, 100), (1, 64, 64), "mild", schedule=Schedule(64, 64, states_every=2))
 
 
 # Heads of K = 256, whose walks go by what was prepared: a group of warps a tile of V, or two.
@@ -132,7 +132,7 @@ WIDE: list[tuple[Any, ...]] = [
     (FEWER, 64, "mild", True, BF16, False), (FEWER, 64, "strong", True, FLOAT32, True),
     (FEWER, 64, "infinite", False, BF16, False), (FEWER, 128, "weak", True, BF16, True),
     ((64, 0, 64), 64, "mild", True, BF16, False), ((8,) * 10, 64, "weak", False, FLOAT32, False),
-    ((40, 88, 70), 64, "resets", True, FLOAT32, False),
+    ((40, 88, 20), 64, "resets", True, FLOAT32, False),
 ]  # fmt: skip
 if torch.cuda.is_available():
     lengths = (MIXED, (64, 0, 64, 64), (8,) * 20, (40, 88, 70))
@@ -146,8 +146,8 @@ def test_wide_heads(launch, place, lengths, V, gates, states, gate_type, v_first
 
 @pytest.mark.parametrize("states", [True, False])
 def test_wide_heads_of_which_few_states_are_kept(launch, place, states):
-    check(launch, place, (40, 66, 1, 130), (1, 256, 192), "weak", states, v_first=True, every=2)
+    check(launch, place, (40, 66, 1, 40), (1, 256, 192), "weak", states, v_first=True, every=2)
 
 
 def test_segments_of_wide_heads(launch, place):
-    check(launch, place, (40, 24, 66, 100), (2, 256, 64), "mild", schedule=Schedule(64, 64, states_every=2))
+    check(launch, place, (40, 24, 66, 30), (2, 256, 64), "mild", schedule=Schedule(64, 64, states_every=2))

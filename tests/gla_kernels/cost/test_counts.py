@@ -316,20 +316,15 @@ def test_counts_of_recurrent_kernels(count: Any, monkeypatch: pytest.MonkeyPatch
 
 COMPILE = """
 import json, math, re
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 from gla_kernels import KernelConfig, Plan, Schedule, Tile, Workload
 from gla_kernels.plan.apply import launches_of
 from gla_kernels.cost.work import work_of
-from glabench.hardware.crosscompile import specialise
+from glabench.hardware.lowered import lowered
 
 plan = Plan(Schedule(16), KernelConfig(16, *5 * (Tile(32, 32),)))
 found = {}
 for step, launch in launches_of(Workload("bwd", 1, 16, 1, 32, 32, "fp32"), plan).items():
-    signature, constants, attributes = specialise(launch)
-    source = ASTSource(launch.kernel, signature=signature, constexprs=constants, attrs=attributes)
-    code = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4}).asm["ttir"]
+    code = lowered(launch, 90)
     code = re.sub(r"(?ms)^    \\} else \\{.*?^    \\}", "", code)  # the path of row blocks that are not mild
     sizes = {
         kind: [[int(n) for n in re.findall(r"(\\d+)x", shape)] for shape in re.findall(pattern, code)]

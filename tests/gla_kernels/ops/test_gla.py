@@ -20,6 +20,8 @@ from gla_kernels.schedule import CHUNKS
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 PAIRS = [(c, s) for c in CHUNKS for s in (16, 32, 64, 128, 256) if s <= c]
 SCHEDULES = [Schedule(c, s, m) for c, s in PAIRS for m in (True, False)]
+if not torch.cuda.is_available():  # each pair, half of them materialized; all are cases of the sweep quick
+    SCHEDULES = [Schedule(c, s, i % 2 == 0) for i, (c, s) in enumerate(PAIRS)]
 
 
 def name(value: object) -> str:
@@ -56,7 +58,7 @@ def test_every_dtype(judge, inputs, dtype, gates, materialize):
 @pytest.mark.parametrize("T", [1, 2, 15, 16, 63, 65, 129])
 @pytest.mark.parametrize("materialize", [True, False])
 def test_any_length(judge, inputs, T, materialize):
-    judge(form(Schedule(64, 16, materialize)), inputs((1, T, 2, 16, 16), torch.float32, 1.0))
+    judge(form(Schedule(64, 16, materialize)), inputs((1, T, 1, 16, 16), torch.float32, 1.0))
 
 
 @pytest.mark.parametrize("materialize", [True, False])

@@ -23,10 +23,8 @@ for K, V, dtype, chunk, sub_chunk, capability in json.loads(sys.argv[1]):
     entries = cross_compile([x for x in found if x.name in largest], f"sm_{capability}")
     print(json.dumps([entry["error"] for entry in entries]))
 """
-LARGEST = [
-    (256, 256, "bfloat16", 64, 64, 90),
+LARGEST = [  # heads of 256 in bfloat16 by chunks of 64 are in test_compiled.py
     (256, 128, "bfloat16", 256, 256, 90),  # float32 operands off the diagonal too
-    (256, 256, "bfloat16", 64, 64, 80),
     (128, 128, "float32", 64, 64, 80),
     (128, 128, "bfloat16", 64, 64, 86),
 ]
