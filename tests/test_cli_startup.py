@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -15,56 +16,53 @@ import glabench
 HEAVY = ("torch", "triton", "pandas", "numpy", "matplotlib", "pydantic", "yaml", "jinja2", "pynvml")
 COMMANDS = ("compare", "sweep", "report", "check", "tune", "compile", "ls", "doctor", "schema", "results")
 
-# Runs the command line as the console script does, then says which of the heavy packages came in with it.
+# Runs the command line as the console script does, once for each list of arguments, and says after each how it ended
+# and which of the heavy packages have come in.
 PROBE = f"""
-import sys
+import json, sys
 from glabench.cli import main
-sys.argv = ["glabench", *sys.argv[1:]]
-try:
-    main()
-except SystemExit as stop:
-    code = stop.code
-else:
-    code = 0
-loaded = [name for name in {HEAVY!r} if name in sys.modules]
-print("loaded:", " ".join(loaded))
-sys.exit(code)
+for arguments in json.loads(sys.argv[1]):
+    try:
+        main(arguments)
+    except SystemExit as stop:
+        print("ended:", stop.code, *(name for name in {HEAVY!r} if name in sys.modules))
 """
+Process = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def test_help_imports_nothing_heavy(python_process: Callable[..., subprocess.CompletedProcess[str]]) -> None:
-    done = python_process("-c", PROBE, "--help")
-    assert "Usage:" in done.stdout
-    assert done.stdout.splitlines()[-1].split() == ["loaded:"]
+def helps(python_process: Process, before: str, *commands: str) -> list[tuple[str, list[str]]]:
+    """The help of glabench and of its commands, in turn, and how it ended with which heavy packages. One process: each
+    package that one brings shows from there on."""
+    asked = json.dumps([["--help"], *([command, "--help"] for command in commands)])
+    *parts, rest = re.split(r"^ended: (.*)\n", python_process("-c", before + PROBE, asked).stdout, flags=re.MULTILINE)
+    assert rest == ""
+    return [(text, ended.split()) for text, ended in zip(parts[::2], parts[1::2], strict=True)]
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_help_of_a_command_imports_nothing_heavy(
-    python_process: Callable[..., subprocess.CompletedProcess[str]], command: str
-) -> None:
-    """But pydantic, with which some versions of typer convert options themselves."""
-    done = python_process("-c", PROBE, command, "--help")
-    assert "Usage:" in done.stdout
-    assert set(done.stdout.splitlines()[-1].split()) <= {"loaded:", "pydantic"}
-
-
-def test_probe_sees_a_heavy_import(python_process: Callable[..., subprocess.CompletedProcess[str]]) -> None:
-    done = python_process("-c", "import yaml\n" + PROBE, "--help")
-    assert done.stdout.splitlines()[-1].split() == ["loaded:", "yaml"]
-
-
-def test_help_lists_every_command(python_process: Callable[..., subprocess.CompletedProcess[str]]) -> None:
-    done = python_process("-m", "glabench", "--help")
-    listed = [name for name in COMMANDS if re.search(rf"^\W*{name}\s", done.stdout, re.MULTILINE)]
+def test_help_imports_nothing_heavy(python_process: Process) -> None:
+    """But pydantic, with which some versions of typer convert options of a command themselves."""
+    whole, *others = helps(python_process, "", *COMMANDS)
+    assert whole[1] == ["0"]
+    listed = [name for name in COMMANDS if re.search(rf"^\W*{name}\s", whole[0], re.MULTILINE)]
     assert listed == list(COMMANDS)
+    for name, (text, (code, *loaded)) in zip(COMMANDS, others, strict=True):
+        assert re.search(rf"Usage: glabench {name}\b", text), name
+        assert code == "0", name
+        assert set(loaded) <= {"pydantic"}, name
 
 
-def test_version_is_the_package_version(python_process: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+def test_probe_sees_a_heavy_import(python_process: Process) -> None:
+    ((text, ended),) = helps(python_process, "import yaml\n")
+    assert "Usage:" in text
+    assert ended == ["0", "yaml"]
+
+
+def test_version_is_the_package_version(python_process: Process) -> None:
     done = python_process("-m", "glabench", "--version")
     assert glabench.__version__ in done.stdout.split()
 
 
-def test_misspelt_command_exits_2(python_process: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+def test_misspelt_command_exits_2(python_process: Process) -> None:
     done = python_process("-m", "glabench", "swep", check=False)
     assert done.returncode == 2
     assert "swep" in done.stderr
@@ -87,7 +85,7 @@ def test_a_full_disk_behind_our_output_is_one_line(arguments: tuple[str, ...]) -
 
 
 def test_a_terminal_that_knows_only_ascii_gets_question_marks(
-    python_process: Callable[..., subprocess.CompletedProcess[str]], monkeypatch: pytest.MonkeyPatch
+    python_process: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONIOENCODING", "ascii")
     assert python_process("-m", "glabench", "ls").stdout.isascii()
