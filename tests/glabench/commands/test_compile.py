@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -132,13 +133,22 @@ def test_json_is_the_kernels_that_gla_runs_and_nothing_else(
     assert "Rows: results/local/compile-tiny.jsonl" in err
 
 
-def test_a_shape_compiles_as_a_sweep_does(compiled: Callable[..., str], folder: Path) -> None:
+def test_a_shape_compiles_as_a_sweep_does(
+    compiled: Callable[..., str], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The compiler's answer is made up, as the sweep above has real ones."""
+
+    def survey(name: str, asked: list[Asked], target: str, count: int, *_: object) -> Iterator[Kernel]:
+        return (replace(kernel(), sweep=name, target=target, workload=one.work.to_dict()) for one in asked)
+
+    monkeypatch.setattr("glabench.tune.survey.survey", survey)
     said = compiled("1,64,1,16,16", "--mode", "fwd", "--dtype", "fp32", "--target", "sm_80", "--space", "0")
     assert said.startswith("1x64x1x16x16: 1 case of gla for sm_80")
     rows = [json.loads(line) for line in (folder / "results/local/compile-1x64x1x16x16.jsonl").read_text().splitlines()]
-    assert {(row["sweep"], row["status"], row["workload"]["direction"]) for row in rows} == {
-        ("1x64x1x16x16", "ok", "fwd")
-    }
+    (row,) = rows
+    assert (row["sweep"], row["target"], row["status"]) == ("1x64x1x16x16", "sm_80", "ok")
+    asked = {name: row["workload"][name] for name in ("direction", "B", "T", "H", "K", "V", "dtype")}
+    assert list(asked.values()) == ["fwd", 1, 64, 1, 16, 16, "fp32"]
 
 
 def test_heads_of_512_fit_a_geforce(compiled: Callable[..., str], folder: Path) -> None:

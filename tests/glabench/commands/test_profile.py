@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import signal
 import subprocess
 from collections.abc import Callable
+from contextlib import chdir, redirect_stdout
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,13 +33,22 @@ axes: {system: [gla_recurrent, sdpa], "K,V": [[16, 16], [32, 32]]}
 settings: {min_time_s: 0.02, max_time_s: 0.02}
 """
 
-# A process that compiles takes longer to start than these kernels, our smallest, to compile, and there is one a core.
-ON_ONE_CORE = """
-import os, sys
-os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-from glabench.cli import main
-main(sys.argv[1:])
-"""
+
+def on_one_core(folder: Path, *arguments: str) -> str:
+    """What the command line prints in a folder. It runs in this process, which has imported what another would take
+    seconds to import; one that compiles takes longer to start than these kernels, our smallest, to compile, and there
+    is one a core."""
+    cores, said, before = os.sched_getaffinity(0), io.StringIO(), signal.getsignal(signal.SIGTERM)
+    os.sched_setaffinity(0, {min(cores)})
+    try:
+        with chdir(folder), redirect_stdout(said), pytest.raises(SystemExit) as stop:
+            main(list(arguments))
+    finally:
+        os.sched_setaffinity(0, cores)
+        signal.signal(signal.SIGTERM, before)
+    assert stop.value.code == 0, said.getvalue()
+    return said.getvalue()
+
 
 # name -> (arguments after "glabench profile", what the one line says)
 BAD: dict[str, tuple[list[str], str]] = {
@@ -84,9 +98,9 @@ def test_what_is_imported_adds_no_line(python_process: Process, here: Path) -> N
 
 
 @pytest.fixture
-def command(python_process: Process, here: Path) -> Callable[..., str]:
+def command(here: Path) -> Callable[..., str]:
     """``command("profile", "tiny.yaml")``: `glabench profile tiny.yaml` in the test's folder. Answers its output."""
-    return lambda *arguments: python_process("-c", ON_ONE_CORE, *arguments, cwd=str(here)).stdout
+    return partial(on_one_core, here)
 
 
 class Ran(NamedTuple):
@@ -98,16 +112,16 @@ class Ran(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def ran(python_process: Process, tmp_path_factory: pytest.TempPathFactory, device: Any) -> Ran:
+def ran(tmp_path_factory: pytest.TempPathFactory, device: Any) -> Ran:
     """Seconds of work, done once in one folder."""
     if device.type == "cuda":
         pytest.skip("this is about machines without a GPU")
     folder = tmp_path_factory.mktemp("profiled")
     (folder / "tiny.yaml").write_text(TINY)
-    python_process("-c", ON_ONE_CORE, "sweep", "tiny.yaml", "--only", "sdpa", cwd=str(folder))
+    on_one_core(folder, "sweep", "tiny.yaml", "--only", "sdpa")
     (swept,) = (folder / "results/local").glob("tiny-*.jsonl")
     before = swept.read_bytes()
-    python_process("-c", ON_ONE_CORE, "profile", "tiny.yaml", cwd=str(folder))
+    on_one_core(folder, "profile", "tiny.yaml")
     profiled = folder / "results/local/profile-tiny-model-h200.jsonl"
     return Ran(before, swept.read_bytes(), profiled.read_text())
 
