@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -93,27 +94,32 @@ def test_closing_drops_what_has_not_begun(calls: Path) -> None:
     assert [line[0] for line in called(calls)] == ["3"]
 
 
-def test_candidates_compile_or_say_why_not() -> None:
-    """With the real compiler, for a GPU that is not here."""
-    with CompilePool("sm_80", jobs=1) as pool:
-        good = pool.submit(WORK, candidate(1))
-        crooked = pool.submit(WORK, candidate(1, block_v=24))
-        absent = pool.submit(WORK, candidate(1, step="grad_qk"))
-        whole = pool.submit_plan(WORK, chosen(WORK, Machine(80)).plan)
-        answers = {step: future.result(timeout=120) for step, future in whole.items()}
-    assert good.result()["status"] == "ok"
+@pytest.fixture(scope="module")
+def two() -> Iterator[CompilePool]:
+    """Two processes with the real compiler, for a GPU that is not here. They take seconds to start."""
+    with CompilePool("sm_80", jobs=2) as pool:
+        yield pool
+
+
+def test_candidates_compile_or_say_why_not(two: CompilePool) -> None:
+    good = two.submit(WORK, candidate(1))
+    crooked = two.submit(WORK, candidate(1, block_v=24))
+    absent = two.submit(WORK, candidate(1, step="grad_qk"))
+    whole = two.submit_plan(WORK, chosen(WORK, Machine(80)).plan)
+    answers = {step: future.result(timeout=120) for step, future in whole.items()}
+    assert good.result(timeout=120)["status"] == "ok"
     assert good.result()["compiled"]["arch"] == "sm_80"
-    assert (crooked.result()["status"], "power of 2" in crooked.result()["reason"]) == ("compile_error", True)
-    assert absent.result() == {"status": "compile_error", "reason": "KeyError: 'grad_qk'", "compiled": None}
+    said = crooked.result(timeout=120)
+    assert (said["status"], "power of 2" in said["reason"]) == ("compile_error", True)
+    assert absent.result(timeout=120) == {"status": "compile_error", "reason": "KeyError: 'grad_qk'", "compiled": None}
     assert set(answers) <= {"states", "output"}
     assert all(answer["status"] == "ok" for answer in answers.values())
 
 
-def test_a_space_is_the_same_by_several_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_space_is_the_same_by_several_processes(two: CompilePool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operands, "interpreting", lambda: False)  # as in processes that compile
     work = replace(WORK, schedule=Schedule(64, 64, True))
-    with CompilePool("sm_80", jobs=2) as pool:
-        found = pool.space_of(work)
+    found = two.space_of(work)
     here = space_of(work, 80)
     assert found == here
     assert list(found.candidates) == list(here.candidates)
