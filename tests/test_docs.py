@@ -136,6 +136,16 @@ def test_the_example_of_the_readme_runs(device: torch.device) -> None:
     assert len([line for line in example.splitlines() if line]) <= 9
 
 
+def test_the_example_of_the_kernels_readme_runs(device: torch.device) -> None:
+    """What an index shows of gla-kernels; in float32 where there is no GPU, as above."""
+    (example,) = fences("kernels/README.md", "python")
+    if device.type == "cpu":
+        example = example.replace('"cuda"', '"cpu"').replace("bfloat16", "float32")
+    names: dict[str, Any] = {}
+    exec(compile(example, "kernels/README.md", "exec"), names)
+    assert all(x.grad.isfinite().all() for x in (names["q"], names["k"], names["v"], names["g"]))
+
+
 def test_examples_of_the_kernels_run(device: torch.device, tmp_path: Path) -> None:
     first, *others = fences("docs/kernels.md", "python")
     names: dict[str, Any] = {}
