@@ -97,6 +97,7 @@ def test_the_board_in_readme_and_by_geometric_means() -> None:
     printed = lines("README.md", "How fast")
     for name, values in rows.items():
         assert printed.pop(name) == [spread(values.xs(mode, level="mode")) for mode in MODES], name
+    assert f"{spread(faster['fla'], 1)} times as fast as flash-linear-attention's on an H200" in words("README.md")
     means = [f"{geomean(floors.xs(mode, level='mode')):.1f}" for mode in MODES]
     assert list(printed.values()) == [means]
     assert f"{means[0]} times the floor forward, {means[1]} forward and backward" in words("docs/results.md")
