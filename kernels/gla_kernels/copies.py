@@ -36,7 +36,7 @@ def rows_kernel(p_x, p_y, stride, n, W: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def sum_of_parts(p_x, p_y, i_p, n, factor, PARTS: tl.constexpr, BLOCK: tl.constexpr):
-    """A block of y [n] = factor times the sum of x [PARTS, n], float32, in the type of y."""
+    """A block of y [n] = factor times the sum of x [PARTS, n], made in float32, in the type of y."""
     o_y = tl.cast(i_p, tl.int64) * BLOCK + tl.arange(0, BLOCK)
     b_y = tl.zeros([BLOCK], dtype=tl.float32)
     for i in tl.static_range(PARTS):
@@ -46,7 +46,7 @@ def sum_of_parts(p_x, p_y, i_p, n, factor, PARTS: tl.constexpr, BLOCK: tl.conste
 
 @triton.jit
 def sum_kernel(p_x, p_y, n, PARTS: tl.constexpr, BLOCK: tl.constexpr):
-    """y [n] = the sum of x [PARTS, n], float32, in the type of y."""
+    """y [n] = the sum of x [PARTS, n], of any type, in float32 and then in the type of y."""
     sum_of_parts(p_x, p_y, tl.program_id(0), n, 1.0, PARTS, BLOCK)
 
 

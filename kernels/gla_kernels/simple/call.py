@@ -115,7 +115,7 @@ class Call(CallContext):
         """Whether one walk back of Hopper's own makes all gradients, as far as sizes and types go: a program a head,
         and an SM for each."""
         B, _, H, K, V = self.dims
-        if self.capability != HOPPER or not self.in_bfloat16 or self.cu_seqlens is not None or self.sharing != (1, 1):
+        if self.capability != HOPPER or not self.in_bfloat16 or self.cu_seqlens is not None or self.sharing[1] > 1:
             return False
         sizes = self.chunk == WGMMA_ROWS and K in NATIVE_DIMS and V in NATIVE_DIMS
         return sizes and B * H >= NATIVE_WALKS and 0 < B * H * self.n_chunks * K <= MOST_ROWS

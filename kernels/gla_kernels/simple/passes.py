@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -112,16 +112,19 @@ def backward(
         starts.append(call.one_state())
         _states(call, over, piece, starts[-2], None, starts[-1], launch)
     states = call.state_buffer() if kept.states is None else kept.states
-    passes, d_at = None if native.serves(call) else Passes.of(call, into), back.start
+    walked = Walked.of(call, into) if native.serves(call) else None
+    passes, d_at = Passes.of(call, into) if walked is None else None, back.start
     for piece, start in zip(reversed(call.slices), reversed(starts), strict=True):
         if kept.states is None:
             _states(call, over, piece, start, states, None, launch)
         d_before = call.one_state() if piece.first_chunk else back.end
-        if passes is None:
-            launch(native.walk_back(call, sums, piece, do, states, d_at, d_before, into))
-        else:
+        if walked is not None:
+            launch(native.walk_back(call, sums, piece, do, states, d_at, d_before, walked.added(into)))
+        if passes is not None:
             passes.go_over(call, back, piece, do, states, d_at, d_before, launch)
         d_at = d_before
+    if walked is not None:
+        walked.end(launch)
     if passes is not None:
         passes.end(call, back, do, into, launch)
     return into.q, into.k, into.v, into.g, back.last
@@ -133,15 +136,36 @@ def _gate_buffer(call: Call) -> Tensor:
 
 
 class _Sum:
-    """A gradient, or what its ``parts`` are, float32, that are to be added up."""
+    """A gradient, or what its ``parts`` are, that are to be added up."""
 
-    def __init__(self, into: Tensor, parts: int) -> None:
+    def __init__(self, into: Tensor, parts: int, dtype: torch.dtype = torch.float32) -> None:
         self.into, self.parts, (B, *rows) = into, parts, into.shape
-        self.added = into if parts == 1 else into.new_empty(parts * B, *rows, dtype=torch.float32)
+        self.added = into if parts == 1 else into.new_empty(parts * B, *rows, dtype=dtype)
 
     def end(self, launch: Launcher) -> None:
         if self.parts > 1:
             launch(summed(self.added, self.into, self.parts))
+
+
+@dataclass(frozen=True)
+class Walked:
+    """The gradients of q and k as Hopper's own walk back leaves them, in bfloat16: a part of each head that shares one.
+    Rounding them costs as much as rounding their sum once more, and float32 would be twice the bytes."""
+
+    q: _Sum
+    k: _Sum
+
+    @classmethod
+    def of(cls, call: Call, into: Gradients) -> Walked:
+        q, k = (_Sum(x, call.sharing[0], x.dtype) for x in (into.q, into.k))
+        return cls(q, k)
+
+    def added(self, into: Gradients) -> Gradients:
+        return replace(into, q=self.q.added, k=self.k.added)
+
+    def end(self, launch: Launcher) -> None:
+        self.q.end(launch)
+        self.k.end(launch)
 
 
 @dataclass(frozen=True)

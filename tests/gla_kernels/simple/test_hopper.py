@@ -33,12 +33,13 @@ class Problem:
     """q, k, v, do in bfloat16, gates [B, T, H] in float32, the states before all chunks as a forward pass keeps them,
     the gradient of the last state, and of the float64 recurrence all gradients, that of the first state among them."""
 
-    def __init__(self, K: int, V: int, gates: str, T: int, device: str) -> None:
+    def __init__(self, K: int, V: int, gates: str, T: int, device: str, share: int = 1) -> None:
         B, H = 1, 2
         torch.manual_seed(0)
         g = GATES[gates](torch.nn.functional.logsigmoid(torch.randn(B, T, H)))
         x = {name: torch.randn(B, T, H, K if name in "qk" else V) for name in ("q", "k", "v", "do")}
         x = {name: one.bfloat16() for name, one in x.items()}
+        x |= {name: x[name][:, :, :1].expand(B, T, H, K) for name in "qk" if share > 1}
         d_last = torch.randn(B, H, K, V)
         q, k, v, gate = (one.double().requires_grad_() for one in (x["q"], x["k"], x["v"], g))
         first = torch.randn(B, H, K, V).double().requires_grad_()
@@ -54,6 +55,7 @@ class Problem:
         found = torch.autograd.grad(total, [q, k, v, gate, first])
         self.right = dict(zip(("q", "k", "v", "g", "before"), found, strict=True))
         self.states = torch.stack(before, 2).flatten(0, 1).bfloat16().to(device)
+        x |= {name: x[name][:, :, ::share].contiguous() for name in "qk"}
         self.x = {name: one.to(device) for name, one in x.items()}
         self.g, self.d_last = g.to(device), d_last.to(device)
         self.sums = sums_of(g).to(device)
@@ -76,6 +78,8 @@ def gradients(p: Problem, run: Any, slices: list[Slice], v_first: bool = False, 
     asked = Call(x["q"], x["k"], x["v"], p.g, p.scale, None, CHUNK, True, 90, None, v_first)
     nan = math.nan
     q, k, v = (torch.full_like(x[name], nan) for name in "qkv")
+    share = asked.sharing[0]
+    q, k = (one.repeat(share, 1, 1, 1) for one in (q, k))  # a part of each head that shares one
     into = Gradients(q, k, v, torch.full_like(p.g, nan) if gates else None)
     at = p.d_last.transpose(-1, -2).contiguous() if v_first else p.d_last
     for piece in reversed(slices):
@@ -118,3 +122,11 @@ def test_states_that_lie_values_first_and_slices_in_turn(place):
 def test_gates_without_a_gradient(place):
     p = problem(64, 64, "mild", 150, place.device)
     check(p, gradients(p, place.run, whole(p), gates=False))
+
+
+def test_heads_that_share_those_of_q_and_k(place):
+    """dq and dk are parts then; the recurrence is of heads of their own, with equal q and k."""
+    p = problem(64, 64, "mild", 150, place.device, 2)
+    found = gradients(p, place.run, whole(p))
+    assert found["q"].shape == (2, p.T, 1, 64)
+    check(p, found | {"q": found["q"].transpose(0, 2), "k": found["k"].transpose(0, 2)})

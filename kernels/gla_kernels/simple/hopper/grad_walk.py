@@ -177,21 +177,23 @@ def _state_at(o_k, o_v, K: gl.constexpr, V: gl.constexpr, V_FIRST: gl.constexpr)
         return o_k[:, None] * V + o_v[None, :]
 
 
-@gluon.jit(do_not_specialize=["T", "n_chunks", "first_chunk", "n_here", "n_stored"])
+@gluon.jit(do_not_specialize=["B", "T", "n_chunks", "first_chunk", "n_here", "n_stored"])
 def simple_grad_walk_hopper_kernel(
     d_q, d_k, d_v, d_do, d_s, p_c, p_dst, p_ds0, p_dg, d_dq, d_dk, d_dv,
-    scale, T, H, n_chunks, first_chunk, n_here, n_stored,
-    K: gl.constexpr, V: gl.constexpr, HAS_DST: gl.constexpr, STORE_DS0: gl.constexpr,
+    scale, B, T, H, n_chunks, first_chunk, n_here, n_stored,
+    K: gl.constexpr, V: gl.constexpr, GK: gl.constexpr, HAS_DST: gl.constexpr, STORE_DS0: gl.constexpr,
     V_FIRST: gl.constexpr, GRAD_G: gl.constexpr,
 ):  # fmt: skip
     """dq, dk [B, T, H, K] and dv [B, T, H, V], bf16, and where GRAD_G, p_dg [B, T, H], of n_here chunks from
     first_chunk on. p_s [B*H, n_stored, K, V]: the states before them. p_dst, p_ds0 [B*H, K, V], float32: the gradient
     of the state after them, zero without HAS_DST, and where STORE_DS0, of that before; V_FIRST: [.., V, K]. p_c: see
-    `simple_decays_kernel`. K and V are 64 or 128."""
+    `simple_decays_kernel`. GK heads share each one of q and k; of more than one, what each adds to dq and dk lies in
+    [GK, B, T, H // GK, K]. K and V are 64 or 128."""
     NK: gl.constexpr = K // ROWS
     i_bh = gl.program_id(0)
     i_batch, i_h = i_bh // H, i_bh % H
-    i_row0, i_col, i_out, i_state = first_chunk * ROWS, i_h * K, i_h * V, i_bh * n_stored * K
+    i_row0, i_col, i_out, i_state = first_chunk * ROWS, i_h // GK * K, i_h * V, i_bh * n_stored * K
+    i_part = i_h % GK * B + i_batch
     p_c += (i_bh.to(gl.int64) * n_chunks + first_chunk) * ROWS
     if HAS_DST:
         p_dst += i_bh.to(gl.int64) * K * V
@@ -229,7 +231,7 @@ def simple_grad_walk_hopper_kernel(
                     (
                         d_dq, d_dk, p_c, p_dg, s_q, s_k, s_v, s_do, s_s, s_ds, s_a, s_da, s_own, s_phi, s_r,
                         full, full_s, made_ds, made_a, made_da, free_ds, free_da, summed, read, empty, empty_s,
-                        scale, i_batch, i_row0, i_col, T, H, n_here, NK, 0, GRAD_G,
+                        scale, i_part, i_row0, i_col, T, H, n_here, NK, 0, GRAD_G,
                     ),
                 ),
                 (
@@ -260,7 +262,7 @@ def simple_grad_walk_hopper_kernel(
                     (
                         d_dq, d_dk, p_c, p_dg, s_q, s_k, s_v, s_do, s_s, s_ds, s_a, s_da, s_own, s_phi, s_r,
                         full, full_s, made_ds, made_a, made_da, free_ds, free_da, summed, read, empty, empty_s,
-                        scale, i_batch, i_row0, i_col, T, H, n_here, NK, 0, GRAD_G,
+                        scale, i_part, i_row0, i_col, T, H, n_here, NK, 0, GRAD_G,
                     ),
                 ),
                 (
@@ -277,7 +279,7 @@ def simple_grad_walk_hopper_kernel(
                     (
                         d_dq, d_dk, p_c, p_dg, s_q, s_k, s_v, s_do, s_s, s_ds, s_a, s_da, s_own, s_phi, s_r,
                         full, full_s, made_ds, made_a, made_da, free_ds, free_da, summed, read, empty, empty_s,
-                        scale, i_batch, i_row0, i_col, T, H, n_here, NK, 1, GRAD_G,
+                        scale, i_part, i_row0, i_col, T, H, n_here, NK, 1, GRAD_G,
                     ),
                 ),
                 (

@@ -79,7 +79,7 @@ def _queries(b_x, s_da, s_q, s_k, b_own, b_e):
 def rows_part(
     d_dq, d_dk, p_c, p_dg, s_q, s_k, s_v, s_do, s_s, s_ds, s_a, s_da, s_own, s_phi, s_r,
     full, full_s, made_ds, made_a, made_da, free_ds, free_da, summed, read, empty, empty_s,
-    scale, i_batch, i_row0, i_col, T, H, n_here, NK: gl.constexpr, TILE: gl.constexpr, GRAD_G: gl.constexpr,
+    scale, i_part, i_row0, i_col, T, H, n_here, NK: gl.constexpr, TILE: gl.constexpr, GRAD_G: gl.constexpr,
 ):  # fmt: skip
     """dq and dk of 64 features of every chunk, the last one first: those of the TILE-th of NK tiles. The first one's
     warps make A too, and dg; the last one's dA."""
@@ -158,8 +158,8 @@ def rows_part(
         matrix(s_kt).store(b_dk)
         fence_async_shared()
         barrier()
-        async_store(d_dq, [i_batch, i_row, i_col + TILE * ROWS], s_qt)
-        async_store(d_dk, [i_batch, i_row, i_col + TILE * ROWS], s_kt)
+        async_store(d_dq, [i_part, i_row, i_col + TILE * ROWS], s_qt)
+        async_store(d_dk, [i_part, i_row, i_col + TILE * ROWS], s_kt)
 
         if GRAD_G and FIRST:
             phi = gl.sum(s_phi.index(at).load(gl.SliceLayout(0, EVERYWHERE)), axis=0)
