@@ -1,19 +1,30 @@
 """Gradients of a chunk at any gate strength: what the passes do where a row block is not mild.
 
-Row blocks of 16 here. Every exponent is a sum of the gates between two rows (gates.py): from a row block's start and to
-its end, whole blocks between. Inside a block of 16 rows, an anchor in its middle where that block is mild, and element
-by element elsewhere (scores.py). Slower by the number of blocks, and light in registers: the fast path beside it in the
-same kernel must not lose any.
+Every exponent is a sum of the gates between two rows (gates.py): from a row block's start and to its end, whole blocks
+between. Inside a row block, dv comes by halving (halving.py). For dq, dk and dg row blocks have 16 rows, with an anchor
+in the middle where that block is mild, and element by element elsewhere (scores.py): slower by the number of blocks,
+and light in registers, for the fast path beside it in the same kernel must not lose any.
 """
 
 # mypy: disallow-untyped-defs=False
 import triton
 import triton.language as tl
 
-from ..tiles.gates import CLOSED, block_decay, decay_to_end, decayed_keys, decayed_queries, load_gates
+from ..tiles.descriptors import load_rows
+from ..tiles.gates import (
+    CLOSED,
+    after_rows,
+    block_decay,
+    decay_to_end,
+    decayed_keys,
+    decayed_queries,
+    limited,
+    load_gates,
+)
+from ..tiles.halving import own_scores
 from ..tiles.operands import cut, dot_half, fine, load_operand, load_tile, store_tile
 from ..tiles.products import crossing, dot_rows, product, scores_gradient, sums_from, through_state
-from ..tiles.scores import diagonal_grad_k, diagonal_grad_q, diagonal_scores
+from ..tiles.scores import diagonal_grad_k, diagonal_grad_q
 
 ROWS: tl.constexpr = tl.constexpr(16)
 
@@ -141,33 +152,29 @@ def any_gate_grad_qk(
 
 @triton.jit
 def any_gate_grad_v(
-    p_q, p_k, p_g, p_do, p_ds, p_dv, scale, i_first, i_last, i_end, T, H, o_v,
-    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
-    V_FIRST: tl.constexpr = False,
+    p_q, p_k, p_g, p_do, p_ds, p_dv, d_do, scale, i_batch, i_h, i_row, i_end, T, H, i_v,
+    K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, OWN_BK: tl.constexpr,
+    DOT: tl.constexpr, PRECISION: tl.constexpr, V_FIRST: tl.constexpr = False,
 ):  # fmt: skip
-    """dv of the rows i_first .. i_last-1 of a chunk that ends before row i_end, all of them multiples of ROWS or T."""
-    for i_row in tl.range(i_first, i_last, ROWS, num_stages=1):
-        b_dv = tl.zeros([ROWS, BV], dtype=tl.float32)
-        b_a = tl.zeros([ROWS, ROWS], dtype=tl.float32)
-        for i_k in tl.range(0, (K + BK - 1) // BK, num_stages=1):
-            o_k = i_k * BK + tl.arange(0, BK)
-            b_q = load_tile(p_q, i_row, T, H * K, o_k, K, ROWS)
-            b_k = load_tile(p_k, i_row, T, H * K, o_k, K, ROWS)
-            b_prefix, b_total = block_decay(p_g, i_row, T, H * K, o_k, K, ROWS, BK, True)
-            b_a += diagonal_scores(
-                b_q, b_k, b_prefix, b_total, p_k, p_g, i_row, T, H * K, o_k, K, ROWS, BK, True, DOT, PRECISION
-            )
-            b_kd, _ = decayed_keys(p_k, p_g, i_row, T, H * K, o_k, K, ROWS, True)
-            b_after = tl.zeros([BK], dtype=tl.float32)  # log2 of the decay from the block's end on
-            for i_col in tl.range(i_row + ROWS, i_end, ROWS, num_stages=1):
-                b_qd, b_step = decayed_queries(p_q, p_g, i_col, T, H * K, o_k, K, ROWS, True)
-                b_qd *= tl.exp2(b_after)[None, :]
-                b_at = product(b_kd, tl.trans(b_qd), tl.zeros([ROWS, ROWS], dtype=tl.float32), tl.float32, PRECISION)
-                b_do = load_tile(p_do, i_col, T, H * V, o_v, V, ROWS)
-                b_dv = dot_half(b_at * scale, b_do, b_dv, DOT, PRECISION)
-                b_after += b_step
-            b_ds = load_operand(p_ds, o_k, o_v, K, V, V_FIRST)
-            b_dv = product(b_kd * tl.exp2(b_after)[None, :], b_ds, b_dv, DOT, PRECISION)
-        b_do = load_tile(p_do, i_row, T, H * V, o_v, V, ROWS)
-        b_dv = dot_half(tl.trans(b_a) * scale, b_do, b_dv, DOT, PRECISION)
-        store_tile(p_dv, b_dv, i_row, T, H * V, o_v, V, ROWS)
+    """dv of a row block, from row i_row on, in a chunk that ends before row i_end: columns i_v .. i_v+BV-1. i_batch,
+    i_h: sequence and head, for d_do."""
+    b_a = own_scores(p_q, p_k, p_g, i_row, T, H * K, K, BT, OWN_BK, PRECISION)
+    o_v = i_v + tl.arange(0, BV)
+    b_do = load_rows(d_do, p_do, i_batch, i_h, i_row, T, H, i_v, V, BT, BV)
+    b_dv = dot_half(tl.trans(b_a) * scale, b_do, tl.zeros([BT, BV], dtype=tl.float32), DOT, PRECISION)
+    for i_k in tl.range(0, (K + BK - 1) // BK, num_stages=1):
+        o_k = i_k * BK + tl.arange(0, BK)
+        b_k = load_tile(p_k, i_row, T, H * K, o_k, K, BT)
+        b_g = limited(load_tile(p_g, i_row, T, H * K, o_k, K, BT))
+        b_kd = b_k.to(tl.float32) * tl.exp2(after_rows(b_g, p_g, i_row, T, H * K, o_k, K, BT, DOT))
+        b_after = tl.zeros([BK], dtype=tl.float32)  # log2 of the decay from the block's end on
+        for i_col in tl.range(i_row + BT, i_end, BT, num_stages=1):
+            b_qd, b_step = decayed_queries(p_q, p_g, i_col, T, H * K, o_k, K, BT, True)
+            b_qd *= tl.exp2(b_after)[None, :]
+            b_at = product(b_kd, tl.trans(b_qd), tl.zeros([BT, BT], dtype=tl.float32), tl.float32, PRECISION)
+            b_do = load_tile(p_do, i_col, T, H * V, o_v, V, BT)
+            b_dv = dot_half(b_at * scale, b_do, b_dv, DOT, PRECISION)
+            b_after += b_step
+        b_ds = load_operand(p_ds, o_k, o_v, K, V, V_FIRST)
+        b_dv = product(b_kd * tl.exp2(b_after)[None, :], b_ds, b_dv, DOT, PRECISION)
+    store_tile(p_dv, b_dv, i_row, T, H * V, o_v, V, BT)

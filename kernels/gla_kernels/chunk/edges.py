@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from .kept import Gradients
     from .problem import Problem
 
-ROWS: tl.constexpr = tl.constexpr(16)  # of any_gate.py's row blocks
+ROWS: tl.constexpr = tl.constexpr(16)  # of a row block, of dq, dk and dg and of what enters states
 TILE = Tile(64, 64)
 
 FIRST, LAST, ONLY = 0, 1, 2  # chunk of a sequence: of several, or the only one
@@ -63,20 +63,19 @@ def _rows(p_lengths, i_n, CHUNK: tl.constexpr):
 @triton.jit
 def edge_output_kernel(
     p_q, p_k, p_v, p_g, p_s, p_o, p_lengths, scale, H, heads, first_chunk, n_here,
-    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, CHUNK: tl.constexpr, V_FIRST: tl.constexpr,
-    DOT: tl.constexpr, PRECISION: tl.constexpr,
+    K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, CHUNK: tl.constexpr,
+    V_FIRST: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """o [1, T, H, V] of the rows of each sequence's first chunk, from p_s [N, H, K, V], float32."""
     i_n, i_h, i_v = _tile((V + BV - 1) // BV, heads)
     first, end, i_c, _ = _rows(p_lengths, i_n, CHUNK)
     end = tl.minimum(end, (i_c + 1) * CHUNK)
     if (end > first) & (i_c >= first_chunk) & (i_c < first_chunk + n_here):
-        o_v = i_v * BV + tl.arange(0, BV)
         p_s += (i_n.to(tl.int64) * H + i_h) * K * V
-        for i_b in range(0, tl.cdiv(end - first, ROWS)):
+        for i_b in range(0, tl.cdiv(end - first, BT)):
             any_gate_output(
-                p_q + i_h * K, p_k + i_h * K, p_v + i_h * V, p_g + i_h * K, p_s, p_o + i_h * V, scale, end, H, first,
-                i_b, o_v, K, V, ROWS, BK, BV, DOT, PRECISION, V_FIRST,
+                p_q + i_h * K, p_k + i_h * K, p_v + i_h * V, p_g + i_h * K, p_s, p_o + i_h * V, None, scale, end, H,
+                0, i_h, first, i_b, i_v * BV, K, V, BT, BK, BV, BK, DOT, PRECISION, V_FIRST,
             )  # fmt: skip
 
 
@@ -169,19 +168,20 @@ def edge_grad_qk_kernel(
 @triton.jit
 def edge_grad_v_kernel(
     p_q, p_k, p_g, p_do, p_ds, p_dv, p_lengths, scale, H, heads, first_chunk, n_here,
-    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, CHUNK: tl.constexpr, WHICH: tl.constexpr,
-    V_FIRST: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
+    K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, CHUNK: tl.constexpr,
+    WHICH: tl.constexpr, V_FIRST: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dv [1, T, H, V] of the rows of each sequence's last or only chunk, from the gradients of the states after
     sequences, p_ds [N, H, K, V]."""
     i_n, i_h, i_v = _tile((V + BV - 1) // BV, heads)
     first, end, _ = _chunk_rows(p_lengths, i_n, first_chunk, n_here, CHUNK, WHICH)
     if end > first:
-        any_gate_grad_v(
-            p_q + i_h * K, p_k + i_h * K, p_g + i_h * K, p_do + i_h * V, p_ds + (i_n.to(tl.int64) * H + i_h) * K * V,
-            p_dv + i_h * V, scale, first, end, end, end, H, i_v * BV + tl.arange(0, BV),
-            K, V, BK, BV, DOT, PRECISION, V_FIRST,
-        )  # fmt: skip
+        p_ds += (i_n.to(tl.int64) * H + i_h) * K * V
+        for i_row in range(first, end, BT):
+            any_gate_grad_v(
+                p_q + i_h * K, p_k + i_h * K, p_g + i_h * K, p_do + i_h * V, p_ds, p_dv + i_h * V, None, scale,
+                0, i_h, i_row, end, end, H, i_v * BV, K, V, BT, BK, BV, BK, DOT, PRECISION, V_FIRST,
+            )  # fmt: skip
 
 
 settle_keys(edge_output_kernel, edge_final_kernel, edge_first_kernel, edge_grad_qk_kernel, edge_grad_v_kernel)
@@ -196,7 +196,8 @@ def _launch(p: "Problem", kernel: Any, tiles: str, args: dict[str, Any], **const
     for axis in tiles:
         programs *= cdiv(K if axis == "K" else V, blocks[axis])
     args = {"p_lengths": p.packed.lengths, "scale": p.scale, "H": p.heads_a_row, "heads": heads} | args
-    sizes = {"K": K, "V": V, "BK": blocks["K"], "BV": blocks["V"], "V_FIRST": p.v_first} | p.operands(K)
+    sizes = {"K": K, "V": V, "BT": p.config.block_t, "BK": blocks["K"], "BV": blocks["V"], "V_FIRST": p.v_first}
+    sizes |= p.operands(K)
     return Launch(kernel, (programs,), args, sizes | constexprs)
 
 
@@ -211,15 +212,13 @@ def edge_output(p: "Problem", piece: Slice, o: Tensor, launch: Launcher) -> None
 def edge_final(p: "Problem", final_state: Tensor, launch: Launcher) -> None:
     """Lead the states before the row blocks that sequences end in, [N, H, K, V], to their ends."""
     args = {"p_k": p.k, "p_v": p.v, "p_g": p.g, "p_s0": p.initial_state, "p_st": final_state}
-    flags = {"BT": p.config.block_t, "HAS_S0": p.initial_state is not None}
-    launch(_launch(p, edge_final_kernel, "KV", args, **flags))
+    launch(_launch(p, edge_final_kernel, "KV", args, HAS_S0=p.initial_state is not None))
 
 
 def edge_first(p: "Problem", do: Tensor, d_initial: Tensor, launch: Launcher) -> None:
     """Lead the gradients of the states after the row blocks that sequences begin in, [N, H, K, V], to their starts."""
     args = {"p_q": p.q, "p_g": p.g, "p_do": do, "p_dst": p.d_final, "p_ds0": d_initial}
-    flags = {"BT": p.config.block_t, "HAS_DST": p.d_final is not None}
-    launch(_launch(p, edge_first_kernel, "KV", args, **flags))
+    launch(_launch(p, edge_first_kernel, "KV", args, HAS_DST=p.d_final is not None))
 
 
 def edge_gradients(

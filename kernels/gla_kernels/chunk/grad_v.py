@@ -41,6 +41,7 @@ def grad_v_kernel(
     """
     NK: tl.constexpr = (K + BK - 1) // BK
     NV: tl.constexpr = (V + BV - 1) // BV
+    OWN_BK: tl.constexpr = 32 if SINGLE and BK > 32 else BK  # of a block's own scores: for registers
     OFF: tl.constexpr = tl.float32 if FULL and GATED else DOT  # operands of scores off the diagonal
     i_p = tl.program_id(0)
     i_v, i_here, i_bh = i_p % NV, (i_p // NV) % n_here, (i_p // (NV * n_here)).to(tl.int64)
@@ -99,10 +100,10 @@ def grad_v_kernel(
         b_dv = dot_half(b_at, b_do, b_dv, DOT, PRECISION)
         store_rows(d_dv, p_dv, b_dv, i_batch, i_h, i_row, T, H, i_v * BV, V, BT, BV)
     elif GATED:
-        i_end = tl.minimum(T, i_last * BT)
         any_gate_grad_v(
-            p_q, p_k, p_g, p_do, p_ds + i_s * K * V, p_dv,
-            scale, i_row, tl.minimum(i_row + BT, i_end), i_end, T, H, o_v, K, V, BK, BV, DOT, PRECISION,
+            p_q, p_k, p_g, p_do, p_ds + i_s * K * V, p_dv, d_do,
+            scale, i_batch, i_h, i_row, tl.minimum(T, i_last * BT), T, H, i_v * BV,
+            K, V, BT, BK, BV, OWN_BK, DOT, PRECISION,
         )  # fmt: skip
 
 

@@ -7,8 +7,8 @@ Decays of a row block are counted from the middle of its decay, C, where that is
     A = tril((q e^C) (k e^-C)^T),          q e^{prefix} = (q e^C) e^h,      h = half of the block's decay
 
 Row blocks b of the same chunk before the row block a: A_ab = (q_a e^{prefix}) (k_b e^{to b's end + between})^T, where
-both decays are sums of gates and so right at any gate strength. Where the row block is not mild it is cut into blocks
-of 16 rows, each with the blocks of 16 rows before it in the chunk, and with exact scores where even those are not mild.
+both decays are sums of gates and so right at any gate strength. Where the row block is not mild its decays from the
+start are sums of gates, too, and its own scores come by halving (halving.py).
 """
 
 # mypy: disallow-untyped-defs=False
@@ -24,22 +24,20 @@ from ..tiles.descriptors import load_rows, load_state_tile, store_rows
 from ..tiles.gates import (
     after_rows,
     between,
-    block_decay,
     centred_decay,
     centred_rows,
     decay,
     decayed_keys,
     limited,
     mild_block,
+    up_to_rows,
 )
+from ..tiles.halving import own_scores
 from ..tiles.operands import dot, dot_half, load_operand, load_tile, store_tile
-from ..tiles.scores import diagonal_scores
 from ..tiles.slices import Slice
 
 if TYPE_CHECKING:
     from .problem import Problem
-
-EXACT_ROWS: tl.constexpr = tl.constexpr(16)  # rows of a block where the row block is not mild
 
 
 @triton.jit(do_not_specialize=["T", "n_blocks", "first_block", "n_here", "n_stored"])
@@ -56,6 +54,7 @@ def output_kernel(
     K]: log2 of half of every row block's decay, see states_kernel.
     """
     NV: tl.constexpr = (V + BV - 1) // BV
+    OWN_BK: tl.constexpr = 32 if SINGLE and BK > 32 else BK  # of a block's own scores: for registers
     i_p = tl.program_id(0)
     i_v, i_here, i_bh = i_p % NV, (i_p // NV) % n_here, (i_p // (NV * n_here)).to(tl.int64)
     i_batch, i_h = (i_bh // H).to(tl.int32), (i_bh % H).to(tl.int32)
@@ -77,11 +76,32 @@ def output_kernel(
                 K, V, SINGLE, FULL, BT, BK, BV, GATED, DOT, PRECISION,
             )  # fmt: skip
         else:
-            o_v = i_v * BV + tl.arange(0, BV)
             if p_s is not None:
                 p_s += i_s * K * V
             any_gate_output(
-                p_q, p_k, p_v, p_g, p_s, p_o, scale, T, H, i_chunk, i_a, o_v, K, V, BT, BK, BV, DOT, PRECISION
+                p_q,
+                p_k,
+                p_v,
+                p_g,
+                p_s,
+                p_o,
+                d_v,
+                scale,
+                T,
+                H,
+                i_batch,
+                i_h,
+                i_chunk,
+                i_a,
+                i_v * BV,
+                K,
+                V,
+                BT,
+                BK,
+                BV,
+                OWN_BK,
+                DOT,
+                PRECISION,
             )
     else:
         _row_block(
@@ -154,42 +174,34 @@ def _row_block(
 
 @triton.jit
 def any_gate_output(
-    p_q, p_k, p_v, p_g, p_s, p_o, scale, T, H, i_chunk, i_a, o_v,
-    K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    p_q, p_k, p_v, p_g, p_s, p_o, d_v, scale, T, H, i_batch, i_h, i_chunk, i_a, i_v,
+    K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, OWN_BK: tl.constexpr,
     DOT: tl.constexpr, PRECISION: tl.constexpr, V_FIRST: tl.constexpr = False,
 ):  # fmt: skip
-    """o of the chunk's row block i_a at any gate strength, 16 rows at a time. p_s: [K, V], V_FIRST [V, K].
-
-    Every tile of K adds its share of the scores times v by itself: none is kept for another.
-    """
-    NK: tl.constexpr = (K + BK - 1) // BK
-    ROWS: tl.constexpr = EXACT_ROWS
-    for i_r in range(i_a * (BT // ROWS), (i_a + 1) * (BT // ROWS)):
-        i_row = i_chunk + i_r * ROWS
-        b_v = load_tile(p_v, i_row, T, H * V, o_v, V, ROWS)
-        b_o = tl.zeros([ROWS, BV], dtype=tl.float32)
-        for i_k in range(0, NK):
-            o_k = i_k * BK + tl.arange(0, BK)
-            b_q = load_tile(p_q, i_row, T, H * K, o_k, K, ROWS)
-            b_k = load_tile(p_k, i_row, T, H * K, o_k, K, ROWS)
-            b_prefix, b_total = block_decay(p_g, i_row, T, H * K, o_k, K, ROWS, BK, True)
-            b_a = diagonal_scores(
-                b_q, b_k, b_prefix, b_total, p_k, p_g, i_row, T, H * K, o_k, K, ROWS, BK, True, DOT, PRECISION
-            )
-            b_o = dot_half(b_a, b_v, b_o, DOT, PRECISION)
-            b_qd = b_q.to(tl.float32) * tl.exp2(b_prefix)
-            b_between = tl.zeros([BK], dtype=tl.float32)  # log2 of the decay from the column block to these rows
-            for i_back in range(0, i_r):
-                i_col = i_row - (i_back + 1) * ROWS
-                b_kd, b_step = decayed_keys(p_k, p_g, i_col, T, H * K, o_k, K, ROWS, True)
-                b_a = dot(b_qd, tl.trans(decay(b_kd, b_between, True)), tl.float32, PRECISION)
-                b_vb = load_tile(p_v, i_col, T, H * V, o_v, V, ROWS)
-                b_o = dot_half(b_a, b_vb, b_o, DOT, PRECISION)
-                b_between += b_step
-            if p_s is not None:
-                b_s = load_operand(p_s, o_k, o_v, K, V, V_FIRST)
-                b_o += dot(decay(b_qd, b_between, True), b_s, DOT, PRECISION)
-        store_tile(p_o, b_o * scale, i_row, T, H * V, o_v, V, ROWS)
+    """o of the chunk's row block i_a at any gate strength: columns i_v .. i_v+BV-1. p_s: [K, V], V_FIRST [V, K].
+    i_batch, i_h: sequence and head, for d_v."""
+    i_row = i_chunk + i_a * BT
+    b_a = own_scores(p_q, p_k, p_g, i_row, T, H * K, K, BT, OWN_BK, PRECISION)
+    o_v = i_v + tl.arange(0, BV)
+    b_v = load_rows(d_v, p_v, i_batch, i_h, i_row, T, H, i_v, V, BT, BV)
+    b_o = dot_half(b_a, b_v, tl.zeros([BT, BV], dtype=tl.float32), DOT, PRECISION)
+    for i_k in tl.range(0, (K + BK - 1) // BK, num_stages=1):
+        o_k = i_k * BK + tl.arange(0, BK)
+        b_q = load_tile(p_q, i_row, T, H * K, o_k, K, BT)
+        b_g = limited(load_tile(p_g, i_row, T, H * K, o_k, K, BT))
+        b_qd = b_q.to(tl.float32) * tl.exp2(up_to_rows(b_g, BT, DOT))
+        b_between = tl.zeros([BK], dtype=tl.float32)  # log2 of the decay from the column block to these rows
+        for i_back in tl.range(0, i_a, num_stages=1):
+            i_col = i_row - (i_back + 1) * BT
+            b_kd, b_step = decayed_keys(p_k, p_g, i_col, T, H * K, o_k, K, BT, True)
+            b_a = dot(b_qd, tl.trans(decay(b_kd, b_between, True)), tl.float32, PRECISION)
+            b_vb = load_tile(p_v, i_col, T, H * V, o_v, V, BT)
+            b_o = dot_half(b_a, b_vb, b_o, DOT, PRECISION)
+            b_between += b_step
+        if p_s is not None:
+            b_s = load_operand(p_s, o_k, o_v, K, V, V_FIRST)
+            b_o += dot(decay(b_qd, b_between, True), b_s, DOT, PRECISION)
+    store_tile(p_o, b_o * scale, i_row, T, H * V, o_v, V, BT)
 
 
 settle_keys(output_kernel)

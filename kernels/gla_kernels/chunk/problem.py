@@ -32,6 +32,7 @@ KEPT_ROW_BYTES = 256
 # Of Hopper's own grad_qk: chunks that a state is led along over, at most, and columns of V up to which two programs
 # share one of an H100's multiprocessors.
 LONGEST_RUN, NARROW, SMS = 32, 128, 132
+THREE = 168  # registers of a thread with which three programs of four warps share a multiprocessor
 
 
 def prepared_bytes(K: int) -> int:
@@ -420,7 +421,14 @@ class Problem(CallContext):
     def blocks_of(
         self, kernel: Any, tile: Tile, columns: int, args: dict[str, Any], piece: Slice, states: Tensor, **flags: Any
     ) -> Launch:
-        """A launch of a pass that works on all row blocks of a slice at once: a program a row block and tile."""
+        """A launch of a pass that works on all row blocks of a slice at once: a program a row block and tile.
+
+        Where a chunk is one, with bfloat16 operands and 64 columns of V a tile, three programs share an H100's
+        multiprocessor as long as gates are mild. What runs where they are not would take more registers.
+        """
+        narrow = tile.descriptors and tile.num_warps == 4 and tile.block_v <= WGMMA_ROWS
+        if self.g is not None and self.in_bfloat16 and narrow and self.schedule.chunk == self.config.block_t:
+            tile = replace(tile, max_registers=min(tile.max_registers, THREE))
         chunk, block_t = self.schedule.chunk, self.config.block_t
         first = piece.first_chunk * (chunk // block_t)
         here = min(self.n_blocks - first, piece.chunks * (chunk // block_t))

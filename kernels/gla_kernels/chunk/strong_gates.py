@@ -36,19 +36,26 @@ WIDEST = 128  # tile of V
 WARPS = 1024  # about as many as fit a GPU: most programs find nothing to do
 
 
+def share_of(n_here: int, warps: int, most: int) -> int:
+    """Chunks that a program looks at, of n_here a head: as many as leave each of them its warps on a GPU, where there
+    are so many warps for a chunk of every head; a power of two."""
+    share = most
+    while share > 1 and cdiv(n_here, share) * warps < WARPS:
+        share //= 2
+    return share
+
+
 def strong_gates_of(p: Problem, kernel: Any, args: dict[str, Any], piece: Slice, stored: Tensor) -> Launch:
     """A launch of what Hopper's kernels leave undone of a slice: a program a share of its chunks and a tile, of 64
     features for the gradients of q and k, of columns of V for o and dv."""
     B, _, H, K, V = p.dims
     args, packed = p.with_sequences(args | p.chunks_of(piece, stored), "p_sn", None)
-    share = MOST
     tile = Tile(WGMMA_ROWS, WGMMA_ROWS, num_warps=4, num_stages=2, descriptors=True, hopper=True)
     columns = K // tile.block_k
     if kernel is not grad_qk_strong_kernel:
         tile = replace(tile, block_v=WIDEST if V % WIDEST == 0 else WGMMA_ROWS)
         columns = V // tile.block_v
-    while share > 1 and cdiv(args["n_here"], share) * columns * B * H * tile.num_warps < WARPS:
-        share //= 2
+    share = share_of(args["n_here"], columns * B * H * tile.num_warps, MOST)
     programs = cdiv(args["n_here"], share) * columns
     flags = packed | {"MOST": MOST, "STAGES": tile.num_stages, "EARLY": True}
     launch = p.launch_of(kernel, tile, programs, args | {"share": share}, **flags)

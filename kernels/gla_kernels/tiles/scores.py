@@ -1,9 +1,9 @@
-"""The scores inside one chunk, A_ij = sum_k q_ik k_jk exp(G_ik - G_jk) for i >= j, and sums over them.
+"""Gradients of a row block's queries and keys from its own rows, at any gate strength: with da the scores' gradients,
 
-A chunk is cut into row blocks. Blocks off the diagonal are tensor-core products anchored at the boundary before the
-row block (Yang et al. 2024, section 4.3 "secondary-level chunking"): both factors are decays <= 1, right at any gate
-strength. On the diagonal no anchor is safe for every gate. `diagonal_*` therefore choose per tile, on the device: an
-anchor in the middle of the block's decay where the block is mild (gates.is_mild), and element by element elsewhere.
+    dq_i = sum over j < i of da_ij k_j exp(G_i - G_j),      dk_j = sum over i > j of da_ij q_i exp(G_i - G_j)
+
+No anchor in a block is safe for every gate. `diagonal_*` therefore choose per tile, on the device: one in the middle of
+the block's decay where the block is mild (gates.is_mild), and element by element elsewhere. Scores: halving.py.
 """
 
 # mypy: disallow-untyped-defs=False
@@ -15,49 +15,9 @@ from .operands import dot, load_row, operand
 
 
 @triton.jit
-def _exact_scores(b_q, p_k, p_g, i_row, T, stride, o_k, K: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr):
-    """[BT, BT], column by column from the last one: b_d then holds the decay from column j to every row below."""
-    o_r = tl.arange(0, BT)
-    b_a = tl.zeros([BT, BT], dtype=tl.float32)
-    b_d = tl.zeros([BT, BK], dtype=tl.float32)
-    for i_back in range(0, BT):
-        j = BT - 1 - i_back
-        m_next = (j + 1 < BT) & (i_row + j + 1 < T)
-        b_g = load_gate_row(p_g, i_row + j + 1, m_next, stride, o_k, K)
-        b_d = tl.where((o_r > j)[:, None], b_d + b_g[None, :], 0.0)
-        b_k = load_row(p_k, i_row + j, i_row + j < T, stride, o_k, K)
-        b_col = tl.sum(b_q * b_k[None, :] * tl.exp2(b_d), axis=1)
-        b_a = tl.where((o_r == j)[None, :] & (o_r >= j)[:, None], b_col[:, None], b_a)
-    return b_a
-
-
-@triton.jit
-def diagonal_scores(
-    b_q, b_k, b_prefix, b_total, p_k, p_g, i_row, T, stride, o_k,
-    K: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr,
-    GATED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Scores of a block with itself, without the scale: float32 [BT, BT], 0 above the diagonal."""
-    o_r = tl.arange(0, BT)
-    m_a = o_r[:, None] >= o_r[None, :]
-    if GATED:
-        b_qf = b_q.to(tl.float32)
-        if is_mild(b_total):
-            b_c = centred(b_prefix, b_total)
-            b_kf = b_k.to(tl.float32) * tl.exp2(-b_c)
-            b_a = dot(b_qf * tl.exp2(b_c), tl.trans(b_kf), tl.float32, PRECISION)
-            # above the diagonal the product grows instead of decaying; it may overflow and is thrown away here
-            b_a = tl.where(m_a, b_a, 0.0)
-        else:
-            b_a = _exact_scores(b_qf, p_k, p_g, i_row, T, stride, o_k, K, BT, BK)
-    else:
-        b_a = tl.where(m_a, dot(b_q, tl.trans(b_k), DOT, PRECISION), 0.0)
-    return b_a
-
-
-@triton.jit
 def _exact_grad_q(b_da, p_k, p_g, i_row, T, stride, o_k, K: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr):
-    """sum over j < i of da_ij k_j exp(G_i - G_j), column by column like _exact_scores."""
+    """sum over j < i of da_ij k_j exp(G_i - G_j), column by column from the last one: b_d then holds the decay from
+    column j to every row below."""
     o_r = tl.arange(0, BT)
     b_dq = tl.zeros([BT, BK], dtype=tl.float32)
     b_d = tl.zeros([BT, BK], dtype=tl.float32)

@@ -21,10 +21,11 @@ import triton
 import triton.language as tl
 
 from ..tiles.gates import limited
+from ..tiles.halving import frame_pairs, frame_sums, level_pairs, level_sums, log_decay
 from ..tiles.operands import dot_half, load_operand, load_tile, operand, store_tile
 from ..tiles.products import product
 from .guard import are_mild
-from .halving import around_sums, frame_pairs, frame_sums, gate_gradient, level_pairs, level_sums, levels, log_decay
+from .halving import around_sums, gate_gradient, levels
 from .walk import decayed_rows, total_decay
 
 

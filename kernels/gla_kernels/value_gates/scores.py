@@ -3,7 +3,7 @@
     A_ij = scale sum_d x_id y_jd e^{c_id - c_jd}   for i >= j, else 0
 
 With (q, k, g) these are the scores of queries and keys, with (do, v, gv) their gradient: the same sum over the value
-side. How the exponents are kept in range is told in halving.py.
+side. How the exponents are kept in range is told in tiles/halving.py.
 """
 
 # mypy: disallow-untyped-defs=False
@@ -11,10 +11,11 @@ import triton
 import triton.language as tl
 
 from ..tiles.gates import limited
+from ..tiles.halving import decayed_scores
 from ..tiles.operands import load_tile
 from ..tiles.products import product
 from .guard import are_mild
-from .halving import frame_pairs, frame_sums, level_pairs, level_sums, levels, log_decay
+from .halving import levels
 
 
 @triton.jit(do_not_specialize=["T", "n_here", "first_chunk"])
@@ -58,28 +59,9 @@ def _scores(
         b_y = load_tile(p_y, i_row, T, stride, o_d, D, C)
         if GATED:
             b_g = limited(load_tile(p_g, i_row, T, stride, o_d, D, C))
-            b_a += _decayed_scores(b_x, b_y, b_g, C, SUB, PRECISION)
+            n_levels = levels(b_g, C, SUB, PRECISION)
+            b_a = decayed_scores(b_a, b_x, b_y, b_g, n_levels, i_row, C, PRECISION)
         else:
             b_a = product(b_x, tl.trans(b_y), b_a, DOT, PRECISION)
     b_a = tl.where(o_r[:, None] >= o_r[None, :], b_a * scale, 0.0)
     tl.store(p_a + o_r[:, None] * C + o_r[None, :], b_a)
-
-
-@triton.jit
-def _decayed_scores(b_x, b_y, b_g, C: tl.constexpr, SUB: tl.constexpr, PRECISION: tl.constexpr):
-    """A tile of D's share of the scores without the scale, float32 [C, C]. Operands are float32, or tf32: decayed ones
-    in bfloat16 would cost the scores bits that count."""
-    o_i, o_j = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
-    b_zero = tl.zeros([C, C], dtype=tl.float32)
-    b_self = tl.sum(b_x.to(tl.float32) * b_y.to(tl.float32), axis=1)  # no gate between
-    b_a = tl.where(o_i == o_j, b_self[:, None], 0.0)
-    n_levels = levels(b_g, C, SUB, PRECISION)
-    for i_level in tl.range(0, n_levels, num_stages=1):
-        half = C >> (i_level + 1)
-        b_e = tl.exp2(log_decay(level_sums(half, o_i, o_j), b_g))
-        b_new = product(b_x * b_e, tl.trans(b_y * b_e), b_zero, tl.float32, PRECISION)
-        b_a += tl.where(level_pairs(half, o_i, o_j), b_new, 0.0)
-    b_c = log_decay(frame_sums(C >> n_levels, o_i, o_j), b_g)
-    b_new = product(b_x * tl.exp2(b_c), tl.trans(b_y * tl.exp2(-b_c)), b_zero, tl.float32, PRECISION)
-    # outside the frames and above the diagonal the product may overflow, and is thrown away here
-    return b_a + tl.where(frame_pairs(C >> n_levels, o_i, o_j), b_new, 0.0)
