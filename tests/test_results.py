@@ -250,3 +250,40 @@ def test_what_the_harness_takes() -> None:
         paths = sorted(RESULTS.glob(f"{name}.jsonl.gz"))
         found = account([row for _, row in located(paths)]).wall
         assert f"{100 * found.overhead:.1f} % of the {wall.format(f'{found.seconds:.0f}')}" in said
+
+
+def test_one_decay_a_head_is_that_of_the_rows() -> None:
+    found = lines("docs/kernels.md", "One decay a head")
+    rows = table(f"{H100}/scalar_decay-00")
+    rows = rows[(rows["status"] == "ok") & ~rows["chunk"].isin([32, 128])]
+    columns = (
+        ("simple_gla", 0),
+        ("simple_gla", 1),
+        ("gla", 0),
+        ("fla_retention", 0),
+        ("mamba2_ssd", None),
+        ("fa2", None),
+    )
+    assert len(found) == 10
+    for key, cells in found.items():
+        *sizes, mode = key.split(", ")
+        here = rows[(rows[SHAPE] == [int(size) for size in sizes]).all(axis=1) & (rows["mode"].map(MODES) == mode)]
+        for (system, shared), cell in zip(columns, cells, strict=True):
+            one = here[(here["system"] == system) & (here["qk_heads"].isin([shared]) | (shared is None))]
+            assert cell == ("" if one.empty else f"{one['ms'].min():.3f}"), (key, system)
+
+
+def test_strong_gates_by_passes_are_those_of_the_rows() -> None:
+    rows = table(f"{H100}/strong-00")
+
+    def ms(system: str, B: int, mode: str, strength: float) -> str:
+        one = rows[(rows["system"] == system) & (rows["B"] == B) & (rows["mode"] == mode)]
+        return f"{one[one['gate_strength'] == strength]['ms'].item():.3f}"
+
+    both, fwd = (
+        [ms("gla", 2, mode, 1.0), ms("gla", 2, mode, 16.0), ms("fla", 2, mode, 16.0)] for mode in ("fwdbwd", "fwd")
+    )
+    said = words("docs/kernels.md")
+    assert "takes {} ms at 1 and {} at 16, FLA {}".format(*both) in said
+    assert "(forward {}, {} and {})".format(*fwd) in said
+    assert f"by walks, {ms('gla', 8, 'fwdbwd', 1.0)} and {ms('gla', 8, 'fwdbwd', 16.0)}" in said
