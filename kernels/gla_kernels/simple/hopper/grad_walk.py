@@ -14,16 +14,19 @@ rows; four (`_state_part`) lead dS along in their registers and make dV; four fo
 make dQ and dK, the first of them A and dg, too, the last dA.
 
 Shared memory (K = V = 128): 2 stages of q, k, v, dO 128 KiB, of which q's and k's places come to hold dq and dk; S 32;
-dS as bf16 32; A, dA 8 each; dv 16. Barriers, each counts one arrival a chunk but for empty_s, which both parts do:
+dS as bf16 32; A, dA 8 each; dv 16. Barriers, each of one arrival a chunk from each group of warps that is named:
 
-    full      q, k, v, dO have come, two stages               producer -> both
-    full_s    S has come                                      producer -> both
+    full      q, k, v, dO have come, two stages               producer -> all
+    full_s    S has come                                      producer -> all
     made_ds   dS of the state after the chunk lies there      state -> rows
-    made_a    A lies there                                    rows -> state
+    made_a    A lies there                                    first rows -> state
+    made_da   dA and its diagonal lie there                   last rows -> first rows
     free_ds   dS has been read                                rows -> state
+    free_da   dA and what was summed have been read           first rows -> last rows
+    summed    what dg is summed of lies there                 last rows -> first rows
     read      the state's part has read the stage             state -> rows
     empty     dq and dk have left the stage                   rows -> producer
-    empty_s   S has been read                                 both -> producer
+    empty_s   S has been read                                 rows, state -> producer
 """
 
 # mypy: disallow-untyped-defs=False
