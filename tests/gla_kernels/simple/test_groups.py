@@ -171,9 +171,13 @@ def test_a_graph_computes_the_same_without_a_break(inputs, few):
 
 
 def test_launches_are_of_as_many_states_as_there_are():
-    of_call = launches(B=2, T=2048, H=64, K=128, V=64, dtype=torch.bfloat16, qk_heads=1)
-    assert "simple_grad_qk_group_kernel" in [launch.name for launch in of_call]
-    assert all(launch.args["p_q"].shape[2] == 1 for launch in of_call if "p_q" in launch.args)
+    shape: dict[str, Any] = {"B": 2, "T": 2048, "H": 64, "K": 128, "V": 64, "dtype": torch.bfloat16, "qk_heads": 1}
+    by_passes = launches(**shape, capability=80)
+    assert "simple_grad_qk_group_kernel" in [launch.name for launch in by_passes]
+    walked = launches(**shape)
+    assert [launch.step for launch in walked[2:]] == ["simple_grad_walk", "sum", "sum"]
+    assert walked[2].args["p_dq"].shape == (64 * 2, 2048, 1, 128)  # a part of each head
+    assert all(launch.args["p_q"].shape[2] == 1 for launch in by_passes + walked if "p_q" in launch.args)
 
 
 def zeros(*shape: int) -> torch.Tensor:
