@@ -51,7 +51,7 @@ def ways(request, monkeypatch):
 
 
 @BOTH
-@pytest.mark.parametrize("gates", [0.06, 4.0, 40.0, "resets", "infinite", "closed"])
+@pytest.mark.parametrize("gates", [0.06, "resets", "infinite"])
 def test_every_gate_strength(judge, inputs, gates, few):
     judge(form(), thin(inputs((1, 37, 2, 20, 24), torch.float32, gates), few, 2), repeated)
 

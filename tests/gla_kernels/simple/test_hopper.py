@@ -21,9 +21,7 @@ from gla_kernels.tiles.slices import Slice
 ERROR = {"q": 4e-3, "k": 4e-3, "v": 4e-3, "g": 6e-3, "before": 4e-3}
 CHUNK = 64
 GATES = {
-    "weak": lambda g: 0.06 * g,
     "mild": lambda g: g,
-    "strong": lambda g: 16 * g,
     "resets": lambda g: torch.where(torch.arange(g.shape[1])[:, None] % 50 == 49, -1e4, g),
     "closed at once": lambda g: torch.where(torch.arange(g.shape[1])[:, None] % 70 == 1, -torch.inf, g),
 }

@@ -99,8 +99,7 @@ def test_a_cell_tells_more_on_hover_and_a_failure_its_reason(browser: Any, addre
         assert words in tip.text
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize(("width", "height"), [(1400, 900), (390, 844)])
+@pytest.mark.parametrize(("width", "height", "theme"), [(1400, 900, "light"), (390, 844, "dark")])
 def test_the_matrix_is_on_the_first_screen(browser: Any, address: str, width: int, height: int, theme: str) -> None:
     emulate(browser, theme)
     open_at(browser, address, width, height)
