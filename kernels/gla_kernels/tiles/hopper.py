@@ -12,7 +12,6 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 ROWS = gl.constexpr(64)  # of a chunk; features of a tile, too
 TILE_BYTES = gl.constexpr(64 * 64 * 2)
-WARPS = gl.constexpr(4)  # a warpgroup
 
 # An accumulator, what of it is the left operand of a product, and what products read and write in shared memory.
 ACCUMULATOR = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))
@@ -95,3 +94,12 @@ def cut(b_x):
 def features_first(s_x):
     """A tile of rows in shared memory, [1, rows, features], as float32 [features, rows]."""
     return wide(matrix(s_x).permute((1, 0)).load(ACCUMULATOR))
+
+
+@gluon.jit
+def state_at(o_k, o_v, K: gl.constexpr, V: gl.constexpr, V_FIRST: gl.constexpr):
+    """Where 64 features of a state in float32 lie, and how far behind them the next 64."""
+    if V_FIRST:
+        return o_v[None, :] * K + o_k[:, None], ROWS
+    else:  # noqa: RET505 - only one of both is compiled
+        return o_k[:, None] * V + o_v[None, :], ROWS * V

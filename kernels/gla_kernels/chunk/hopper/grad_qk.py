@@ -27,27 +27,23 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from ...launch.tritons import async_load, async_store, barrier
-from .layouts import (
+from ...tiles.hopper import (
     ACCUMULATOR,
     EVERYWHERE,
-    LEAST_HALF,
-    LOG2_E,
     OPERAND,
     ROWS,
     SHARED,
     SPREAD,
     TILE_BYTES,
-    by_parts,
     cut,
     features_first,
     leading,
     matrix,
-    parts_of,
     rest,
     rounded,
-    sums_of,
     wide,
 )
+from .layouts import LEAST_HALF, LOG2_E, by_parts, parts_of, sums_of
 from .packed import firsts_of_rows, head_and_tail, of_rows, passes, phi_of_rows, same_scores, sums_in_sequences
 
 

@@ -14,25 +14,24 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from ...launch.tritons import async_load, async_store, barrier, reinterpreted
-from .layouts import (
+from ...tiles.hopper import (
     ACCUMULATOR,
-    LOG2_E,
     OPERAND,
     ROWS,
     SHARED,
     SPREAD,
     TILE_BYTES,
-    by_parts,
     cut,
     features_first,
     leading,
     matrix,
     rest,
     rounded,
-    sums_of,
+    state_at,
     wide,
 )
-from .packed import head_and_tail, phi_of_rows, sequence_of, state_at, sums_in_sequences
+from .layouts import LOG2_E, by_parts, sums_of
+from .packed import head_and_tail, phi_of_rows, sequence_of, sums_in_sequences
 
 
 @gluon.jit

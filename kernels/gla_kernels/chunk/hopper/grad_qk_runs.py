@@ -22,6 +22,19 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from ...launch.tritons import async_load, async_store, barrier
+from ...tiles.hopper import (
+    ACCUMULATOR,
+    EVERYWHERE,
+    ROWS,
+    SHARED,
+    TILE_BYTES,
+    barriers,
+    cut,
+    features_first,
+    matrix,
+    rounded,
+    wide,
+)
 from .grad_qk_rows import (
     after_rows,
     decayed_keys,
@@ -38,22 +51,7 @@ from .grad_qk_rows import (
     through_scores,
     triangles,
 )
-from .layouts import (
-    ACCUMULATOR,
-    CLOSED_HALF,
-    EVERYWHERE,
-    LEAST_HALF,
-    ROWS,
-    SHARED,
-    TILE_BYTES,
-    barriers,
-    cut,
-    features_first,
-    limit,
-    matrix,
-    rounded,
-    wide,
-)
+from .layouts import CLOSED_HALF, LEAST_HALF, limit
 from .packed import head_and_tail, passes, sums_in_sequences, within_sequences
 from .strong_gates import hidden_zero
 

@@ -56,6 +56,19 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from ...launch.tritons import async_load, barrier
+from ...tiles.hopper import (
+    ACCUMULATOR,
+    EVERYWHERE,
+    LINE,
+    ROWS,
+    SHARED,
+    TILE_BYTES,
+    barriers,
+    cut,
+    features_first,
+    matrix,
+    rounded,
+)
 from .grad_qk_rows import (
     after_rows,
     gates_begun,
@@ -74,21 +87,7 @@ from .grad_qk_rows import (
     zero_of_tile,
 )
 from .grad_qk_wide_state import state_part
-from .layouts import (
-    ACCUMULATOR,
-    EVERYWHERE,
-    LEAST_HALF,
-    LINE,
-    ROWS,
-    SHARED,
-    TILE_BYTES,
-    barriers,
-    cut,
-    features_first,
-    inverse_exp2,
-    matrix,
-    rounded,
-)
+from .layouts import LEAST_HALF, inverse_exp2
 from .packed import head_and_tail, passes, sums_in_sequences, within_sequences
 from .strong_gates import hidden_zero
 from .walk import FEW_REGISTERS, REGISTERS

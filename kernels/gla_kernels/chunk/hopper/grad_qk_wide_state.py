@@ -12,8 +12,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from ...launch.tritons import async_store, barrier
+from ...tiles.hopper import ACCUMULATOR, EVERYWHERE, ROWS, matrix
 from .grad_qk_rows import after_rows, decayed_keys, first_state, from_tail, gates_begun, stage_of, zero_of_tile
-from .layouts import ACCUMULATOR, CLOSED_HALF, EVERYWHERE, LEAST_HALF, ROWS, limit, matrix
+from .layouts import CLOSED_HALF, LEAST_HALF, limit
 from .packed import head_and_tail, passes
 from .strong_gates import hidden_zero
 

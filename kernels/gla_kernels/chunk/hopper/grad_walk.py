@@ -38,23 +38,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from ...launch.tritons import async_load, async_store, barrier, reinterpreted
+from ...tiles.hopper import LINE, ROWS, SHARED, SPREAD, TILE_BYTES, barriers, each, matrix, rounded, state_at
 from .grad_walk_scores import scores_part
-from .layouts import (
-    LINE,
-    LOG2_E,
-    ROWS,
-    SHARED,
-    SPREAD,
-    TILE_BYTES,
-    barriers,
-    barriers_each,
-    each,
-    halves,
-    is_mild,
-    matrix,
-    rounded,
-)
-from .packed import as_factor, head_and_tail, passes, sequence_of, state_at
+from .layouts import LOG2_E, barriers_each, halves, is_mild
+from .packed import as_factor, head_and_tail, passes, sequence_of
 
 REGISTERS = gl.constexpr(248)  # of a thread of either part
 

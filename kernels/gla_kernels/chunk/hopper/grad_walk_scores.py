@@ -15,27 +15,19 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from ...launch.tritons import async_load, barrier
+from ...tiles.hopper import ACCUMULATOR, OPERAND, ROWS, TILE_BYTES, cut, leading, matrix, rounded, wide
 from .layouts import (
-    ACCUMULATOR,
     CLOSED_HALF,
     LEAST_GATE,
     LEAST_HALF,
     LOG2_E,
-    OPERAND,
-    ROWS,
-    TILE_BYTES,
     by_parts,
-    cut,
     cut_gates,
     halves,
     inverse_exp2,
-    leading,
     least_of,
     limit,
-    matrix,
     parts_of,
-    rounded,
-    wide,
 )
 from .packed import ends, head_and_tail
 from .strong_gates import hidden_zero

@@ -14,58 +14,17 @@ from ...launch.tritons import barrier, reinterpreted
 from ...tiles import gates
 from ...tiles.gates import LOG2E, ROW_BLOCK_LIMIT_16_BIT
 from ...tiles.hopper import (
-    ACCUMULATOR as ACCUMULATOR,
-)
-from ...tiles.hopper import (
-    EVERYWHERE as EVERYWHERE,
-)
-from ...tiles.hopper import (
-    LINE as LINE,
-)
-from ...tiles.hopper import (
-    OPERAND as OPERAND,
-)
-from ...tiles.hopper import (
-    ROWS as ROWS,
-)
-from ...tiles.hopper import (
-    SHARED as SHARED,
-)
-from ...tiles.hopper import (
-    SPREAD as SPREAD,
-)
-from ...tiles.hopper import (
-    TILE_BYTES as TILE_BYTES,
-)
-from ...tiles.hopper import (
-    WARPS as WARPS,
-)
-from ...tiles.hopper import (
-    barriers as barriers,
-)
-from ...tiles.hopper import (
-    cut as cut,
-)
-from ...tiles.hopper import (
-    each as each,
-)
-from ...tiles.hopper import (
-    features_first as features_first,
-)
-from ...tiles.hopper import (
-    leading as leading,
-)
-from ...tiles.hopper import (
-    matrix as matrix,
-)
-from ...tiles.hopper import (
-    rest as rest,
-)
-from ...tiles.hopper import (
-    rounded as rounded,
-)
-from ...tiles.hopper import (
-    wide as wide,
+    ACCUMULATOR,
+    EVERYWHERE,
+    OPERAND,
+    ROWS,
+    SHARED,
+    SPREAD,
+    barriers,
+    leading,
+    matrix,
+    rest,
+    rounded,
 )
 
 LOG2_E = gl.constexpr(LOG2E.value)

@@ -9,7 +9,7 @@ one that goes on in the next chunk. A single sequence that does both has head = 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from .layouts import ACCUMULATOR, ROWS, SPREAD
+from ...tiles.hopper import ACCUMULATOR, ROWS, SPREAD
 
 
 @gluon.jit
@@ -38,15 +38,6 @@ def as_factor(there):
 def sequence_of(p_marks, n_rows, i_row):
     """Which sequence a row belongs to."""
     return gl.load(p_marks + 2 * n_rows + i_row).to(gl.int64)
-
-
-@gluon.jit
-def state_at(o_k, o_v, K: gl.constexpr, V: gl.constexpr, V_FIRST: gl.constexpr):
-    """Where 64 features of a state in float32 lie, and how far behind them the next 64."""
-    if V_FIRST:
-        return o_v[None, :] * K + o_k[:, None], ROWS
-    else:  # noqa: RET505 - only one of both is compiled
-        return o_k[:, None] * V + o_v[None, :], ROWS * V
 
 
 @gluon.jit

@@ -26,25 +26,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from ...launch.tritons import async_load, async_store, barrier, reinterpreted
-from .layouts import (
-    ACCUMULATOR,
-    CLOSED_HALF,
-    LEAST_GATE,
-    LOG2_E,
-    ROWS,
-    SHARED,
-    SPREAD,
-    TILE_BYTES,
-    barriers,
-    by_parts,
-    cut,
-    cut_gates,
-    limit,
-    matrix,
-    parts_of,
-    rounded,
-    wide,
-)
+from ...tiles.hopper import ACCUMULATOR, ROWS, SHARED, SPREAD, TILE_BYTES, barriers, cut, matrix, rounded, wide
+from .layouts import CLOSED_HALF, LEAST_GATE, LOG2_E, by_parts, cut_gates, limit, parts_of
 from .packed import firsts_of_rows, head_and_tail, passes, same_scores
 
 

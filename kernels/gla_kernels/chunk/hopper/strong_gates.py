@@ -32,25 +32,21 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ...launch.tritons import async_load, async_store, barrier, reinterpreted
-from .layouts import (
+from ...tiles.hopper import (
     ACCUMULATOR,
-    LEAST_HALF,
-    LOG2_E,
     OPERAND,
     ROWS,
     SHARED,
     SPREAD,
     TILE_BYTES,
     barriers,
-    by_parts,
     cut,
-    cut_gates,
     leading,
     matrix,
-    parts_of,
     rounded,
     wide,
 )
+from .layouts import LEAST_HALF, LOG2_E, by_parts, cut_gates, parts_of
 from .packed import ends, firsts_of_rows, head_and_tail, same_scores
 
 FORGETS = gl.constexpr(-18.0)  # natural logarithm: 2^-26. The middle of 8 such gates is within LEAST_HALF

@@ -21,21 +21,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_wait
 
 from ...launch.tritons import async_load, async_store, barrier
-from .layouts import (
-    ACCUMULATOR,
-    ROWS,
-    SHARED,
-    TILE_BYTES,
-    barriers,
-    by_parts,
-    cut,
-    leading,
-    matrix,
-    parts_of,
-    rest,
-    rounded,
-    wide,
-)
+from ...tiles.hopper import ACCUMULATOR, ROWS, SHARED, TILE_BYTES, barriers, cut, leading, matrix, rest, rounded, wide
+from .layouts import by_parts, parts_of
 from .packed import ends, firsts_of_rows, head_and_tail, passes, same_scores
 from .strong_gates import (
     FORGETS,

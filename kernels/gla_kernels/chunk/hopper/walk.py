@@ -45,16 +45,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
 from ...launch.tritons import async_load, barrier
-from .layouts import (
-    LINE,
-    ROWS,
-    SHARED,
-    SPREAD,
-    TILE_BYTES,
-    barriers,
-    each,
-    turn_of,
-)
+from ...tiles.hopper import LINE, ROWS, SHARED, SPREAD, TILE_BYTES, barriers, each
+from .layouts import turn_of
 from .walk_output import output_part
 from .walk_state import state_part
 

@@ -13,20 +13,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from ...launch.tritons import async_store, barrier
-from .layouts import (
-    ACCUMULATOR,
-    LEAST_HALF,
-    LOG2_E,
-    ROWS,
-    by_parts,
-    cut,
-    inverse_exp2,
-    least_half_of,
-    matrix,
-    rounded,
-    turn_of,
-    wide,
-)
+from ...tiles.hopper import ACCUMULATOR, ROWS, cut, matrix, rounded, wide
+from .layouts import LEAST_HALF, LOG2_E, by_parts, inverse_exp2, least_half_of, turn_of
 from .packed import firsts_of_rows, head_and_tail, same_scores
 
 

@@ -12,21 +12,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from ...launch.tritons import async_store, barrier
-from .layouts import (
-    ACCUMULATOR,
-    CLOSED_HALF,
-    LEAST_HALF,
-    LOG2_E,
-    ROWS,
-    least_half_of,
-    limit,
-    matrix,
-    rounded,
-    sums_of,
-    turn_of,
-    wide,
-)
-from .packed import as_factor, head_and_tail, passes, sequence_of, state_at
+from ...tiles.hopper import ACCUMULATOR, ROWS, matrix, rounded, state_at, wide
+from .layouts import CLOSED_HALF, LEAST_HALF, LOG2_E, least_half_of, limit, sums_of, turn_of
+from .packed import as_factor, head_and_tail, passes, sequence_of
 
 
 @gluon.jit

@@ -24,7 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from ...launch.tritons import async_load, barrier
-from .layouts import ACCUMULATOR, LINE, OPERAND, ROWS, TILE_BYTES, barriers, matrix
+from ...tiles.hopper import ACCUMULATOR, LINE, OPERAND, ROWS, TILE_BYTES, barriers, matrix
 from .wide_walk import NK, ONE_WARP, WIDE_K, chunk_of, quarters_at, send_decays, turned_state_at
 
 LOADER_REGISTERS = gl.constexpr(40)  # of a thread: it adds up decays, too

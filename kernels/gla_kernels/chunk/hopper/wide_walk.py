@@ -38,7 +38,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from ...launch.tritons import async_load, async_store, barrier
-from .layouts import ACCUMULATOR, LINE, OPERAND, ROWS, TILE_BYTES, barriers, matrix, rounded
+from ...tiles.hopper import ACCUMULATOR, LINE, OPERAND, ROWS, TILE_BYTES, barriers, matrix, rounded
 from .strong_gates import hidden_zero
 from .walk import FEW_REGISTERS, REGISTERS
 

@@ -52,6 +52,7 @@ from ...tiles.hopper import (
     features_first,
     matrix,
     rounded,
+    state_at,
     wide,
 )
 from .grad_walk_rows import all_of, in_parts, rows_part, sums_of
@@ -112,10 +113,11 @@ def _state_part(
     b_zero = gl.zeros([ROWS, V], gl.float32, OUT)
     b_da, b_db = b_zero, b_zero  # dS: features 0..63, 64..127
     o_f, o_v = gl.arange(0, ROWS, gl.SliceLayout(1, OUT)), gl.arange(0, V, gl.SliceLayout(0, OUT))
+    o_s, NEXT = state_at(o_f, o_v, K, V, V_FIRST)
     if HAS_DST:
-        b_da = gl.load(p_dst + _state_at(o_f, o_v, K, V, V_FIRST))
+        b_da = gl.load(p_dst + o_s)
         if NK == 2:
-            b_db = gl.load(p_dst + _state_at(ROWS + o_f, o_v, K, V, V_FIRST))
+            b_db = gl.load(p_dst + NEXT + o_s)
     o_i = gl.arange(0, ROWS, gl.SliceLayout(1, OUT))
     b_next = gl.load(p_c + (n_here - 1) * ROWS + o_i)
 
@@ -165,19 +167,10 @@ def _state_part(
         mbarrier.arrive(read.index(at), count=1)
         async_store(d_dv, [i_batch, i_row0 + i_b * ROWS, i_out], s_dv)
     if STORE_DS0:
-        gl.store(p_ds0 + _state_at(o_f, o_v, K, V, V_FIRST), b_da)
+        gl.store(p_ds0 + o_s, b_da)
         if NK == 2:
-            gl.store(p_ds0 + _state_at(ROWS + o_f, o_v, K, V, V_FIRST), b_db)
+            gl.store(p_ds0 + NEXT + o_s, b_db)
     tma.store_wait(0)
-
-
-@gluon.jit
-def _state_at(o_k, o_v, K: gl.constexpr, V: gl.constexpr, V_FIRST: gl.constexpr):
-    """Where features of a state lie in a [K, V] matrix, or V_FIRST, in a [V, K] one."""
-    if V_FIRST:
-        return o_v[None, :] * K + o_k[:, None]
-    else:  # noqa: RET505 - only one of both is compiled
-        return o_k[:, None] * V + o_v[None, :]
 
 
 @gluon.jit(do_not_specialize=["B", "T", "n_chunks", "first_chunk", "n_here", "n_stored"])

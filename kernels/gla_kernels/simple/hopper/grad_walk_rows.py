@@ -13,8 +13,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from ...launch.tritons import async_store, barrier
 from ...tiles.hopper import ACCUMULATOR, EVERYWHERE, ROWS, matrix, rounded, wide
+from ..decays import CLOSED
 
-CLOSED = gl.constexpr(-256.0)  # log2 of a decay that is 0 in float32
+NOTHING = gl.constexpr(CLOSED.value)
 
 
 @gluon.jit
@@ -42,7 +43,7 @@ def _decays(p_c, i_b, b_hi, b_li):
     o_i, o_j = gl.arange(0, ROWS, gl.SliceLayout(1, ACCUMULATOR)), gl.arange(0, ROWS, gl.SliceLayout(0, ACCUMULATOR))
     b_hj, b_lj = sums_of(p_c, i_b, gl.SliceLayout(0, ACCUMULATOR))
     b_d = (b_hi[:, None] - b_hj[None, :]) + (b_li[:, None] - b_lj[None, :])
-    return gl.exp2(gl.where(o_i[:, None] >= o_j[None, :], b_d, CLOSED))
+    return gl.exp2(gl.where(o_i[:, None] >= o_j[None, :], b_d, NOTHING))
 
 
 @gluon.jit
