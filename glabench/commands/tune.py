@@ -14,13 +14,16 @@ if TYPE_CHECKING:
     from gla_kernels import Workload
 
 # Options by parameter that mean something for one of the two uses alone.
-TUNING = {"strategy": "--strategy", "budget": "--budget", "out": "--out", "keep": "--no-keep", "resume": "--resume"}
+TUNING = {"strategy": "--strategy", "budget": "--budget", "out": "--out", "keep": "--no-keep", "resume": "--resume",
+          "gpus": "--gpus"}  # fmt: skip
 EXPLAINING = {"records": "--from", "all_": "--all", "target": "--target", "format": "--format"}
 
 
 def tune(
     ctx: typer.Context,
-    what: Annotated[str, typer.Argument(metavar="SWEEP|SHAPE", help="A sweep's file or name, or a shape B,T,H,K,V.")],
+    what: Annotated[
+        list[str], typer.Argument(metavar="SWEEP|SHAPE..", help="A sweep's file or name, or a shape B,T,H,K,V.")
+    ],
     strategy: Annotated[str, typer.Option(help="model, halving, exhaustive or tpe.")] = "model",
     budget: Annotated[
         str | None, typer.Option(help="Time for each shape, such as 90s or 2m; unlimited by default.")
@@ -47,6 +50,14 @@ def tune(
         bool,
         typer.Option("--resume", help="Leave out shapes that --out has already, by these kernels and this strategy."),
     ] = False,
+    gpus: Annotated[
+        str | None,
+        typer.Option(
+            metavar="0,1,..|all",
+            help="Tune shapes on several GPUs of one model at once, each on its own.",
+            show_default=False,
+        ),
+    ] = None,
     explain: Annotated[
         bool, typer.Option("--explain", help="Tune nothing: say what won, and why each candidate lost. Needs no GPU.")
     ] = False,
@@ -74,9 +85,12 @@ def tune(
     from glabench.spec.shape import is_shape
     from glabench.tune import works
 
-    shape = is_shape(what)
-    _check_options(ctx, explain, shape)
-    groups = [works.of_shape(what, dtype, mode or "fwdbwd", gate_dtype)] if shape else works.of_sweep(what, mode)
+    _check_options(ctx, explain, any(map(is_shape, what)))
+    found = [
+        [works.of_shape(one, dtype, mode or "fwdbwd", gate_dtype)] if is_shape(one) else works.of_sweep(one, mode)
+        for one in what
+    ]
+    groups = works.merged(group for groups in found for group in groups)
     if explain:
         as_json = machines.is_json(format)
         from glabench.tune.lookup import explain_all, explained, machine, read_records
@@ -92,7 +106,7 @@ def tune(
     from glabench.tune.strategies import check_strategy
 
     check_strategy(strategy)
-    _tune(groups, strategy, None if budget is None else seconds(budget), out or _default_out(what), keep, resume)
+    _tune(groups, strategy, None if budget is None else seconds(budget), out or _default_out(what), keep, resume, gpus)
 
 
 def _check_options(ctx: typer.Context, explain: bool, shape: bool) -> None:
@@ -113,14 +127,16 @@ def _check_options(ctx: typer.Context, explain: bool, shape: bool) -> None:
 
 
 def _tune(
-    groups: list[list[Workload]], strategy: str, budget_s: float | None, out: Path, keep: bool, resume: bool
-) -> None:
+    groups: list[list[Workload]], strategy: str, budget_s: float | None, out: Path, keep: bool, resume: bool,
+    gpus: str | None,
+) -> None:  # fmt: skip
+    from glabench.commands.running import pick_gpus
     from glabench.hardware.environment import require_cuda
     from glabench.tune.session import Session
 
     require_cuda("tuning measures on a GPU; `glabench compile` and `glabench tune --explain` need none")
     check_cache()
-    with Session(strategy, budget_s, out, keep=keep) as session:
+    with Session(strategy, budget_s, out, keep=keep, gpus=pick_gpus(gpus, "cuda")) as session:
         say = session.console.print
         try:
             left = session.left(groups) if resume else groups
@@ -137,8 +153,8 @@ def _tune(
         raise typer.Exit(1)
 
 
-def _default_out(what: str) -> Path:
+def _default_out(what: list[str]) -> Path:
     from glabench.hardware.environment import device_slug
 
-    name = Path(what).stem if "," not in what else "x".join(what.replace(" ", "").split(","))
-    return Path("results") / "local" / f"tune-{name}-{device_slug('cuda')}.jsonl"
+    names = [Path(one).stem if "," not in one else "x".join(one.replace(" ", "").split(",")) for one in what]
+    return Path("results") / "local" / f"tune-{'-'.join(names)}-{device_slug('cuda')}.jsonl"

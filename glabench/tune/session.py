@@ -5,8 +5,11 @@ winners kept where gla() finds them.
 from __future__ import annotations
 
 import re
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +27,9 @@ from glabench.analysis.load import load_tunings
 from glabench.errors import UserError
 from glabench.hardware import nvml
 from glabench.lines import TUNING_START, Lines
+from glabench.run.child import Child, ChildDied
+from glabench.run.driver import cores
+from glabench.run.gpus import only_this
 from glabench.systems.gla import schedule_name
 from glabench.tune.compiler import CompilePool
 from glabench.tune.gpu import Gpu
@@ -32,6 +38,7 @@ from glabench.tune.tuner import FINALS_S, Tuner
 from glabench.tuning_store import Tuning
 
 SAY_EVERY_S = 15.0  # where no bar can be drawn
+WORKER = "glabench.tune.worker"
 
 
 def seconds(text: str) -> float:
@@ -59,21 +66,30 @@ class Session:
 
     out: file that records are appended to, if any. quiet: no sign of life but a line a tuning. arch, env: the GPU's
     architecture, and what makes it the one that the processes see, where it is another than this machine's first. keep:
-    whether winners go into this GPU's own table.
+    whether winners go into this GPU's own table. gpus: what CUDA_VISIBLE_DEVICES is for each of several GPUs of one
+    model, in place of ``env``: `run_all` shares shapes among them, the first GPU's by this process and each other's by
+    one of its own. What they keep counts from the next session on. jobs: processes that compile for each GPU.
     """
 
     def __init__(
         self, strategy: str, budget_s: float | None = None, out: Path | None = None,
         console: Console | None = None, quiet: bool = False, arch: str | None = None,
-        env: Mapping[str, str | None] | None = None, keep: bool = True,
+        env: Mapping[str, str | None] | None = None, keep: bool = True, gpus: Sequence[str] = (),
+        jobs: int | None = None,
     ) -> None:  # fmt: skip
         self.console = console or Console(highlight=False, markup=False)
         self.strategy, self.budget_s, self.out, self.quiet, self.keep = strategy, budget_s, out, quiet, keep
         self._lines = None if out is None else Lines(out, starts=TUNING_START)
+        self._settling = threading.Lock()
         arch = arch or this_arch()
         self._capability = int(arch.removeprefix("sm_"))
-        self._gpu, self._pool = Gpu(env=env), CompilePool(arch, env=env)
+        self._jobs = jobs or max(1, cores() // max(1, len(gpus)) - 1)
+        env = only_this(gpus[0]) if gpus else env
+        self._gpu, self._pool = Gpu(env=env), CompilePool(arch, jobs=self._jobs, env=env)
+        self._others = [Child(WORKER, only_this(gpu)) for gpu in gpus[1:]]
         self._gpu.start()
+        for child in self._others:
+            child.start()
         self._tuner = Tuner(
             self._gpu,
             self._pool,
@@ -86,6 +102,8 @@ class Session:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        for child in self._others:
+            child.close()
         self._gpu.close()
         self._pool.close()
         if self._lines is not None:
@@ -102,9 +120,21 @@ class Session:
         return [works for works in groups if not done.issuperset(works)]
 
     def run_all(self, groups: Sequence[Sequence[Workload]]) -> int:
-        """Tune one shape after another; how many of them have a workload that was not decided (`Tuning.decided`)."""
-        following = [*groups[1:], ()]
-        return sum(not self.run(works, ahead) for works, ahead in zip(groups, following, strict=False))
+        """Tune one shape after another, on each GPU; how many have a workload that was not decided (`Tuning.decided`).
+
+        UserError as `run`, and when what tunes on another GPU died: what it had done is kept.
+        """
+        left = deque(groups)
+        with ThreadPoolExecutor(max(1, len(self._others)), thread_name_prefix="elsewhere") as threads:
+            elsewhere = [threads.submit(self._run_elsewhere, child, left) for child in self._others]
+            try:
+                failed = sum(not self.run(works, ahead) for works, ahead in _in_turn(left))
+                return failed + sum(each.result() for each in elsewhere)
+            except BaseException:
+                left.clear()
+                for child in self._others:
+                    child.close()
+                raise
 
     def run(self, works: Sequence[Workload], following: Sequence[Workload] = ()) -> bool:
         """Tune the workloads of one shape, those that follow it in mind; whether each was decided (`Tuning.decided`).
@@ -122,14 +152,39 @@ class Session:
                     self.console.print(f"{describe(works[0])}: {bar.tasks[0].completed:.0f} tried", soft_wrap=True)
 
             self._tuner.progress = trial
-            tunings = self._tuner.tune(works, self.budget_s, following)
+            tunings = self.tune(works, following)
+        return self._settle(tunings)
+
+    def tune(self, works: Sequence[Workload], following: Sequence[Workload] = ()) -> list[Tuning]:
+        """What `run` does, but that nothing is written, said or kept: the records."""
+        tunings = self._tuner.tune(works, self.budget_s, following)
         header = asdict(header_of(self.machine))
-        for tuning in tunings:
-            if self._lines is not None:
-                self._lines.write(tuning_store.to_json(replace(tuning, header=header)))
-            self.console.print(summary(tuning), soft_wrap=True)
-        if self.keep:
-            self._keep(tunings)
+        return [replace(one, header=header) for one in tunings]
+
+    def _run_elsewhere(self, child: Child, left: deque[Sequence[Workload]]) -> int:
+        """`run_all`, of the shapes that come to the GPU of this child."""
+        failed = 0
+        shared = {"strategy": self.strategy, "budget_s": self.budget_s, "jobs": self._jobs}
+        for works, following in _in_turn(left):
+            asked = {"works": [work.to_dict() for work in works], "following": [work.to_dict() for work in following]}
+            try:
+                answer = child.ask(shared | asked, limit_s=float("inf"))  # what is measured there has its limits
+            except ChildDied as death:
+                raise UserError(f"{describe(works[0])}: {death.reason}") from None
+            if answer["error"] is not None:
+                raise UserError(answer["error"])
+            failed += not self._settle([tuning_store.from_json(line) for line in answer["tunings"]])
+        return failed
+
+    def _settle(self, tunings: Sequence[Tuning]) -> bool:
+        """Write, say and keep what tunings of one shape came to; whether each was decided."""
+        with self._settling:
+            for tuning in tunings:
+                if self._lines is not None:
+                    self._lines.write(tuning_store.to_json(tuning))
+                self.console.print(summary(tuning), soft_wrap=True)
+            if self.keep:
+                self._keep(tunings)
         return all(tuning.decided for tuning in tunings)
 
     @cached_property
@@ -162,6 +217,22 @@ class Session:
             keep(entries, self.machine)
         except TableError as error:
             raise UserError(str(error)) from None
+
+
+def _in_turn(left: deque[Sequence[Workload]]) -> Iterator[tuple[Sequence[Workload], Sequence[Workload]]]:
+    """Take a shape, and the one that the same GPU tunes next, until none is left."""
+    works = _taken(left)
+    while works:
+        following = _taken(left)
+        yield works, following
+        works = following
+
+
+def _taken(left: deque[Sequence[Workload]]) -> Sequence[Workload]:
+    try:
+        return left.popleft()
+    except IndexError:
+        return ()
 
 
 def entry_of(tuning: Tuning) -> Entry:

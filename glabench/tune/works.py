@@ -39,14 +39,18 @@ def of_cases(cases: Iterable[Case]) -> list[list[Workload]]:
     """The workloads of a sweep's chunkwise GLA cases, by shape: forward before backward, none twice. Schedules and
     sizes that the kernels do not take are left out, as in a sweep."""
     system = Gla(CATALOG["gla"])
-    groups: dict[Workload, dict[Direction, Workload]] = {}
-    for case in cases:
-        if not is_planned(case) or system.unsupported(case, "cuda") is not None:
-            continue
-        work = system.workload(case)
-        directions = groups.setdefault(work, {})
-        directions |= {name: replace(work, direction=name) for name in DIRECTIONS[case.mode]}
-    return [[directions[name] for name in ("fwd", "bwd") if name in directions] for directions in groups.values()]
+    planned = (case for case in cases if is_planned(case) and system.unsupported(case, "cuda") is None)
+    return merged(
+        [replace(system.workload(case), direction=name) for name in DIRECTIONS[case.mode]] for case in planned
+    )
+
+
+def merged(groups: Iterable[Iterable[Workload]]) -> list[list[Workload]]:
+    """Workloads by shape, forward before backward, none twice."""
+    shapes: dict[Workload, dict[Direction, Workload]] = {}
+    for work in (work for group in groups for work in group):
+        shapes.setdefault(replace(work, direction="fwd"), {})[work.direction] = work
+    return [[found[name] for name in ("fwd", "bwd") if name in found] for found in shapes.values()]
 
 
 def is_planned(case: Case) -> bool:

@@ -70,6 +70,7 @@ def gpu(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ("arguments", "said"),
     [
         (["1,2,3"], "shape 1,2,3: expected B,T,H,K,V"),
+        (["tiny.yaml", "1,2,3"], "shape 1,2,3: expected B,T,H,K,V"),
         (["tini.yaml"], "did you mean 'tiny.yaml'"),
         (["tiny.yaml", "--mode", "bwd"], "--mode bwd: no case of tiny.yaml"),
         (["tiny.yaml", "--dtype", "fp16"], "--dtype is for a shape"),

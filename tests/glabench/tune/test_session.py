@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import json
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,7 @@ from gla_kernels.plan import files
 from gla_kernels.plan.choose import refresh
 from glabench import tuning_store
 from glabench.errors import UserError
+from glabench.run.child import Child, ChildDied
 from glabench.systems.gla import schedule_name
 from glabench.tune import session
 from glabench.tune.candidate import Candidate
@@ -66,8 +68,10 @@ def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def made_up(plant: Any, tables: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Sessions on the made-up GPU; ``plant`` as in conftest."""
     monkeypatch.setattr(session, "Gpu", partial(Gpu, module="fake_gpu"))
-    monkeypatch.setattr(session, "CompilePool", partial(CompilePool, jobs=2, module="fake_gpu"))
+    monkeypatch.setattr(session, "CompilePool", partial(CompilePool, module="fake_gpu"))
+    monkeypatch.setattr(session, "cores", lambda: 3)
     monkeypatch.setattr(session, "this_arch", lambda: "sm_90")
+    monkeypatch.setattr(session, "WORKER", "fake_worker")
     return plant
 
 
@@ -192,7 +196,7 @@ def test_a_record_is_there_before_the_next_shape_is_prepared(
             written.append(out.stat().st_size)
             return super()._compile(request)
 
-    monkeypatch.setattr(session, "CompilePool", partial(Slow, jobs=2, module="fake_gpu"))
+    monkeypatch.setattr(session, "CompilePool", partial(Slow, module="fake_gpu"))
     with Session("model", out=out, console=console) as tuning:
         assert tuning.run_all([[WORK], [longer]]) == 0
     assert len(out.read_text().splitlines()) == 2
@@ -279,3 +283,53 @@ def test_candidates_read_well() -> None:
     assert Candidate.from_dict(json.loads(json.dumps(first.to_dict()))) == first
     limited = replace(first, tile=Tile(32, 128, 4, 3, max_registers=168))
     assert str(limited) == "states 32x128, 4 warps, 3 stages, 168 registers (64/64 w/ m., rows of 16)"
+
+
+def test_several_gpus_share_the_shapes(made_up, tables: Path, console: Console) -> None:
+    """As many decisions as one GPU comes to, each written and kept once, by whichever GPU it was."""
+    out, works = tables / "records.jsonl", [replace(WORK, T=300 * n) for n in (1, 2, 3, 4, 5)]
+    with Session("model", out=out, console=console, gpus=("0", "1")) as tuning:
+        assert tuning.run_all([[work] for work in works]) == 0
+    with Session("model", console=console, keep=False) as alone:
+        (expected,) = alone.tune([works[2]])
+    tunings = {one.workload["T"]: one for one in map(tuning_store.from_json, out.read_text().splitlines())}
+    assert sorted(tunings) == [work.T for work in works]
+    assert len(out.read_text().splitlines()) == len(works)
+    assert [entry_of(tunings[900])] == [entry_of(expected)]
+    assert tunings[900].header == expected.header
+    assert all(chosen(work, MACHINE).here for work in works)
+
+
+def test_each_gpu_takes_the_next_shape_that_is_left() -> None:
+    left: deque[Sequence[Workload]] = deque([BOTH, [WORK], BOTH])
+    first, second = session._in_turn(left), session._in_turn(left)
+    assert next(first) == (BOTH, [WORK])
+    assert next(second) == (BOTH, ())
+    assert next(first) == ([WORK], ())
+    assert list(first) == list(second) == []
+
+
+@pytest.mark.parametrize(
+    ("second", "message"),
+    [(ChildDied("the process was killed by SIGABRT"), "^B=4 T=600 .*: the process was killed by SIGABRT$"),
+     ({"error": "CUDA begins with made up", "tunings": []}, "^CUDA begins with made up$")],
+)  # fmt: skip
+def test_what_goes_wrong_on_another_gpu_is_told_and_loses_nothing(
+    made_up, tables: Path, console: Console, second: Any, message: str
+) -> None:
+    out, asked = tables / "records.jsonl", []
+
+    class Elsewhere(Child):
+        def ask(self, request: dict[str, Any], limit_s: float) -> dict[str, Any]:
+            asked.append(request)
+            if len(asked) == 2 and isinstance(second, Exception):
+                raise second
+            return second if len(asked) == 2 else {"error": None, "tunings": done}
+
+    with Session("model", out=out, console=console) as tuning:
+        done = [tuning_store.to_json(one) for one in tuning.tune([WORK])]
+        with pytest.raises(UserError, match=message):
+            tuning._run_elsewhere(Elsewhere("none"), deque([[WORK], [replace(WORK, T=600)], BOTH]))
+    assert len(out.read_text().splitlines()) == 1
+    assert chosen(WORK, MACHINE).here
+    assert [one["following"] for one in asked] == [asked[1]["works"], [work.to_dict() for work in BOTH]]

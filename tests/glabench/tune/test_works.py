@@ -16,7 +16,7 @@ from glabench.spec.catalog import CATALOG
 from glabench.systems.gla import Gla
 from glabench.tune import stage
 from glabench.tune.session import describe
-from glabench.tune.works import of_cases, of_shape, of_sweep
+from glabench.tune.works import merged, of_cases, of_shape, of_sweep
 
 SHAPE: dict[str, Any] = {"B": 1, "T": 64, "H": 2, "K": 32, "V": 32}
 
@@ -68,6 +68,12 @@ def test_a_shape_with_gates_in_float32_and_its_case() -> None:
     assert describe(forward) == "B=1 T=64 H=2 K=32 V=32 bf16, gates in fp32"
     with pytest.raises(UserError, match="--gate-dtype fp8: expected bf16, as q, or fp32"):
         of_shape("1,64,2,32,32", gate_dtype="fp8")
+
+
+def test_what_several_ask_for_is_tuned_once() -> None:
+    backward, both = of_shape("1,64,2,32,32", mode="bwd"), of_shape("1,64,2,32,32")
+    other = of_shape("1,64,2,32,64", mode="fwd")
+    assert merged([backward, other, both]) == [both, other]
 
 
 def test_a_mode_leaves_the_other_direction_out(tmp_path: Path) -> None:
