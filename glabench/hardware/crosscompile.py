@@ -111,7 +111,7 @@ def _entry(launch: Launch, arch: str, phases: Phases) -> dict[str, Any]:
     try:
         with _fresh_compilations() as fresh:
             began = time.perf_counter()
-            compiled = _compile(launch, arch)
+            compiled = compile_launch(launch, arch)
             took = time.perf_counter() - began
     except MemoryError:
         raise  # says nothing about the kernel
@@ -202,7 +202,8 @@ def _type(value: Any) -> str:
     raise TypeError(f"no Triton type for a {type(value).__name__}")
 
 
-def _compile(launch: Launch, arch: str) -> Any:
+def compile_launch(launch: Launch, arch: str) -> Any:
+    """The kernel of a launch as Triton keeps it, for "sm_90". Raises what Triton and ptxas raise."""
     if arch == local_arch():
         # through the JIT itself: its cache then has the kernel when the case runs
         return launch.kernel.warmup(**launch.arguments, **launch.constants, **launch.options, grid=launch.grid)

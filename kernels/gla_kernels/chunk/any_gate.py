@@ -4,6 +4,10 @@ Every exponent is a sum of the gates between two rows (gates.py): from a row blo
 between. Inside a row block, dv comes by halving (halving.py). For dq, dk and dg row blocks have 16 rows, with an anchor
 in the middle where that block is mild, and element by element elsewhere (scores.py): slower by the number of blocks,
 and light in registers, for the fast path beside it in the same kernel must not lose any.
+
+Behind `own_scores` decays are not sums by a product, as elsewhere: where two loops of a kernel have a tile of gates for
+that at one address of shared memory, the ptxas of CUDA 12.8, which comes with Triton 3.6 and 3.7, loses the address for
+the later one (glabench/hardware/descriptors.py).
 """
 
 # mypy: disallow-untyped-defs=False
@@ -13,12 +17,10 @@ import triton.language as tl
 from ..tiles.descriptors import load_rows
 from ..tiles.gates import (
     CLOSED,
-    after_rows,
     block_decay,
     decay_to_end,
     decayed_keys,
     decayed_queries,
-    limited,
     load_gates,
 )
 from ..tiles.halving import own_scores
@@ -165,8 +167,7 @@ def any_gate_grad_v(
     for i_k in tl.range(0, (K + BK - 1) // BK, num_stages=1):
         o_k = i_k * BK + tl.arange(0, BK)
         b_k = load_tile(p_k, i_row, T, H * K, o_k, K, BT)
-        b_g = limited(load_tile(p_g, i_row, T, H * K, o_k, K, BT))
-        b_kd = b_k.to(tl.float32) * tl.exp2(after_rows(b_g, p_g, i_row, T, H * K, o_k, K, BT, DOT))
+        b_kd = b_k.to(tl.float32) * tl.exp2(decay_to_end(p_g, i_row, T, H * K, o_k, K, BT))
         b_after = tl.zeros([BK], dtype=tl.float32)  # log2 of the decay from the block's end on
         for i_col in tl.range(i_row + BT, i_end, BT, num_stages=1):
             b_qd, b_step = decayed_queries(p_q, p_g, i_col, T, H * K, o_k, K, BT, True)

@@ -29,8 +29,8 @@ from ..tiles.gates import (
     decay,
     decayed_keys,
     limited,
+    load_gates,
     mild_block,
-    up_to_rows,
 )
 from ..tiles.halving import own_scores
 from ..tiles.operands import dot, dot_half, load_operand, load_tile, store_tile
@@ -188,8 +188,8 @@ def any_gate_output(
     for i_k in tl.range(0, (K + BK - 1) // BK, num_stages=1):
         o_k = i_k * BK + tl.arange(0, BK)
         b_q = load_tile(p_q, i_row, T, H * K, o_k, K, BT)
-        b_g = limited(load_tile(p_g, i_row, T, H * K, o_k, K, BT))
-        b_qd = b_q.to(tl.float32) * tl.exp2(up_to_rows(b_g, BT, DOT))
+        # not `up_to_rows`: see any_gate.py
+        b_qd = b_q.to(tl.float32) * tl.exp2(tl.cumsum(load_gates(p_g, i_row, T, H * K, o_k, K, BT), axis=0))
         b_between = tl.zeros([BK], dtype=tl.float32)  # log2 of the decay from the column block to these rows
         for i_back in tl.range(0, i_a, num_stages=1):
             i_col = i_row - (i_back + 1) * BT

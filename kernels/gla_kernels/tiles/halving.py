@@ -158,8 +158,10 @@ def decayed_scores(b_a, b_x, b_y, b_g, n_levels, i_row, C: tl.constexpr, PRECISI
 def own_scores(
     p_q, p_k, p_g, i_row, T, stride, K: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr
 ):
-    """Scores of BT rows from i_row on among themselves, without the scale: float32 [BT, BT], 0 above the diagonal. BK:
-    features at once. Twice as many take a third less instructions, and more registers."""
+    """Scores of BT rows from i_row on among themselves, without the scale: float32 [BT, BT], 0 above the diagonal.
+
+    BK: features at once. Twice as many take a third less instructions, and more registers.
+    """
     b_a = tl.zeros([BT, BT], dtype=tl.float32)
     for i_k in tl.range(0, (K + BK - 1) // BK, num_stages=1, disable_licm=True):
         o_k = i_k * BK + tl.arange(0, BK)
