@@ -30,9 +30,11 @@ UNIFORM = re.compile(r"\bUR(\d+)\b")
 # What makes an address of others; the sources of anything else are not followed.
 FOLLOWED = ("UMOV", "UIADD3", "ULOP3", "USHF", "USGXT", "ULEA", "UPRMT", "USEL")
 WRITES = (*FOLLOWED, "UIMAD", "ULDC", "S2UR", "R2UR", "UFLO", "UBREV", "UPOPC", "UP2UR", "REDUX")
-# Where an address may come from: the number of the program in its cluster, by which shared memory is found, or a
-# register of each thread, which is not followed.
-PLACES = ("SR_CgaCtaId", "R2UR")
+KEPT = "R2UR"  # from a register of each thread, which is not followed
+PLACES = (
+    "SR_CgaCtaId",
+    KEPT,
+)  # where an address may come from: shared memory is found by a program's place in a cluster
 
 
 @dataclass
@@ -71,27 +73,31 @@ class Code:
                     seen.add(place)
                     left.append(place)
 
-    def origins(self, at: int, register: int) -> Iterator[str]:
-        """What the value of a uniform register at an instruction is made of: operations that are not followed."""
-        left, seen = [(at, register)], set()
+    def origins(self, at: int, register: int) -> Iterator[tuple[str, bool]]:
+        """What the value of a uniform register at an instruction is made of: operations that are not followed, and
+        whether something was added to each, but for what is added to a pair of registers."""
+        left, seen = [(at, register, False)], set()
         while left:
-            place, name = left.pop()
+            place, name, added = left.pop()
             for by in self.written[place].get(name, ()):
-                if (by, name) in seen:
+                if (by, name, added) in seen:
                     continue
-                seen.add((by, name))
+                seen.add((by, name, added))
                 line = self.lines[by]
+                pair = line.operation.endswith(".64")
                 if line.operation.startswith(FOLLOWED):
-                    high = line.operation.endswith(".64") and name != min(line.writes)
+                    more = added or (line.operation.startswith("UIADD3") and not pair)
+                    high = pair and name != min(line.writes)
                     sources = line.rest.split(",", 1)[-1]
-                    left.extend((by, int(found) + high) for found in UNIFORM.findall(sources))
+                    left.extend((by, int(found) + high, more) for found in UNIFORM.findall(sources))
                 else:
-                    yield f"{line.operation} {line.rest}"
+                    yield f"{line.operation} {line.rest}", added
 
     def describes(self, at: int, lower: int) -> bool:
-        """Whether a pair of registers may be a descriptor."""
-        address = any(place in origin for origin in self.origins(at, lower) for place in PLACES)
-        return address and not any(self.origins(at, lower + 1))
+        """Whether a pair of registers may be a descriptor: an address, and a layout of constants. Either may come back
+        from a register of each thread, where it was kept meanwhile."""
+        address = any(place in origin for origin, _ in self.origins(at, lower) for place in PLACES)
+        return address and all(KEPT in origin and not added for origin, added in self.origins(at, lower + 1))
 
 
 def lost(cubin: bytes) -> list[str]:

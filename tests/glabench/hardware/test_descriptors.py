@@ -30,7 +30,9 @@ def code(*rows: str) -> str:
         ([*ADDRESS, LAYOUT, OTHER, PRODUCT], 1),
         ([*ADDRESS, LAYOUT, "@UP0 " + OTHER, PRODUCT], 1),  # of what may have been, the layout is no constant
         ([LAYOUT, PRODUCT], 1),
-        ([*ADDRESS, "R2UR UR7, R3", PRODUCT], 1),
+        ([*ADDRESS, "R2UR UR7, R3", PRODUCT], 0),  # kept by each thread meanwhile
+        ([*ADDRESS, "R2UR UR3, R3", "UIADD3.X UR7, UR3, -0x7fffffe0, URZ, UP0, !UPT", PRODUCT], 1),
+        ([*ADDRESS, "UMOV UR3, URZ", "UIADD3.X UR7, UR3, -0x7fffffe0, URZ, UP0, !UPT", PRODUCT], 0),
         (["R2UR UR6, R3", LAYOUT, PRODUCT], 0),  # an address that each thread had: not followed
     ],
     ids=str,
