@@ -48,13 +48,18 @@ def eager(table: pd.DataFrame) -> pd.DataFrame:
 
 def aligned(table: pd.DataFrame) -> pd.DataFrame:
     """``table`` with rows of systems without gates repeated for every (gate, initial_state) asked at their shape."""
-    gated = (table["family"] == "gla") | ((table["family"] == "scalar") & (table["gate"] != "none"))
+    gated = reads_gates(table)
     asked = table.loc[gated, QUESTION].drop_duplicates()
     repeated = table[~gated].merge(asked, on=SHAPE, how="left", suffixes=("_own", ""))
     for column in ("gate", "initial_state"):
         repeated[column] = repeated[column].where(repeated[column].notna(), repeated[f"{column}_own"])
     repeated["initial_state"] = repeated["initial_state"].astype(bool)
     return pd.concat([table[gated], repeated[table.columns]], ignore_index=True)
+
+
+def reads_gates(table: pd.DataFrame) -> pd.Series[bool]:
+    """Which rows are of systems for which gates are part of the question."""
+    return (table["family"] == "gla") | ((table["family"] == "scalar") & (table["gate"] != "none"))
 
 
 def speedups(best: pd.DataFrame, baseline: str) -> pd.DataFrame:
@@ -151,10 +156,11 @@ def crossovers_by_head_dimension(best: pd.DataFrame, challenger: str, baseline: 
     return {int(K): crossover(rows) for (K,), rows in found if rows["T"].nunique() > 1}
 
 
-def crossover(pairs: pd.DataFrame) -> Crossover:
-    """The crossover on one curve: ``pairs`` are rows of ``speedups`` of one variant at one setting and mode."""
-    ordered = pairs.sort_values("T").drop_duplicates("T")
-    t = [float(x) for x in ordered["T"]]
+def crossover(pairs: pd.DataFrame, along: str = "T") -> Crossover:
+    """The crossover on one curve: ``pairs`` are rows of ``speedups`` of one variant at one setting and mode. It may go
+    ``along`` another column than T."""
+    ordered = pairs.sort_values(along).drop_duplicates(along)
+    t = [float(x) for x in ordered[along]]
     ratio = [float(x) for x in ordered["speedup"]]
     losses = [i for i, r in enumerate(ratio) if r <= 1]
     after = losses[-1] + 1 if losses else 0

@@ -86,8 +86,10 @@ def variant(case: Mapping[str, Any]) -> str:
 
 
 def of_system(key: str) -> str:
-    """The key without the heads of attention: "fa2:16x64" is "fa2", all others are themselves."""
-    return key if key in TITLES else key.split(":")[0]
+    """The key without heads of attention or a kind of gates: "fa2:16x64" is "fa2", "gla:w:1 in fp32" is "gla:w"."""
+    while key not in TITLES and ":" in key:
+        key = key.rpartition(":")[0]
+    return key
 
 
 def system_title(key: str) -> str:
@@ -132,10 +134,13 @@ def place(case: Mapping[str, Any]) -> tuple[tuple[int, str], int, int]:
 
 def schedule(case: Mapping[str, Any]) -> str:
     """The schedule in short: "C64" for chunk 64, "C64/16" with sub-chunks of 16, "" where there is none."""
-    chunk, sub_chunk = case.get("chunk"), case.get("sub_chunk")
-    if chunk is None:
-        return ""
-    return f"C{chunk}" if sub_chunk is None else f"C{chunk}/{sub_chunk}"
+    chunk, sub_chunk = (whole(case.get(name)) for name in ("chunk", "sub_chunk"))
+    return f"C{chunk}/{sub_chunk}" if chunk and sub_chunk else f"C{chunk}" if chunk else ""
+
+
+def whole(value: float | None) -> int:
+    """A size that may be missing, as a case has it or a table of pandas: 0 where it is."""
+    return 0 if value is None or math.isnan(value) else int(value)
 
 
 def gate(case: Mapping[str, Any]) -> str:
@@ -145,6 +150,13 @@ def gate(case: Mapping[str, Any]) -> str:
     key = "none" if strength is None or math.isnan(strength) else f"{strength:g}"
     key += " + value side" if case.get("value_gate") else ""
     return f"{key} in {case['gate_dtype']}" if case.get("gate_dtype") else key
+
+
+def gate_parts(gate: str) -> tuple[str, bool, str]:
+    """A key of `gate` in its parts: the strength, whether there are gates on the value side, their dtype or ""."""
+    rest, _, dtype = gate.partition(" in ")
+    number, plus, _ = rest.partition(" + value side")
+    return number, bool(plus), dtype
 
 
 def strength(gate: str) -> float:

@@ -9,15 +9,16 @@ from functools import partial
 import pandas as pd
 
 from glabench.analysis import labels
+from glabench.analysis.columns import in_columns
 from glabench.analysis.compare import QUESTION, Curve, answers, competes, crossover, curves, eager, speedups, variants
 from glabench.analysis.matrix import FASTEST, MODES, Baseline, Matrix, matrices
 from glabench.report import lengths, text
 from glabench.report.model import Figure, Panel
 from glabench.report.parts import by_mode, conditions, dots, length_of, modes, off_scale, side_by_side, slug
-from glabench.report.shapes import alone, every_shape
+from glabench.report.shapes import K_LABEL, alone, every_shape, head, widths
 
 MOST_BASELINES = 6  # the matrix offers them all; a chart takes room
-MOST_CURVES = 2  # settings in which T varies; the matrix has the rest
+MOST_PANELS = 4  # of curves, in which T varies; the matrix has the rest
 TIMES, EAGER = "ms", "eager"  # the keys of the choices without a baseline, and of eager calls beside the first one
 
 
@@ -42,7 +43,8 @@ def _choices(table: pd.DataFrame, matrix: Matrix) -> list[Choice]:
     best, called = (by_column(answers(rows), matrix) for rows in (table, eager(_fullest(table))))
     offered = [one for one in matrix.baselines if one.key != FASTEST or one is matrix.baselines[0]][:MOST_BASELINES]
     found = [(one.key, one.title, beside(best, one)) for one in offered]
-    found.append((TIMES, "none: the times", times(best)))
+    # What a token costs, in µs by its context, is what decoding asks first.
+    found.insert(0 if set(best["mode"]) == {"step"} else len(found), (TIMES, "none: the times", times(best)))
     found += [(EAGER, f"{one.title}, eager calls", beside(called, one)) for one in offered[:1]]
     return [Choice(key, title, _titled(figure, matrix)) for key, title, figure in found if figure]
 
@@ -55,10 +57,8 @@ def _fullest(table: pd.DataFrame) -> pd.DataFrame:
 def by_column(best: pd.DataFrame, matrix: Matrix) -> pd.DataFrame:
     """The rows of ``best`` with the columns of the matrix for variants: attention is one, whatever its heads; gates
     that go across are no part of the question."""
-    if matrix.gates_across:
-        named = best["gate"].map(dict(matrix.columns))
-        return best.assign(variant=best["gate"], label=named, gate="1", gates_vary=False)
-    merged = best.assign(variant=best["variant"].map(labels.of_system)).sort_values("ms", kind="stable")
+    named = in_columns(best, matrix.gates_across)
+    merged = named.assign(variant=named["column"]).sort_values("ms", kind="stable")
     return merged.drop_duplicates([*QUESTION, "variant"])
 
 
@@ -76,33 +76,47 @@ def beside(best: pd.DataFrame, baseline: Baseline) -> Figure | None:
     pairs = over(best, baseline)
     if pairs.empty:
         return None
-    pairs, left_out = off_scale(pairs, "speedup", least=True)
     timed = text.timed(pairs["clock"].iloc[0])
     said = [f"Above the line, and right of it, {timed} are faster than those of {baseline.title} at the same question."]
     panels: list[Panel] = []
-    found = curves(pairs)[:MOST_CURVES]
+    found = _curves(pairs)
     tip, line = partial(lengths.speedup_tip, over=baseline.title), (1.0, f"as fast as {baseline.title}")
     for curve in found:
-        drawn = by_mode(curve.table, "speedup", length_of, tip, lengths.T_LABEL, f"× {baseline.title}", reference=line)
+        shown, left_out = off_scale(curve.table, "speedup", least=True, lines=True)
+        label = lengths.CONTEXT_LABEL if set(shown["mode"]) == {"step"} else lengths.T_LABEL
+        drawn = by_mode(shown, "speedup", length_of, tip, label, f"× {baseline.title}", reference=line)
         panels += _named(drawn, curve, found)
-        said.append(_overtakes(curve.table))
-    rest = modes(alone(pairs))
+        said += [_overtakes(curve.table), left_out.strip()]
+    others = alone(pairs)
+    for wide in widths(others):
+        drawn = by_mode(wide, "speedup", head, tip, K_LABEL, f"× {baseline.title}", reference=line)
+        named = f", B{wide['B'].iloc[0]} T{text.length(wide['T'].iloc[0])} by head dimension" if panels else ""
+        panels += [replace(panel, title=f"{panel.title}{named}") for panel in drawn]
+        said.append(_overtakes(wide, "K"))
+        others = others[~others.index.isin(wide.index)]
+    others, left_out = off_scale(others, "speedup", least=True)
+    rest = modes(others)
     dotted = [dots(part, "speedup", tip, f"× {baseline.title}", text.mode(mode), line) for mode, part in rest]
-    panels += _others(side_by_side([panel for panel in dotted if panel]), found)
+    panels += _others(side_by_side([panel for panel in dotted if panel]), bool(panels))
     name = slug("speedup", *(["eager"] if timed == "eager calls" else []), baseline.key, best["device"].iloc[0])
-    caption = " ".join(filter(None, said)) + left_out
-    return Figure(name, f"Speed beside {baseline.title}, {timed}", caption, tuple(panels))
+    caption = " ".join(filter(None, dict.fromkeys(said))) + left_out
+    return Figure(name, f"Speed beside {baseline.title}, {timed}", caption, tuple(panels)) if panels else None
+
+
+def _curves(best: pd.DataFrame) -> list[Curve]:
+    """As many as there is room for, with a panel a mode."""
+    return curves(best)[: max(2, MOST_PANELS // max(1, best["mode"].nunique()))]
 
 
 def times(best: pd.DataFrame) -> Figure | None:
     """The times themselves, at the same places."""
-    found, rest = curves(best)[:MOST_CURVES], every_shape(best)
+    found, rest = _curves(best), every_shape(best)
     drawn = [lengths.speed_of(curve) for curve in found]
     if not (drawn or rest):
         return None
     curved = zip(found, drawn, strict=True)
     panels = [panel for curve, figure in curved for panel in _named(figure.panels, curve, found)]
-    panels += _others([panel for figure in rest for panel in figure.panels], found)
+    panels += _others([panel for figure in rest for panel in figure.panels], bool(found))
     caption = " ".join(figure.caption for figure in [*drawn, *rest][:1])
     return Figure(slug("times", best["device"].iloc[0]), "Times", caption, tuple(panels))
 
@@ -110,13 +124,15 @@ def times(best: pd.DataFrame) -> Figure | None:
 def _named(panels: Sequence[Panel], curve: Curve, found: Sequence[Curve]) -> list[Panel]:
     """Panels that say what their curve holds, as briefly as tells several apart."""
     row = curve.table.iloc[0]
-    where = ", ".join([" ".join(text.shape(row).split()[2:]), *conditions(row).split(", ")[1:]])
+    alike = len({(one.held, one.value) for one in found}) == 1
+    batch = [] if alike else [f"B{curve.value}" if curve.held == "B" else f"{curve.value:,} tokens"]
+    where = ", ".join([" ".join([*batch, *text.shape(row).split()[2:]]), *conditions(row).split(", ")[1:]])
     return [replace(panel, title=f"{panel.title}, {where}") for panel in panels] if len(found) > 1 else list(panels)
 
 
-def _others(panels: Sequence[Panel], found: Sequence[Curve]) -> list[Panel]:
+def _others(panels: Sequence[Panel], curved: bool) -> list[Panel]:
     """Panels of the shapes that are on no curve, which say so where there are curves."""
-    return [replace(panel, title=f"{panel.title}, other shapes") for panel in panels] if found else list(panels)
+    return [replace(panel, title=f"{panel.title}, other shapes") for panel in panels] if curved else list(panels)
 
 
 def over(best: pd.DataFrame, baseline: Baseline) -> pd.DataFrame:
@@ -132,14 +148,14 @@ def over(best: pd.DataFrame, baseline: Baseline) -> pd.DataFrame:
     return pairs[pairs["itself"].isna() | (baseline.key == FASTEST)]
 
 
-def _overtakes(pairs: pd.DataFrame) -> str:
+def _overtakes(pairs: pd.DataFrame, along: str = "T") -> str:
     """One clause a curve that crosses the line for good: where, by straight lines in log-log."""
     said = []
     for key in variants(pairs[pairs["family"] == "gla"]):
         for mode, group in modes(pairs[pairs["variant"] == key]):
-            found = crossover(group)
+            found = crossover(group, along)
             if found.crossing and found.wins_from:
                 said.append(
-                    f"{labels.title(key)} overtakes at T ≈ {text.number(found.crossing, 2)} ({text.mode(mode)})"
+                    f"{labels.title(key)} overtakes at {along} ≈ {text.number(found.crossing, 2)} ({text.mode(mode)})"
                 )
     return text.sentence("; ".join(said[:4])) if said else ""

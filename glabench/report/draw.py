@@ -203,7 +203,7 @@ def _lines(axes: Axes, panel: Panel) -> None:
     if panel.value_range:
         low, high = panel.value_range
         axes.set_ylim(low / 1.08, high * 1.08)
-    _widen(axes)
+    axes.set_ylim(_widen(axes.get_ylim()))
     ticks.place(axes.yaxis, *ticks.values(*axes.get_ylim()))
 
 
@@ -232,7 +232,7 @@ def _front(axes: Axes, panel: Panel) -> None:
         )  # fmt: skip
         line.set_gid(f"series:{series.key}")
     axes.margins(0.08)
-    _widen(axes)
+    axes.set_ylim(_widen(axes.get_ylim()))
     ticks.place(axes.xaxis, *ticks.values(*axes.get_xlim(), most=6))
     ticks.place(axes.yaxis, *ticks.values(*axes.get_ylim()))
 
@@ -263,6 +263,7 @@ def _dots(axes: Axes, panel: Panel) -> None:
         low, high = panel.value_range
         room = max(high / low, 1.1) ** 0.06
         axes.set_xlim(low / room, high * room)
+    axes.set_xlim(_widen(axes.get_xlim()))
     ticks.place(axes.xaxis, *ticks.values(*axes.get_xlim(), most=6))
     axes.tick_params(axis="y", labelsize=8)
 
@@ -292,12 +293,12 @@ def _intervals(axes: Axes, series: Series, upright: bool) -> None:
         artist.set_gid(f"series:{series.key}")
 
 
-def _widen(axes: Axes, least: float = 1.6) -> None:
-    """The axis of values spans at least a factor of ``least``: noise of a few per cent shall not look like news."""
-    low, high = axes.get_ylim()
-    if high / low < least:
-        middle = math.sqrt(low * high)
-        axes.set_ylim(middle / math.sqrt(least), middle * math.sqrt(least))
+def _widen(ends: tuple[float, float], least: float = 1.6) -> tuple[float, float]:
+    """The ends of an axis of values, at least a factor of ``least`` apart: noise of a few per cent shall not look like
+    news."""
+    low, high = ends
+    more = math.sqrt(max(1.0, least / (high / low)))
+    return low / more, high * more
 
 
 def _hits(axes: Axes, panel: Panel) -> list[Hit]:

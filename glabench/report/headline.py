@@ -128,6 +128,16 @@ def _against(best: pd.DataFrame) -> list[Finding]:
 
 
 def _overtaking(curve: Curve, rival: str) -> list[Finding]:
+    champion, said, (mode, ratio, longest) = overtakes(curve)
+    timed = text.timed(curve.table["clock"].iloc[0])
+    where = f"{labels.title(champion)} at T = {text.length(longest)}, {mode}"
+    lead = f"the speed of {labels.title(rival)}, by {timed}: {where}"
+    return [Finding(text.times(ratio), lead, text.sentence(f"At {held(curve)}. {'; '.join(said)}"))]
+
+
+def overtakes(curve: Curve) -> tuple[str, list[str], tuple[str, float, float]]:
+    """The variant that does best along a curve of speed-ups, where it overtakes in each mode, in words, and (mode,
+    speed-up, length) of the longest."""
     scores = [(geometric_mean(list(rows["speedup"])), key) for (key,), rows in by(curve.table, ["variant"])]
     champion = max(scores)[1]
     own = curve.table[curve.table["variant"] == champion]
@@ -146,10 +156,7 @@ def _overtaking(curve: Curve, rival: str) -> list[Finding]:
         else:
             near = f" (they cross near {text.number(c.crossing, 2)})" if c.crossing else ""
             said.append(f"{text.mode(mode)}: faster from T = {text.length(c.wins_from)} on{near}, {at_end}")
-    mode, ratio, longest = end
-    where = f"{labels.title(champion)} at T = {text.length(longest)}, {mode}"
-    lead = f"the speed of {labels.title(rival)}, by {text.timed(own['clock'].iloc[0])}: {where}"
-    return [Finding(text.times(ratio), lead, text.sentence(f"At {held(curve)}. {'; '.join(said)}"))]
+    return champion, said, end
 
 
 def _eager(best: pd.DataFrame) -> list[Finding]:

@@ -15,6 +15,7 @@ from glabench.report.model import Figure, Panel, Point, Series
 from glabench.report.parts import (
     MIB,
     MS,
+    US,
     by_mode,
     conditions,
     length_of,
@@ -28,6 +29,7 @@ from glabench.report.parts import (
 )
 
 T_LABEL = "sequence length T, tokens"
+CONTEXT_LABEL = "tokens before it, T"
 
 
 def speed(best: pd.DataFrame) -> tuple[Figure, ...]:
@@ -37,22 +39,26 @@ def speed(best: pd.DataFrame) -> tuple[Figure, ...]:
 
 def speed_of(curve: Curve) -> Figure:
     """The figure of one setting."""
-    rows, left_out = off_scale(curve.table, "ms")
+    rows, left_out = off_scale(curve.table, "ms", lines=True)
     panels = tuple(_speed_panel(mode, part) for mode, part in modes(rows))
     title = f"Time over sequence length: {held(curve)}"
     return Figure(name("speed", curve), title, f"{_speed_caption(curve)}{left_out}", panels)
 
 
 def _speed_panel(mode: str, rows: pd.DataFrame) -> Panel:
-    return Panel(text.mode(mode), T_LABEL, MS, (*series(rows, "ms", length_of, time_tip), *_floor(rows)))
+    """Steps in µs over the tokens before them, all else in ms."""
+    if mode != "step":
+        return Panel(text.mode(mode), T_LABEL, MS, (*series(rows, "ms", length_of, time_tip), *_floor(rows)))
+    rows = rows.assign(us=rows["ms"] * 1e3, us_lo=rows["ms_lo"] * 1e3, us_hi=rows["ms_hi"] * 1e3)
+    return Panel(text.mode(mode), CONTEXT_LABEL, US, (*series(rows, "us", length_of, time_tip), *_floor(rows, 1e3)))
 
 
-def _floor(rows: pd.DataFrame) -> tuple[Series, ...]:
+def _floor(rows: pd.DataFrame, unit: float = 1.0) -> tuple[Series, ...]:
     known = rows[(rows["family"] == "gla") & rows["floor_ms"].notna()].drop_duplicates("T").sort_values("T")
     points = tuple(
         Point(
             float(t),
-            float(ms),
+            float(ms) * unit,
             tip=f"HBM floor\nT {text.length(t)}\n{text.number(ms)} ms: compulsory bytes / copy bandwidth",
         )
         for t, ms in zip(known["T"], known["floor_ms"], strict=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
@@ -19,6 +19,7 @@ from glabench.store import Row
 FULL = 3.0  # log2 of the ratio from which on a cell has its full colour
 FAINT, STRONG = 0.10, 0.50  # of the colour, least and most
 WORDS = {"tie": "tie", "itself": "baseline", "kept": "kept", "unsure": "one sample", "less": "does less"}
+FAILED = "✗"  # of several schedules
 MARKS = {"wrong": "✗ wrong", "compile_error": "✗ not compiled", "oom": "✗ out of memory", "timeout": "✗ timed out",
          "crashed": "✗ crashed", "unsupported": "– cannot run"}  # fmt: skip
 
@@ -52,6 +53,7 @@ class Cell:
     lead: str = ""  # "fastest", or "tied first"
     failed: bool = False
     tip: str = ""
+    schedule: str = ""  # where a column has several: "C64/16, best of 5"
 
     @property
     def first(self) -> Shown:
@@ -73,17 +75,21 @@ class Body:
 
 @dataclass(frozen=True)
 class Grid:
+    """``schedules``: of each column the one that all its cells have, "" where cells say theirs or there is none."""
+
     device: str
     corner: str  # the heading of the shapes, with what holds of all
     columns: tuple[str, ...]
     baselines: tuple[tuple[str, str], ...]  # (key, title)
     bodies: tuple[Body, ...]
     note: str
+    schedules: tuple[str, ...] = ()
 
     @property
     def marked(self) -> bool:
         """Whether some case gave no result."""
-        return any(cell.failed for body in self.bodies for _, _, cells in body.rows for cell in cells if cell)
+        cells = [cell for body in self.bodies for _, _, found in body.rows for cell in found if cell]
+        return any(cell.failed or FAILED in cell.schedule for cell in cells)
 
 
 def grids(rows: Sequence[Row], table: pd.DataFrame) -> list[Grid]:
@@ -92,12 +98,16 @@ def grids(rows: Sequence[Row], table: pd.DataFrame) -> list[Grid]:
 
 
 def _grid(rows: Sequence[Row], found: Matrix) -> Grid:
-    held = {conditions(line.at) for view in found.views for line in view.lines}
-    shared = _shared(held)
-    bodies = tuple(_body(rows, found, view, len(shared)) for view in found.views)
+    lines = [line for view in found.views for line in view.lines]
+    shared = _shared({conditions(line.at) for line in lines})
+    entries = {key: [line.entries[key] for line in lines if key in line.entries] for key, _ in found.columns}
+    asked = {key: {labels.schedule(entry.line) for entry in column} for key, column in entries.items()}
+    several = {key for key in asked if len(asked[key]) > 1 or any(entry.tried > 1 for entry in entries[key])}
+    bodies = tuple(_body(rows, found, view, len(shared), several) for view in found.views)
     baselines = tuple((one.key, one.title) for one in found.baselines)
     titles = tuple(title for _, title in found.columns)
-    return Grid(found.device, ", ".join(["shape", *shared]), titles, baselines, bodies, _note(bodies))
+    schedules = tuple("" if key in several else "".join(asked[key]) for key, _ in found.columns)
+    return Grid(found.device, ", ".join(["shape", *shared]), titles, baselines, bodies, note(bodies), schedules)
 
 
 def _shared(held: set[str]) -> list[str]:
@@ -107,50 +117,57 @@ def _shared(held: set[str]) -> list[str]:
     return [found[0] for found in takewhile(lambda found: len(set(found)) == 1, same)]
 
 
-def _body(rows: Sequence[Row], found: Matrix, view: View, shared: int) -> Body:
+def _body(rows: Sequence[Row], found: Matrix, view: View, shared: int, several: Collection[str]) -> Body:
     calls = ", eager calls" if view.eager else ""
-    lines, seen = [], dict[tuple[Any, ...], tuple[list[Entry | None], list[Entry]]]()
+    lines = []
     for line in view.lines:
-        if line.question not in seen:
-            bases = [one.at(view, line.question) for one in found.baselines]
-            seen[line.question] = (bases, matrix.leaders(view, line.question))
-        bases, first = seen[line.question]
-        entries = [line.entries.get(key) for key, _ in found.columns]
-        cells = tuple(_cell(rows[one.line["row"]], one, bases, first) if one else None for one in entries)
-        held = [*conditions(line.at).split(", ")[shared:], *filter(None, [line.schedule])]
-        lines.append((_shape(line.at), ", ".join(held), cells))
+        bases = [one.at(line) for one in found.baselines]
+        first = [] if found.gates_across else matrix.leaders(line)  # other gates are other work
+        entries = [(key, line.entries.get(key)) for key, _ in found.columns]
+        cells = tuple(_cell(rows[one.line["row"]], one, bases, first, key in several) if one else None
+                      for key, one in entries)  # fmt: skip
+        lines.append((shape(line.at), ", ".join(conditions(line.at).split(", ")[shared:]), cells))
     return Body(f"{text.mode(view.mode)}{calls}", tuple(lines))
 
 
-def _shape(at: Mapping[str, Any]) -> tuple[str, ...]:
+def shape(at: Mapping[str, Any]) -> tuple[str, ...]:
     """A shape in two parts, "B4 T2k" and "H16 128", and how it is packed."""
     batch, length, *heads = text.shape({**at, "lengths": ""}).split()
     return (f"{batch} {length}", " ".join(heads), *filter(None, [text.packed(at).strip()]))
 
 
-def _cell(row: Row, entry: Entry, bases: Sequence[Entry | None], first: Sequence[Entry]) -> Cell:
-    at = entry.line
-    checked, said = _checked(row)
+def _cell(row: Row, entry: Entry, bases: Sequence[Entry | None], first: Sequence[Entry], several: bool) -> Cell:
     if not entry.timed:
-        failed = at["status"] != "ok"
-        nothing = (Shown("", ""),) * len(bases)
-        mark = MARKS.get(at["status"], f"✗ {at['status']}") if failed else "not timed"
-        tip = "\n".join(filter(None, (at["label"], at["reason"] if failed else said)))
-        return Cell(nothing, checked="" if failed else checked, mark=mark, failed=failed, tip=tip)
+        return untimed(row, entry, len(bases))
+    at, (checked, said) = entry.line, tick(row)
     alone = len({one.line["system"] for one in first}) == 1
     lead = "" if entry not in first else "fastest" if alone else "tied first"
-    by = tuple(_shown(entry, base) for base in bases)
+    by = tuple(shown(entry, base) for base in bases)
     over = text.times(at["over_floor"]) if at["over_floor"] > 0 and at["family"] != "attention" else ""
     heads = labels.title(at["variant"]).partition(", ")[2] if at["family"] == "attention" else ""
-    return Cell(by, _value(at), f"{over} floor" if over else "", heads, checked, lead=lead, tip=_tip(at, said))
+    words = [labels.schedule(at), f"best of {entry.tried}" if entry.tried > 1 else ""]
+    words += [f"{entry.failed} {FAILED}"] if entry.failed else []
+    schedule = ", ".join(filter(None, words)) if several else ""
+    return Cell(by, value(at), f"{over} floor" if over else "", heads, checked, lead=lead, tip=tip(at, said),
+                schedule=schedule)  # fmt: skip
 
 
-def _value(at: Mapping[str, Any]) -> str:
+def untimed(row: Row, entry: Entry, baselines: int = 1) -> Cell:
+    """The cell of what was checked alone, or failed."""
+    at, (checked, said) = entry.line, tick(row)
+    failed = at["status"] != "ok"
+    mark = MARKS.get(at["status"], f"✗ {at['status']}") if failed else "not timed"
+    words = "\n".join(filter(None, (at["label"], at["reason"] if failed else said)))
+    nothing = (Shown("", ""),) * baselines
+    return Cell(nothing, checked="" if failed else checked, mark=mark, failed=failed, tip=words)
+
+
+def value(at: Mapping[str, Any]) -> str:
     """Of training steps tokens a second, else the median time."""
-    return f"{text.rate(at['tokens_per_s'])} tok/s" if at["mode"] == "train" else f"{text.number(at['ms'])} ms"
+    return f"{text.rate(at['tokens_per_s'])} tok/s" if at["mode"] == "train" else text.duration(at["ms"])
 
 
-def _tip(at: Mapping[str, Any], checked: str) -> str:
+def tip(at: Mapping[str, Any], checked: str) -> str:
     """The schedule, the shape, the time with its interval, what follows from it, and what was checked."""
     facts = [f"{text.rate(at['tokens_per_s'])} tokens/s"]
     if at["beyond_mib"] > 0:
@@ -163,7 +180,7 @@ def _tip(at: Mapping[str, Any], checked: str) -> str:
     return "\n".join([at["label"], where, time, ", ".join(facts), *filter(None, [checked]), *less, *implementation(at)])
 
 
-def _shown(entry: Entry, base: Entry | None) -> Shown:
+def shown(entry: Entry, base: Entry | None) -> Shown:
     found = matrix.beside(entry, base)
     if found is None:
         return Shown("–", "")
@@ -181,7 +198,7 @@ def heat(said: str, ratio: float) -> float:
     return FAINT + (STRONG - FAINT) * min(1.0, abs(math.log2(ratio)) / FULL)
 
 
-def _checked(row: Row) -> tuple[str, str]:
+def tick(row: Row) -> tuple[str, str]:
     """The tick and the words of what a row was checked against; empty where it was not, or did not pass."""
     accuracy = row.accuracy or {}
     if not accuracy.get("passed"):
@@ -194,7 +211,7 @@ def _checked(row: Row) -> tuple[str, str]:
     return "✓" if own else f"✓ at {where}", f"matches {what}, checked at {where}"
 
 
-def _note(bodies: Sequence[Body]) -> str:
+def note(bodies: Sequence[Body]) -> str:
     """What the signs mean that the matrix has."""
     cells = [cell for body in bodies for _, _, row in body.rows for cell in row if cell]
     value = "tokens a second" if all(cell.value.endswith("tok/s") for cell in cells if cell.value) else "median"

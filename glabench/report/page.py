@@ -16,12 +16,25 @@ from matplotlib.markers import MarkerStyle
 from matplotlib.transforms import Affine2D
 
 import glabench
-from glabench.report import asked, chart, environments, headline, matrix, parts, style, tables, text
+from glabench.report import (
+    asked,
+    chart,
+    environments,
+    headline,
+    matrix,
+    parts,
+    schedule_matrix,
+    short,
+    style,
+    tables,
+    text,
+)
 from glabench.report.draw import panel_svg
 from glabench.report.model import Figure, Section
 from glabench.store import Row
 
 CHARTED = ("speed",)  # sections whose figures the chart shows: they are files of their own, but not on the page
+EARLY = ("schedule", "materialize")  # the first there is comes before the chart where a page is about schedules
 TEMPLATES = files("glabench.report") / "templates"
 
 
@@ -56,22 +69,25 @@ def values(
     devices = parts.devices(table)
     found = environments.environments(rows)
     sweeps = sorted(set(table["sweep"]))
+    schedules = schedule_matrix.grids(rows, table)
+    figures = [(s, [drawn(s.name, i, figure) for i, figure in enumerate(s.figures)])
+               for s in sections if s.figures and s.name not in charted]  # fmt: skip
+    early = next(([name] for name in EARLY if schedules and any(s.name == name for s, _ in figures)), [])
     return {
         "devices": text.listing(devices),
         "asked": asked.asked(sweeps),
+        "short": [short.short(table, name) for name in devices] if len(sweeps) == 1 else [],
         "sweeps": sweeps,
-        "grids": matrix.grids(rows, table),
+        "schedule_grids": schedules,
+        "grids": matrix.grids(rows, table) if not schedules or table["system"].nunique() > 1 else [],
+        "early": [one for one in figures if one[0].name in early],
         "started": dates(rows),
         "total": len(rows),
         "left_out": text.left_out(older),
         "timed": int(table["ms"].notna().sum()),
         "answers": [(device, headline.findings(table, device)) for device in devices],
         "systems": tables.systems(table),
-        "sections": [
-            (s, [drawn(s.name, i, figure) for i, figure in enumerate(s.figures)])
-            for s in sections
-            if s.figures and s.name not in charted
-        ],
+        "sections": [one for one in figures if one[0].name not in early],
         "missing": [(s.title, s.missing) for s in sections if not s.figures],
         "kernels": tables.kernels(rows),
         "floors": tables.floors(rows),

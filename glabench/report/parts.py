@@ -20,6 +20,7 @@ MOST_IN_ONE = 5  # categories of a panel that stands alone
 OFF_SCALE = 30.0  # times slower than the fastest of a question
 
 MS = "median time, ms"
+US = "median time, µs"
 MIB = "peak memory beyond inputs, MiB"
 
 
@@ -187,12 +188,17 @@ def most_telling(figures: Sequence[Figure]) -> tuple[Figure, ...]:
     return tuple(figure for figure in figures if figure in kept)
 
 
-def off_scale(rows: pd.DataFrame, value: str, least: bool = False) -> tuple[pd.DataFrame, str]:
+def off_scale(
+    rows: pd.DataFrame, value: str, least: bool = False, lines: bool = False
+) -> tuple[pd.DataFrame, str]:  # fmt: skip
     """Rows without those that would squeeze all others into a corner: those whose value is more than OFF_SCALE times
-    the least of their question, or, of values of which ``least`` is the worst, less than that share of the most. The
+    the least of their question, or, of values of which ``least`` is the worst, less than that share of the most. Of
+    ``lines``, those all of whose points are so far off: what falls behind along a line is what it is drawn for. The
     sentence tells what is left out, if anything."""
     groups = rows.groupby(QUESTION, dropna=False)[value]
     off = groups.transform("max") / rows[value] if least else rows[value] / groups.transform("min")
+    if lines:
+        off = off.groupby([rows["variant"], rows["mode"]]).transform("min")
     gone = rows[off > OFF_SCALE]
     unit = " ms" if value.endswith("ms") else "×"
     said = []

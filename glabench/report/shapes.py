@@ -26,13 +26,15 @@ from glabench.report.parts import (
     time_tip,
 )
 
+K_LABEL = "head dimension K, features"
+HELD = ["device", "B", "T", "dtype", "gate", "initial_state", "lengths"]
+
 
 def head_dimension(best: pd.DataFrame) -> tuple[Figure, ...]:
     """Time over the head dimension at constant width (H*V), or else at constant H."""
     found = []
-    held = ["device", "B", "T", "dtype", "gate", "initial_state", "lengths"]
-    wide = best.assign(width=best["H"] * best["V"])
-    for key, group in by(wide, held):
+    wide = best[best["qk_heads"] == 0].assign(width=best["H"] * best["V"])
+    for key, group in by(wide, HELD):
         used: set[Any] = set()
         for column in ("width", "H"):
             for (value,), rows in by(group[~group.index.isin(used)], [column]):
@@ -43,20 +45,27 @@ def head_dimension(best: pd.DataFrame) -> tuple[Figure, ...]:
     return most_telling(found)
 
 
+def widths(rows: pd.DataFrame, least: int = 3) -> list[pd.DataFrame]:
+    """Rows of one width in heads of at least so many dimensions."""
+    wide = rows[rows["qk_heads"] == 0].assign(width=rows["H"] * rows["V"])
+    return [group for _, group in by(wide, [*HELD, "width"]) if group["K"].nunique() >= least]
+
+
 def _head_figure(key: tuple[Any, ...], column: str, value: int, rows: pd.DataFrame) -> Figure:
     row = rows.iloc[0]
     held = f"width {value:,}" if column == "width" else text.count(value, "head")
     where = f"B{row['B']} T{text.length(row['T'])}{text.packed(row)}, {held}, {conditions(row)}"
     # One V for each K keeps the curves single-valued; the widest stands for the rest, which are in the table.
     single = rows.sort_values("V").drop_duplicates(["variant", "mode", "K"], keep="last")
-    panels = by_mode(single, "ms", _k, time_tip, "head dimension K, features", MS)
+    panels = by_mode(single, "ms", head, time_tip, K_LABEL, MS)
     caption = (
         "Lower is better. The same width split over fewer, larger heads." if column == "width" else "Lower is better."
     )
     return Figure(slug("head", *key, column, value), f"Time over head dimension: {where}", caption, panels)
 
 
-def _k(row: Mapping[str, Any]) -> float:
+def head(row: Mapping[str, Any]) -> float:
+    """Where a row stands along head dimensions."""
     return float(row["K"])
 
 

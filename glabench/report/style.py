@@ -171,15 +171,17 @@ RECALL: dict[str, Style] = {
     "model:retnet": STYLES["retention"],
     "model:linear": Style(PURPLE, "D", _DOT, False),
 }
+_KINDS = ("o", "s", "D", "v", "^", "P", "X")
 _STRANGERS = tuple(Style(colour, "*", _DASH, False) for colour in (GREY, OLIVE, SKY, INK, GREEN))
 
 
 def style(key: str) -> Style:
-    """The look of a variant; attention with other heads than the question's has hollow markers. One that is not known
-    gets a star, in the same colour wherever it appears."""
+    """The look of a variant; attention with other heads than the question's has hollow markers, and so has a kind of
+    gates, in a shape of its own. One that is not known gets a star, in the same colour wherever it appears."""
     system = labels.of_system(key)
     if key not in STYLES and system in STYLES and system != key:
-        return replace(STYLES[system], filled=False)
+        kind = _KINDS[sum(key.encode()) % len(_KINDS)] if labels.family(system) == "gla" else STYLES[system].marker
+        return replace(STYLES[system], marker=kind, filled=False)
     return (
         STYLES.get(key)
         or TUNING.get(key)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from glabench.analysis import labels, tuning
@@ -22,6 +22,16 @@ def number(value: float | None, digits: int = 3) -> str:
         return "0"
     decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
     return f"{value:,.{min(decimals, 9)}f}"
+
+
+def span(values: Sequence[float], said: Callable[[float], str]) -> str:
+    """From the least to the most, "1.13× to 2.40×"; one where they are said alike."""
+    return " to ".join(dict.fromkeys([said(min(values)), said(max(values))]))
+
+
+def duration(ms: float) -> str:
+    """A time with its unit: 1.23 ms, and below a tenth of a millisecond 45.6 µs."""
+    return f"{number(ms * 1e3)} µs" if ms < 0.1 else f"{number(ms)} ms"
 
 
 def times(value: float) -> str:

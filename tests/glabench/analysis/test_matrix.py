@@ -37,7 +37,7 @@ def ratios(found: Matrix, view: View, baseline: str) -> list[dict[str, float]]:
     (base,) = (one for one in found.baselines if one.key == baseline)
     lines = []
     for line in view.lines:
-        against = base.at(view, line.question)
+        against = base.at(line)
         pairs = {key: beside(entry, against) for key, entry in line.entries.items()}
         lines.append({key: round(pair.ratio, 6) for key, pair in pairs.items() if pair})
     return lines
@@ -66,9 +66,9 @@ def test_what_does_less_than_was_asked_is_no_baseline_and_leads_nothing() -> Non
     found = matrix([row("gla", 2.0), row("fla", 4.0), row("fla_linear", 1.0, gate_strength=None)])
     (view,) = found.views
     (line,) = view.lines
-    base = found.baselines[0].at(view, line.question)
+    base = found.baselines[0].at(line)
     assert base is line.entries["fla"]
-    assert leaders(view, line.question) == [line.entries["gla"]]
+    assert leaders(line) == [line.entries["gla"]]
     assert not line.entries["fla_linear"].competes
 
 
@@ -96,28 +96,60 @@ def test_systems_within_noise_lead_together_and_schedules_do_not_compete() -> No
     rows = [row("gla", 1.0), row("gla", 1.002, chunk=64, materialize=True), row("fla", 1.003), row("fa2", 2.0)]
     (view,) = matrix(rows).views
     (line,) = view.lines
-    assert [entry.line["variant"] for entry in leaders(view, line.question)] == ["gla", "gla:w", "fla"]
+    assert [entry.line["variant"] for entry in leaders(line)] == ["gla", "gla:w", "fla"]
     (alone,) = matrix(rows[:2]).views
-    assert leaders(alone, alone.lines[0].question) == []
+    assert leaders(alone.lines[0]) == []
 
 
-def test_schedules_go_down_where_several_ran() -> None:
+def test_of_several_schedules_the_fastest_stands_in_the_cell() -> None:
     rows = [row("gla", 1.0 + chunk / 64, chunk=chunk, sub_chunk=16, materialize=True) for chunk in (64, 16, 128)]
+    rows[0] = replace(rows[0], status="oom", reason="no memory", time=None)
     found = matrix([*rows, row("fa2", 1.0, gate_strength=None)])
     (view,) = found.views
-    assert [line.schedule for line in view.lines] == ["", "C16/16", "C64/16", "C128/16"]
-    assert found.baselines[0].key == "fastest"  # it is schedules that are compared
-    assert ratios(found, view, "fa2") == [{"fa2": 1.0}, {"gla:w": 0.8}, {"gla:w": 0.5}, {"gla:w": round(1 / 3, 6)}]
+    (line,) = view.lines
+    own, rival = line.entries["gla:w"], line.entries["fa2"]
+    assert (own.line["chunk"], own.tried, own.failed) == (16, 3, 1)
+    assert (rival.tried, rival.failed) == (1, 0)
+    assert found.baselines[0].key == "fa2"
+    assert ratios(found, view, "fa2") == [{"gla:w": 0.8, "fa2": 1.0}]
 
 
 def test_gates_of_one_system_go_across() -> None:
     rounded, exact = row("gla", 1.0), row("gla", 1.25, gate_dtype="fp32")
     found = matrix([rounded, exact])
-    assert found.gates_across
-    assert [title for _, title in found.columns] == ["gates in the dtype of q", "gates in fp32"]
+    assert found.gates_across == ("1", "1 in fp32")
+    assert found.columns == (("gla", "gates in the dtype of q"), ("gla:1 in fp32", "gates in fp32"))
     (view,) = found.views
-    assert ratios(found, view, "1") == [{"1": 1.0, "1 in fp32": 0.8}]
+    assert ratios(found, view, "gla") == [{"gla": 1.0, "gla:1 in fp32": 0.8}]
     assert not matrix([rounded, exact, row("fla", 2.0)]).gates_across
+
+
+def test_what_reads_no_gates_stands_beside_each_kind_of_them_once() -> None:
+    chosen = row("gla", 2.0, value_gate=True, chunk=64, sub_chunk=16, materialize=True)
+    rows = [row("fa2", 4.0, gate_strength=None), chosen, row("gla", 1.6, value_gate=True), row("gla", 1.0)]
+    found = matrix(rows)
+    assert found.columns == (
+        ("gla", "GLA, default schedule, gates on the key side"),
+        ("gla:1 + value side", "GLA, default schedule, gates on both sides"),
+        ("gla:w:1 + value side", "GLA with states, gates on both sides"),
+        ("fa2", "FlashAttention-2"),
+    )
+    (view,) = found.views
+    assert ratios(found, view, found.baselines[0].key) == [
+        {"gla": 1.0, "gla:1 + value side": 0.625, "gla:w:1 + value side": 0.5, "fa2": 0.25}
+    ]
+    (line,) = view.lines
+    assert line.entries["gla:w:1 + value side"].line["label"] == "GLA with states C64/16, gates on both sides"
+
+
+def test_heads_of_a_width_go_from_narrow_to_wide_and_decoding_steps_by_batch() -> None:
+    shapes = ((8, 256, 256), (16, 128, 128), (32, 64, 64))
+    rows = [row("gla", 1.0, H=h, K=k, V=v) for h, k, v in shapes] + [row("gla", 1.0, qk_heads=n) for n in (4, 1)]
+    (view,) = matrix(rows).views
+    heads = [(line.at["K"], line.at["qk_heads"]) for line in view.lines]
+    assert heads == [(64, 0), (128, 0), (256, 0), (128, 1), (128, 4)]
+    (steps,) = matrix([row("gla_recurrent", 1.0, mode="step", B=b, T=t) for t in (1024, 4096) for b in (16, 1)]).views
+    assert [(line.at["B"], line.at["T"]) for line in steps.lines] == [(1, 1024), (1, 4096), (16, 1024), (16, 4096)]
 
 
 def test_a_time_comes_before_a_failure_and_a_failure_before_nothing() -> None:

@@ -97,17 +97,34 @@ def test_failures_are_marked_with_their_reason(board_page: str, board_grid: Grid
     for mark, reason in (
         ("✗ out of memory", "asked for 48.00 GiB"), ("✗ wrong", "dg: error 1.8 exceeds its tolerance 0.005"),
         ("✗ crashed", "signal 11"), ("– cannot run", "no multiple of 8"), ("✗ timed out", "no result after 60 s"),
-        ("✗ not compiled", "needs 294912"),
     ):  # fmt: skip
         assert reason in marks[mark]
         assert f'<a href="#failed">{mark}</a>' in board_page
     assert board_grid.marked
 
 
+def test_of_several_schedules_a_cell_says_which_is_shown_and_how_many_failed(board_rows: list[Row]) -> None:
+    own = [
+        row for row in board_rows if row.case["system"] == "gla" and row.case["chunk"] != 64 and row.case["materialize"]
+    ]
+    lost = next(row for row in own if row.status == "compile_error")
+    alike = [row for row in own if all(row.case[axis] == lost.case[axis] for axis in ("B", "T", "H", "K", "V", "mode"))]
+    (best, *_) = sorted(
+        (row for row in alike if row.time), key=lambda row: statistics.median((row.time or {})["samples_ms"])
+    )
+    found = grid(alike)
+    (cell,) = (cell for _, _, cells in found.bodies[0].rows for cell in cells if cell)
+    sizes = f"C{best.case['chunk']}/{best.case['sub_chunk']}"
+    assert cell.schedule == f"{sizes}, best of {len(alike)}, {sum(row.status != 'ok' for row in alike)} ✗"
+    assert found.marked
+    (single,) = grids([best], frame([best]))
+    assert single.schedules == (sizes,)
+
+
 def test_what_was_checked_and_not_timed_says_so(quick_rows: list[Row]) -> None:
     found = grid(quick_rows)
     body = next(body for body in found.bodies if body.title == "forward")
-    cells = [cells[found.columns.index("GLA with states")] for _, held, cells in body.rows if held == "C64/16"]
+    cells = [cells[found.columns.index("GLA with states")] for words, _, cells in body.rows if "H4 128×256" in words]
     assert [(cell.mark, cell.checked, cell.failed) for cell in cells if cell] == [
         ("not timed", "✓ at B1 T130 H1 K128 V256", False)
     ]
