@@ -35,8 +35,8 @@ class Line:
     """One system at a question. What it does not have is NaN or None; times are in ms, memory in MiB.
 
     kernels_ms is by the clock of the sweep, on a CPU of a whole call; eager_ms of one of many calls by the host's.
-    over: by baseline. right: whether the gate passed, None where none was asked; checked: the shape that it compared,
-    of the axes B, T, H, K and V, and None where that is the case's own.
+    tried: of how many schedules it is the fastest. over: by baseline. right: whether the gate passed, None where none
+    was asked; checked: the shape that it compared, of the axes B, T, H, K and V, and None where that is the case's own.
     """
 
     system: str
@@ -51,6 +51,7 @@ class Line:
     kept_mib: float
     right: bool | None
     checked: Mapping[str, int] | None
+    tried: int
 
 
 @dataclass(frozen=True)
@@ -94,8 +95,9 @@ def _standing(
 def _one_a_system(group: pd.DataFrame) -> list[dict[Any, Any]]:
     """Of each variant the fastest schedule, or one that has no time where none has; and whatever is wrong."""
     ranked = group.sort_values(["ms", "status"], key=_last_if_missing, kind="stable")
+    tried = ranked.groupby("variant")["variant"].transform("size")
     first = ~ranked.duplicated("variant") | (ranked["status"] == "wrong")
-    return list(ranked[first].to_dict("records"))
+    return list(ranked.assign(tried=tried.where(ranked["status"] == "ok", 1))[first].to_dict("records"))
 
 
 def _last_if_missing(column: pd.Series[Any]) -> pd.Series[Any]:
@@ -123,6 +125,7 @@ def _line(row: Mapping[str, Any], gate: Mapping[str, Any], best: Mapping[str, Ma
         kept_mib=row["kept_mib"],
         right=gate.get("passed"),
         checked=_checked(row, gate.get("shape")),
+        tried=int(row["tried"]),
     )
 
 

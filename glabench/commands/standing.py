@@ -81,7 +81,7 @@ def _columns(shown: Sequence[Standing], bases: Sequence[str]) -> list[str]:
 
 def _heading(standing: Standing) -> str:
     at = standing.question
-    gates = "" if at["gate"] == "1" else f", {'no gates' if at['gate'] == 'none' else 'gates ' + str(at['gate'])}"
+    gates = "".join(f", {words}" for words in text.gating(at["gate"]))
     state = ", from a state" if at["initial_state"] else ""
     where = f"{named(at)}{text.packed(at)} {at['dtype']}, {text.mode(at['mode'])}"
     return f"{where}{gates}{state}{', ' + at['training'] if at['training'] else ''}"
@@ -90,7 +90,7 @@ def _heading(standing: Standing) -> str:
 def _cell(line: Line, column: str) -> str:
     """What a column says of a line; "" for nothing."""
     if column == "":
-        return f"  {line.label}"
+        return f"  {line.label}{f', best of {line.tried}' if line.tried > 1 else ''}"
     if column == RIGHT:
         return _right(line)
     if column.startswith("× ") and column != FLOOR:

@@ -108,10 +108,7 @@ def conditions(row: Mapping[str, Any]) -> str:
     words = [str(row["dtype"])]
     if row["training"]:
         return f"{row['dtype']}, {row['training']}"
-    if row["gate"] == "none":
-        words.append("no gates")
-    elif row["gate"] != "1" or row["gates_vary"]:
-        words.append(f"gate strength {row['gate']}")
+    words += text.gating(row["gate"], bool(row["gates_vary"]))
     if row["initial_state"]:
         words.append("initial state")
     return ", ".join(words)

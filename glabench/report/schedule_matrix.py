@@ -96,7 +96,7 @@ def _title(lines: dict[Any, list[Spot]], crossed: bool, one_shape: bool) -> str:
 def _words(spot: Spot, crossed: bool, one_shape: bool, one_size: bool) -> tuple[tuple[str, ...], str]:
     """The heading of a line, and what stands below it."""
     sub = f"sub-chunk {spot.sub_chunk}" if spot.sub_chunk and not crossed else ""
-    size = (f"chunk {spot.chunk}", sub) if spot.chunk else ("default", "as it chose")
+    size = (f"chunk {spot.chunk}", sub) if spot.chunk else ("default", "its own choice")
     if one_shape or crossed:
         return (size[0],), size[1]
     return shape(spot.at), "" if one_size else ", ".join(filter(None, size))

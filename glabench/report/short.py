@@ -38,21 +38,27 @@ def _schedules(rows: pd.DataFrame) -> list[str]:
             return _materialized(spots)
         what = "largest sub-chunk that costs no time" if found.crossed else "fastest chunk"
         said = _by_states(spots, _largest if found.crossed else _fastest)
-        return [f"The {what}: {said}."] if said else []
+        return [f"The {what}, {said}."] if said else []
     return []
 
 
 def _by_states(spots: Sequence[Spot], said_of: Callable[[Sequence[Spot]], str]) -> str:
-    """What is said of each mode, with states and without: "64 forward with states, 128 forward without states"."""
-    found: dict[str, list[str]] = {}
+    """What is said of each mode, with states and without; once for both, and once for all modes, where it is the same:
+    "forward with states: 64; forward without states: 128"."""
+    found: dict[str, dict[str, list[str]]] = {}
     for mode in labels.MODE_ORDER:
         for kept, states in STATES.items():
             here = [spot for spot in spots if (spot.at["mode"], spot.states) == (mode, kept)]
             if here and (said := said_of(here)):
-                found.setdefault(said, []).append(f"{text.mode(mode)} {states}".strip())
-    if len(found) == 1:
-        return next(iter(found))  # the same everywhere
-    return "; ".join(f"{', '.join(where)}: {said}" for said, where in found.items())
+                found.setdefault(said, {}).setdefault(text.mode(mode), []).append(states)
+    told = []
+    for said, where in found.items():
+        alike = {" and ".join(filter(None, states)) for states in where.values()}
+        if len(alike) == 1:  # the same states in each mode
+            where = {text.listing(list(where)): [*alike]}
+        places = [" ".join(filter(None, [mode, " and ".join(states)])) for mode, states in where.items()]
+        told.append(f"{', '.join(places)}: {said}")
+    return "; ".join(told)
 
 
 def _fastest(spots: Sequence[Spot]) -> str:
@@ -144,5 +150,6 @@ def _lengths(best: pd.DataFrame) -> list[str]:
         pairs = speedups(best, rival)
         for curve in curves(pairs[pairs["family"] == "gla"], LEAST)[:1]:
             champion, said, _ = overtakes(curve)
-            found.append(f"{labels.title(champion)} beside {labels.title(rival)}: {'; '.join(said)}.")
+            beside = labels.title(labels.of_system(rival))
+            found.append(f"{labels.title(champion)} beside {beside}, {'; '.join(said)}.")
     return found

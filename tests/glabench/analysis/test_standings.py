@@ -45,9 +45,9 @@ def test_of_several_schedules_the_fastest_and_every_one_that_is_wrong(make_row: 
         make_row("gla", None, materialize=True, chunk=32, sub_chunk=16, status="oom"),
     ]
     (found,) = standings(rows, ())
-    assert [(line.label, line.right) for line in found.lines] == [
-        (f"{labels.title('gla:w')} C128/16", None),
-        (f"{labels.title('gla:w')} C256/16", False),
+    assert [(line.label, line.right, line.tried) for line in found.lines] == [
+        (f"{labels.title('gla:w')} C128/16", None, 4),
+        (f"{labels.title('gla:w')} C256/16", False, 1),
     ]
 
 

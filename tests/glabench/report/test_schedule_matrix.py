@@ -87,7 +87,13 @@ def test_chunks_go_down_and_modes_with_and_without_states_across() -> None:
     assert slow.floor == "330 MiB"
     assert [span for _, span in lines[-1][2]] == [2, 2, 2]
     assert [cell.first.ratio for cell, _ in lines[-1][2] if cell] == ["2.20×"] * 3
-    assert told(rows) == ["The fastest chunk: 128."]
+    assert told(rows) == ["The fastest chunk, forward and forward + backward with states and without states: 128."]
+
+
+def test_the_answer_parts_modes_and_states_that_differ() -> None:
+    rows = made_up("chunk_size", lambda c: best_at(32 if c.mode == "fwd" and c.materialize else 64, c.mode == "bwd")(c))
+    assert told(rows) == ["The fastest chunk, forward with states: 32; forward without states, "
+                          "forward + backward with states and without states: 64."]  # fmt: skip
 
 
 def test_sub_chunks_go_across_and_a_mode_has_lines_of_its_own() -> None:
@@ -113,7 +119,10 @@ def test_sub_chunks_go_across_and_a_mode_has_lines_of_its_own() -> None:
     ]
     marks = [cell.mark for cell in line(found, "chunk 256", "forward") if cell and cell.mark]
     assert (marks, found.marked) == (["✗ not compiled"], True)
-    assert told(rows) == ["The largest sub-chunk that costs no time: 32 at chunk 32, 64, 128 and 256."]
+    assert told(rows) == [
+        "The largest sub-chunk that costs no time, forward and forward + backward with states and without states: "
+        "32 at chunk 32, 64, 128 and 256."
+    ]
 
 
 def test_shapes_go_down_where_states_are_all_that_varies() -> None:
@@ -133,7 +142,7 @@ def test_shapes_go_down_where_states_are_all_that_varies() -> None:
 def test_a_page_of_schedules_begins_with_them_and_their_figures() -> None:
     rows = made_up("chunk_size", best_at(64, kept=True))
     page = render(rows, frame(rows), sections(frame(rows)))
-    order = ["The fastest chunk: 64.", "Schedules of GLA (ours)", "Systems, each at its fastest schedule",
+    order = ["The fastest chunk, ", "Schedules of GLA (ours)", "Systems, each at its fastest schedule",
              'id="matrix0"', 'id="schedule"', 'id="chart"']  # fmt: skip
     places = [page.index(part) for part in order]
     assert places == sorted(places)
@@ -184,5 +193,5 @@ def test_the_answer_of_lengths_is_where_ours_overtakes_attention() -> None:
         "sequence_length", lambda c: c.T / 3000 if c.attn_heads else 1.0 + random.Random(c.id).random() / 1e3
     )
     (fa2, cudnn) = told(rows)
-    assert "beside FlashAttention-2, 16 heads of 64: forward: faster from T = 4k on" in fa2
+    assert "beside FlashAttention-2, forward: faster from T = 4k on" in fa2
     assert "beside cuDNN attention" in cudnn
