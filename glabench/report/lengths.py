@@ -46,14 +46,14 @@ def speed_of(curve: Curve) -> Figure:
 
 
 def _speed_panel(mode: str, rows: pd.DataFrame) -> Panel:
-    """Steps in µs over the tokens before them, all else in ms."""
-    if mode != "step":
-        return Panel(text.mode(mode), T_LABEL, MS, (*series(rows, "ms", length_of, time_tip), *_floor(rows)))
-    rows = rows.assign(us=rows["ms"] * 1e3, us_lo=rows["ms_lo"] * 1e3, us_hi=rows["ms_hi"] * 1e3)
-    return Panel(text.mode(mode), CONTEXT_LABEL, US, (*series(rows, "us", length_of, time_tip), *_floor(rows, 1e3)))
+    """Steps stand over the tokens before them, and short ones in µs."""
+    label = CONTEXT_LABEL if mode == "step" else T_LABEL
+    unit, named = (1e3, US) if mode == "step" and rows["ms"].min() < 0.1 else (1.0, MS)
+    scaled = rows.assign(**{f"time{end}": rows[f"ms{end}"] * unit for end in ("", "_lo", "_hi")})
+    return Panel(text.mode(mode), label, named, (*series(scaled, "time", length_of, time_tip), *_floor(rows, unit)))
 
 
-def _floor(rows: pd.DataFrame, unit: float = 1.0) -> tuple[Series, ...]:
+def _floor(rows: pd.DataFrame, unit: float) -> tuple[Series, ...]:
     known = rows[(rows["family"] == "gla") & rows["floor_ms"].notna()].drop_duplicates("T").sort_values("T")
     points = tuple(
         Point(

@@ -13,9 +13,10 @@ from glabench.analysis.schedules import Spot, schedules
 from glabench.report import text
 from glabench.report.headline import RIVALS, overtakes
 from glabench.report.parts import modes
-from glabench.report.shapes import widths
+from glabench.report.shapes import alone, widths
 
-OWN = ("gla", "gla:w", "gla:wo", "gla_recurrent")  # of these the first that ran speaks for ours
+# Of these the first that ran speaks for linear attention.
+OWN = ("gla", "gla:w", "gla:wo", "gla_recurrent", "recurrent_torch")
 BESIDE = ("fla", *RIVALS)
 LEAST = 3  # lengths or widths that make it what a sweep is about
 STATES = {True: "with states", False: "without states", None: ""}
@@ -106,8 +107,8 @@ def _gates(rows: pd.DataFrame) -> list[str]:
         if len(here) and (labels.of_system(key) == own or key in BESIDE):
             by_mode = [(text.mode(mode), list(1 / part["speedup"])) for mode, part in modes(here)]
             said = ", ".join(f"{mode} {text.span(times, text.times)}" for mode, times in by_mode)
-            found.append(f"{title}: {said}")
-    return [f"Times as long as {plain}. {'; '.join(found)}."] if found else []
+            found.append(f"{title}, {said}")
+    return [f"Time beside that of {plain}: {'; '.join(found)}."] if found else []
 
 
 def _steps(best: pd.DataFrame) -> list[str]:
@@ -130,7 +131,8 @@ def _steps(best: pd.DataFrame) -> list[str]:
 
 def _widths(best: pd.DataFrame) -> list[str]:
     """How many times as long wide heads take as the narrowest, at one width of all heads together."""
-    for group in widths(best, LEAST):
+    found = widths(best, LEAST)
+    for group in found if len(found) == 1 else []:
         mode, rows = modes(group)[-1]  # that which does most
         said = []
         for key in variants(rows, OWN)[:1] + variants(rows, BESIDE):
@@ -144,7 +146,9 @@ def _widths(best: pd.DataFrame) -> list[str]:
 
 
 def _lengths(best: pd.DataFrame) -> list[str]:
-    """From which length on ours is faster than attention."""
+    """From which length on ours is faster than attention, where lengths are what varies."""
+    if len(curves(best, LEAST)) != 1 or len(alone(best)):
+        return []
     found = []
     for rival in variants(best, RIVALS):
         pairs = speedups(best, rival)
