@@ -99,12 +99,15 @@ def system_title(key: str) -> str:
 
 
 def title(key: str) -> str:
-    """The short name of a variant, with the heads of attention that has others: "FlashAttention-2, 16 heads of 64". One
-    that is not known goes by its own key."""
-    other = re.fullmatch(r"(\w+):(\d+)x(\d+)", key)
-    if other is None or other[1] not in TITLES:
+    """The short name of a variant, with the heads of attention that has others: "FlashAttention-2, 16 heads of 64", or
+    with a kind of gates that is part of its key. One that is not known goes by its own key."""
+    system = of_system(key)
+    rest = key.removeprefix(system).removeprefix(":")
+    if not rest or system not in TITLES:
         return TITLES.get(key, key)
-    return f"{TITLES[other[1]]}, {other[2]} head{'' if other[2] == '1' else 's'} of {other[3]}"
+    if heads := re.fullmatch(r"(\d+)x(\d+)", rest):
+        return f"{TITLES[system]}, {heads[1]} head{'' if heads[1] == '1' else 's'} of {heads[2]}"
+    return ", ".join([TITLES[system], *gating(rest, named=True)])
 
 
 def family(key: str) -> str:
@@ -157,6 +160,17 @@ def gate_parts(gate: str) -> tuple[str, bool, str]:
     rest, _, dtype = gate.partition(" in ")
     number, plus, _ = rest.partition(" + value side")
     return number, bool(plus), dtype
+
+
+def gating(gate: str, named: bool = False) -> list[str]:
+    """The gates of a case, from their key, in words: "gate strength 8", "gates on both sides", "no gates". Nothing for
+    those of strength 1, unless that is to be ``named``."""
+    if gate == "none":
+        return ["no gates"]
+    strength, both, dtype = gate_parts(gate)
+    own = f"{strength} in {dtype}" if dtype else strength
+    said = [f"gate strength {own}"] if own != "1" or (named and not both) else []
+    return [*said, *(["gates on both sides"] if both else [])]
 
 
 def strength(gate: str) -> float:

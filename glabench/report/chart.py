@@ -149,13 +149,14 @@ def over(best: pd.DataFrame, baseline: Baseline) -> pd.DataFrame:
 
 
 def _overtakes(pairs: pd.DataFrame, along: str = "T") -> str:
-    """One clause a curve that crosses the line for good: where, by straight lines in log-log."""
+    """One clause a variant that crosses the line and stays there: where, by straight lines in log-log."""
     said = []
     for key in variants(pairs[pairs["family"] == "gla"]):
+        clauses = []
         for mode, group in modes(pairs[pairs["variant"] == key]):
             found = crossover(group, along)
-            if found.crossing and found.wins_from:
-                said.append(
-                    f"{labels.title(key)} overtakes at {along} ≈ {text.number(found.crossing, 2)} ({text.mode(mode)})"
-                )
-    return text.sentence("; ".join(said[:4])) if said else ""
+            if found.crossing:
+                does = "overtakes" if found.wins_from else "falls behind"
+                clauses.append(f"{does} at {along} ≈ {text.number(found.crossing, 2)} ({text.mode(mode)})")
+        said += [f"{labels.title(key)} {' and '.join(clauses)}"] if clauses else []
+    return text.sentence("; ".join(said)) if said else ""

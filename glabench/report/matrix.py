@@ -223,6 +223,8 @@ def note(bodies: Sequence[Body]) -> str:
         said.append("✓ matches float64, checked at the row's own shape")
     if len(ticks) > ("✓" in ticks):
         said.append("✓ at B T H K V: checked at that shape")
+    if any("best of" in cell.schedule for cell in cells):
+        said.append("best of: the fastest of so many schedules, of which those with ✗ gave no result")
     if any(one.said == "tie" for cell in cells for one in cell.by):
         said.append("tie: nearer to 1 than noise parts two runs, or the intervals of the medians meet")
     if any(one.said == "less" for cell in cells for one in cell.by):

@@ -108,7 +108,7 @@ def conditions(row: Mapping[str, Any]) -> str:
     words = [str(row["dtype"])]
     if row["training"]:
         return f"{row['dtype']}, {row['training']}"
-    words += text.gating(row["gate"], bool(row["gates_vary"]))
+    words += labels.gating(row["gate"], bool(row["gates_vary"]))
     if row["initial_state"]:
         words.append("initial state")
     return ", ".join(words)

@@ -93,17 +93,6 @@ def gates(work: Mapping[str, Any]) -> str:
     return f", gates in {work['gate_dtype']}" if work.get("gate_dtype") else ""
 
 
-def gating(gate: str, named: bool = False) -> list[str]:
-    """The gates of a case, from their key, in words: "gate strength 8", "gates on both sides", "no gates". Nothing for
-    those of strength 1, unless that is to be ``named``."""
-    if gate == "none":
-        return ["no gates"]
-    strength, both, dtype = labels.gate_parts(gate)
-    own = f"{strength} in {dtype}" if dtype else strength
-    said = [f"gate strength {own}"] if own != "1" or (named and not both) else []
-    return [*said, *(["gates on both sides"] if both else [])]
-
-
 def tile(values: Sequence[int]) -> str:
     """A tile of a record: "32x64, 4 warps, 1 stage", and what is special about it. Older records say less."""
     block_k, block_v, warps, stages, *more = values
