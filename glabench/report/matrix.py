@@ -99,25 +99,25 @@ def grids(rows: Sequence[Row], table: pd.DataFrame) -> list[Grid]:
 
 def _grid(rows: Sequence[Row], found: Matrix) -> Grid:
     lines = [line for view in found.views for line in view.lines]
-    shared = _shared({conditions(line.at) for line in lines})
+    common = shared({conditions(line.at) for line in lines})
     entries = {key: [line.entries[key] for line in lines if key in line.entries] for key, _ in found.columns}
     asked = {key: {labels.schedule(entry.line) for entry in column} for key, column in entries.items()}
     several = {key for key in asked if len(asked[key]) > 1 or any(entry.tried > 1 for entry in entries[key])}
-    bodies = tuple(_body(rows, found, view, len(shared), several) for view in found.views)
+    bodies = tuple(_body(rows, found, view, len(common), several) for view in found.views)
     baselines = tuple((one.key, one.title) for one in found.baselines)
     titles = tuple(title for _, title in found.columns)
     schedules = tuple("" if key in several else "".join(asked[key]) for key, _ in found.columns)
-    return Grid(found.device, ", ".join(["shape", *shared]), titles, baselines, bodies, note(bodies), schedules)
+    return Grid(found.device, ", ".join(["shape", *common]), titles, baselines, bodies, note(bodies), schedules)
 
 
-def _shared(held: set[str]) -> list[str]:
+def shared(held: set[str]) -> list[str]:
     """What all of several conditions begin with: "bf16" of "bf16" and "bf16, no gates"."""
     parts = [words.split(", ") for words in held]
     same = zip(*parts, strict=False)
     return [found[0] for found in takewhile(lambda found: len(set(found)) == 1, same)]
 
 
-def _body(rows: Sequence[Row], found: Matrix, view: View, shared: int, several: Collection[str]) -> Body:
+def _body(rows: Sequence[Row], found: Matrix, view: View, common: int, several: Collection[str]) -> Body:
     calls = ", eager calls" if view.eager else ""
     lines = []
     for line in view.lines:
@@ -126,7 +126,7 @@ def _body(rows: Sequence[Row], found: Matrix, view: View, shared: int, several: 
         entries = [(key, line.entries.get(key)) for key, _ in found.columns]
         cells = tuple(_cell(rows[one.line["row"]], one, bases, first, key in several) if one else None
                       for key, one in entries)  # fmt: skip
-        lines.append((shape(line.at), ", ".join(conditions(line.at).split(", ")[shared:]), cells))
+        lines.append((shape(line.at), ", ".join(conditions(line.at).split(", ")[common:]), cells))
     return Body(f"{text.mode(view.mode)}{calls}", tuple(lines))
 
 

@@ -90,6 +90,25 @@ def test_chunks_go_down_and_modes_with_and_without_states_across() -> None:
     assert told(rows) == ["The fastest chunk, forward and forward + backward with states and without states: 128."]
 
 
+def test_several_shapes_and_gates_are_named_in_lines_and_titles() -> None:
+    rows = made_up("chunk_size", best_at(64, kept=True))
+    own = [row for row in rows if row.case["system"] == "gla"]
+    more = [replace(row, case_id=f"{row.case_id} 8", case=row.case | {"gate_strength": 8.0}) for row in own]
+    found = grid([*rows, *more])
+    assert found.corner == "shape, bf16"
+    ((_, lines),) = found.bodies
+    named = [(words, held) for words, held, _ in lines]
+    assert named[0] == (("B32 T2k", "H4 128×256"), "gate strength 1, chunk 16, sub-chunk 16")
+    assert named[5][1] == "gate strength 1, default, its own choice"
+    assert len(set(named)) == len(named) == 12
+    rows = made_up("sub_chunk", best_at(64, kept=True))
+    longer = [replace(row, case_id=f"{row.case_id} long", case=row.case | {"T": 4096}) for row in rows]
+    assert [title for title, _ in grid([*rows, *longer]).bodies] == [
+        "forward + backward, B32 T2k H4 128×256", "forward + backward, B32 T4k H4 128×256",
+        "forward, B32 T2k H4 128×256", "forward, B32 T4k H4 128×256",
+    ]  # fmt: skip
+
+
 def test_the_answer_parts_modes_and_states_that_differ() -> None:
     rows = made_up("chunk_size", lambda c: best_at(32 if c.mode == "fwd" and c.materialize else 64, c.mode == "bwd")(c))
     assert told(rows) == ["The fastest chunk, forward with states: 32; forward without states, "
