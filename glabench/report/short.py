@@ -68,11 +68,16 @@ def _fastest(spots: Sequence[Spot]) -> str:
 
 
 def _largest(spots: Sequence[Spot]) -> str:
-    """The largest sub-chunk among the fastest of each chunk that has several: "32 at chunk 32, 64 at chunk 64"."""
+    """The largest sub-chunk among the fastest of each chunk that has several, at every shape: "32 at chunk 32"."""
+    largest: dict[tuple[int, int], int] = {}
+    for spot in spots:
+        if spot.best:
+            key = (spot.chunk, id(spot.base))  # a question has one base
+            largest[key] = max(spot.sub_chunk, largest.get(key, 0))
     found: dict[int, list[str]] = {}
-    for chunk in sorted({spot.chunk for spot in spots if spot.best}):
-        largest = max(spot.sub_chunk for spot in spots if spot.chunk == chunk and spot.best)
-        found.setdefault(largest, []).append(str(chunk))
+    for chunk in sorted({chunk for chunk, _ in largest}):
+        least = min(size for (of, _), size in largest.items() if of == chunk)
+        found.setdefault(least, []).append(str(chunk))
     return ", ".join(f"{size} at chunk {text.listing(chunks)}" for size, chunks in found.items())
 
 

@@ -50,6 +50,11 @@ def best_at(chunk: int, kept: bool) -> Callable[[Case], float]:
     return ms
 
 
+def with_times(row: Row, factor: float) -> Row:
+    samples = [ms * factor for ms in (row.time or {})["samples_ms"]]
+    return replace(row, time={**(row.time or {}), "samples_ms": samples})
+
+
 def grid(rows: Sequence[Row]) -> ScheduleGrid:
     (found,) = grids(rows, frame(rows))
     return found
@@ -103,6 +108,8 @@ def test_several_shapes_and_gates_are_named_in_lines_and_titles() -> None:
     assert len(set(named)) == len(named) == 12
     rows = made_up("sub_chunk", best_at(64, kept=True))
     longer = [replace(row, case_id=f"{row.case_id} long", case=row.case | {"T": 4096}) for row in rows]
+    slow = [with_times(row, 1.1) if row.case["sub_chunk"] == 32 else row for row in longer]
+    assert told([*rows, *slow])[0].endswith(": 16 at chunk 32, 64, 128 and 256.")  # what costs no time at any shape
     assert [title for title, _ in grid([*rows, *longer]).bodies] == [
         "forward + backward, B32 T2k H4 128×256", "forward + backward, B32 T4k H4 128×256",
         "forward, B32 T2k H4 128×256", "forward, B32 T4k H4 128×256",
