@@ -14,6 +14,7 @@ from glabench.report.page import render
 from glabench.store import Row
 
 from .test_browser import into_sight, open_at, shown, written
+from .test_schedule_matrix import best_at, made_up
 
 pytestmark = pytest.mark.browser
 
@@ -167,3 +168,20 @@ def test_long_words_of_a_shape_stay_in_their_column(
           span.getBoundingClientRect().right > span.closest("th").getBoundingClientRect().right).length"""
     )
     assert outside == 0
+
+
+@pytest.mark.parametrize(("width", "height", "theme"), [(1400, 900, "dark"), (390, 844, "light")])
+def test_schedules_are_on_the_first_screen(
+    browser: Any, tmp_path: Path, width: int, height: int, theme: str
+) -> None:  # fmt: skip
+    from selenium.webdriver import ActionChains
+
+    rows = made_up("chunk_size", best_at(64, kept=True))
+    emulate(browser, theme)
+    open_at(browser, written(render(rows, frame(rows), []), tmp_path), width, height)
+    lines = [one.rect for one in shown(browser, ".schedules th[scope=row]")]
+    assert len([at for at in lines if at["y"] + at["height"] < height]) == 6  # five chunks, and the default
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+    first = shown(browser, ".schedules td.first")[0]
+    ActionChains(browser).move_to_element(first).perform()
+    assert "GLA with states C64/64" in browser.find_element("id", "tip").text
