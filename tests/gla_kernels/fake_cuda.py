@@ -254,7 +254,7 @@ def main() -> None:
     cuda.driver = lambda: fake  # type: ignore[assignment]
     torch.cuda.is_current_stream_capturing = lambda: False  # which PyTorch without CUDA cannot tell
     kinds = set()
-    for T, D, dtype, schedule in ((256, 128, torch.bfloat16, None), (70, 40, torch.float32, Schedule(16, 16, False))):
+    for T, D, dtype, schedule in ((256, 64, torch.bfloat16, None), (70, 24, torch.float32, Schedule(16, 16, False))):
         q, k, v, g = (torch.empty(1, T, 2, D, dtype=dtype, device="meta") for _ in range(4))
         given = Inputs(q, k, v, g, None, None)
         form = gla.form_of(given, torch.device("meta"), 0.125, schedule, True, False)

@@ -151,12 +151,6 @@ def test_a_shape_compiles_as_a_sweep_does(
     assert list(asked.values()) == ["fwd", 1, 64, 1, 16, 16, "fp32"]
 
 
-def test_heads_of_512_fit_a_geforce(compiled: Callable[..., str], folder: Path) -> None:
-    text = "title: Huge\naxes: {system: gla, mode: fwd, B: 1, T: 128, H: 1, K: 512, V: 512, chunk: 64}\n"
-    (folder / "huge.yaml").write_text(text)
-    assert "0 do not fit, 0 failed" in compiled("huge.yaml", "--target", "sm_86", "--space", "0")
-
-
 def kernel(status: str = "ok", origin: str = "gla", **facts: Any) -> Kernel:
     known = {"registers": 128, "spill_bytes": 0, "shared_bytes": 2048, "programs_per_sm": 4, "limited_by": "registers",
              "tensor_core": "wgmma", "compile_s": 0.5, "num_warps": 4, "num_stages": 1,
