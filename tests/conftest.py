@@ -24,6 +24,7 @@ from typing import Any
 import pytest
 import torch
 
+gc.disable()  # until tests are collected: what is imported and collected stays
 CUDA = torch.cuda.is_available()
 
 if not CUDA:
@@ -87,6 +88,11 @@ def _covering(combinations: list[dict[str, object]], size: int = 2) -> set[int]:
 def covering() -> Callable[[list[dict[str, object]]], set[int]]:
     """See `_covering`."""
     return _covering
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 _frozen = 0
