@@ -47,8 +47,10 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Where no CUDA device answers, skip ``gpu`` tests, and run of ``pairwise`` and ``each_value`` ones what
-    `_covering` leaves."""
+    """Tests that compile come first: they are long, and one of the processes that share the tests gets them, which
+    starts one to compile. Where no CUDA device answers, skip ``gpu`` tests, and run of ``pairwise`` and ``each_value``
+    ones what `_covering` leaves."""
+    items.sort(key=lambda item: "compiling_process" not in getattr(item, "fixturenames", ()))
     if CUDA:
         return
     skip = pytest.mark.skip(reason="needs a CUDA GPU, and torch finds none")
