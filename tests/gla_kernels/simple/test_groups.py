@@ -56,12 +56,14 @@ def test_every_gate_strength(judge, inputs, gates, few):
     judge(form(), thin(inputs((1, 37, 2, 20, 24), torch.float32, gates), few, 2), repeated)
 
 
+@pytest.mark.pairwise
 @BOTH
 @pytest.mark.parametrize("schedule", [KEPT, WALKED, Schedule(32)], ids=["kept", "walked", "32"])
 def test_walks_and_passes(judge, inputs, ways, few, schedule):
     judge(form(schedule), thin(inputs((2, 37, 6, 20, 24), torch.bfloat16, "resets"), few, 3), repeated)
 
 
+@pytest.mark.each_value  # tiles are the same in all types; bfloat16 has heads of both kinds above
 @BOTH
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
 def test_several_tiles(judge, inputs, dtype, few):
@@ -100,6 +102,7 @@ def test_gates_of_the_heads_of_queries(judge, inputs):
     judge(form(), replace(x, g=x.g[:, :, ::2]), repeated)
 
 
+@pytest.mark.pairwise
 @BOTH
 @pytest.mark.parametrize("states", [True, False])
 @pytest.mark.parametrize("v_first", [True, False])
