@@ -59,16 +59,19 @@ def results(call: Call, given: list[torch.Tensor], final: bool) -> list[torch.Te
     return [*found, *torch.autograd.grad(torch.stack([x.float().square().sum() for x in found]).sum(), given)]
 
 
-# Each call with a final state, and one without; the others are without where there is a second length.
+# The other calls, and these with a final state, are slices below.
 @pytest.mark.parametrize(
-    ("call", "final"),
-    [*((CALLS[name], True) for name in CALLS), (gla_recurrent, False)],
-    ids=[*CALLS, "gla_recurrent, o alone"],
+    ("call", "final", "lengths"),
+    [
+        (CALLS["gla with recomputed states"], True, (40, 17)),
+        (CALLS["gla by a schedule"], True, (40, 17)),
+        (gla_recurrent, False, (40,)),
+    ],
+    ids=["gla with recomputed states", "gla by a schedule", "gla_recurrent, o alone"],
 )
-def test_a_graph_computes_the_same_without_a_break(call, final):
-    """At one length, and at a second one where no test below has another."""
+def test_a_graph_computes_the_same_without_a_break(call, final, lengths):
     in_graph = torch.compile(call, fullgraph=True, backend="aot_eager")
-    for T in (40, 17) if call in (CALLS["gla with recomputed states"], CALLS["gla by a schedule"]) else (40,):
+    for T in lengths:
         given = drawn(T)
         want, got = results(call, given, final), results(in_graph, given, final)
         assert all(torch.equal(a, b) for a, b in zip(want, got, strict=True))

@@ -175,7 +175,7 @@ def test_func_grad_is_the_gradient(call: Any) -> None:
     alike([*found[0], found[1]], torch.autograd.grad(loss(call, tuple(given), state), leaves))
 
 
-@EVERY
+@PUBLIC  # the others' gradients are above, and their graphs in test_library.py
 def test_func_grad_in_a_graph_is_the_gradient(call: Any) -> None:
     """There no tensor says that it wants a gradient: without a function of autograd it would be zero."""
     q, *rest = drawn(B=1)

@@ -54,6 +54,7 @@ def results(call: Call, given: list[torch.Tensor], lies: torch.Tensor, states: b
     return [*found, *torch.autograd.grad(loss, given if states else rows)]
 
 
+@pytest.mark.each_value  # that states may be missing is decided in one place for all calls
 @pytest.mark.parametrize("states", [True, False])
 @EVERY
 def test_one_graph_serves_all_lengths_that_are_marked_as_dynamic(packed, call, states):
