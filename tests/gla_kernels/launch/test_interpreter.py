@@ -66,7 +66,8 @@ def state_of_triton() -> tuple[Any, ...]:
     return *language, options, *described, *operators
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+# NumPy has float16 as it has float32: what operators make of it is compared with Triton's below.
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_not_a_bit_changes(monkeypatch, inputs, outputs_of, dtype):
     x = inputs((1, 35, 1, 16, 20), dtype, "resets")
     found = outputs_of(form, x)
