@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from glabench.analysis.frame import frame
-from glabench.report.matrix import Cell, grids
+from glabench.report.matrix import Cell, Grid, grids
 from glabench.report.page import render
 from glabench.store import Row
 
@@ -43,21 +43,26 @@ def cells(browser: Any, shape: str) -> list[list[str]]:
     return found
 
 
-def expected(rows: list[Row], view: str, shape: str, baseline: str) -> list[list[str]]:
-    (found,) = grids(rows, frame(rows))
-    place = [title for _, title in found.baselines].index(baseline)
-    (body,) = (body for body in found.bodies if body.title == view)
+@pytest.fixture(scope="module")
+def grid(board_rows: list[Row]) -> Grid:
+    (found,) = grids(board_rows, frame(board_rows))
+    return found
+
+
+def expected(grid: Grid, view: str, shape: str, baseline: str) -> list[list[str]]:
+    place = [title for _, title in grid.baselines].index(baseline)
+    (body,) = (body for body in grid.bodies if body.title == view)
     (line,) = (line for words, _, line in body.rows if " ".join(words) == shape)
     timed = [cell.by[place] for cell in line if isinstance(cell, Cell) and not cell.mark]
     return [[one.said, one.ratio, one.word] for one in timed]
 
 
-def test_a_baseline_is_chosen_for_the_matrix_and_the_chart(browser: Any, address: str, board_rows: list[Row]) -> None:
+def test_a_baseline_is_chosen_for_the_matrix_and_the_chart(browser: Any, address: str, grid: Grid) -> None:
     open_at(browser, address, 1400)
     shape = "B4 T2k H16 128"
     for where, title in (("#answer", "FlashAttention-2"), ("#chart", "GLA recurrent"), ("#answer", "FLA")):
         choose(browser, where, "baseline", title)
-        assert cells(browser, shape) == expected(board_rows, "forward + backward", shape, title)
+        assert cells(browser, shape) == expected(grid, "forward + backward", shape, title)
         (card,) = shown(browser, "#chart figure.card")
         assert card.find_element("css selector", "h3").text == f"Speed beside {title}, kernels"
     before = cells(browser, shape)
@@ -67,13 +72,13 @@ def test_a_baseline_is_chosen_for_the_matrix_and_the_chart(browser: Any, address
     assert card.find_element("css selector", "h3").text == "Times"
 
 
-def test_a_mode_is_chosen(browser: Any, address: str, board_rows: list[Row]) -> None:
+def test_a_mode_is_chosen(browser: Any, address: str, grid: Grid) -> None:
     open_at(browser, address, 1400)
     shape = "B4 T2k H16 128"
     for view in ("forward", "backward, eager calls", "forward + backward"):
         choose(browser, "#answer", "view", view)
         assert len(shown(browser, "#matrix0 tbody")) == 1
-        assert cells(browser, shape) == expected(board_rows, view, shape, "FLA")
+        assert cells(browser, shape) == expected(grid, view, shape, "FLA")
 
 
 def test_a_system_that_ran_in_no_case_of_a_mode_has_no_column(browser: Any, address: str) -> None:
@@ -105,7 +110,12 @@ def test_the_matrix_is_on_the_first_screen(browser: Any, address: str, width: in
     emulate(browser, theme)
     open_at(browser, address, width, height)
     for selector, least in (("th[scope=row]", 4), ("td[data-by]", 1)):
-        ends = {one.rect["y"] + one.rect["height"] for one in shown(browser, f"#matrix0 {selector}")}
+        ends = set(
+            browser.execute_script(
+                "return arguments[0].map((one) => one.getBoundingClientRect().bottom + scrollY)",
+                shown(browser, f"#matrix0 {selector}"),
+            )
+        )
         assert sum(end < height for end in ends) >= least
     assert browser.execute_script("return document.documentElement.scrollWidth") <= width
 
@@ -143,7 +153,7 @@ def emulate(browser: Any, theme: str) -> None:
 
 
 def test_without_script_every_mode_is_there_beside_the_first_baseline(
-    browser: Any, board_page: str, board_rows: list[Row], tmp_path: Path
+    browser: Any, board_page: str, grid: Grid, tmp_path: Path
 ) -> None:
     start, end = board_page.index("<script>"), board_page.index("</script>")
     open_at(browser, written(board_page[:start] + board_page[end + 9 :], tmp_path), 1400)
@@ -151,7 +161,7 @@ def test_without_script_every_mode_is_there_beside_the_first_baseline(
     assert shown(browser, ".pick") == []
     assert len(shown(browser, "#chart figure.card")) == 1
     shape = "B4 T2k H16 128"
-    assert cells(browser, shape) == expected(board_rows, "forward + backward", shape, "FLA")
+    assert cells(browser, shape) == expected(grid, "forward + backward", shape, "FLA")
 
 
 @pytest.mark.parametrize("width", [390, 1400])
