@@ -16,6 +16,7 @@ cu_seqlens[n] to cu_seqlens[n + 1], none of them knows of another, and states ar
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -114,11 +115,14 @@ def recurrent(
     if cu_seqlens is not None:
         return _one_by_one(recurrent, cu_seqlens, q, k, v, g, initial_state, gv, scale=scale)
     scale, state = _start(q, v, scale, initial_state)
+    # not where nothing is saved by it: the first checkpoint of a process imports Dynamo, two seconds
+    again = torch.is_grad_enabled() and q.shape[1] > SEGMENT
+    walk = partial(checkpoint, _walk, use_reentrant=False) if again else _walk
     parts = []
     for t in range(0, q.shape[1], SEGMENT):
         rows = slice(t, t + SEGMENT)
         gates = (None if x is None else x[:, rows] for x in (g, gv))
-        o, state = checkpoint(_walk, q[:, rows], k[:, rows], v[:, rows], *gates, state, use_reentrant=False)
+        o, state = walk(q[:, rows], k[:, rows], v[:, rows], *gates, state)
         parts.append(o)
     o = torch.cat(parts, dim=1) if parts else torch.empty_like(v)
     return o * scale, state

@@ -29,6 +29,7 @@ EPS = torch.finfo(torch.bfloat16).eps
 
 
 def plan_of(K: int, V: int, tile: Tile) -> Plan:
+    tile = replace(tile, block_v=min(tile.block_v, V))
     return Plan(SCHEDULE, replace(default_config(K, V, 2, SCHEDULE), output=tile, grad_v=tile))
 
 
