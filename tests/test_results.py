@@ -51,11 +51,11 @@ def times(*names: str, value: str = "ms") -> pd.DataFrame:
     return best.pivot_table(index=[*SHAPE, "mode"], columns="variant", values=value, sort=False)
 
 
-def lines(document: str, heading: str) -> dict[str, list[str]]:
-    """The cells of the first table below a heading, by what stands in the first one or two columns."""
+def lines(document: str, heading: str, of: int = 1) -> dict[str, list[str]]:
+    """The cells of the first table below a heading, by what stands in the first columns: so many, and the mode."""
     part = text(document).split(f"\n## {heading}\n")[1].split("\n## ")[0]
     cells = [[cell.strip() for cell in line.strip("| ").split("|")] for line in part.splitlines() if line[:1] == "|"]
-    first = 2 if cells[0][1] == "mode" else 1
+    first = of + (cells[0][1] == "mode")
     return {", ".join(line[:first]): line[first:] for line in cells[2:]}
 
 
@@ -287,3 +287,28 @@ def test_strong_gates_by_passes_are_those_of_the_rows() -> None:
     assert "takes {} ms at 1 and {} at 16, FLA {}".format(*both) in said
     assert "(forward {}, {} and {})".format(*fwd) in said
     assert f"by walks, {ms('gla', 8, 'fwdbwd', 1.0)} and {ms('gla', 8, 'fwdbwd', 16.0)}" in said
+
+
+def test_chunk_by_sub_chunk() -> None:
+    measured = table(f"{H100}/sub_chunk-00").pivot_table(
+        index=["chunk", "sub_chunk"], columns=["materialize", "mode"], values="ms"
+    )
+    columns = [(states, mode) for states in (True, False) for mode in MODES]
+    printed = lines("docs/results.md", "Chunk and sub-chunk on an H100", of=2)
+    assert len(printed) == len(measured) == 15
+    for (chunk, sub_chunk), row in measured.iterrows():
+        said = printed[f"{chunk:.0f}, {sub_chunk:.0f}"]
+        assert all(as_printed(row[column], cell) for column, cell in zip(columns, said, strict=True)), (
+            chunk,
+            sub_chunk,
+        )
+
+
+def test_sequence_length() -> None:
+    measured = times(f"{H100}/sequence_length-00")
+    faster = measured["fa2"] / measured["gla"]
+    said = [f"{ratio.min():.3g} to {ratio.max():.3g}" for _, ratio in faster.groupby("mode")]
+    assert (
+        f"`gla` is {said[0]} times as fast as FlashAttention-2 forward and {said[1]} times forward and backward"
+        in words("docs/results.md")
+    )

@@ -117,7 +117,7 @@ def recurrent(
     scale, state = _start(q, v, scale, initial_state)
     # not where nothing is saved by it: the first checkpoint of a process imports Dynamo, two seconds
     again = torch.is_grad_enabled() and q.shape[1] > SEGMENT
-    walk = partial(checkpoint, _walk, use_reentrant=False) if again else _walk
+    walk: Callable[..., tuple[Tensor, Tensor]] = partial(checkpoint, _walk, use_reentrant=False) if again else _walk
     parts = []
     for t in range(0, q.shape[1], SEGMENT):
         rows = slice(t, t + SEGMENT)
