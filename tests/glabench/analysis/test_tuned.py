@@ -16,7 +16,8 @@ LAYER: dict[str, Any] = {"B": 32, "T": 2048, "H": 4, "K": 128, "V": 256}
 @pytest.mark.parametrize(
     ("system", "given", "said"),
     [
-        ("gla", {"chunk": 256, "sub_chunk": 16}, "untuned"),  # a schedule that no table has
+        ("gla", {"chunk": 256, "sub_chunk": 16, "dtype": "fp32"}, "untuned"),  # which no table has
+        ("gla", {"chunk": 256, "sub_chunk": 16, "dtype": "bf16"}, "elsewhere"),
         ("gla", {"value_gate": True}, "untuned"),
         ("gla_recurrent", {}, "untuned"),
         ("simple_gla", {"chunk": 64}, "untuned"),
@@ -33,7 +34,13 @@ def test_what_systems_say_of_themselves_is_understood(system: str, given: dict[s
 
 
 @pytest.mark.parametrize(
-    ("device", "said"), [("NVIDIA H200", "tuned"), ("NVIDIA H100 80GB HBM3", "elsewhere"), (None, "elsewhere")]
+    ("device", "said"),
+    [
+        ("NVIDIA H200", "tuned"),
+        ("NVIDIA H100 80GB HBM3", "tuned"),
+        ("NVIDIA H100 NVL", "elsewhere"),
+        (None, "elsewhere"),
+    ],
 )
 def test_shipped_plans_are_tuned(device: str | None, said: str) -> None:
     from gla_kernels import Machine, Workload, chosen
