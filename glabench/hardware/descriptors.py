@@ -27,9 +27,10 @@ LINE = re.compile(
 )
 LABEL = re.compile(r"(\.L_x_\d+):")
 UNIFORM = re.compile(r"\bUR(\d+)\b")
-# What makes an address of others; the sources of anything else are not followed.
-FOLLOWED = ("UMOV", "UIADD3", "ULOP3", "USHF", "USGXT", "ULEA", "UPRMT", "USEL")
-WRITES = (*FOLLOWED, "UIMAD", "ULDC", "S2UR", "R2UR", "UFLO", "UBREV", "UPOPC", "UP2UR", "REDUX")
+# What makes an address of others, of one of several buffers by its number, too, but for products that fill a pair; the
+# sources of anything else are not followed.
+FOLLOWED = ("UMOV", "UIADD3", "UIMAD", "ULOP3", "USHF", "USGXT", "ULEA", "UPRMT", "USEL")
+WRITES = (*FOLLOWED, "ULDC", "S2UR", "R2UR", "UFLO", "UBREV", "UPOPC", "UP2UR", "REDUX")
 KEPT = "R2UR"  # from a register of each thread, which is not followed
 PLACES = (
     "SR_CgaCtaId",
@@ -85,7 +86,7 @@ class Code:
                 seen.add((by, name, added))
                 line = self.lines[by]
                 pair = line.operation.endswith(".64")
-                if line.operation.startswith(FOLLOWED):
+                if line.operation.startswith(FOLLOWED) and "WIDE" not in line.operation:
                     more = added or (line.operation.startswith("UIADD3") and not pair)
                     high = pair and name != min(line.writes)
                     sources = line.rest.split(",", 1)[-1]

@@ -27,6 +27,7 @@ def code(*rows: str) -> str:
     [
         ([*ADDRESS, LAYOUT, PRODUCT], 0),
         ([*ADDRESS, LAYOUT, "UIADD3.64 UR6, UR6, 0x40, URZ", PRODUCT], 0),
+        ([*ADDRESS, LAYOUT, "UIMAD UR6, UR9, 0x200, UR6", PRODUCT], 0),  # one of several buffers
         ([*ADDRESS, LAYOUT, OTHER, PRODUCT], 1),
         ([*ADDRESS, LAYOUT, "@UP0 " + OTHER, PRODUCT], 1),  # of what may have been, the layout is no constant
         ([LAYOUT, PRODUCT], 1),
