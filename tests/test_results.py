@@ -12,7 +12,7 @@ import pytest
 
 from glabench.analysis.compare import answers
 from glabench.analysis.frame import frame
-from glabench.analysis.load import latest, located
+from glabench.analysis.load import latest, load_tunings, located
 from glabench.analysis.overhead import account
 
 ROOT = Path(__file__).parent.parent
@@ -312,3 +312,20 @@ def test_sequence_length() -> None:
         f"`gla` is {said[0]} times as fast as FlashAttention-2 forward and {said[1]} times forward and backward"
         in words("docs/results.md")
     )
+
+
+def test_what_tuning_on_an_h100_won() -> None:
+    rows = []
+    for one in load_tunings([RESULTS / H100 / "tune-axes-00.jsonl.gz"]):
+        before = [end for end in one.finalists if end.role == "incumbent" and end.samples_ms]
+        if before and one.winner is not None:
+            ends = (one.finalists[one.winner], before[0])
+            won, old = (float(np.median(end.samples_ms)) for end in ends)
+            rows.append(one.workload | {"open": one.workload["schedule"] is None, "gain": won / old})
+    table = pd.DataFrame(rows)
+    free, asked = table[table["open"]], table[~table["open"]]
+    (most,) = free[free[[*SHAPE, "direction"]].eq([8, 2048, 8, 256, 256, "fwd"]).all(axis=1)]["gain"]
+    said = words("docs/tuning.md")
+    assert f"take {geomean(free['gain']):.2f} of the time of what was chosen before" in said
+    assert f"(geometric mean of {len(free)}), and {most:.2f} at (8, 2048, 8, 256, 256) forward" in said
+    assert f"tiles by size, {geomean(asked['gain']):.2f} (of {len(asked)})" in said

@@ -3,9 +3,10 @@
 A product of a warp group (wgmma; HGMMA in machine code) reads operands from shared memory, by a descriptor that a pair
 of uniform registers holds: the lower has the address, the upper the layout. The ptxas of CUDA 12.8, which comes with
 Triton 3.6 and 3.7, may give such registers to another value while loops further on still need them: products there read
-what lies elsewhere, results are wrong or the kernel crashes, and nothing says so. That of 12.9, with Triton 3.9, does
-not. So the registers of each product are followed back here to where their values come from: the address from the
-program's shared memory, the layout from constants. An address in the place of another one would not be seen.
+what lies elsewhere, results are wrong or the kernel crashes, and nothing says so. That of 12.9, with Triton 3.9, loses
+none of the kernels that showed it. So the registers of each product are followed back here to where their values come
+from: the address from the program's shared memory, the layout from constants. An address in the place of another one
+would not be seen.
 
     python -m glabench.hardware.descriptors   # every kernel of the plans that come with the package; needs no GPU
 """
@@ -32,10 +33,8 @@ UNIFORM = re.compile(r"\bUR(\d+)\b")
 FOLLOWED = ("UMOV", "UIADD3", "UIMAD", "ULOP3", "USHF", "USGXT", "ULEA", "UPRMT", "USEL")
 WRITES = (*FOLLOWED, "ULDC", "S2UR", "R2UR", "UFLO", "UBREV", "UPOPC", "UP2UR", "REDUX")
 KEPT = "R2UR"  # from a register of each thread, which is not followed
-PLACES = (
-    "SR_CgaCtaId",
-    KEPT,
-)  # where an address may come from: shared memory is found by a program's place in a cluster
+# Where an address may come from: shared memory is found by a program's place in its cluster.
+PLACES = ("SR_CgaCtaId", KEPT)
 
 
 @dataclass
