@@ -256,7 +256,7 @@ def grad_qk_strong_hopper_kernel(
                     b_x, b_y = gl.where(o_i < head, b_x, 0.0), gl.where(o_i >= tail, b_y, 0.0)
                     b_phi = gl.where(passes(head, tail), b_phi, 0.0)
                 b_self = scale * gl.sum(gl.where(o_i == o_j, b_a, 0.0), axis=1)[:, None]
-                b_high, b_low = cut(scale * gl.where(o_i > o_j, b_a, gl.where(o_i < o_j, b_at, 0.0)))
+                b_high, b_low = cut(scale * gl.where(o_i > o_j, b_a, b_at))  # nobody reads the diagonal
                 barrier()  # every warp is done with dO and V, where the pairs come to
                 t_pairs = (matrix(s_do.index(0)), matrix(s_v.index(0)))
                 t_pairs[0].store(b_high)
