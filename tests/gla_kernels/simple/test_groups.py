@@ -141,7 +141,7 @@ def test_the_final_state_alone_has_gradients(inputs, few):
     assert all(t.any() for t in (dk, dv, dg))
 
 
-def test_nothing_is_repeated(inputs, monkeypatch):
+def test_nothing_is_repeated(inputs, monkeypatch, one_by_one):
     """Kernels get q, k and v where they lie, and no buffer has as many heads of K as there are states."""
     seen: dict[int, int] = {}
     monkeypatch.setattr(record, "execute", lambda one: seen.update(

@@ -146,7 +146,7 @@ def test_parts_of_v_and_slices_in_turn(place, v_first):
 
 
 @pytest.fixture
-def natively(place, monkeypatch):
+def natively(place, monkeypatch, one_by_one):
     """Calls of `simple_gla` go by the walk, however few the heads are; here are its launches."""
     walked = []
 
