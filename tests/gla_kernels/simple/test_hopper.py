@@ -102,7 +102,7 @@ def outputs(p: Problem, run: Any, slices: list[Slice], v_first: bool = False, ke
     """By slices, each of which starts from the state that the one before it left."""
     asked = Call(p.x["q"], p.x["k"], p.x["v"], p.g, p.scale, p.first, CHUNK, True, 90, None, v_first)
     at = p.first.transpose(-1, -2).contiguous() if v_first else p.first
-    o, states = torch.full_like(p.x["v"], math.nan), []
+    o, states = torch.full_like(p.x["v"], math.nan), list[Any]()
     for piece in slices:
         after = torch.full_like(at, math.nan)
         stored = p.states.new_full((p.states.shape[0], piece.chunks, p.K, p.V), math.nan) if keep else None
