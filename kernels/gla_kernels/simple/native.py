@@ -16,9 +16,18 @@ from .parts import Gradients, Sum
 
 
 def serves(call: Call) -> bool:
-    """Whether the kernels make the call's outputs and gradients."""
+    """Whether the kernel makes the call's gradients."""
+    return _runs(call) and call.walks_natively
+
+
+def serves_forward(call: Call) -> bool:
+    """Whether the kernel makes the call's outputs."""
+    return _runs(call) and call.outputs_natively
+
+
+def _runs(call: Call) -> bool:
     on_gpu = call.q.device.type != "cpu"  # where the interpreter runs, which knows no Gluon
-    return simple_grad_walk_hopper_kernel is not None and on_gpu and call.walks_natively
+    return simple_grad_walk_hopper_kernel is not None and on_gpu
 
 
 def walk(

@@ -69,7 +69,7 @@ def forward(call: Call, final: bool, keep: bool, launch: Launcher) -> tuple[Tens
     marks = None if lengths is None else packed.marks(lengths, call.dims[1], launch)
     B, T, H, _, V = call.dims
     o, sums, keep = call.v.new_empty(B, T, H, V), decay_sums(call, marks, launch), keep and call.materialize
-    natively = native.serves(call)
+    natively = native.serves_forward(call)
     walks = natively or call.walks
     states = call.state_buffer() if keep or not walks else None
     over = Over(sums, marks, call.initial_state, call.end_states() if final else None)
