@@ -19,6 +19,7 @@ import tempfile
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice, takewhile
 from pathlib import Path
 
 from glabench.hardware.environment import cuobjdump
@@ -28,11 +29,14 @@ LINE = re.compile(
 )
 LABEL = re.compile(r"(\.L_x_\d+):")
 UNIFORM = re.compile(r"\bUR(\d+)\b")
+CARRY = re.compile(r"UR\d+, UR\d+, URZ, URZ, UP\d")  # all that is added to the upper half of a sum
+EXCLUSIVE_OR = re.compile(r"UR(\d+), UR(\d+), UR(\d+), URZ, 0x3c")
 # What makes an address of others, of one of several buffers by its number, too, but for products that fill a pair; the
 # sources of anything else are not followed.
 FOLLOWED = ("UMOV", "UIADD3", "UIMAD", "ULOP3", "USHF", "USGXT", "ULEA", "UPRMT", "USEL")
 WRITES = (*FOLLOWED, "ULDC", "S2UR", "R2UR", "UFLO", "UBREV", "UPOPC", "UP2UR", "REDUX")
 KEPT = "R2UR"  # from a register of each thread, which is not followed
+SWAP = "SWAP"  # two registers' values change places: three exclusive ors, read as one (`_swaps`)
 # Where an address may come from: shared memory is found by a program's place in its cluster.
 PLACES = ("SR_CgaCtaId", KEPT)
 
@@ -85,8 +89,10 @@ class Code:
                 seen.add((by, name, added))
                 line = self.lines[by]
                 pair = line.operation.endswith(".64")
-                if line.operation.startswith(FOLLOWED) and "WIDE" not in line.operation:
-                    more = added or (line.operation.startswith("UIADD3") and not pair)
+                if line.operation == SWAP:
+                    left.extend((by, other, added) for other in line.writes - {name})
+                elif line.operation.startswith(FOLLOWED) and "WIDE" not in line.operation:
+                    more = added or (line.operation.startswith("UIADD3") and not pair and not CARRY.match(line.rest))
                     high = pair and name != min(line.writes)
                     sources = line.rest.split(",", 1)[-1]
                     left.extend((by, int(found) + high, more) for found in UNIFORM.findall(sources))
@@ -151,16 +157,41 @@ def parse(text: str) -> list[Instruction]:
             lines.append(Instruction(operation, rest, found["predicate"] is not None, _written(operation, rest)))
     for at, line in enumerate(lines):
         line.after = tuple(place for place in _next(at, line, labels) if place < len(lines))
+    _swaps(lines)
     return lines
 
 
 def _next(at: int, line: Instruction, labels: dict[str, int]) -> Iterator[int]:
-    jump = re.search(r"\((\.L_x_\d+)\)", line.rest) if line.operation.startswith("BRA") else None
-    if jump:
-        yield labels[jump[1]]
+    """To one label, or by BRX to one of several."""
+    jumps = re.findall(r"\.L_x_\d+", line.rest) if line.operation.startswith(("BRA", "BRX")) else []
+    yield from (labels[jump] for jump in jumps)
     conditional = line.maybe or re.match(r"!?U?P\d", line.rest) is not None
-    if conditional or not (jump or line.operation.startswith(("EXIT", "RET"))):
+    if conditional or not (jumps or line.operation.startswith(("EXIT", "RET"))):
         yield at + 1
+
+
+def _swaps(lines: list[Instruction]) -> None:
+    """Of a ^= b, b ^= a, a ^= b the second becomes the exchange, and the others write nothing."""
+    for at, first in enumerate(lines):
+        found = _exclusive_or(first)
+        if found is None:
+            continue
+        target, pair = found
+        straight = takewhile(lambda line: not line.operation.startswith(("BRA", "BRX", "EXIT", "RET")), lines[at + 1 :])
+        after = list(islice((line for line in straight if line.writes & pair), 2))
+        if [_exclusive_or(line) for line in after] == [(sum(pair) - target, pair), found]:
+            second, third = after
+            first.writes = third.writes = frozenset()
+            second.operation, second.writes = SWAP, pair
+
+
+def _exclusive_or(line: Instruction) -> tuple[int, frozenset[int]] | None:
+    """Of a ^= b, or a = b ^ a, the register a and both."""
+    found = EXCLUSIVE_OR.match(line.rest) if line.operation.startswith("ULOP3") and not line.maybe else None
+    if found is None:
+        return None
+    target, *both = (int(register) for register in found.groups())
+    return (target, frozenset(both)) if target in both and len(set(both)) == 2 else None
 
 
 def _written(operation: str, rest: str) -> frozenset[int]:

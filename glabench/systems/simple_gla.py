@@ -84,8 +84,7 @@ class SimpleGla(System):
         from gla_kernels.ops.simple_gla import launches
         from glabench.systems.inputs import DTYPES
 
-        if case.lengths:
-            return []  # it has no list of these
+        lengths = case.sequences
         return launches(
             B=case.B,
             T=case.T,
@@ -100,4 +99,5 @@ class SimpleGla(System):
             gradient_of_g=self.info.gated,
             capability=int(arch.removeprefix("sm_")),
             qk_heads=self.qk_heads(case),
+            sequences=None if lengths is None else len(lengths),
         )

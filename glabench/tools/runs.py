@@ -49,11 +49,14 @@ def add(
     what: Annotated[str, typer.Option(help="What a new folder holds, in a sentence.")] = "",
     note: Annotated[str, typer.Option(help="What is worth knowing of this run.")] = "",
     page: Annotated[str, typer.Option(help="Of a new folder: the page, reports/NAME.html.")] = "",
+    made_of_it: Annotated[
+        list[str] | None, typer.Option("--for", help="Of a new folder: a file that is made of it; may be given again.")
+    ] = None,
     tag: Annotated[str, typer.Option(help="Tells it from another run of this date and commit.")] = "",
     root: Root = Path(),
 ) -> None:
     """Pack a run into its folder of results/, and describe that. Exit code: 0 done; 2 bad input."""
-    run, words = {"command": command, "note": note}, {"what": what, "page": page}
+    run, words = {"command": command, "note": note}, {"what": what, "page": page, "for": made_of_it}
     _ending(lambda: [pack(root, files, subject, tag, run, words), *write_all(root)])
 
 
@@ -67,7 +70,7 @@ def _ending(do: Callable[[], Sequence[Path]]) -> None:
         raise typer.Exit(2) from None
 
 
-def pack(root: Path, files: Sequence[Path], subject: str, tag: str, run: dict[str, str], words: dict[str, str]) -> Path:
+def pack(root: Path, files: Sequence[Path], subject: str, tag: str, run: dict[str, str], words: dict[str, Any]) -> Path:
     """Write the lines of the files, as they are, to one of the folder, and the folder's words by hand; its path.
 
     UserError when the files hold no lines, or of several GPUs, or when there is such a run already.

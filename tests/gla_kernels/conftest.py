@@ -20,6 +20,7 @@ from gla_kernels import Entry, Machine, Plan, Schedule, Workload, default_config
 from gla_kernels.chunk import hopper
 from gla_kernels.chunk.problem import Problem
 from gla_kernels.launch import Launch, execute
+from gla_kernels.ops import prepared
 from gla_kernels.ops.signature import forget
 from gla_kernels.plan import files
 from gla_kernels.schedule import Direction
@@ -225,6 +226,12 @@ def fake_cuda() -> ModuleType:
     return _beside("fake_cuda")
 
 
+@pytest.fixture
+def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls make their launches one by one, by `record.execute`, on a GPU as in the interpreter."""
+    monkeypatch.setattr(prepared, "listened_to", lambda: True)
+
+
 @dataclass(frozen=True)
 class Place:
     """Where kernels in Gluon run, and by what."""
@@ -233,7 +240,7 @@ class Place:
     run: Callable[[Launch], None]
 
 
-@pytest.fixture(scope="session", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.fixture(scope="session", params=["cuda" if torch.cuda.is_available() else "cpu"])
 def place(request: pytest.FixtureRequest) -> Place:
     return Place(request.param, execute if request.param == "cuda" else _beside("gluon_on_cpu").run)
 

@@ -338,6 +338,7 @@ class gl:
     log2 = staticmethod(lambda x: torch.log2(torch.as_tensor(x)))
     arange = staticmethod(lambda start, end, layout=None: torch.arange(start, end, dtype=torch.int32))
     zeros = staticmethod(lambda shape, dtype, layout=None: torch.zeros(*shape, dtype=dtype))
+    full = staticmethod(lambda shape, value, dtype, layout=None: torch.full(tuple(shape), value, dtype=dtype))
     where = staticmethod(lambda m, x, y: torch.where(torch.as_tensor(m), x, y))
     sum = staticmethod(lambda x, axis: x.sum(axis))
     min = staticmethod(lambda x, axis: x.amin(axis))
@@ -374,6 +375,9 @@ ASSEMBLY: dict[str, Callable[..., Any]] = {
     "inverse_exp2": lambda x: torch.exp2(-x),
     "either": lambda x, y, m: torch.where(m, x, y),
     "_kept": lambda x, m: torch.where(m, x, 0),
+    "_larger": lambda x, y: torch.fmax(x, y),
+    "_fine": lambda x: _leading(x) + _leading(x - _leading(x)),
+    "_inverse": lambda x: 1 / x,
     "_prefetch": lambda *_: None,
 }
 HOPPER: dict[str, Any] = {

@@ -162,25 +162,28 @@ def launches(
     gradient_of_g: bool = True,
     capability: int = 90,
     qk_heads: int | None = None,
+    sequences: int | None = None,
 ) -> list[Launch]:
     """The kernels that a call would launch, in order, without running one, on tensors of the meta device.
 
     mode: "fwd", with no backward pass to come, "bwd" or "fwdbwd"; initial_state: whether it is given a state and gives
     back the final one; gates: g as the call has it, on the meta device, by default contiguous and of the dtype;
     capability: compute capability of the GPU, 80 for an A100, 90 for an H100; qk_heads: of q and k, H by default, and
-    H are those of v then. Raises ValueError as the call would.
+    H are those of v then; sequences: how many are packed, in a batch of 1. Raises ValueError as the call would.
     """
     of_q = H if qk_heads is None else qk_heads
     check_sizes(B=B, T=T, H=H, K=K, V=V, capability=capability, qk_heads=of_q)
     q = torch.empty(B, T, of_q, K, dtype=dtype, device="meta")
     v = torch.empty(B, T, H, V, dtype=dtype, device="meta")
     g = torch.empty(B, T, max(H, of_q), dtype=dtype, device="meta") if gates is None else gates
-    state = torch.empty(B, max(H, of_q), K, V, dtype=torch.float32, device="meta") if initial_state else None
-    check_call(Inputs(q, q, v, g, None, state))
+    ends = None if sequences is None else torch.empty(sequences + 1, dtype=torch.int32, device="meta")
+    of_states = (B if sequences is None else sequences, max(H, of_q), K, V)
+    state = torch.empty(of_states, dtype=torch.float32, device="meta") if initial_state else None
+    check_call(Inputs(q, q, v, g, None, state, ends))
     if mode not in ("fwd", "bwd", "fwdbwd"):
         raise ValueError(f"mode: expected fwd, bwd or fwdbwd, got {mode!r}")
     schedule = check_schedule(schedule)
-    call = Call(q, q, v, g, float(K**-0.5), state, schedule.chunk, schedule.materialize, capability)
+    call = Call(q, q, v, g, float(K**-0.5), state, schedule.chunk, schedule.materialize, capability, ends)
     fwd: list[Launch] = []
     bwd: list[Launch] = []
     _, final, kept = forward(call, initial_state, mode != "fwd", fwd.append)

@@ -26,9 +26,10 @@ WALKED_BYTES = 256
 # chunks at once, which fill a GPU with any number of heads.
 MANY_WALKS = 96
 
-# What Hopper's own walk back takes, and from how many heads on passes over all chunks at once, which fill a GPU with
-# any number of them, take longer than it.
-NATIVE_DIMS = (64, 128)
+# What Hopper's own walk back takes, and of V what a program does, as much as its shared memory holds. From so many
+# programs on passes over all chunks at once, which fill a GPU with any number of heads, take longer than it.
+NATIVE_K, NATIVE_V = (64, 128), (64, 128, 256)
+NATIVE_COLUMNS = 128
 NATIVE_WALKS = 40
 
 
@@ -112,13 +113,13 @@ class Call(CallContext):
 
     @property
     def walks_natively(self) -> bool:
-        """Whether one walk back of Hopper's own makes all gradients, as far as sizes and types go: a program a head,
-        and an SM for each."""
+        """Whether one walk back of Hopper's own makes all gradients, as far as sizes and types go: a program for up to
+        128 columns of V of a head, and an SM for each."""
         B, _, H, K, V = self.dims
         if self.capability != HOPPER or not self.in_bfloat16 or self.cu_seqlens is not None or self.sharing[1] > 1:
             return False
-        sizes = self.chunk == WGMMA_ROWS and K in NATIVE_DIMS and V in NATIVE_DIMS
-        return sizes and B * H >= NATIVE_WALKS and 0 < B * H * self.n_chunks * K <= MOST_ROWS
+        sizes = self.chunk == WGMMA_ROWS and K in NATIVE_K and V in NATIVE_V
+        return sizes and B * H * self.native_parts >= NATIVE_WALKS and 0 < B * H * self.n_chunks * K <= MOST_ROWS
 
     @property
     def whole(self) -> Slice:
@@ -158,8 +159,14 @@ class Call(CallContext):
         return replace(self.tile(None, 64), num_stages=3 if deep else 2)
 
     def native_tile(self) -> Tile:
-        """The tile of Hopper's own walk back: 64 features a tensor core's operand, and all of V."""
-        return Tile(WGMMA_ROWS, self.dims[-1], num_warps=4, num_stages=2, descriptors=True, hopper=True)
+        """The tile of Hopper's own walk back: 64 features a tensor core's operand, and of V what a program does."""
+        block_v = min(self.dims[-1], NATIVE_COLUMNS)
+        return Tile(WGMMA_ROWS, block_v, num_warps=4, num_stages=2, descriptors=True, hopper=True)
+
+    @property
+    def native_parts(self) -> int:
+        """How many programs share a head in Hopper's own walk back, each with its columns of V."""
+        return cdiv(self.dims[-1], NATIVE_COLUMNS)
 
     def group_tile(self) -> Tile:
         """The tile of dq and dk summed over heads: twice the warps, for what one head gives and the sums so far. For an

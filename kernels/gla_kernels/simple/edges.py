@@ -199,7 +199,7 @@ def simple_edge_grads_kernel(
     i_k, i_nx = i_p % NK, (i_p // NK).to(tl.int64)
     i_n, i_x, o_k = i_nx // (H // GX), i_nx % (H // GX), i_k * BK + tl.arange(0, BK)
     p_c0 = p_c + i_x * GX * n_chunks * BT
-    i_chunk, i_first, i_stop, goes_on, _, _, _ = _edge(p_lengths, p_c0, i_n, BT, ENTERS)
+    i_chunk, i_first, i_stop, goes_on, b_w, b_all, b_own = _edge(p_lengths, p_c0, i_n, BT, ENTERS)
     i_chunk -= first_chunk
     if (i_chunk < 0) | (i_chunk >= n_here) | (i_first >= i_stop):
         return
@@ -208,7 +208,8 @@ def simple_edge_grads_kernel(
     for i_g in range(0, GX):
         i_h = i_x * GX + i_g
         i_nh, p_sh = i_n * H + i_h, p_s + (i_h * n_stored + i_chunk) * K * V
-        _, _, _, _, b_w, b_all, b_own = _edge(p_lengths, p_c + i_h * n_chunks * BT, i_n, BT, ENTERS)
+        p_ch = p_c + i_h * n_chunks * BT  # of each head decays alone differ; names keep their types around a loop
+        _c, _f, _s, _g, b_w, b_all, b_own = _edge(p_lengths, p_ch, i_n, BT, ENTERS)
         b_y = tl.zeros([BT, BK], dtype=tl.float32)
         b_phi = tl.zeros([BK], dtype=tl.float32)
         for i_v in range(0, V, BV):

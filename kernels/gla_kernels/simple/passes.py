@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from .grad_qk import simple_grad_qk_kernel
 from .grad_qk_group import simple_grad_qk_group_kernel
 from .grad_v import simple_grad_v_kernel
 from .output import simple_output_kernel
+from .parts import Gradients, Sum
 from .states import simple_states_kernel
 from .walk import simple_walk_kernel
 
@@ -68,12 +69,16 @@ def forward(call: Call, final: bool, keep: bool, launch: Launcher) -> tuple[Tens
     marks = None if lengths is None else packed.marks(lengths, call.dims[1], launch)
     B, T, H, _, V = call.dims
     o, sums, keep = call.v.new_empty(B, T, H, V), decay_sums(call, marks, launch), keep and call.materialize
-    states = call.state_buffer() if keep or not call.walks else None
+    natively = native.serves(call)
+    walks = natively or call.walks
+    states = call.state_buffer() if keep or not walks else None
     over = Over(sums, marks, call.initial_state, call.end_states() if final else None)
-    pieces, at = [call.whole] if call.walks else call.slices, over.start
+    pieces, at = [call.whole] if walks else call.slices, over.start
     for piece in pieces:
         after = over.end if piece == pieces[-1] else call.one_state()
-        if call.walks:
+        if natively:
+            launch(native.walk(call, sums, piece, at, states, after, o))
+        elif walks:
             _walk(call, over, piece, at, states, after, o, launch)
         else:
             _states(call, over, piece, at, states, after, launch)
@@ -82,16 +87,6 @@ def forward(call: Call, final: bool, keep: bool, launch: Launcher) -> tuple[Tens
     if marks is not None:
         edges.outputs(call, sums, o, over.last, launch)
     return o, over.last, Kept(sums, states if keep else None, marks)
-
-
-@dataclass(frozen=True)
-class Gradients:
-    """Buffers that backward passes fill: of q, k and v, and of g, [B, T, H], if it is asked for."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    g: Tensor | None
 
 
 def backward(
@@ -112,7 +107,7 @@ def backward(
         starts.append(call.one_state())
         _states(call, over, piece, starts[-2], None, starts[-1], launch)
     states = call.state_buffer() if kept.states is None else kept.states
-    walked = Walked.of(call, into) if native.serves(call) else None
+    walked = native.Walked.of(call, into) if native.serves(call) else None
     passes, d_at = Passes.of(call, into) if walked is None else None, back.start
     for piece, start in zip(reversed(call.slices), reversed(starts), strict=True):
         if kept.states is None:
@@ -135,39 +130,6 @@ def _gate_buffer(call: Call) -> Tensor:
     return call.q.new_empty(B, T, H, dtype=call.g.dtype)
 
 
-class _Sum:
-    """A gradient, or what its ``parts`` are, that are to be added up."""
-
-    def __init__(self, into: Tensor, parts: int, dtype: torch.dtype = torch.float32) -> None:
-        self.into, self.parts, (B, *rows) = into, parts, into.shape
-        self.added = into if parts == 1 else into.new_empty(parts * B, *rows, dtype=dtype)
-
-    def end(self, launch: Launcher) -> None:
-        if self.parts > 1:
-            launch(summed(self.added, self.into, self.parts))
-
-
-@dataclass(frozen=True)
-class Walked:
-    """The gradients of q and k as Hopper's own walk back leaves them, in bfloat16: a part of each head that shares one.
-    Rounding them costs as much as rounding their sum once more, and float32 would be twice the bytes."""
-
-    q: _Sum
-    k: _Sum
-
-    @classmethod
-    def of(cls, call: Call, into: Gradients) -> Walked:
-        q, k = (_Sum(x, call.sharing[0], x.dtype) for x in (into.q, into.k))
-        return cls(q, k)
-
-    def added(self, into: Gradients) -> Gradients:
-        return replace(into, q=self.q.added, k=self.k.added)
-
-    def end(self, launch: Launcher) -> None:
-        self.q.end(launch)
-        self.k.end(launch)
-
-
 @dataclass(frozen=True)
 class Passes:
     """What passes back have between them: the gradients of a slice's states; those of q, k and v, of which heads that
@@ -175,9 +137,9 @@ class Passes:
     group that one program adds up for dq and dk."""
 
     d_states: Tensor
-    q: _Sum
-    k: _Sum
-    v: _Sum
+    q: Sum
+    k: Sum
+    v: Sum
     g: Tensor | None
     share: int
 
@@ -186,7 +148,7 @@ class Passes:
         B, T, H, K, _ = call.dims
         columns, (of_k, of_v) = cdiv(K, call.tile(64, 64).block_k), call.sharing
         share = call.share(columns)
-        q, k, v = _Sum(into.q, of_k // share), _Sum(into.k, of_k // share), _Sum(into.v, of_v)
+        q, k, v = Sum(into.q, of_k // share), Sum(into.k, of_k // share), Sum(into.v, of_v)
         g = None if into.g is None else call.q.new_empty(columns, B, T, H, dtype=torch.float32)
         return cls(call.state_buffer(), q, k, v, g, share)
 

@@ -141,7 +141,7 @@ def test_the_final_state_alone_has_gradients(inputs, few):
     assert all(t.any() for t in (dk, dv, dg))
 
 
-def test_nothing_is_repeated(inputs, monkeypatch):
+def test_nothing_is_repeated(inputs, monkeypatch, one_by_one):
     """Kernels get q, k and v where they lie, and no buffer has as many heads of K as there are states."""
     seen: dict[int, int] = {}
     monkeypatch.setattr(record, "execute", lambda one: seen.update(
@@ -180,6 +180,10 @@ def test_launches_are_of_as_many_states_as_there_are():
     walked = launches(**shape)
     assert [launch.step for launch in walked[2:]] == ["simple_grad_walk", "sum", "sum"]
     assert walked[2].args["p_dq"].shape == (64 * 2, 2048, 1, 128)  # a part of each head
+    wide = launches(**(shape | {"V": 256}))
+    assert [launch.step for launch in wide[2:]] == ["simple_grad_walk", "sum", "sum", "sum"]  # dq, dk, dg
+    assert wide[2].args["p_dq"].shape == (64 * 2 * 2, 2048, 1, 128)  # and of each half of V
+    assert wide[2].args["p_dg"].shape == (2 * 2, 2048, 64)
     assert all(launch.args["p_q"].shape[2] == 1 for launch in by_passes + walked if "p_q" in launch.args)
 
 

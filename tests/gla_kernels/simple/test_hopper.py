@@ -1,24 +1,29 @@
-"""The walk back of Hopper's own that makes all gradients of one decay a head, against float64. On a CPU its source runs
-(gluon_on_cpu.py), on a GPU it does."""
+"""The walks of Hopper's own of one decay a head, that to outputs and that back to all gradients, against float64. On a
+CPU their source runs (gluon_on_cpu.py), on a GPU they do."""
 
 from __future__ import annotations
 
 import functools
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from gla_kernels import Schedule, simple_gla
+from gla_kernels.launch import Launch, execute, record
+from gla_kernels.simple import call, native
 from gla_kernels.simple.call import Call
 from gla_kernels.simple.decays import CLOSED
-from gla_kernels.simple.native import walk_back
-from gla_kernels.simple.passes import Gradients
+from gla_kernels.simple.hopper import simple_grad_walk_hopper_kernel, simple_walk_hopper_kernel
+from gla_kernels.simple.native import Walked, walk, walk_back
+from gla_kernels.simple.parts import Gradients
 from gla_kernels.tiles.slices import Slice
 
 # Of the norm: what it costs to round to bfloat16, and sums of products of rounded states and scores besides.
-ERROR = {"q": 4e-3, "k": 4e-3, "v": 4e-3, "g": 6e-3, "before": 4e-3}
+ERROR = {"q": 4e-3, "k": 4e-3, "v": 4e-3, "g": 6e-3, "before": 4e-3, "o": 4e-3, "states": 4e-3, "after": 4e-3}
 CHUNK = 64
 GATES = {
     "mild": lambda g: g,
@@ -52,6 +57,8 @@ class Problem:
         total = (o * x["do"].double()).sum() + (state * d_last).sum()
         found = torch.autograd.grad(total, [q, k, v, gate, first])
         self.right = dict(zip(("q", "k", "v", "g", "before"), found, strict=True))
+        self.outputs = {"o": o.detach(), "states": torch.stack(before, 2).flatten(0, 1), "after": state.detach()}
+        self.first = first.detach().float().to(device)
         self.states = torch.stack(before, 2).flatten(0, 1).bfloat16().to(device)
         x |= {name: x[name][:, :, ::share].contiguous() for name in "qk"}
         self.x = {name: one.to(device) for name, one in x.items()}
@@ -76,20 +83,38 @@ def gradients(p: Problem, run: Any, slices: list[Slice], v_first: bool = False, 
     asked = Call(x["q"], x["k"], x["v"], p.g, p.scale, None, CHUNK, True, 90, None, v_first)
     nan = math.nan
     q, k, v = (torch.full_like(x[name], nan) for name in "qkv")
-    share = asked.sharing[0]
-    q, k = (one.repeat(share, 1, 1, 1) for one in (q, k))  # a part of each head that shares one
     into = Gradients(q, k, v, torch.full_like(p.g, nan) if gates else None)
+    parts = Walked.of(asked, into)
+    for one in (parts.q, parts.k, parts.g):
+        if one is not None:
+            one.added.fill_(nan)
     at = p.d_last.transpose(-1, -2).contiguous() if v_first else p.d_last
     for piece in reversed(slices):
         before = torch.full_like(at, nan)
         states = p.states[:, piece.first_chunk : piece.first_chunk + piece.chunks].contiguous()
-        run(walk_back(asked, p.sums, piece, x["do"], states, at, before, into))
+        run(walk_back(asked, p.sums, piece, x["do"], states, at, before, parts.added(into)))
         at = before
+    parts.end(execute)
     return {"q": into.q, "k": into.k, "v": into.v, "g": into.g, "before": at.transpose(-1, -2) if v_first else at}
 
 
-def check(p: Problem, found: dict[str, Any]) -> None:
-    for name, right in p.right.items():
+def outputs(p: Problem, run: Any, slices: list[Slice], v_first: bool = False, keep: bool = True) -> dict[str, Any]:
+    """By slices, each of which starts from the state that the one before it left."""
+    asked = Call(p.x["q"], p.x["k"], p.x["v"], p.g, p.scale, p.first, CHUNK, True, 90, None, v_first)
+    at = p.first.transpose(-1, -2).contiguous() if v_first else p.first
+    o, states = torch.full_like(p.x["v"], math.nan), list[Any]()
+    for piece in slices:
+        after = torch.full_like(at, math.nan)
+        stored = p.states.new_full((p.states.shape[0], piece.chunks, p.K, p.V), math.nan) if keep else None
+        run(walk(asked, p.sums, piece, at, stored, after, o))
+        at = after
+        states.append(stored)
+    found = {"o": o, "after": at.transpose(-1, -2) if v_first else at}
+    return found | ({"states": torch.cat(states, 1)} if keep else {"states": None})
+
+
+def check(wanted: dict[str, Tensor], found: dict[str, Any]) -> None:
+    for name, right in wanted.items():
         if found[name] is None:
             continue
         off = float((found[name].double().cpu() - right).norm() / right.norm())
@@ -103,28 +128,98 @@ def whole(p: Problem) -> list[Slice]:
 @pytest.mark.parametrize("gates", GATES)
 def test_all_gradients_at_every_gate_strength(place, gates):
     p = problem(64, 64, gates, 150, place.device)
-    check(p, gradients(p, place.run, whole(p)))
+    check(p.right, gradients(p, place.run, whole(p)))
 
 
 @pytest.mark.parametrize(("K", "V"), [(64, 128), (128, 64), (128, 128)])
 def test_all_gradients_of_wide_heads(place, K, V):
     p = problem(K, V, "resets", 210, place.device)
-    check(p, gradients(p, place.run, whole(p)))
+    check(p.right, gradients(p, place.run, whole(p)))
 
 
 def test_states_that_lie_values_first_and_slices_in_turn(place):
     p = problem(64, 64, "mild", 276, place.device)
-    check(p, gradients(p, place.run, [Slice(0, 1, 0, 2), Slice(0, 1, 2, 3)], v_first=True))
+    check(p.right, gradients(p, place.run, [Slice(0, 1, 0, 2), Slice(0, 1, 2, 3)], v_first=True))
 
 
 def test_gates_without_a_gradient(place):
     p = problem(64, 64, "mild", 150, place.device)
-    check(p, gradients(p, place.run, whole(p), gates=False))
+    check(p.right, gradients(p, place.run, whole(p), gates=False))
 
 
 def test_heads_that_share_those_of_q_and_k(place):
-    """dq and dk are parts then; the recurrence is of heads of their own, with equal q and k."""
+    """The recurrence is of heads of their own, with equal q and k."""
     p = problem(64, 64, "mild", 150, place.device, 2)
     found = gradients(p, place.run, whole(p))
-    assert found["q"].shape == (2, p.T, 1, 64)
-    check(p, found | {"q": found["q"].transpose(0, 2), "k": found["k"].transpose(0, 2)})
+    assert found["q"].shape == (1, p.T, 1, 64)
+    right = p.right | {name: p.right[name].sum(2, keepdim=True) for name in "qk"}
+    check(right, found)
+
+
+@pytest.mark.parametrize("v_first", [True, False])
+def test_parts_of_v_and_slices_in_turn(place, v_first):
+    p = problem(64, 256, "resets", 276, place.device)
+    check(p.right, gradients(p, place.run, [Slice(0, 1, 0, 2), Slice(0, 1, 2, 3)], v_first))
+
+
+@pytest.mark.parametrize("gates", GATES)
+def test_outputs_and_states_at_every_gate_strength(place, gates):
+    p = problem(64, 64, gates, 150, place.device)
+    check(p.outputs, outputs(p, place.run, whole(p)))
+
+
+@pytest.mark.parametrize(("K", "V"), [(64, 128), (128, 64), (128, 128)])
+def test_outputs_of_wide_heads(place, K, V):
+    p = problem(K, V, "resets", 210, place.device)
+    check(p.outputs, outputs(p, place.run, whole(p)))
+
+
+@pytest.mark.parametrize("v_first", [True, False])
+def test_outputs_of_parts_of_v_and_slices_in_turn(place, v_first):
+    p = problem(64, 256, "resets", 276, place.device)
+    check(p.outputs, outputs(p, place.run, [Slice(0, 1, 0, 2), Slice(0, 1, 2, 3)], v_first))
+
+
+def test_outputs_of_heads_that_share_those_of_q_and_k_with_no_states_stored(place):
+    p = problem(64, 64, "mild", 150, place.device, 2)
+    check(p.outputs, outputs(p, place.run, whole(p), keep=False))
+
+
+@pytest.fixture
+def natively(place, monkeypatch, one_by_one):
+    """Calls of `simple_gla` go by the walk, however few the heads are; here are its launches."""
+    walked = []
+
+    def run(launch: Launch) -> None:
+        own = launch.kernel in (simple_walk_hopper_kernel, simple_grad_walk_hopper_kernel)
+        walked.extend([launch.kernel] * own)
+        (place.run if own else execute)(launch)
+
+    monkeypatch.setattr(native, "serves", lambda asked: asked.walks_natively)
+    monkeypatch.setattr(call, "NATIVE_WALKS", 1)
+    monkeypatch.setattr(record, "execute", run)
+    return walked
+
+
+@pytest.mark.parametrize(
+    ("gates", "K", "V", "share"),
+    [(gates, 64, 256, 2) for gates in (0.06, 1.0, 4.0, 16.0, 40.0, "resets", "infinite", "closed")]
+    + [(1.0, 64, 64, 1), ("resets", 128, 256, 1)],
+    ids=str,
+)
+def test_calls_against_the_judge(judge, inputs, natively, gates, K, V, share):
+    """Outputs and all gradients of a call, states at both ends, a last chunk that is cut short."""
+    x = inputs((1, 130, 4, K, V), torch.bfloat16, gates)
+    x = replace(x, g=x.g[..., :1].contiguous(), q=x.q[:, :, ::share].contiguous(), k=x.k[:, :, ::share].contiguous())
+
+    def form(q: Any, k: Any, v: Any, g: Any, state: Any) -> Any:
+        return simple_gla(q, k, v, g.squeeze(-1), None, state, True, schedule=Schedule(64))
+
+    def repeated(reference: Any) -> Any:
+        def run(q: Any, k: Any, *rest: Any) -> Any:
+            return reference(*(one.repeat_interleave(share, 2) for one in (q, k)), *rest)
+
+        return run
+
+    judge(form, x, repeated)
+    assert {simple_walk_hopper_kernel, simple_grad_walk_hopper_kernel} <= set(natively)

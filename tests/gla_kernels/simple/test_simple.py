@@ -233,6 +233,10 @@ def test_launches_are_those_of_each_direction():
     assert both == fwd + bwd
     many = shape | {"H": 32}
     assert [x.step for x in launches(**many)] == ["simple_decays", "simple_walk", "simple_grad_walk"]
+    halves = launches(**(many | {"H": 16, "V": 256}))  # two programs a head add up dq, dk and dg
+    assert [x.step for x in halves] == ["simple_decays", "simple_walk", "simple_grad_walk", "sum", "sum", "sum"]
+    assert halves[2].grid == (4 * 16 * 2,)
+    assert "sum" not in [x.step for x in launches(**(many | {"V": 64}))]
     portable = [x.step for x in launches(**many, capability=80)]
     assert portable == ["simple_decays", "simple_walk", "simple_walk", "simple_grad_qk", "sum"]  # there, and back
     walked = [x.step for x in launches(**shape, schedule=Schedule(64, materialize=False))]
@@ -245,7 +249,7 @@ def test_launches_are_those_of_each_direction():
 
 
 @pytest.mark.parametrize(
-    "change", [{"dtype": torch.float16}, {"K": 96}, {"V": 256}, {"schedule": Schedule(32)}, {"H": 2}], ids=str
+    "change", [{"dtype": torch.float16}, {"K": 96}, {"V": 192}, {"schedule": Schedule(32)}, {"H": 2}], ids=str
 )
 def test_gradients_go_by_passes_where_hoppers_own_walk_cannot_serve(change):
     shape: dict[str, Any] = {"B": 4, "T": 256, "H": 32, "K": 64, "V": 64, "dtype": torch.bfloat16}
@@ -255,7 +259,7 @@ def test_gradients_go_by_passes_where_hoppers_own_walk_cannot_serve(change):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("gates", [0.06, "resets"])
-@pytest.mark.parametrize(("K", "V"), [(64, 64), (64, 128), (128, 64), (128, 128)])
+@pytest.mark.parametrize(("K", "V"), [(64, 64), (64, 128), (64, 256), (128, 64), (128, 128), (128, 256)])
 @pytest.mark.parametrize("schedule", [None, Schedule(64, materialize=False)], ids=name)
 def test_many_heads(judge, simple, schedule, gates, K, V):
     judge(form(schedule), simple((3, 333, 16, K, V), torch.bfloat16, gates))

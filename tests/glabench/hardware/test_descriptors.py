@@ -10,6 +10,7 @@ ADDRESS = ["S2UR UR4, SR_CgaCtaId", "UMOV UR5, 0x400", "ULEA UR5, UR4, UR5, 0x18
            "USHF.R.U32.HI UR6, URZ, 0x4, UR5", "USGXT.U32 UR6, UR6, 0xe"]  # fmt: skip
 LAYOUT = "UMOV UR7, 0x80000020"
 PRODUCT = "HGMMA.64x32x16.F32.BF16 R24, R40, gdesc[UR4].tnspB, RZ, !UPT"  # rows in registers, columns by UR6 and UR7
+SWAPPED = [f"ULOP3.LUT UR{a}, UR{b}, UR{c}, URZ, 0x3c, !UPT" for a, b, c in ((7, 7, 6), (6, 7, 6), (7, 7, 6))]
 OTHER = "UIMAD.WIDE.U32 UR6, UR9, UR10, URZ"
 
 
@@ -35,6 +36,10 @@ def code(*rows: str) -> str:
         ([*ADDRESS, "R2UR UR3, R3", "UIADD3.X UR7, UR3, -0x7fffffe0, URZ, UP0, !UPT", PRODUCT], 1),
         ([*ADDRESS, "UMOV UR3, URZ", "UIADD3.X UR7, UR3, -0x7fffffe0, URZ, UP0, !UPT", PRODUCT], 0),
         (["R2UR UR6, R3", LAYOUT, PRODUCT], 0),  # an address that each thread had: not followed
+        (["R2UR UR6, R3", "R2UR UR3, R4", "UIADD3.X UR7, UR3, URZ, URZ, UP0, !UPT", PRODUCT], 0),  # a carry, of 0
+        ([*ADDRESS, "UMOV UR7, UR6", "UMOV UR6, 0x80000020", *SWAPPED, PRODUCT], 0),
+        ([*ADDRESS, "UMOV UR7, UR6", OTHER, *SWAPPED, PRODUCT], 1),
+        ([*ADDRESS, "UMOV UR7, UR6", "UMOV UR6, 0x80000020", *SWAPPED[:2], "UMOV UR8, UR6", PRODUCT], 1),
     ],
     ids=str,
 )
@@ -54,6 +59,12 @@ def test_both_operands_in_shared_memory_are_looked_at() -> None:
     assert lost_in(code(*rows)) == [product]
     moved = ["UMOV UR8, UR6", "UMOV UR9, UR7", "UMOV UR10, UR6", "UMOV UR11, UR7"]
     assert lost_in(code(*rows[:-2], *moved, product.replace("UR4", "UR8"), "EXIT")) == []
+
+
+def test_parts_of_a_kernel_that_a_table_leads_to_are_followed() -> None:
+    lines = ['BRX R2 -0x250 (*"BRANCH_TARGETS .L_x_1,.L_x_2"*)', ".L_x_1:", "EXIT", ".L_x_2:", PRODUCT, "EXIT"]
+    assert lost_in(code(*ADDRESS, LAYOUT, *lines)) == []
+    assert lost_in(code(*ADDRESS, LAYOUT, OTHER, *lines)) == [PRODUCT]
 
 
 def test_code_after_an_end_is_only_reached_by_a_jump() -> None:

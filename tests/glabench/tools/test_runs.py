@@ -102,7 +102,7 @@ def add(root: Path, text: str, *words: str) -> tuple[int, str]:
 
 def test_a_run_is_packed_and_described(root: Path) -> None:
     text = lines() + lines(wall_s=1.5)
-    assert add(root, text, "--what", "Tiny cases", "--page", "reports/tiny.html")[0] == 0
+    assert add(root, text, "--what", "Tiny cases", "--page", "reports/tiny.html", "--for", "a.json")[0] == 0
     folder = root / "results" / "nvidia-h200" / "tiny"
     path = folder / "2026-11-25-0123456.jsonl.xz"
     assert lzma.decompress(path.read_bytes()).decode() == text
@@ -111,7 +111,7 @@ def test_a_run_is_packed_and_described(root: Path) -> None:
     (run,) = about["runs"]
     assert (run["lines"], run["statuses"], run["commits"], run["drivers"]) == (2, {"ok": 2}, ["0123456"], ["580"])
     assert about["render"] == "glabench report results/nvidia-h200/tiny --out reports/tiny.html"
-    assert about["read_by"] == ["docs/a.md"]
+    assert (about["for"], about["read_by"]) == (["a.json"], ["docs/a.md"])
     readme = (root / "results" / "README.md").read_text()
     assert readme.startswith("# By hand\n")
     assert "| Tiny cases | 2026-11-25-0123456: 2 rows | [page](../reports/tiny.html) |" in readme

@@ -29,12 +29,13 @@ def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def tuned(make_tuning: Any) -> Any:
-    """A tuning of these kernels on MACHINE, whose finalists can run."""
+    """A tuning of these kernels on MACHINE, walks among them, whose finalists can run."""
     made = make_tuning()
     work = Workload.from_dict(made.workload)
     plan = Plan(Schedule(), default_config(work.K, work.V, work.operand_bytes, Schedule())).to_dict()
     finalists = tuple(replace(one, plan=plan) for one in made.finalists)
-    return replace(made, finalists=finalists, header=asdict(header_of(MACHINE)))
+    walk = replace(made.trials[0], candidate=made.trials[0].candidate | {"step": "walk"})
+    return replace(made, trials=(*made.trials, walk), finalists=finalists, header=asdict(header_of(MACHINE)))
 
 
 def write(path: Path, *tunings: tuning_store.Tuning) -> str:
@@ -80,6 +81,18 @@ def test_records_of_two_machines_are_not_mixed(tuned: Any, shipped: Path, tmp_pa
     with pytest.raises(SystemExit):
         ship.main([write(tmp_path / "tune-a.jsonl", tuned, other)])
     assert "of several GPUs" in capsys.readouterr().err
+
+
+def test_a_search_that_had_no_walk_where_one_runs_decides_nothing(tuned: Any, shipped: Path, tmp_path: Path) -> None:
+    before = replace(tuned, trials=tuned.trials[:-1])
+    shape = {"B": 4, "T": 4096, "H": 16, "K": 16, "V": 16}  # which has no walk
+    plan = Plan(Schedule(), default_config(16, 16, 2, Schedule())).to_dict()
+    small = tuple(replace(one, plan=plan) for one in tuned.finalists)
+    other = replace(before, workload=tuned.workload | shape, finalists=small)
+    ship.main([write(tmp_path / "tune-a.jsonl", before, other)])
+    table = read(shipped / "nvidia_h200.json")
+    assert table is not None
+    assert [entry.work.K for entry in table.entries] == [16]
 
 
 def test_records_without_a_winner_are_nothing_to_ship(tuned: Any, shipped: Path, tmp_path: Path, capsys: Any) -> None:

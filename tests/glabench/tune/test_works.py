@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -97,6 +99,29 @@ def test_the_random_shapes_are_tuned_nowhere() -> None:
     drawn = [work for group in of_sweep("random_shapes") for work in group]
     assert len(set(drawn)) == len(drawn) == 100
     assert not tuned & set(drawn)
+
+
+def test_random_shapes_are_drawn_as_they_say() -> None:
+    drawn = [work for name in ("tuning_random", "random_shapes") for group in of_sweep(name) for work in group]
+    shapes = list(dict.fromkeys((w.B, w.T, w.H, w.K, w.V) for w in drawn))
+    assert shapes == [shape for seed in range(1, 6) for shape in draw(seed)]
+
+
+def draw(seed: int) -> list[tuple[int, ...]]:
+    """Fifty shapes B, T, H, K, V, as `random_shapes` says."""
+    rng, shapes = random.Random(seed), list[tuple[int, ...]]()
+    while len(shapes) < 50:
+        K, V = rng.choice(((64, 64), (128, 128), (128, 256), (256, 256)))
+        heads = log_uniform(rng, 8, 512)
+        B = round(log_uniform(rng, 1, heads))
+        H, T = max(1, round(heads / B)), round(log_uniform(rng, 500, 20000))
+        if 2**14 <= B * H * T <= (2**19 if K == 256 else 2**20):
+            shapes.append((B, T, H, K, V))
+    return sorted(shapes, key=lambda shape: (shape[3], shape[4], shape[0] * shape[1] * shape[2]))
+
+
+def log_uniform(rng: random.Random, low: float, high: float) -> float:
+    return math.exp(rng.uniform(math.log(low), math.log(high)))
 
 
 def test_what_the_kernels_do_not_take_is_not_tuned() -> None:

@@ -21,7 +21,20 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_wait
 
 from ...launch.tritons import async_load, async_store, barrier
-from ...tiles.hopper import ACCUMULATOR, ROWS, SHARED, TILE_BYTES, barriers, cut, leading, matrix, rest, rounded, wide
+from ...tiles.hopper import (
+    ACCUMULATOR,
+    LINE,
+    ROWS,
+    SHARED,
+    TILE_BYTES,
+    barriers,
+    cut,
+    leading,
+    matrix,
+    rest,
+    rounded,
+    wide,
+)
 from .layouts import by_parts, parts_of
 from .packed import ends, firsts_of_rows, head_and_tail, passes, same_scores
 from .strong_gates import (
@@ -102,9 +115,17 @@ def _sums_from(s_high, s_low, nil, p_marks, n_rows, i_row, PACKED: gl.constexpr)
 
 @gluon.jit
 def _fine(b_x):
-    """`tiles.fine`."""
-    b_high, b_low = cut(b_x)
-    return wide(b_high) + wide(b_low)
+    """`tiles.fine`, the sum of what `cut` has."""
+    return gl.inline_asm_elementwise(
+        "{ .reg .b32 h, l; and.b32 h, $1, 0xffff0000; sub.f32 l, $1, h; and.b32 l, l, 0xffff0000; add.f32 $0, h, l; }",
+        "=r,r", [b_x], gl.float32, True, 1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def _inverse(b_x):
+    """1 / x."""
+    return gl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [b_x], gl.float32, True, 1)
 
 
 @gluon.jit
@@ -117,10 +138,21 @@ def _kept(b_x, m_x):
 
 
 @gluon.jit
-def _given(m_pairs, t_pairs, b_x, s_high, s_low):
-    """What rows get from each other by some of the pairs: pairs @ x."""
+def _lay(b_x, s_high, s_low):
+    """x in two parts, where `_given` multiplies it."""
     b_high, b_low = cut(b_x)
     lay_down(b_high, b_low, s_high, s_low)
+
+
+@gluon.jit
+def _laid(s_high, s_low):
+    """`tiles.fine` of what lies there."""
+    return wide(s_high.load(ACCUMULATOR)) + wide(s_low.load(ACCUMULATOR))
+
+
+@gluon.jit
+def _given(m_pairs, t_pairs, s_high, s_low):
+    """What rows get from each other by some of the pairs: pairs @ x, of the x that was laid down."""
     b_ah, b_al = _kept(t_pairs[0].load(ACCUMULATOR), m_pairs), _kept(t_pairs[1].load(ACCUMULATOR), m_pairs)
     b_zero = gl.zeros([ROWS, ROWS], gl.float32, ACCUMULATOR)
     return warpgroup_mma_wait(0, (by_parts(b_ah, b_al, s_high, s_low, b_zero, True),))
@@ -131,15 +163,15 @@ def _by_anchor(levels, b_dq, b_dk, b_diff, t_pairs, s_q, s_k, s_g, s_high, s_low
     """What pairs of rows in one block give each other, added. levels: how many there are above such blocks."""
     o_i, o_j = rows(nil)
     o_i8, o_j8 = eights(nil)
-    b_c, m_block = gates_by(from_middle(levels, nil), s_g), (o_i8 ^ o_j8) < (ROWS // 8 >> levels)
-    b_k = wide(matrix(s_k).load(ACCUMULATOR)) * gl.exp2(-b_c)
-    b_r = _given(m_block & (o_i > o_j), t_pairs, b_k, s_high, s_low)
-    b_e = gl.exp2(b_c)
-    b_q = wide(matrix(s_q).load(ACCUMULATOR)) * b_e
-    b_diff += _fine(b_q) * b_r
+    m_block = (o_i8 ^ o_j8) < (ROWS // 8 >> levels)
+    b_e = gl.exp2(gates_by(from_middle(levels, nil), s_g))
+    _lay(wide(matrix(s_k).load(ACCUMULATOR)) * _inverse(b_e), s_high, s_low)
+    b_r = _given(m_block & (o_i > o_j), t_pairs, s_high, s_low)
+    _lay(wide(matrix(s_q).load(ACCUMULATOR)) * b_e, s_high, s_low)
+    b_diff += _laid(s_high, s_low) * b_r
     b_dq += b_r * b_e
-    b_r = _given(m_block & (o_i < o_j), t_pairs, b_q, s_high, s_low)
-    b_e = gl.exp2(-b_c)
+    b_r = _given(m_block & (o_i < o_j), t_pairs, s_high, s_low)
+    b_e = _inverse(b_e)
     b_diff -= _fine(wide(matrix(s_k).load(ACCUMULATOR)) * b_e) * b_r
     b_dk += b_r * b_e
     return b_dq, b_dk, b_diff
@@ -152,10 +184,9 @@ def _by_level(half, b_dq, b_dk, b_diff, t_pairs, s_q, s_k, s_g, s_high, s_low, n
     half8 = half >> 3
     later = gl.where((o_i8 & half8) != 0, 1.0, 0.0)  # a factor: with it a sum takes one instruction
     b_e = gl.exp2(gates_by(to_border(half, nil), s_g))
-    b_z = wide(rows_of_level(half, s_q, s_k, nil)) * b_e
-    b_r = _given((o_j8 & -half8) == ((o_i8 & -half8) ^ half8), t_pairs, b_z, s_high, s_low)
-    b_z = (wide(s_high.load(ACCUMULATOR)) + wide(s_low.load(ACCUMULATOR))) * b_r
-    b_diff += (2.0 * later - 1.0) * b_z
+    _lay(wide(rows_of_level(half, s_q, s_k, nil)) * b_e, s_high, s_low)
+    b_r = _given((o_j8 & -half8) == ((o_i8 & -half8) ^ half8), t_pairs, s_high, s_low)
+    b_diff += (2.0 * later - 1.0) * (_laid(s_high, s_low) * b_r)
     b_r = b_r * b_e
     b_dq += later * b_r
     b_dk += (1.0 - later) * b_r
@@ -191,6 +222,7 @@ def grad_qk_strong_hopper_kernel(
         else:
             s_high = gl.allocate_shared_memory(gl.bfloat16, [ROWS, ROWS], SHARED)
             s_low = gl.allocate_shared_memory(gl.bfloat16, [ROWS, ROWS], SHARED)
+        s_phi = gl.allocate_shared_memory(gl.float32, [ROWS], LINE)
         bars, bar_rows = barriers(SENT), barriers(1).index(0)
         fence_async_shared()
         barrier()
@@ -211,24 +243,9 @@ def grad_qk_strong_hopper_kernel(
 
                 nil = hidden_zero(i_c)
                 b_a, b_at, b_x, b_y, b_phi = _products(
-                    d_do,
-                    d_v,
-                    d_s,
-                    d_ds,
-                    s_do,
-                    s_v,
-                    s_s,
-                    s_ds,
-                    bars,
-                    turn,
-                    i_batch,
-                    i_row,
-                    i_out,
-                    i_state,
-                    nil,
-                    NV,
-                    SENT,
-                )
+                    d_do, d_v, d_s, d_ds, s_do, s_v, s_s, s_ds, bars, turn, i_batch, i_row, i_out, i_state, nil,
+                    NV, SENT,
+                )  # fmt: skip
                 o_i, o_j = rows(nil)
                 head, tail = ROWS, 0
                 if PACKED:
@@ -239,7 +256,7 @@ def grad_qk_strong_hopper_kernel(
                     b_x, b_y = gl.where(o_i < head, b_x, 0.0), gl.where(o_i >= tail, b_y, 0.0)
                     b_phi = gl.where(passes(head, tail), b_phi, 0.0)
                 b_self = scale * gl.sum(gl.where(o_i == o_j, b_a, 0.0), axis=1)[:, None]
-                b_high, b_low = cut(scale * gl.where(o_i > o_j, b_a, gl.where(o_i < o_j, b_at, 0.0)))
+                b_high, b_low = cut(scale * gl.where(o_i > o_j, b_a, b_at))  # nobody reads the diagonal
                 barrier()  # every warp is done with dO and V, where the pairs come to
                 t_pairs = (matrix(s_do.index(0)), matrix(s_v.index(0)))
                 t_pairs[0].store(b_high)
@@ -247,20 +264,19 @@ def grad_qk_strong_hopper_kernel(
                 mbarrier.wait(bar_rows, turn & 1)
                 turn += 1
                 clamp(s_g)
-                b_q, b_k = wide(matrix(s_q).load(ACCUMULATOR)), wide(matrix(s_k).load(ACCUMULATOR))
-                b_x = b_x * scale
-                b_e = gl.exp2(gates_by(up_to(nil), s_g))
-                b_diff = _fine(b_q * b_e) * b_x
-                b_dq = b_x * b_e + b_self * b_k  # a row's own score goes through no gate
-                b_e = gl.exp2(gates_by(after(nil), s_g))
-                b_z = _fine(b_k * b_e) * b_y
+                # rows are loaded anew for each use: registers hold few tiles, and pairs need three of them
+                b_x *= scale * gl.exp2(gates_by(up_to(nil), s_g))
+                b_diff = wide(matrix(s_q).load(ACCUMULATOR)) * b_x
+                b_dq = b_x + b_self * wide(matrix(s_k).load(ACCUMULATOR))  # a row's own score goes through no gate
+                b_y *= gl.exp2(gates_by(after(nil), s_g))
+                b_z = wide(matrix(s_k).load(ACCUMULATOR)) * b_y
                 b_diff -= b_z
-                b_dk = b_y * b_e + b_self * b_q
+                b_dk = b_y + b_self * wide(matrix(s_q).load(ACCUMULATOR))
                 COLUMNS: gl.constexpr = gl.SliceLayout(0, ACCUMULATOR)
                 b_phi = gl.convert_layout(b_phi, COLUMNS) * gl.exp2(
                     2.0 * gl.load(p_h + i_c * K + gl.arange(0, ROWS, COLUMNS))
                 )
-                b_phi += gl.sum(b_z, axis=0)
+                s_phi.store(b_phi + gl.sum(b_z, axis=0))
 
                 # inside the chunk
                 levels = levels_of(s_gates, nil, 1)
@@ -273,6 +289,7 @@ def grad_qk_strong_hopper_kernel(
                 matrix(s_q).store(rounded(b_dq))
                 matrix(s_k).store(rounded(b_dk))
                 b_dg = _sums_from(s_high, s_low, nil, p_marks, n_rows, i_row, PACKED)
+                b_phi = s_phi.load(COLUMNS)
                 if PACKED:
                     b_dg += gl.where(o_i >= tail, b_phi[None, :], 0.0)
                 else:

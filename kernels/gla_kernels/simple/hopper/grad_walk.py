@@ -9,11 +9,12 @@ With c the sums of a chunk's gates, e = e^c, f = e^{c_C - c}, E = e^{c_C} and D 
 
 and dg as grad_qk.py has it, of which E sum(S dS) is summed here by the state's part.
 
-A program walks over all chunks of a head with all of K and V, and has an SM to itself. One warp sends for the next
-rows; four (`_state_part`) lead dS along in their registers and make dV; four for each 64 features (grad_walk_rows.py)
-make dQ and dK, the first of them A and dg, too, the last dA.
+A program walks over all chunks of a head with all of K and up to 128 columns of V, and has an SM to itself. dq, dk and
+dg are sums over V: of a head of more columns several programs each leave a part, as heads that share q and k do. One
+warp sends for the next rows; four (`_state_part`) lead dS along in their registers and make dV; four for each 64
+features (grad_walk_rows.py) make dQ and dK, the first of them A and dg, too, the last dA.
 
-Shared memory (K = V = 128): 2 stages of q, k, v, dO 128 KiB, of which q's and k's places come to hold dq and dk; S 32;
+Shared memory (K = BV = 128): 2 stages of q, k, v, dO 128 KiB, of which q's and k's places come to hold dq and dk; S 32;
 dS as bf16 32; A, dA 8 each; dv 16. Barriers, each of one arrival a chunk from each group of warps that is named:
 
     full      q, k, v, dO have come, two stages               producer -> all
@@ -55,7 +56,8 @@ from ...tiles.hopper import (
     state_at,
     wide,
 )
-from .grad_walk_rows import all_of, in_parts, rows_part, sums_of
+from .grad_walk_rows import rows_part
+from .sums import all_of, in_parts, sums_of
 
 # Registers of a thread: of the state's part, where one rows' part beside it gets as many; where there are two, of the
 # state's and each of these; of a thread that only loads.
@@ -66,11 +68,11 @@ FEW_REGISTERS = gl.constexpr(24)
 @gluon.jit
 def _load_part(
     d_q, d_k, d_v, d_do, d_s, s_q, s_k, s_v, s_do, s_s, full, full_s, empty, empty_s,
-    i_batch, i_row0, i_col, i_out, i_state, n_here, K: gl.constexpr, V: gl.constexpr,
+    i_batch, i_row0, i_col, i_out, i_state, i_v, n_here, K: gl.constexpr, BV: gl.constexpr,
 ):  # fmt: skip
     """Send for every chunk, the last one first, as soon as its stage is free."""
     NK: gl.constexpr = K // ROWS
-    NV: gl.constexpr = V // ROWS
+    NV: gl.constexpr = BV // ROWS
     for i in range(n_here):
         i_b, at = n_here - 1 - i, i & 1
         i_row, bar = i_row0 + i_b * ROWS, full.index(at)
@@ -84,7 +86,7 @@ def _load_part(
         mbarrier.wait(empty_s.index(0), (i & 1) ^ 1)
         mbarrier.expect(full_s.index(0), NK * NV * TILE_BYTES)
         for t in gl.static_range(NK):
-            async_load(d_s, [i_state + i_b * K + t * ROWS, 0], full_s.index(0), s_s[t])
+            async_load(d_s, [i_state + i_b * K + t * ROWS, i_v], full_s.index(0), s_s[t])
 
 
 @gluon.jit
@@ -104,15 +106,15 @@ def _queries(s_q, b_e, OUT: gl.constexpr):
 def _state_part(
     d_dv, p_c, p_dst, p_ds0, s_q, s_k, s_do, s_s, s_ds, s_a, s_dv, s_phi,
     full, full_s, made_ds, made_a, free_ds, read, empty_s, scale, i_batch, i_row0, i_out, n_here,
-    K: gl.constexpr, V: gl.constexpr, HAS_DST: gl.constexpr, STORE_DS0: gl.constexpr,
+    K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr, HAS_DST: gl.constexpr, STORE_DS0: gl.constexpr,
     V_FIRST: gl.constexpr, GRAD_G: gl.constexpr,
 ):  # fmt: skip
     """Lead dS along, lay it down for the rows' part, and make dv."""
     NK: gl.constexpr = K // ROWS
-    OUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, V, 16])
-    b_zero = gl.zeros([ROWS, V], gl.float32, OUT)
+    OUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BV, 16])
+    b_zero = gl.zeros([ROWS, BV], gl.float32, OUT)
     b_da, b_db = b_zero, b_zero  # dS: features 0..63, 64..127
-    o_f, o_v = gl.arange(0, ROWS, gl.SliceLayout(1, OUT)), gl.arange(0, V, gl.SliceLayout(0, OUT))
+    o_f, o_v = gl.arange(0, ROWS, gl.SliceLayout(1, OUT)), gl.arange(0, BV, gl.SliceLayout(0, OUT))
     o_s, NEXT = state_at(o_f, o_v, K, V, V_FIRST)
     if HAS_DST:
         b_da = gl.load(p_dst + o_s)
@@ -177,36 +179,39 @@ def _state_part(
 def simple_grad_walk_hopper_kernel(
     d_q, d_k, d_v, d_do, d_s, p_c, p_dst, p_ds0, p_dg, d_dq, d_dk, d_dv,
     scale, B, T, H, n_chunks, first_chunk, n_here, n_stored,
-    K: gl.constexpr, V: gl.constexpr, GK: gl.constexpr, HAS_DST: gl.constexpr, STORE_DS0: gl.constexpr,
-    V_FIRST: gl.constexpr, GRAD_G: gl.constexpr,
+    K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr, GK: gl.constexpr, HAS_DST: gl.constexpr,
+    STORE_DS0: gl.constexpr, V_FIRST: gl.constexpr, GRAD_G: gl.constexpr,
 ):  # fmt: skip
     """dq, dk [B, T, H, K] and dv [B, T, H, V], bf16, and where GRAD_G, p_dg [B, T, H], of n_here chunks from
     first_chunk on. p_s [B*H, n_stored, K, V]: the states before them. p_dst, p_ds0 [B*H, K, V], float32: the gradient
     of the state after them, zero without HAS_DST, and where STORE_DS0, of that before; V_FIRST: [.., V, K]. p_c: see
-    `simple_decays_kernel`. GK heads share each one of q and k; of more than one, what each adds to dq and dk lies in
-    [GK, B, T, H // GK, K]. K and V are 64 or 128."""
+    `simple_decays_kernel`. K and BV are 64 or 128. Of V / BV parts of V and GK heads that share each one of q and k,
+    what each adds to dq and dk lies in [GK, V / BV, B, T, H // GK, K], and to dg in [V / BV, B, T, H]."""
     NK: gl.constexpr = K // ROWS
-    i_bh = gl.program_id(0)
+    NV: gl.constexpr = V // BV
+    i_v, i_bh = gl.program_id(0) % NV * BV, gl.program_id(0) // NV
     i_batch, i_h = i_bh // H, i_bh % H
-    i_row0, i_col, i_out, i_state = first_chunk * ROWS, i_h // GK * K, i_h * V, i_bh * n_stored * K
-    i_part = i_h % GK * B + i_batch
-    p_c += (i_bh.to(gl.int64) * n_chunks + first_chunk) * ROWS
-    if HAS_DST:
-        p_dst += i_bh.to(gl.int64) * K * V
-    if STORE_DS0:
-        p_ds0 += i_bh.to(gl.int64) * K * V
+    i_row0, i_col, i_out, i_state = first_chunk * ROWS, i_h // GK * K, i_h * V + i_v, i_bh * n_stored * K
+    i_part = i_v // BV * B + i_batch  # of a gradient that is to be added up over V
     if GRAD_G:
-        p_dg += i_batch.to(gl.int64) * T * H + i_h
+        p_dg += i_part.to(gl.int64) * T * H + i_h
+    i_part += i_h % GK * NV * B
+    p_c += (i_bh.to(gl.int64) * n_chunks + first_chunk) * ROWS
+    i_ds = i_bh.to(gl.int64) * K * V + (i_v * K if V_FIRST else i_v)
+    if HAS_DST:
+        p_dst += i_ds
+    if STORE_DS0:
+        p_ds0 += i_ds
 
     OF_ROWS: gl.constexpr = d_q.layout
     OF_STATES: gl.constexpr = d_s.layout
     s_q = each(gl.bfloat16, [2, 1, ROWS, ROWS], OF_ROWS, NK)
     s_k = each(gl.bfloat16, [2, 1, ROWS, ROWS], OF_ROWS, NK)
-    s_v = gl.allocate_shared_memory(gl.bfloat16, [2, 1, ROWS, V], OF_ROWS)
-    s_do = gl.allocate_shared_memory(gl.bfloat16, [2, 1, ROWS, V], OF_ROWS)
-    s_s = each(gl.bfloat16, [ROWS, V], OF_STATES, NK)
-    s_ds = each(gl.bfloat16, [ROWS, V], OF_STATES, NK)
-    s_dv = gl.allocate_shared_memory(gl.bfloat16, [1, ROWS, V], OF_ROWS)
+    s_v = gl.allocate_shared_memory(gl.bfloat16, [2, 1, ROWS, BV], OF_ROWS)
+    s_do = gl.allocate_shared_memory(gl.bfloat16, [2, 1, ROWS, BV], OF_ROWS)
+    s_s = each(gl.bfloat16, [ROWS, BV], OF_STATES, NK)
+    s_ds = each(gl.bfloat16, [ROWS, BV], OF_STATES, NK)
+    s_dv = gl.allocate_shared_memory(gl.bfloat16, [1, ROWS, BV], OF_ROWS)
     s_a = gl.allocate_shared_memory(gl.bfloat16, [ROWS, ROWS], SHARED)
     s_da = gl.allocate_shared_memory(gl.bfloat16, [ROWS, ROWS], SHARED)
     s_own = gl.allocate_shared_memory(gl.float32, [ROWS], LINE)
@@ -236,14 +241,14 @@ def simple_grad_walk_hopper_kernel(
                         d_dv, p_c, p_dst, p_ds0, s_q, s_k, s_do, s_s, s_ds, s_a, s_dv, s_phi,
                         full, full_s, made_ds, made_a, free_ds, read, empty_s,
                         scale, i_batch, i_row0, i_out, n_here,
-                        K, V, HAS_DST, STORE_DS0, V_FIRST, GRAD_G,
+                        K, V, BV, HAS_DST, STORE_DS0, V_FIRST, GRAD_G,
                     ),
                 ),
                 (
                     _load_part,
                     (
                         d_q, d_k, d_v, d_do, d_s, s_q, s_k, s_v, s_do, s_s, full, full_s, empty, empty_s,
-                        i_batch, i_row0, i_col, i_out, i_state, n_here, K, V,
+                        i_batch, i_row0, i_col, i_out, i_state, i_v, n_here, K, BV,
                     ),
                 ),
             ],
@@ -267,7 +272,7 @@ def simple_grad_walk_hopper_kernel(
                         d_dv, p_c, p_dst, p_ds0, s_q, s_k, s_do, s_s, s_ds, s_a, s_dv, s_phi,
                         full, full_s, made_ds, made_a, free_ds, read, empty_s,
                         scale, i_batch, i_row0, i_out, n_here,
-                        K, V, HAS_DST, STORE_DS0, V_FIRST, GRAD_G,
+                        K, V, BV, HAS_DST, STORE_DS0, V_FIRST, GRAD_G,
                     ),
                 ),
                 (
@@ -282,7 +287,7 @@ def simple_grad_walk_hopper_kernel(
                     _load_part,
                     (
                         d_q, d_k, d_v, d_do, d_s, s_q, s_k, s_v, s_do, s_s, full, full_s, empty, empty_s,
-                        i_batch, i_row0, i_col, i_out, i_state, n_here, K, V,
+                        i_batch, i_row0, i_col, i_out, i_state, i_v, n_here, K, BV,
                     ),
                 ),
             ],
