@@ -230,18 +230,20 @@ def test_a_figure_can_be_saved(browser: Any, address: str, kind: str) -> None:
         HTMLAnchorElement.prototype.click = async function () {
           const blob = await (await fetch(this.href)).blob();
           const image = new Image();
-          image.onload = () => done([this.download, blob.type, image.naturalWidth]);
-          image.onerror = () => done([this.download, blob.type, "not an image: " + blob.size]);
+          const styled = (await blob.text()).includes("<style>.l0{");
+          image.onload = () => done([this.download, blob.type, image.naturalWidth, styled]);
+          image.onerror = () => done([this.download, blob.type, "not an image: " + blob.size, styled]);
           image.src = URL.createObjectURL(blob);
         };
         document.querySelector(`.save button[data-save=${arguments[0]}]`).click();""",
         kind,
     )
-    name, mime, width = answer
+    name, mime, width, styled = answer
     assert name.startswith("speedup-fla-")
     assert name.endswith(f".{kind}")
     assert mime == {"svg": "image/svg+xml", "png": "image/png"}[kind]
     assert width > 600
+    assert styled is (kind == "svg")  # a drawing's looks are classes, which go with it
 
 
 @pytest.mark.parametrize("width", [360, 390, 768, 1440])

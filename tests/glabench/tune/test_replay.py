@@ -24,7 +24,7 @@ MOST_LOST = 1.03
 def exhaustive() -> list[Tuning]:
     """The committed tunings that measured the whole of today's space to the end, whatever kernels it was of: their
     times are what the search has to find its way in."""
-    files = sorted((ROOT / "results").glob("*/tune-*exhaustive-*.jsonl*"))
+    files = sorted((ROOT / "results").glob("*/tune-exhaustive/*.jsonl*"))
     found = load_tunings(files) if files else []
     whole = (one for one in found if one.strategy == "exhaustive" and one.measured == one.feasible)
     return [one for one in whole if one.header["space"] == space_hash()]
