@@ -270,20 +270,20 @@ def test_one_decay_a_head_is_that_of_the_rows() -> None:
             assert cell == ("" if one.empty else f"{one['ms'].min():.3f}"), (key, system)
 
 
-def test_strong_gates_by_passes_are_those_of_the_rows() -> None:
-    rows = table(f"{H100}/strong")
-
-    def ms(system: str, B: int, mode: str, strength: float) -> str:
-        one = rows[(rows["system"] == system) & (rows["B"] == B) & (rows["mode"] == mode)]
-        return f"{one[one['gate_strength'] == strength]['ms'].item():.3f}"
-
-    both, fwd = (
-        [ms("gla", 2, mode, 1.0), ms("gla", 2, mode, 16.0), ms("fla", 2, mode, 16.0)] for mode in ("fwdbwd", "fwd")
+def test_what_strong_gates_cost() -> None:
+    rows = table(f"{H100}/strong_gates").pivot_table(
+        index=[*SHAPE, "mode"], columns=["system", "gate_strength"], values="ms"
     )
+    strengths, fla = [("gla", strength) for strength in (1.0, 4.0, 16.0, 1e4)], ("fla", 16.0)
+    printed = lines("docs/kernels.md", "What strong gates cost", of=1)
+    assert len(printed) == len(rows) == 16
+    for (*shape, mode), measured in rows.iterrows():
+        said = printed[", ".join([*map(str, shape), MODES[mode]])]
+        assert [f"{measured[one]:.3f}" for one in (*strengths, fla)] == said
+    slowest, theirs = rows[strengths].max(axis=1), rows["fla"].min(axis=1)
     said = words("docs/kernels.md")
-    assert "takes {} ms at 1 and {} at 16, FLA {}".format(*both) in said
-    assert "(forward {}, {} and {})".format(*fwd) in said
-    assert f"by walks, {ms('gla', 8, 'fwdbwd', 1.0)} and {ms('gla', 8, 'fwdbwd', 16.0)}" in said
+    assert f"the faster one, {spread(theirs / slowest)} times where gates are strongest" in said
+    assert f"Strong gates take {spread(slowest / rows['gla', 1.0])} times as long as mild ones" in said
 
 
 def test_chunk_by_sub_chunk() -> None:
