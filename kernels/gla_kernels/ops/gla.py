@@ -74,11 +74,11 @@ def gla(
     output_final_state: whether to return the state after the last token.
     gv: [B, T, H, V], gates of the value side as g are of the key side, as in the paper's 2023 version. Where Hopper's
         own kernels serve the call without them (bfloat16, g, K of 64 or 128, whole 64 columns of V, no cu_seqlens),
-        they ride on these, by the same plans; what is kept for the backward pass is then all chunks' states and three
-        times v. Else kernels are others, `value_gates`, which are not tuned. Either way config must be None; of a
-        schedule they take chunks of 16, 32 or 64 rows, in sub-chunks, materialized or not, and no segments. Packed
-        sequences (cu_seqlens) with states, given or asked for, are taken token by token instead, as `gla_recurrent`
-        does. None: no decay, and no cost.
+        they ride on these, by the same plans; kept for the backward pass are then three times v and chunks' states, of
+        every fourth chunk where there are many and V is 128 at most. Else kernels are others, `value_gates`, which are
+        not tuned. Either way config must be None; of a schedule they take chunks of 16, 32 or 64 rows, in sub-chunks,
+        materialized or not, and no segments. Packed sequences (cu_seqlens) with states, given or asked for, are taken
+        token by token instead, as `gla_recurrent` does. None: no decay, and no cost.
     cu_seqlens: [N+1], int32 or int64, on the device of q: where each of N packed sequences begins, and T. B is 1 then,
         and states are those of sequences, [N, H, K, V]. A sequence may be of one token, or of none. Nothing waits for
         the values: a CUDA graph may be replayed with others of the same N. None: each of B sequences has T tokens.

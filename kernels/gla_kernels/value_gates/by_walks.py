@@ -17,6 +17,7 @@ from ..chunk.boundaries import segment_ends, segment_starts
 from ..chunk.grad_qk import make_grad_qk
 from ..chunk.grad_walk import fused_grad_scan
 from ..chunk.kept import Frames, Gradients
+from ..chunk.problem import NARROW
 from ..chunk.problem import Problem as Walks
 from ..chunk.walk import fused_scan
 from ..launch import Launch, Launcher
@@ -33,9 +34,9 @@ PROGRAMS = 1024
 
 
 class Framed(NamedTuple):
-    """What a forward pass leaves: u and both parts of o' [B, T, H, V] bfloat16; the state before each chunk [B*H,
-    chunks, K, V]; log2 of half of each chunk's decay, float32 [B*H, chunks, K]; of the value side `chunk.kept.Frames`;
-    and the final state, None where nobody asked for it."""
+    """What a forward pass leaves: u and both parts of o' [B, T, H, V] bfloat16; the state before every so many chunks
+    [B*H, .., K, V]; log2 of half of each chunk's decay, float32 [B*H, chunks, K]; of the value side
+    `chunk.kept.Frames`; and the final state, None where nobody asked for it."""
 
     u: Tensor
     o: Tensor
@@ -60,13 +61,13 @@ def forward(
     """o, the final state if asked for, and with ``keep`` what the backward pass makes use of. p: the call without gates
     of the value side, x: with them."""
     assert x.gv is not None
-    left, final_state = _walked(p, x, final, keep, launch)
+    left, states, final_state = _walked(p, x, final, keep, launch)
     o = torch.empty_like(x.v)
     keys, values = _sides(x, None, left)
     launch(_scaled(x, left.o, left, o, guarded=True))
     piece, scores = x.slices[0], x.scores_buffer()
     launch(x.scores(piece, keys, values, scores))
-    launch(x.apply(piece, values, keys, scores, (left.states, None), (o, None, None)))
+    launch(x.apply(piece, values, keys, scores, (states, None), (o, None, None)))
     return o, final_state, left if keep else None
 
 
@@ -78,7 +79,7 @@ def backward(
     assert x.g is not None
     assert x.gv is not None
     if left is None:
-        left, _ = _walked(walks[0], x, d_final is not None, True, launch)
+        left, _, _ = _walked(walks[0], x, d_final is not None, True, launch)
     dv, d_in, du, low = (torch.empty_like(x.v) for _ in range(4))
     dgv = torch.empty_like(x.gv)
     d_initial = None if x.initial_state is None else torch.empty_like(x.initial_state)
@@ -86,24 +87,35 @@ def backward(
     launch(_scaled(x, do, left, d_in, guarded=False))
     frames = Frames(left.frames, left.strong, low, _gamma(walks[1]))
     p = replace(walks[1], v=left.u, d_final=d_final, frames=frames)
-    piece, grads = p.slices[0], p.state_buffer()
+    piece, grads, every = p.slices[0], p.state_buffer(), _apart(x)
+    states = left.states if every == 1 else p.state_buffer()
     ends = segment_ends(p, d_in, None, launch)
     walked = fused_grad_scan(p, piece, d_in, ends, grads, d_initial, left.halves, du, None, launch)
-    native = make_grad_qk(p, piece, d_in, left.states, 1, left.states, grads, left.halves, into, launch)
+    native = make_grad_qk(p, piece, d_in, left.states, every, states, grads, left.halves, into, launch)
     assert walked
     assert native
-    launch(_left(x, left, d_in, du, low, grads, d_final, dv, dgv))
+    launch(_left(x, left, states, d_in, du, low, grads, d_final, dv, dgv))
     keys, values = _sides(x, do, left)
     piece, scores = x.slices[0], x.scores_buffer()
     results = (None, dv, dgv), (into.q, into.k, into.g)
     for side, other, out in ((values, keys, results[0]), (keys, values, results[1])):
         launch(x.scores(piece, other, side, scores))
-        launch(x.apply(piece, side, other, scores, (left.states, grads), out))
+        launch(x.apply(piece, side, other, scores, (states, grads), out))
     return into.q, into.k, dv, into.g, dgv, d_initial
 
 
-def _walked(p: Walks, x: Problem, final: bool, keep: bool, launch: Launcher) -> tuple[Framed, Tensor | None]:
-    """All of a forward pass up to o', and the final state if asked for."""
+def _apart(x: Problem) -> int:
+    """Chunks from one state that is kept to the next, over which Hopper's own grad_qk leads it along: 1 for all."""
+    B, _, H, _, V = x.dims
+    chunks, tiles, run = x.chunks_of(x.slices[0]), B * H * cdiv(V, COLUMNS), RUN
+    while run > 1 and tiles * cdiv(chunks, run) < PROGRAMS:
+        run //= 2
+    return run if V <= NARROW else 1
+
+
+def _walked(p: Walks, x: Problem, final: bool, keep: bool, launch: Launcher) -> tuple[Framed, Tensor, Tensor | None]:
+    """All of a forward pass up to o', the states that it makes of chunks that are not mild, at least, and the final
+    state if asked for."""
     B, _, H, _, V = p.dims
     u, o = torch.empty_like(x.v), torch.empty_like(x.v)
     low = torch.empty_like(x.v) if keep else None
@@ -116,11 +128,13 @@ def _walked(p: Walks, x: Problem, final: bool, keep: bool, launch: Launcher) -> 
     halves, states = p.half_decays(), p.state_buffer()
     assert halves is not None
     final_state = p.final_buffer() if final else None
-    starts = segment_starts(p, None, None, launch)
-    walked = fused_scan(p, p.slices[0], starts, states, halves, final_state, o, None, int(keep), None, launch)
+    starts, every = segment_starts(p, None, None, launch), _apart(x) if keep else 0
+    few = p.few_states(p.slices[0], every) if every > 1 else None
+    walked = fused_scan(p, p.slices[0], starts, states, halves, final_state, o, few, every, None, launch)
     assert walked
-    left = Framed(u, o, o if low is None else low, states, halves, of_columns, strong, final_state)
-    return left, final_state
+    kept = states if few is None else few
+    left = Framed(u, o, o if low is None else low, kept, halves, of_columns, strong, final_state)
+    return left, states, final_state
 
 
 def _gamma(p: Walks) -> Tensor | None:
@@ -144,22 +158,21 @@ def _scaled(x: Problem, rows: Tensor, left: Framed, into: Tensor, guarded: bool)
 
 
 def _left(
-    x: Problem, left: Framed, do: Tensor, du: Tensor, low: Tensor, grads: Tensor, d_final: Tensor | None,
-    dv: Tensor, dgv: Tensor,
+    x: Problem, left: Framed, states: Tensor, do: Tensor, du: Tensor, low: Tensor, grads: Tensor,
+    d_final: Tensor | None, dv: Tensor, dgv: Tensor,
 ) -> Launch:  # fmt: skip
     """A launch that makes dv and dgv where all is mild. do, du: in frames, as is what du, rounded, leaves, ``low``."""
     _, _, _, K, V = x.dims
     args = {
         "p_x": left.o, "p_xl": left.low, "p_u": left.u, "p_do": do, "p_du": du, "p_dul": low, "p_g": x.gv,
-        "p_h": left.frames, "p_hu": left.halves, "p_s": left.states, "p_ds": grads,
+        "p_h": left.frames, "p_hu": left.halves, "p_s": states, "p_few": left.states, "p_ds": grads,
         "p_st": left.final if d_final is not None else None, "p_dv": dv, "p_dg": dgv,
     }  # fmt: skip
-    run, tiles = RUN, cdiv(V, COLUMNS) * x.v.shape[0] * x.v.shape[2]
-    while run > 1 and tiles * cdiv(x.chunks_of(x.slices[0]), run) < PROGRAMS:
-        run //= 2
+    every = _apart(x)
+    run = RUN if V > NARROW else every
     sizes = {
-        "D": V, "E": K, "R": ROWS, "BD": COLUMNS, "BE": ROWS, "RUN": run, "HAS_ST": d_final is not None,
-        "V_FIRST": x.v_first,
+        "D": V, "E": K, "R": ROWS, "BD": COLUMNS, "BE": ROWS, "RUN": run, "FEW": every > 1,
+        "HAS_ST": d_final is not None, "V_FIRST": x.v_first,
     }  # fmt: skip
     launch = _of_chunks(x, gv_leave_kernel, args, cdiv(V, COLUMNS), sizes, run)
     return replace(launch, num_warps=2, max_registers=REGISTERS)

@@ -117,16 +117,17 @@ def _product(p_x, p_low, p_y, i_row, T, stride, o_d, D: tl.constexpr, R: tl.cons
 
 @triton.jit(do_not_specialize=["T", "n_here"])
 def gv_leave_kernel(
-    p_x, p_xl, p_u, p_do, p_du, p_dul, p_g, p_h, p_hu, p_s, p_ds, p_st, p_dv, p_dg, T, H, n_here,
+    p_x, p_xl, p_u, p_do, p_du, p_dul, p_g, p_h, p_hu, p_s, p_few, p_ds, p_st, p_dv, p_dg, T, H, n_here,
     D: tl.constexpr, E: tl.constexpr, C: tl.constexpr, R: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
-    RUN: tl.constexpr, HAS_ST: tl.constexpr, V_FIRST: tl.constexpr, PRECISION: tl.constexpr,
+    RUN: tl.constexpr, FEW: tl.constexpr, HAS_ST: tl.constexpr, V_FIRST: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dv and dgv [B, T, H, D] of chunks that are mild on both sides, a program RUN of them and a tile of D = V, R rows
     at a time, from the last ones on: sums along so few rows are cheap, and no tile waits in registers.
 
     p_x, p_xl: both parts of o'; p_du, p_dul: of du; p_u, p_do: u and do', all [B, T, H, D]. p_s, p_ds [B*H, n_here, E,
-    D]: states before and gradients after each chunk, in their frames. p_st: the state after the last row, [E, D] or
-    V_FIRST [D, E] in float32, with HAS_ST, if it has a gradient. The sum of S' dS' is made anew at the end of a run and
+    D]: states before and gradients after each chunk, in their frames; FEW: p_s only before those that are not mild, and
+    p_few [B*H, runs, E, D] before every RUN-th one. p_st: the state after the last row, [E, D] or V_FIRST [D, E] in
+    float32, with HAS_ST, if it has a gradient. The sum of S' dS' is made anew at the end of a run and
     before a chunk that is not mild: from a mild chunk to the one before it changes by the sum of o' do' - u du.
     """
     ND: tl.constexpr = (D + BD - 1) // BD
@@ -155,7 +156,11 @@ def gv_leave_kernel(
                 p_after = p_ds + i_c * E * D
                 if i_c + 1 < n_here:
                     b_f = frame(tl.load(p_h + (i_c + 1) * D + o_d, mask=m_d, other=0.0))
-                    b_sum = _states_product(p_s + (i_c + 1) * E * D, p_after, b_f, b_h, o_d, E, D, BE, False)
+                    p_next = p_s + (i_c + 1) * E * D
+                    if FEW:
+                        if (i_c + 1) % RUN == 0:
+                            p_next = p_few + (i_bh * n_runs + i_run + 1) * E * D
+                    b_sum = _states_product(p_next, p_after, b_f, b_h, o_d, E, D, BE, False)
                 elif HAS_ST:
                     b_sum = _states_product(p_st, p_after, b_sum, b_h, o_d, E, D, BE, V_FIRST)
             b_after = -b_h  # of the gates after the rows, from the middle on

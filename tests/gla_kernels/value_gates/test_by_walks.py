@@ -26,12 +26,12 @@ BACK = ["gv_scale", "grad_walk", "grad_qk", "gv_leave", "gv_scores", "gv_apply",
 @pytest.fixture
 def riding(launch: Callable[[Launch], None]) -> Callable[..., Any]:
     """A function of q, k, v, g, the initial state and gv, differentiable: by walks, which it asserts. ran: given the
-    passes. final: whether the final state is asked for; keep: whether the forward pass leaves anything;
-    left_out: passes that do not run."""
+    passes. final: whether the final state is asked for; keep: whether the forward pass leaves anything,
+    which left is given; left_out: passes that do not run."""
 
     def make(
         schedule: Schedule = WHOLE, final: bool = True, keep: bool = True, ran: list[str] | None = None,
-        left_out: tuple[str, ...] = (),
+        left_out: tuple[str, ...] = (), left: list[Any] | None = None,
     ) -> Any:  # fmt: skip
         def run(one: Launch) -> None:
             if ran is not None:
@@ -52,6 +52,8 @@ def riding(launch: Callable[[Launch], None]) -> Callable[..., Any]:
                 assert ctx.form._walks(ctx.x) is not None
                 o, state, ctx.left = ctx.form.forward(ctx.x, final, run)
                 assert bool(ctx.left) == keep
+                if left is not None:
+                    left.append(by_walks.Framed(*ctx.left))
                 return o, state
 
             @staticmethod
@@ -88,12 +90,20 @@ def some_strong(x, side: str, chunk: int, columns: slice):
     return replace(x, **{side: gates})
 
 
-@pytest.mark.parametrize("run", [1, 4])
+@pytest.mark.parametrize("run", [1, 2, 4])
 @pytest.mark.parametrize("side", ["g", "gv"])
 def test_a_chunk_that_is_not_mild_among_others(judge, inputs, riding, monkeypatch, side, run):
     monkeypatch.setattr(by_walks, "PROGRAMS", 1)
     monkeypatch.setattr(by_walks, "RUN", run)
     judge(riding(), some_strong(inputs((1, 300, 1, 64, 64), BF16, 1.0, value_gates=1.0), side, 2, slice(3, 40)))
+
+
+@pytest.mark.parametrize(("K", "V", "kept"), [(64, 64, 2), (64, 128, 2), (64, 192, 5)])
+def test_few_states_are_kept_where_grad_qk_leads_them_along(judge, inputs, riding, monkeypatch, K, V, kept):
+    monkeypatch.setattr(by_walks, "PROGRAMS", 1)
+    left: list[Any] = []
+    judge(riding(SEGMENTS, left=left), inputs((1, 300, 1, K, V), BF16, 0.06, value_gates=0.06))
+    assert left[0].states.shape[1] == kept
 
 
 @pytest.mark.parametrize("strong", [None, 3])
