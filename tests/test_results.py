@@ -281,9 +281,9 @@ def test_what_strong_gates_cost() -> None:
         said = printed[", ".join([*map(str, shape), MODES[mode]])]
         assert [f"{measured[one]:.3f}" for one in (*strengths, fla)] == said
     slowest, theirs = rows[strengths].max(axis=1), rows["fla"].min(axis=1)
-    said = words("docs/kernels.md")
-    assert f"the faster one, {spread(theirs / slowest)} times where gates are strongest" in said
-    assert f"Strong gates take {spread(slowest / rows['gla', 1.0])} times as long as mild ones" in said
+    sentences = words("docs/kernels.md")
+    assert f"the faster one, {spread(theirs / slowest)} times where gates are strongest" in sentences
+    assert f"Strong gates take {spread(slowest / rows['gla', 1.0])} times as long as mild ones" in sentences
 
 
 def test_chunk_by_sub_chunk() -> None:
