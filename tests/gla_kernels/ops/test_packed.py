@@ -79,7 +79,7 @@ FORMS: dict[str, Callable[[Inputs], Form]] = {
 }
 
 
-@pytest.mark.pairwise
+@pytest.mark.each_value
 @pytest.mark.parametrize("name", FORMS)
 @pytest.mark.parametrize("states", [True, False])
 @pytest.mark.parametrize("d_final", [True, False])
