@@ -142,6 +142,7 @@ def test_the_cases_are_of_the_board() -> None:
     assert len(ids) == 10
 
 
+@pytest.mark.exhaustive  # half a minute of calibrating; its parts are above
 def test_a_campaign_on_a_cpu_stops_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sweep = tmp_path / "tiny.yaml"
     sweep.write_text(TINY)
