@@ -38,6 +38,7 @@ def test_the_planted_kernel_takes_every_turn(device: torch.device, n: int) -> No
     assert torch.equal(x, expected)
 
 
+@pytest.mark.exhaustive
 def test_the_planted_kernel_compiles_once_for_every_amount(
     compiling_process: Callable[..., str],
 ) -> None:

@@ -43,6 +43,7 @@ def test_every_schedule(judge, inputs, schedule):
 
 
 # More strengths are in test_forward.py and test_backward.py, each direction by itself.
+@pytest.mark.each_value
 @pytest.mark.parametrize("materialize", [True, False])
 @pytest.mark.parametrize("gates", [None, 0.0, 1e4, "closed"])
 def test_every_kind_of_gates(judge, inputs, gates, materialize):
@@ -57,6 +58,7 @@ def test_every_dtype(judge, inputs, dtype, gates, materialize):
     judge(form(Schedule(32, 16, materialize)), inputs((1, 70, 1, 32, 32), dtype, gates))
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("T", [1, 2, 15, 16, 63, 65, 129])
 @pytest.mark.parametrize("materialize", [True, False])
 def test_any_length(judge, inputs, T, materialize):

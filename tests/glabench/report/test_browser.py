@@ -221,7 +221,7 @@ def test_the_legend_hides_a_system(browser: Any, address: str) -> None:
     assert not curve.is_displayed()
 
 
-@pytest.mark.parametrize("kind", ["svg", "png"])
+@pytest.mark.parametrize("kind", ["png", pytest.param("svg", marks=pytest.mark.exhaustive)])
 def test_a_figure_can_be_saved(browser: Any, address: str, kind: str) -> None:
     open_at(browser, address, 1280)
     answer = browser.execute_async_script(
@@ -328,6 +328,7 @@ def test_profiles_fit_every_width_and_load_nothing(browser: Any, profiles: str, 
     assert browser.execute_script("return document.documentElement.scrollWidth") <= width
 
 
+@pytest.mark.exhaustive
 def test_a_page_of_profiles_is_printed_as_large_as_others(browser: Any, strengths: str, profiles: str) -> None:
     assert printed_scales(browser, profiles) == printed_scales(browser, strengths)
 
@@ -343,7 +344,7 @@ def printed_scales(browser: Any, address: str) -> set[bytes]:
     return {sheet[1] for sheet in sheets if sheet}
 
 
-@pytest.mark.parametrize("width", [360, 1400])
+@pytest.mark.parametrize("width", [360, pytest.param(1400, marks=pytest.mark.exhaustive)])
 def test_claims_fit_every_width_and_load_nothing(browser: Any, claims: str, width: int) -> None:
     open_at(browser, claims, width)
     assert browser.get_log("browser") == []
