@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import cache
+from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -261,13 +262,41 @@ def test_one_decay_a_head_is_that_of_the_rows() -> None:
         ("mamba2_ssd", None),
         ("fa2", None),
     )
-    assert len(found) == 10
+    assert len(found) == 16
     for key, cells in found.items():
         *sizes, mode = key.split(", ")
         here = rows[(rows[SHAPE] == [int(size) for size in sizes]).all(axis=1) & (rows["mode"].map(MODES) == mode)]
-        for (system, shared), cell in zip(columns, cells, strict=True):
+        for (system, shared), cell in zip_longest(columns, cells, fillvalue=""):
             one = here[(here["system"] == system) & (here["qk_heads"].isin([shared]) | (shared is None))]
             assert cell == ("" if one.empty else f"{one['ms'].min():.3f}"), (key, system)
+
+
+def test_what_one_decay_a_head_saves() -> None:
+    rows = table(f"{H100}/scalar_decay")
+    rows = rows[(rows["qk_heads"] == 0) & rows["system"].isin(["simple_gla", "gla"])]
+    fastest = rows.pivot_table(index=[*SHAPE, "mode"], columns="system", values="ms", aggfunc="min").dropna()
+    fwd, both = ((one["simple_gla"] / one["gla"]) for one in (fastest.xs(mode, level="mode") for mode in MODES))
+    said = f"`simple_gla` takes {spread(fwd)} of `gla`'s time forward and {spread(both)} with the backward pass"
+    assert said in words("docs/kernels.md")
+
+
+def test_what_gates_of_the_value_side_cost() -> None:
+    rows = table(f"{H100}/value_gates")
+    of_gla, gated = rows["system"] == "gla", rows["gate"] == "1 + value side"
+    kinds = {
+        "with": gated & rows["chunk"].isna(),
+        "without": of_gla & ~gated,
+        "passes": gated & (rows["materialize"] == True),  # noqa: E712 - None where any schedule may be chosen
+        "fa2": rows["system"] == "fa2",
+    }
+    ms = pd.DataFrame({name: rows[which].set_index([*SHAPE, "mode"])["ms"] for name, which in kinds.items()})
+    printed = lines("docs/kernels.md", "Gates on the value side")
+    assert len(printed) == len(ms) == 6
+    for (*shape, mode), measured in ms.iterrows():
+        assert [f"{one:.3f}" for one in measured] == printed[", ".join([*map(str, shape), MODES[mode]])]
+    fwd, both = (spread(one["with"] / one["without"]) for one in (ms.xs(mode, level="mode") for mode in MODES))
+    said = words("docs/kernels.md")
+    assert f"{fwd} times as long as without forward, {both} times with the backward pass" in said
 
 
 def test_what_strong_gates_cost() -> None:

@@ -395,7 +395,8 @@ class Problem(CallContext):
         self, kernel: Any, tile: Tile, args: dict[str, Any], piece: Slice, stored: Tensor, every: int = 1, **flags: Any
     ) -> Launch:
         """A launch of a pass over all chunks of a slice at once: a program a run of so many chunks and tile of K."""
-        args = args | self.chunks_of(piece, stored) | {"every": every}
+        args = args | self.chunks_of(piece, stored) | {"every": every} | self.framed
+        flags["FRAMED"] = self.frames is not None
         programs = cdiv(self.dims[3], tile.block_k) * cdiv(args["n_here"], every)
         return self.launch_of(kernel, tile, programs, args, CHUNK=self.schedule.chunk, **flags)
 
