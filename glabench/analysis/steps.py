@@ -129,19 +129,22 @@ def _partition(y: Floats) -> list[tuple[int, int, bool]]:
     """The stretches of the best partition: (start, end, whether it slopes)."""
     n = len(y)
     penalty = PENALTY * math.log(max(n, 2))
-    places = np.arange(n, dtype=float)
-    s_y, s_yy, s_ty = (np.concatenate([[0.0], np.cumsum(values)]) for values in (y, y * y, places * y))
+    places = np.arange(n + 1, dtype=float)
+    s_y, s_yy, s_ty = (np.concatenate([[0.0], np.cumsum(values)]) for values in (y, y * y, places[:-1] * y))
     best = np.concatenate([[0.0], np.full(n, math.inf)])
     last: list[tuple[int, int, bool]] = [(0, end, False) for end in range(n + 1)]
     for end in range(min(SHORTEST, n), n + 1):
-        start = np.arange(max(1, end - SHORTEST + 1))
-        count, total = end - start, s_y[end] - s_y[start]
-        level = s_yy[end] - s_yy[start] - total**2 / count
-        along = s_ty[end] - s_ty[start] - total * (start + end - 1) / 2
-        slope = level - along**2 * 12 / np.maximum(count**3 - count, 1)
-        costs = best[start] + np.stack([level, np.where(count >= SLOPED, slope + penalty, math.inf)]) + penalty
-        sloped, first = np.unravel_index(int(costs.argmin()), costs.shape)
-        best[end], last[end] = costs[sloped, first], (int(first), end, bool(sloped))
+        most = max(1, end - SHORTEST + 1)  # starts of stretches that end here, and of those that may slope
+        count, total = end - places[:most], s_y[end] - s_y[:most]
+        cost = best[:most] + (s_yy[end] - s_yy[:most] - total * total / count) + penalty
+        first, sloped = int(cost.argmin()), False
+        if (few := end - SLOPED + 1) > 0:
+            count = count[:few]
+            along = s_ty[end] - s_ty[:few] - total[:few] * (places[:few] + (end - 1)) / 2
+            slope = cost[:few] - along * along * 12 / (count * (count * count - 1)) + penalty
+            if slope[at := int(slope.argmin())] < cost[first]:
+                cost, first, sloped = slope, at, True
+        best[end], last[end] = cost[first], (first, end, sloped)
     found = [last[n]]
     while found[0][0] > 0:
         found.insert(0, last[found[0][0]])

@@ -6,8 +6,11 @@ this: one without its cases' fields is read by their ids, which later lines and 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import re
+import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -187,10 +190,30 @@ def _night(rows: Sequence[Row]) -> Night:
     )
 
 
+def in_order(nights: Iterable[Night]) -> list[Night]:
+    """By the time of their commits, where the repository that this runs in has all of them: older ones may have been
+    measured later. Else, and of one commit, by when they were measured."""
+    found = sorted(nights, key=lambda night: night.when)
+    committed = _committed({night.commit for night in found})
+    return sorted(found, key=lambda night: committed[night.commit]) if committed else found
+
+
+def _committed(commits: set[str]) -> dict[str, int]:
+    """When each commit was made, in seconds since 1970; nothing where one of them is not known here."""
+    if not all(re.fullmatch("[0-9a-f]{40}", commit) for commit in commits):
+        return {}
+    command = ["git", "log", "--no-walk=unsorted", "--format=%H %ct", *sorted(commits)]
+    with contextlib.suppress(OSError):
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        found = {commit: int(seconds) for commit, seconds in map(str.split, done.stdout.splitlines())}
+        return found if found.keys() == commits else {}
+    return {}
+
+
 def trends(nights: Iterable[Night]) -> list[Trend]:
-    """The nights by device, in the order they were measured."""
+    """The nights by device, in their order."""
     found: dict[str, list[Night]] = {}
-    for night in sorted(nights, key=lambda night: night.when):
+    for night in nights:
         found.setdefault(night.device, []).append(night)
     return [_trend(name, tuple(ours)) for name, ours in found.items()]
 

@@ -89,7 +89,7 @@ def _written(results: list[Path], page: str | None, format: str, where: Path) ->
 def _trend(found: list[Path], trends: list[Path], page: str | None, format: str, where: Path) -> list[Path]:
     """Writes the page of trends, and of rows beside them where the page was asked for."""
     from glabench.analysis.load import located, records, tuning_files
-    from glabench.analysis.trend import from_json, nights_of
+    from glabench.analysis.trend import from_json, in_order, nights_of
     from glabench.report import export, trend
 
     others = [path for path in found if path not in trends]
@@ -101,7 +101,7 @@ def _trend(found: list[Path], trends: list[Path], page: str | None, format: str,
         raise UserError(f"{trends[0]} holds a trend and {others[0]} rows; --page trend shows both")
     nights = [night for path in trends for night in records(path, from_json, "night", "glabench check --trend")]
     nights += nights_of(row for _, row in located(others)) if others else []
-    return export.write(nights, format, where, trend.FORMATS)
+    return export.write(in_order(nights), format, where, trend.FORMATS)
 
 
 def check_page(page: str | None) -> None:

@@ -52,7 +52,7 @@ def moves(trend: Trend) -> list[tuple[History, Moved]]:
     """Every change, the newest first, and of one night the largest first."""
     found = [(history, moved) for history in trend.histories for moved in history.moved]
     found.sort(key=lambda one: abs(math.log(one[1].change.ratio)), reverse=True)
-    return sorted(found, key=lambda one: one[1].after.when, reverse=True)
+    return sorted(found, key=lambda one: one[0].at[one[1].change.at], reverse=True)
 
 
 def answer(trend: Trend) -> str:
@@ -71,7 +71,7 @@ def answer(trend: Trend) -> str:
     for word, worst in (("slow-down", max(found, key=_ratio)), ("speed-up", min(found, key=_ratio))):
         history, moved = worst
         if (moved.change.ratio > 1) == (word == "slow-down"):
-            still = "" if moved.still else ", which is no longer so"
+            still = {True: "", False: ", which is no longer so", None: ", which is no longer measured"}[moved.still]
             said.append(f"The largest {word} is {change(moved.change.ratio)} {_at(moved)}, {name(history)}{still}.")
     return " ".join([*said, *_measured(trend)])
 
