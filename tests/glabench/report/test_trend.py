@@ -119,7 +119,7 @@ def test_what_is_new_gone_or_held_back_is_said(nights: list[Night]) -> None:
 
 
 def test_a_change_that_was_undone_is_no_longer_so(nights: list[Night]) -> None:
-    back = [*nights[: NIGHTS - 2], *(replace(nights[i], when=f"2026-12-{i + 1:02}", times=nights[i].times | {
+    back = [*nights[: NIGHTS - 2], *(replace(nights[i], when=f"2026-12-{i + 1:02}", times={**nights[i].times,
         HOT: nights[-1].times[HOT]}) for i in range(6))]  # fmt: skip
     assert [moved.still for _, moved in trend_tables.moves(trends(back)[0])] == [True, False]  # the newest first
 
