@@ -224,10 +224,14 @@ def _trend(name: str, nights: tuple[Night, ...]) -> Trend:
     counted = {case_id: [i for i, night in enumerate(nights) if _counts(night, case_id)] for case_id in ids}
     series = {case_id: [nights[i].times[case_id].ms or math.nan for i in at] for case_id, at in counted.items()}
     typical = typical_noise(list(series.values()), DEFAULT_SPREAD["cuda_events_cold_l2"])
+    alike: dict[str, set[str]] = {}  # of each system its cases, and all for what is of an unknown one
+    for case_id, case in known.items():
+        alike.setdefault(str(case["system"]), set()).add(case_id)
     histories = tuple(
-        _history(case_id, known.get(case_id), nights, tuple(at), levels(series[case_id], typical))
+        _history(case_id, known.get(case_id), nights, tuple(at), levels(series[case_id], typical),
+                 alike[str(known[case_id]["system"])] if case_id in known else set(ids))
         for case_id, at in counted.items()
-    )
+    )  # fmt: skip
     return Trend(name, nights, histories)
 
 
@@ -236,13 +240,22 @@ def _counts(night: Night, case_id: str) -> bool:
 
 
 def _history(
-    case_id: str, case: dict[str, Any] | None, nights: Sequence[Night], at: tuple[int, ...], found: Levels
+    case_id: str,
+    case: dict[str, Any] | None,
+    nights: Sequence[Night],
+    at: tuple[int, ...],
+    found: Levels,
+    alike: set[str],
 ) -> History:
     times = tuple(night.times.get(case_id) for night in nights)
     timed = [i for i, time in enumerate(times) if time is not None and time.ms is not None]
     first, last = timed[0], timed[-1]
-    new = any(_would_have(night, nights[first]) for night in nights[:first])
-    after = [night for night in nights[last + 1 :] if case_id in night.times or _would_have(night, nights[last])]
+    new = any(_would_have(night, nights[first], alike - {case_id}) for night in nights[:first])
+    after = [
+        night
+        for night in nights[last + 1 :]
+        if case_id in night.times or _would_have(night, nights[last], alike - {case_id})
+    ]
     now = next((time.status for time in reversed(times) if time is not None), "ok")
     gone = after[0] if after else None
     moved = tuple(_moved(case_id, one, [nights[i] for i in at], found, gone is not None) for one in found.changes)
@@ -250,9 +263,11 @@ def _history(
     return History(case_id, case, times, at, found, moved, nights[first] if new else None, gone, status)
 
 
-def _would_have(night: Night, other: Night) -> bool:
-    """Whether a night measured what the other did: half of its cases. Other sweeps say nothing of a case."""
-    return 2 * len(other.times.keys() & night.times.keys()) >= len(other.times)
+def _would_have(night: Night, other: Night, alike: set[str]) -> bool:
+    """Whether a night measured what the other did of ``alike`` cases: half at least. Other sweeps, and sweeps of other
+    systems, say nothing of a case."""
+    there = other.times.keys() & alike
+    return bool(there) and 2 * len(there & night.times.keys()) >= len(there)
 
 
 def _moved(case_id: str, change: Change, nights: Sequence[Night], found: Levels, gone: bool) -> Moved:

@@ -94,8 +94,8 @@ def _at(moved: Moved) -> str:
 
 def changes(trend: Trend) -> Table:
     """A line a change, the newest first."""
-    columns = ("day", "case", "commits", "ms", "change, %", "interval, %", "noise, %", "still so", "besides")
-    numeric = (False, False, False, True, True, False, True, False, False)
+    columns = ("case", "change, %", "commits", "day", "ms", "interval, %", "noise, %", "still so", "besides")
+    numeric = (False, True, False, False, True, False, True, False, False)
     return Table(columns, numeric, tuple(_change(*one) for one in moves(trend)))
 
 
@@ -104,12 +104,12 @@ def _change(history: History, moved: Moved) -> tuple[Cell, ...]:
     percent = 100 * (one.ratio - 1)
     interval = " to ".join(f"{100 * (end - 1):+.1f}" for end in (one.low, one.high))
     return (
-        Cell(moved.after.day), Cell(name(history), flag="wrap"),
-        Cell(f"{moved.before.name} → {moved.after.name}{', a drift' if one.drift else ''}"),
-        Cell(f"{text.number(one.before_ms, 4)} → {text.number(one.after_ms, 4)}", one.after_ms),
+        Cell(name(history)),
         Cell(f"{percent:+.1f}", percent, "bad" if percent > 0 and moved.still is not False else ""),
+        Cell(f"{moved.before.name} → {moved.after.name}{', a drift' if one.drift else ''}"), Cell(moved.after.day),
+        Cell(f"{text.number(one.before_ms, 4)} → {text.number(one.after_ms, 4)}", one.after_ms),
         Cell(interval), number_cell(100 * history.levels.noise, 2), Cell(still(moved)),
-        Cell("; ".join(moved.besides) or "–", flag="wrap"),
+        Cell("; ".join(moved.besides) or "–"),
     )  # fmt: skip
 
 
