@@ -11,10 +11,10 @@ NAME = $(basename $(notdir $(SWEEP)))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help sweep test lint format venv clean
+.PHONY: help sweep test test-all lint format venv clean
 
 help: ## list what can be made
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo "  SWEEP=name runs another sweep than quick; PYTHON=path makes the environment with another Python"
 
 sweep: $(VENV)/.installed ## run the quick sweep and render its report
@@ -24,6 +24,9 @@ sweep: $(VENV)/.installed ## run the quick sweep and render its report
 
 test: $(VENV)/.installed-dev ## run the tests on every core
 	$(BIN)/pytest --numprocesses auto --dist worksteal
+
+test-all: $(VENV)/.installed-dev ## run besides what make test leaves out where there is no GPU
+	$(BIN)/pytest --numprocesses auto --dist worksteal --exhaustive
 
 lint: $(VENV)/.installed-dev ## check style, types and files
 	$(BIN)/ruff check

@@ -238,7 +238,7 @@ def _row_of(line: bytes, place: str) -> Row | str:
         return in_one_line(str(error))
 
 
-PACKED = ".gz"
+PACKED = {".gz": "gzip", ".xz": "xz"}
 
 
 def is_file_of_lines(path: Path) -> bool:
@@ -247,19 +247,17 @@ def is_file_of_lines(path: Path) -> bool:
 
 
 def unpacked_name(path: Path) -> str:
-    """The name of a file before it was packed by gzip, if it was."""
-    return path.name.removesuffix(PACKED)
+    """The name of a file before it was packed, if it was."""
+    return path.name.removesuffix(path.suffix) if path.suffix in PACKED else path.name
 
 
 def open_to_read(path: Path) -> BinaryIO:
-    """The file, opened, or what was packed in it by gzip. UserError when it is not there, is a folder, or cannot be
-    read."""
+    """The file, opened, or what was packed in it by gzip or xz. UserError when it is not there, is a folder, or cannot
+    be read."""
     try:
-        if path.suffix == PACKED:
-            return io.BytesIO(gzip.decompress(path.read_bytes()))
+        if path.suffix in PACKED:
+            return io.BytesIO(_unpacked(path))
         return path.open("rb")
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise UserError(f"{path}: is not packed by gzip, or not all of it is there: {error}") from None
     except FileNotFoundError:
         why = dangling(path) or "no such file of rows; `glabench sweep NAME` writes one"
         raise UserError(f"{path}: {why}") from None
@@ -269,6 +267,25 @@ def open_to_read(path: Path) -> BinaryIO:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
 
 
+def _unpacked(path: Path) -> bytes:
+    """What is in a packed file. UserError when it was packed otherwise, is torn, or this Python cannot unpack it."""
+    packed = path.read_bytes()
+    try:
+        if path.suffix == ".gz":
+            return gzip.decompress(packed)
+        import lzma  # some builds of Python come without
+
+        try:
+            return lzma.decompress(packed)
+        except lzma.LZMAError as error:
+            raise EOFError(error) from None
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        how = PACKED[path.suffix]
+        raise UserError(f"{path}: is not packed by {how}, or not all of it is there: {error}") from None
+    except ImportError:
+        raise UserError(f"{path}: this Python was built without lzma; unpack it first: unxz --keep {path}") from None
+
+
 class Appender(Lines):
     """Lines that are rows. What is not a row, or not what was written, is moved to ``<file>.bad`` on opening.
 
@@ -276,7 +293,7 @@ class Appender(Lines):
     """
 
     def __init__(self, path: Path | str, *, fresh: bool = False, warn: Callable[[str], None] = warn_on_stderr) -> None:
-        if Path(path).suffix == PACKED:
+        if Path(path).suffix in PACKED:
             raise UserError(f"{path}: nothing is appended to a packed file; name one that ends in .jsonl")
         if not fresh:
             _refuse_other_files(Path(path))

@@ -46,23 +46,31 @@ def pytest_xdist_auto_num_workers() -> int:
     return len(os.sched_getaffinity(0)) + 1
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--exhaustive", action="store_true", help="without a GPU, too, leave out nothing: make test-all")
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    more = "" if config.option.exhaustive else ", and what make test-all runs besides"
+    return [] if CUDA else [f"no CUDA device: tests marked gpu are left out{more}"]
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Tests that compile come first: they are long, and one of the processes that share the tests gets them, which
-    starts one to compile. Where no CUDA device answers, skip ``gpu`` tests, and run of ``pairwise`` and ``each_value``
-    ones what `_covering` leaves."""
+    starts one to compile. Where no CUDA device answers, leave out ``gpu`` tests, and unless asked for all the
+    ``exhaustive`` ones and of ``pairwise`` and ``each_value`` ones all but what `_covering` leaves."""
     items.sort(key=lambda item: "compiling_process" not in getattr(item, "fixturenames", ()))
     if CUDA:
         return
-    skip = pytest.mark.skip(reason="needs a CUDA GPU, and torch finds none")
+    left_out = {item for item in items if "gpu" in item.keywords}
     combinations = defaultdict[tuple[str, int], list[pytest.Function]](list)
     together = {"pairwise": 2, "each_value": 1}
-    for item in items:
-        if "gpu" in item.keywords:
-            item.add_marker(skip)
-        elif isinstance(item, pytest.Function):
+    for item in () if config.option.exhaustive else items:
+        if "exhaustive" in item.keywords:
+            left_out.add(item)
+        elif item not in left_out and isinstance(item, pytest.Function):
             for mark in together.keys() & set(item.keywords):
                 combinations[item.nodeid.partition("[")[0], together[mark]].append(item)
-    left_out = set[pytest.Item]()
     for (_, size), of_one_test in combinations.items():
         kept = _covering([item.callspec.params for item in of_one_test], size)
         left_out |= {item for place, item in enumerate(of_one_test) if place not in kept}

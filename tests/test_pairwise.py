@@ -58,4 +58,9 @@ def test_the_same_combinations_are_left_in_every_process(covering: Covering) -> 
 @pytest.mark.parametrize("c", [0, 1])
 def test_half_of_these_run_where_there_is_no_gpu(request: pytest.FixtureRequest, a: int, b: int, c: int) -> None:
     mine = [item for item in request.session.items if item.name.startswith("test_half_of_these")]
-    assert len(mine) <= (8 if torch.cuda.is_available() else 4)
+    assert len(mine) <= (8 if torch.cuda.is_available() or request.config.option.exhaustive else 4)
+
+
+@pytest.mark.exhaustive
+def test_this_runs_on_a_gpu_or_where_all_is_asked_for(request: pytest.FixtureRequest) -> None:
+    assert torch.cuda.is_available() or request.config.option.exhaustive

@@ -12,13 +12,13 @@ import pytest
 
 from glabench.analysis.compare import answers
 from glabench.analysis.frame import frame
-from glabench.analysis.load import latest, load_tunings, located
+from glabench.analysis.load import latest, load_tunings, located, only_tunings
 from glabench.analysis.overhead import account
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results"
 H100 = "nvidia-h100-80gb-hbm3"
-BOARD = "nvidia-h200/board-eleventh-0*"
+BOARD = "nvidia-h200/board"
 SHAPE = ["B", "T", "H", "K", "V"]
 MODES = {"fwd": "fwd", "fwdbwd": "fwd+bwd"}
 
@@ -36,10 +36,8 @@ def words(name: str) -> str:
 
 @cache
 def table(*names: str) -> pd.DataFrame:
-    """The rows of committed files, of each case the one that counts."""
-    paths = [path for name in names for path in sorted(RESULTS.glob(f"{name}.jsonl.gz"))]
-    assert paths
-    return frame(latest(row for _, row in located(paths)))
+    """The rows of committed folders, of each case the one that counts."""
+    return frame(latest(row for _, row in located([RESULTS / name for name in names])))
 
 
 @cache
@@ -142,8 +140,8 @@ def test_strong_gates() -> None:
         return rows.pivot_table(index="gate_strength", columns="variant", values="ms")
 
     large, small = (
-        at("nvidia-h200/gate-strength-00", 2, 4096, 8, 128, 128),
-        at("nvidia-h200/papers-*", 2, 1024, 4, 128, 128),
+        at("nvidia-h200/gate_strength", 2, 4096, 8, 128, 128),
+        at("nvidia-h200/papers", 2, 1024, 4, 128, 128),
     )
     said = words("docs/results.md")
     over = large["fla"] / large["gla"]
@@ -155,7 +153,7 @@ def test_strong_gates() -> None:
 
 
 def test_beside_fla() -> None:
-    rows = table(f"{H100}/host-00").set_index([*SHAPE, "variant"])
+    rows = table(f"{H100}/host").set_index([*SHAPE, "variant"])
     printed = lines("docs/results.md", "Beside FLA")
     assert printed
     for shape, said in printed.items():
@@ -167,7 +165,7 @@ def test_beside_fla() -> None:
 
 
 def test_packed_sequences() -> None:
-    ms = table(f"{H100}/packed-00").pivot_table(index=["mode", "lengths"], columns="variant", values="ms")
+    ms = table(f"{H100}/packed").pivot_table(index=["mode", "lengths"], columns="variant", values="ms")
     longer = {mode: ms.loc[mode, "gla"] / ms.loc[(mode, ""), "gla"] for mode in MODES}
     drawn = next(name for name in longer["fwd"].index if name.startswith("1300,"))
     said = words("docs/results.md")
@@ -183,7 +181,7 @@ def test_packed_sequences() -> None:
 
 
 def test_gates_in_float32() -> None:
-    ms = table(f"{H100}/gate_dtype-0*").pivot_table(index=[*SHAPE, "mode"], columns="gate", values="ms")
+    ms = table(f"{H100}/gate_dtype").pivot_table(index=[*SHAPE, "mode"], columns="gate", values="ms")
     longer = (ms["1 in fp32"] / ms["1"]).sort_values()
     said = words("docs/results.md")
     assert f"take {spread(longer[:17])} times as long as in bfloat16 in 17 of {len(longer)} passes" in said
@@ -194,7 +192,7 @@ def test_gates_in_float32() -> None:
 
 @pytest.mark.parametrize("other", ["transformer_lm", "gla_lm_fla"])
 def test_training(other: str) -> None:
-    rows = table(f"{H100}/training-0[01]")
+    rows = table(f"{H100}/training", f"{H100}/training-packed")
     rate, peak = (
         rows.pivot_table(index=["model", "lengths", "T"], columns="variant", values=name)
         for name in ("tokens_per_s", "peak_mib")
@@ -219,16 +217,16 @@ def test_training(other: str) -> None:
 
 def test_the_board_on_an_h100() -> None:
     said = words("docs/results.md")
-    first = times(f"{H100}/board-*")
+    first = times(f"{H100}/board")
     faster = (first[["fla", "helion"]].min(axis=1) / first["gla"]).dropna()
-    floors = times(f"{H100}/board-*", value="over_floor")["gla"].loc[faster.index]
+    floors = times(f"{H100}/board", value="over_floor")["gla"].loc[faster.index]
     parts = [spread(floors.xs(mode, level="mode"), 1) for mode in MODES]
     assert f"`gla` takes {parts[0]} times the floor forward and {parts[1]} forward and backward" in said
     assert f"{spread(faster, 1)} times as fast as the better of FLA's and Helion's" in said
-    again = times(f"{H100}/again-*", value="over_floor")["gla"]
+    again = times(f"{H100}/board-again", value="over_floor")["gla"]
     means = [f"{geomean(again.xs(mode, level='mode')):.1f}" for mode in MODES]
     assert f"takes {means[0]} times the floor forward and {means[1]} forward and backward" in said
-    second = times(f"{H100}/again-*")
+    second = times(f"{H100}/board-again")
     faster = (second[["fla", "helion"]].min(axis=1) / second["gla"]).dropna()
     assert len(faster) == 9
     assert f"`gla`'s kernels are {spread(faster, 1)} times as fast as the better one's" in said
@@ -239,22 +237,21 @@ def test_counts_of_cases() -> None:
     said = words("docs/results.md")
     assert f"all {len(table(BOARD))} cases in one start, all right" in said
     assert (table(BOARD)["status"] == "ok").all()
-    assert f"the papers' {len(table('nvidia-h200/papers-*'))} cases" in said
-    assert f"{len(table(f'{H100}/board-*'))} cases were measured, all right" in said
-    assert f"all {(table(f'{H100}/again-gla-*')['system'] == 'gla').sum()} cases of `gla` are right" in said
+    assert f"the papers' {len(table('nvidia-h200/papers'))} cases" in said
+    assert f"{len(table(f'{H100}/board'))} cases were measured, all right" in said
+    assert f"all {(table(f'{H100}/board-again')['system'] == 'gla').sum()} cases of `gla` are right" in said
 
 
 def test_what_the_harness_takes() -> None:
     said = words("docs/results.md")
-    for name, wall in ((BOARD, "board's {} seconds"), ("nvidia-h200/papers-*", "{} that the papers'")):
-        paths = sorted(RESULTS.glob(f"{name}.jsonl.gz"))
-        found = account([row for _, row in located(paths)]).wall
+    for name, wall in ((BOARD, "board's {} seconds"), ("nvidia-h200/papers", "{} that the papers'")):
+        found = account([row for _, row in located([RESULTS / name])]).wall
         assert f"{100 * found.overhead:.1f} % of the {wall.format(f'{found.seconds:.0f}')}" in said
 
 
 def test_one_decay_a_head_is_that_of_the_rows() -> None:
     found = lines("docs/kernels.md", "One decay a head")
-    rows = table(f"{H100}/scalar_decay-00")
+    rows = table(f"{H100}/scalar_decay")
     rows = rows[(rows["status"] == "ok") & ~rows["chunk"].isin([32, 128])]
     columns = (
         ("simple_gla", 0),
@@ -273,24 +270,24 @@ def test_one_decay_a_head_is_that_of_the_rows() -> None:
             assert cell == ("" if one.empty else f"{one['ms'].min():.3f}"), (key, system)
 
 
-def test_strong_gates_by_passes_are_those_of_the_rows() -> None:
-    rows = table(f"{H100}/strong-00")
-
-    def ms(system: str, B: int, mode: str, strength: float) -> str:
-        one = rows[(rows["system"] == system) & (rows["B"] == B) & (rows["mode"] == mode)]
-        return f"{one[one['gate_strength'] == strength]['ms'].item():.3f}"
-
-    both, fwd = (
-        [ms("gla", 2, mode, 1.0), ms("gla", 2, mode, 16.0), ms("fla", 2, mode, 16.0)] for mode in ("fwdbwd", "fwd")
+def test_what_strong_gates_cost() -> None:
+    rows = table(f"{H100}/strong_gates").pivot_table(
+        index=[*SHAPE, "mode"], columns=["system", "gate_strength"], values="ms"
     )
-    said = words("docs/kernels.md")
-    assert "takes {} ms at 1 and {} at 16, FLA {}".format(*both) in said
-    assert "(forward {}, {} and {})".format(*fwd) in said
-    assert f"by walks, {ms('gla', 8, 'fwdbwd', 1.0)} and {ms('gla', 8, 'fwdbwd', 16.0)}" in said
+    strengths, fla = [("gla", strength) for strength in (1.0, 4.0, 16.0, 1e4)], ("fla", 16.0)
+    printed = lines("docs/kernels.md", "What strong gates cost", of=1)
+    assert len(printed) == len(rows) == 16
+    for (*shape, mode), measured in rows.iterrows():
+        said = printed[", ".join([*map(str, shape), MODES[mode]])]
+        assert [f"{measured[one]:.3f}" for one in (*strengths, fla)] == said
+    slowest, theirs = rows[strengths].max(axis=1), rows["fla"].min(axis=1)
+    sentences = words("docs/kernels.md")
+    assert f"the faster one, {spread(theirs / slowest)} times where gates are strongest" in sentences
+    assert f"Strong gates take {spread(slowest / rows['gla', 1.0])} times as long as mild ones" in sentences
 
 
 def test_chunk_by_sub_chunk() -> None:
-    measured = table(f"{H100}/sub_chunk-00").pivot_table(
+    measured = table(f"{H100}/sub_chunk").pivot_table(
         index=["chunk", "sub_chunk"], columns=["materialize", "mode"], values="ms"
     )
     columns = [(states, mode) for states in (True, False) for mode in MODES]
@@ -305,7 +302,7 @@ def test_chunk_by_sub_chunk() -> None:
 
 
 def test_sequence_length() -> None:
-    measured = times(f"{H100}/sequence_length-00")
+    measured = times(f"{H100}/sequence_length")
     faster = measured["fa2"] / measured["gla"]
     said = [f"{ratio.min():.3g} to {ratio.max():.3g}" for _, ratio in faster.groupby("mode")]
     assert (
@@ -316,7 +313,7 @@ def test_sequence_length() -> None:
 
 def test_what_tuning_on_an_h100_won() -> None:
     rows = []
-    for one in load_tunings([RESULTS / H100 / "tune-axes-00.jsonl.gz"]):
+    for one in load_tunings(only_tunings([RESULTS / H100 / "tune-axes"])):
         before = [end for end in one.finalists if end.role == "incumbent" and end.samples_ms]
         if before and one.winner is not None:
             ends = (one.finalists[one.winner], before[0])

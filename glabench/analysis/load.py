@@ -21,7 +21,7 @@ UNSHOWN = ("compiled", "rival")  # what the lines of files say that they are for
 
 
 def files(paths: Sequence[Path], warn: Callable[[str], None] = warn_on_stderr) -> list[Path]:
-    """The result files behind ``paths``: a folder stands for every *.jsonl and *.jsonl.gz in it, at any depth. Files of
+    """The result files behind ``paths``: a folder stands for every *.jsonl in it, packed or not, at any depth. Files of
     results that have no page are left out, and reported to ``warn`` in one line.
 
     Raises:
@@ -52,7 +52,7 @@ def files(paths: Sequence[Path], warn: Callable[[str], None] = warn_on_stderr) -
 
 
 def _inside(folder: Path) -> list[Path]:
-    """Every *.jsonl and *.jsonl.gz in the folder, at any depth. Raises UserError where a folder cannot be read: nothing
+    """Every *.jsonl in the folder, packed or not, at any depth. Raises UserError where a folder cannot be read: nothing
     of it would be shown, and nobody told."""
 
     def refuse(error: OSError) -> None:

@@ -8,7 +8,7 @@ none of the kernels that showed it. So the registers of each product are followe
 from: the address from the program's shared memory, the layout from constants. An address in the place of another one
 would not be seen.
 
-    python -m glabench.hardware.descriptors   # every kernel of the plans that come with the package; needs no GPU
+    python -m glabench.hardware.descriptors   # every kernel of the plans that come with the package; no GPU
 """
 
 from __future__ import annotations
@@ -21,8 +21,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice, takewhile
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from glabench.hardware.environment import cuobjdump
+
+if TYPE_CHECKING:
+    from gla_kernels import Entry, Launch
 
 LINE = re.compile(
     r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?(?P<predicate>U?P\w+)\s+)?(?P<operation>[A-Z][\w.]*)\s*(?P<rest>.*?);"
@@ -202,18 +206,29 @@ def _written(operation: str, rest: str) -> frozenset[int]:
     return frozenset((first, first + 1) if operation.endswith(".64") or "WIDE" in operation else (first,))
 
 
-def main() -> int:
-    """Go over the plans that come with the package; 1 for a kernel that has lost an operand."""
+def _launches(entry: Entry) -> Iterator[Launch]:
+    """What a tuned plan launches, and on Hopper the same call with gates of the value side."""
+    import torch
+
+    from gla_kernels import launches
     from gla_kernels.plan.apply import all_launches
+
+    work = entry.work
+    yield from all_launches(work, entry.plan, few=True)
+    if work.gated and work.dtype == "bf16":
+        sizes: dict[str, Any] = {"B": work.B, "T": work.T, "H": work.H, "K": work.K, "V": work.V}
+        framed = launches("gla", **sizes, dtype=torch.bfloat16, value_gated=True)
+        yield from (launch for launch in framed if launch.in_gluon)
+
+
+def main() -> int:
+    """Go over the plans that come with the package, and the same shapes with gates of the value side; 1 for a kernel
+    that has lost an operand."""
     from gla_kernels.plan.files import shipped_tables
     from glabench.hardware.crosscompile import compile_launch, kernel_key
 
-    kernels = {
-        kernel_key(launch): (launch, entry.work)
-        for table in shipped_tables()
-        for entry in table.entries
-        for launch in all_launches(entry.work, entry.plan, few=True)
-    }
+    entries = [entry for table in shipped_tables() for entry in table.entries]
+    kernels = {kernel_key(launch): (launch, entry.work) for entry in entries for launch in _launches(entry)}
     wrong = 0
     for number, (launch, work) in enumerate(kernels.values(), 1):
         found = lost(compile_launch(launch, "sm_90").asm["cubin"])

@@ -26,6 +26,7 @@ from glabench.report import (
     schedule_matrix,
     short,
     style,
+    svg,
     tables,
     text,
 )
@@ -102,7 +103,7 @@ def values(
 
 def fill(template: str, **values: Any) -> str:
     """A page from one of templates/, with the look that all pages share."""
-    return (
+    page = (
         _templates()
         .get_template(template)
         .render(
@@ -114,6 +115,7 @@ def fill(template: str, **values: Any) -> str:
             **values,
         )
     )
+    return svg.shared(page)
 
 
 def dates(rows: Sequence[Row]) -> str:

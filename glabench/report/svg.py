@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from html import escape
 
@@ -47,11 +49,12 @@ def inline(svg: str, name: str, title: str, hits: list[Hit]) -> str:
     body = re.sub(
         r' id="((?:figure|axes|patch|line2d|text|matplotlib\.axis|xtick|ytick|LineCollection)_\d+)"', "", body
     )
-    body = re.sub(r' id="', f' id="{name}-', body)
-    body = re.sub(r"url\(#", f"url(#{name}-", body)
-    body = re.sub(r'xlink:href="#', f'href="#{name}-', body)
+    body = body.replace("xlink:href=", "href=")
+    for number, made in enumerate(re.findall(r' id="([^"]*)"', body)):
+        body = re.sub(rf'(?<=[#"]){re.escape(made)}(?=[)"])', f"{name}-{number}", body)
     body = re.sub(r"'DejaVu Sans'[^;\"]*", "var(--sans)", body)
     body = body.replace(" font-family: var(--sans);", "")  # it is that of the page
+    body = _bare(re.sub(r">\s+<", "><", body))
     body = re.sub(r"(?:<use [^>]*/>){2,}", _once, body)
     body = re.sub(r' transform="rotate\(-?0 [^)]*\)"', "", body)
     for colour in COLOURS:
@@ -60,7 +63,6 @@ def inline(svg: str, name: str, title: str, hits: list[Hit]) -> str:
     body = re.sub(r' (?:d|x|y)="[^"]*"', lambda m: re.sub(r"(\.\d{2})\d+", r"\1", m[0]), body)
     body = re.sub(r' d="([^"]*)"', lambda m: f' d="{_tight(m[1])}"', body)
     body = re.sub(r'<path d="[^"]*" style="fill: none"/>', "", body)  # grounds that nobody sees
-    body = re.sub(r">\s+<", "><", body)
     body = re.sub(
         r'<svg [^>]*?viewBox="([^"]*)"[^>]*>', f'<svg viewBox="\\1" role="img" aria-label="{escape(title)}">', body
     )
@@ -70,6 +72,41 @@ def inline(svg: str, name: str, title: str, hits: list[Hit]) -> str:
 def _tight(path: str) -> str:
     """Path data without the room between commands and numbers."""
     return re.sub(r"\s*([A-Za-z])\s*", r"\1", path).strip()
+
+
+def _bare(body: str) -> str:
+    """Without groups that say nothing of what is in them."""
+    kept: list[bool] = []  # of each group that is open
+    pieces = []
+    for piece in re.split(r"(<g(?: [^>]*)?>|<g/>|</g>)", body):
+        if piece == "</g>":
+            says = kept.pop()
+        elif re.fullmatch(r"<g(?: [^>]*)?/>", piece):
+            says = False
+        else:
+            says = piece != "<g>"
+            if piece.startswith(("<g>", "<g ")):
+                kept.append(says)
+        pieces += [piece] if says else []
+    return "".join(pieces)
+
+
+def shared(page: str) -> str:
+    """The page with the styles that its drawings repeat said once, as classes in its head."""
+    drawing = re.compile(r"<svg viewBox.*?</svg>", re.DOTALL)
+    found = Counter(style for svg in drawing.findall(page) for style in re.findall(STYLE, svg))
+    classes = {style: f"l{i}" for i, (style, count) in enumerate(found.most_common()) if count > 1}
+    if not classes:
+        return page
+    rules = "".join(
+        f".{name}{{{style[8:-1].replace(': ', ':').replace('; ', ';')}}}" for style, name in classes.items()
+    )
+    page = drawing.sub(lambda svg: re.sub(STYLE, lambda m: _as_class(m[0], classes), svg[0]), page)
+    return page.replace("</head>", f'<style id="looks">{rules}</style>\n</head>', 1)
+
+
+def _as_class(style: str, classes: Mapping[str, str]) -> str:
+    return f' class="{classes[style]}"' if style in classes else style
 
 
 def _once(marks: re.Match[str]) -> str:

@@ -87,12 +87,22 @@ class Gla(System):
         return Workload("fwd", *sizes, case.dtype, gated, self.schedule(case), case.gates if gated else None)
 
     def implementation(self, case: Case) -> str:
-        if case.value_gate:
+        if case.value_gate and not self.rides(case):
             return f"{kernels_version()}; {schedule_name(value_gated_schedule(self.schedule(case)))} not tuned"
         found: dict[str, list[str]] = {}
         for direction, choice in self.choices(case).items():
             found.setdefault(f"{schedule_name(choice.plan.schedule)} {choice.origin}", []).append(direction)
         return "; ".join([kernels_version(), *(f"{' and '.join(names)} {text}" for text, names in found.items())])
+
+    def rides(self, case: Case) -> bool:
+        """Whether the case's gates of the value side go by the plans of `gla` without them."""
+        import torch
+
+        from gla_kernels import machine_of
+
+        if not torch.cuda.is_available():
+            return False
+        return any(launch.step == "walk" for launch in self.launches(case, f"sm_{machine_of().capability}"))
 
     def config(self, case: Case) -> Config:
         """What is handed to ``gla`` as config: nothing, it chooses as it does for any user."""

@@ -11,6 +11,9 @@ from typing import Any
 import typer
 from rich.console import Console
 
+from glabench.errors import UserError
+from glabench.store import open_to_read
+
 Row = dict[str, Any]
 
 WIDTH = 120  # of a table in a file or pipe, columns
@@ -27,9 +30,12 @@ def append(rows: Sequence[Row], out: Path | None) -> None:
 
 
 def rows_of(path: Path, kind: str, option: str = "--read") -> list[Row]:
-    """The rows of a file. BadParameter where it holds anything but rows of that kind, or none."""
+    """The rows of a file, packed or not. BadParameter where it holds anything but rows of that kind, or none."""
     try:
-        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        with open_to_read(path) as file:
+            rows = [json.loads(line) for line in file]
+    except UserError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from None
     except ValueError as error:
         raise typer.BadParameter(f"{path} is no JSON Lines: {error}", param_hint=option) from None
     if not rows or any(not isinstance(row, dict) or row.get("kind") != kind for row in rows):

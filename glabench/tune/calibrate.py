@@ -26,7 +26,7 @@ from gla_kernels import Workload
 from gla_kernels.cost import model
 from gla_kernels.plan.table import kernels_hash, space_hash
 from gla_kernels.schedule import PASSES
-from glabench.analysis.load import load_tunings
+from glabench.analysis.load import files, load_tunings
 from glabench.errors import UserError
 from glabench.tune.candidate import Candidate, launch_of
 from glabench.tuning_store import Tuning
@@ -91,11 +91,11 @@ def fit(samples: list[Sample]) -> tuple[list[float], list[float], list[float]]:
 def main(arguments: list[str] | None = None) -> None:
     """Read records, fit, write the model's file."""
     parser = argparse.ArgumentParser(prog="python -m glabench.tune.calibrate", description="Fit the cost model.")
-    parser.add_argument("records", nargs="+", type=Path, help="files of tuning records")
+    parser.add_argument("records", nargs="+", type=Path, help="files of tuning records, or folders")
     parser.add_argument("--out", type=Path, default=model.FILE, help="file to write")
     options = parser.parse_args(arguments)
     try:
-        found = samples_of(load_tunings(options.records))
+        found = samples_of(load_tunings(files(options.records)))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

@@ -21,7 +21,7 @@ from typing import Any
 from gla_kernels import Workload
 from gla_kernels.plan.choose import choice_of
 from gla_kernels.plan.table import Header, Table, key_of
-from glabench.analysis.load import load_tunings
+from glabench.analysis.load import files, load_tunings
 from glabench.analysis.statistics import geometric_mean
 from glabench.analysis.tuning import Sums, median_ms, winner
 from glabench.errors import UserError
@@ -78,11 +78,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m glabench.tune.held_out", description="What plans cost at shapes that were never tuned."
     )
-    parser.add_argument("records", nargs="+", type=Path, help="files of tuning records")
+    parser.add_argument("records", nargs="+", type=Path, help="files of tuning records, or folders")
     parser.add_argument("--at", nargs="+", type=Path, help="files of others, to be looked up instead")
     options = parser.parse_args(arguments)
     try:
-        found = held_out(load_tunings(options.records), load_tunings(options.at) if options.at else None)
+        records, at = (load_tunings(files(paths)) if paths else None for paths in (options.records, options.at))
+        found = held_out(records or [], at)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

@@ -16,12 +16,13 @@ from glabench.analysis.load import load_tunings, only_tunings
 from glabench.hardware.environment import detect_device
 from glabench.hardware.targets import capability_of
 from glabench.report import text
+from glabench.store import is_file_of_lines
 from glabench.tune.candidate import Variant
 from glabench.tune.explain import TOP, explain, facts
 from glabench.tune.space import Space, space_of
 from glabench.tuning_store import Tuning
 
-PATTERNS = ("local/tune-*.jsonl", "*/tune-*.jsonl", "*/tune-*.jsonl.gz")  # in results/, where records are by default
+PATTERNS = ("local/tune-*", "*/tune-*/*")  # in results/, where records are by default
 DEFAULT_CAPABILITY = 90
 PLANS = 10  # predicted plans that are shown
 TILES = 3  # tiles of each pass of the best one
@@ -40,7 +41,8 @@ def read_records(paths: Sequence[Path] | None) -> list[Tuning]:
     """The tunings of files and folders; by default those of results/. UserError for a path that holds none."""
     found = paths or sorted({path for pattern in PATTERNS for path in Path("results").glob(pattern)})
     if not paths:
-        found = [path for path in found if path.stat().st_size]  # a run that was stopped early leaves an empty file
+        # a run that was stopped early leaves an empty file
+        found = [path for path in found if is_file_of_lines(path) and path.stat().st_size]
     return load_tunings(only_tunings(found)) if found else []
 
 

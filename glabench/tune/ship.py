@@ -18,7 +18,7 @@ from gla_kernels.plan.files import ship
 from gla_kernels.plan.limits import why_not
 from gla_kernels.plan.table import Header, TableError, first_of_line, kernels_hash, space_hash
 from gla_kernels.schedule import WALK_OF
-from glabench.analysis.load import load_tunings
+from glabench.analysis.load import files, load_tunings
 from glabench.errors import UserError
 from glabench.tune.session import entry_of
 from glabench.tuning_store import Tuning
@@ -53,9 +53,9 @@ def _had_walks(one: Tuning) -> bool:
 def main(arguments: list[str] | None = None) -> None:
     """Read the records, write the table, say where."""
     parser = argparse.ArgumentParser(prog="python -m glabench.tune.ship", description="Ship tuned plans.")
-    parser.add_argument("records", nargs="+", type=Path, help="files of tuning records")
+    parser.add_argument("records", nargs="+", type=Path, help="files of tuning records, or folders")
     try:
-        print(table_of(load_tunings(parser.parse_args(arguments).records)))
+        print(table_of(load_tunings(files(parser.parse_args(arguments).records))))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

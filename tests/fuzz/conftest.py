@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, settings
 
 settings.register_profile(
     "glabench",
-    max_examples=int(os.environ.get("GLABENCH_FUZZ", "60")),
+    max_examples=int(os.environ.get("GLABENCH_FUZZ", "40")),
     deadline=None,  # no timing assertions
     derandomize="GLABENCH_FUZZ" not in os.environ,  # the same inputs in every run, so that no run fails by chance
     database=None,

@@ -163,7 +163,7 @@ def test_tables_of_tuned_plans(content: str | bytes) -> None:
     written("table.json", content, read)
 
 
-with store.open_to_read(ROOT / "results" / "nvidia-h200" / "tune-board-00.jsonl.gz") as file:
+with store.open_to_read(ROOT / "results" / "nvidia-h200" / "tune-board" / "2026-11-23-b9eada6.jsonl.xz") as file:
     TUNING = file.readline().decode()
 
 

@@ -124,10 +124,10 @@ def read(folder: Path) -> tuple[list[Rows], dict[int, list[Rows]]]:
 
     UserError when there are none, or when they are of several machines or of other code.
     """
-    same: list[Rows] = [list(store.read(path)) for path in sorted(folder.glob("a-*.rows"))]
+    same: list[Rows] = [list(store.read(path)) for path in sorted(folder.glob("a-*.rows*"))]
     planted: dict[int, list[Rows]] = {percent: [] for percent in FOUND}
-    for path in sorted(folder.glob("planted-*.rows")):
-        if (named := PLANTED.fullmatch(path.name)) is not None and (rows := list(store.read(path))):
+    for path in sorted(folder.glob("planted-*.rows*")):
+        if (named := PLANTED.fullmatch(store.unpacked_name(path))) is not None and (rows := list(store.read(path))):
             planted.setdefault(int(named[1]), []).append(rows)
     everything = [row for run in (*same, *(run for runs in planted.values() for run in runs)) for row in run]
     if not everything:

@@ -38,6 +38,7 @@ def test_the_planted_kernel_takes_every_turn(device: torch.device, n: int) -> No
     assert torch.equal(x, expected)
 
 
+@pytest.mark.exhaustive
 def test_the_planted_kernel_compiles_once_for_every_amount(
     compiling_process: Callable[..., str],
 ) -> None:
@@ -142,6 +143,7 @@ def test_the_cases_are_of_the_board() -> None:
     assert len(ids) == 10
 
 
+@pytest.mark.exhaustive  # half a minute of calibrating; its parts are above
 def test_a_campaign_on_a_cpu_stops_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sweep = tmp_path / "tiny.yaml"
     sweep.write_text(TINY)

@@ -33,7 +33,7 @@ def made(rows: tuple[int, ...], rank: int, columns: int, dtype: torch.dtype, dev
     return [y.to(device, dtype) for y in (x, w, b, torch.randn(*rows, columns))]
 
 
-@pytest.mark.pairwise
+@pytest.mark.each_value
 @pytest.mark.parametrize("least", [None, -0.05])
 @pytest.mark.parametrize("biased", [True, False])
 @pytest.mark.parametrize("gates", [None, torch.float32])

@@ -56,7 +56,7 @@ def as_stored(pool: StatePool, states: torch.Tensor) -> torch.Tensor:
 # --- Tails ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.pairwise
+@pytest.mark.each_value
 @pytest.mark.parametrize("gates", [None, 1.0, "infinite", "head"])
 @pytest.mark.parametrize("tail", [0, 1, 2, 5, 8])
 @pytest.mark.parametrize("v_first", [False, True])
@@ -65,6 +65,7 @@ def test_steps_with_a_tail_are_the_recurrence(inputs, gates, tail, v_first, dtyp
     steps_with_a_tail(inputs, gates, tail, v_first, dtype)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("gates", [40.0, "resets", "closed"])
 @pytest.mark.parametrize("tail", [0, 5])
 def test_steps_of_strong_gates_are_the_recurrence(inputs, gates, tail):
@@ -127,6 +128,7 @@ def test_states_of_fewer_bits_are_rounded_once_a_fold(inputs, dtype):
     assert errors[0] < unit * 33**0.5
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("stochastic", [False, True])
 @pytest.mark.parametrize("tail", [0, 3])
 def test_a_request_has_the_same_bits_alone(inputs, stochastic, tail):
@@ -151,7 +153,7 @@ def test_a_request_has_the_same_bits_alone(inputs, stochastic, tail):
 # --- Drafts -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.pairwise
+@pytest.mark.each_value
 @pytest.mark.parametrize("gates", [None, 1.0, "infinite", "head"])
 @pytest.mark.parametrize("n", [1, 3, 8])
 @pytest.mark.parametrize("tail", [1, 3])
@@ -195,7 +197,7 @@ def test_accept_out_of_range_is_the_nearest_in_it(inputs):
 # --- Prefill ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.pairwise
+@pytest.mark.each_value
 @pytest.mark.parametrize("gates", [None, 1.0, "head"])
 @pytest.mark.parametrize("tail", [0, 4])
 @pytest.mark.parametrize("v_first", [False, True])
@@ -320,6 +322,7 @@ def test_a_step_that_cannot_be_is_refused(inputs, change, message):
         pool_for(x, 1.0).step(*given[:4], given[4], accept=given[4])
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("tail", [0, 2])
 @pytest.mark.parametrize("index", [-1, -7, 3, 2**20])
 def test_what_is_no_slot_is_padding(inputs, tail, index):

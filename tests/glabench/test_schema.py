@@ -23,7 +23,8 @@ from glabench.spec.values import CaseValues, read_block
 jsonschema = pytest.importorskip("jsonschema", reason="make venv installs jsonschema")
 ROOT = Path(__file__).parents[2]
 SWEEPS = sorted((ROOT / "sweeps").glob("*.yaml"))
-ROWS = [path for path in sorted((ROOT / "results").rglob("*.jsonl*")) if not path.name.startswith(("tune-", "judge-"))]
+RESULTS = sorted((ROOT / "results").rglob("*.jsonl*"))
+ROWS = [path for path in RESULTS if not path.parent.name.startswith(("tune-", "judge-"))]
 EVERY = 12  # of a file's rows one in so many is looked at: all of them take minutes
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
+import lzma
 import math
 import re
+import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -65,19 +68,36 @@ def test_a_broken_line_in_the_middle_is_skipped_and_named(tmp_path: Path) -> Non
     assert [text.split(": ")[0] for text in said] == [f"{path}:{n}" for n in (2, 3, 4, 5, 6, 8)]
 
 
-def test_packed_rows_are_read_and_not_appended_to(tmp_path: Path) -> None:
-    path = tmp_path / "packed.jsonl.gz"
-    path.write_bytes(gzip.compress(f"{store.to_json(row())}\n".encode()))
+Pack = Callable[[bytes], bytes]
+PACK: dict[str, tuple[str, Pack]] = {"gzip": (".gz", gzip.compress), "xz": (".xz", lzma.compress)}
+
+
+@pytest.mark.parametrize("how", PACK)
+def test_packed_rows_are_read_and_not_appended_to(tmp_path: Path, how: str) -> None:
+    suffix, pack = PACK[how]
+    path = tmp_path / f"packed.jsonl{suffix}"
+    path.write_bytes(pack(f"{store.to_json(row())}\n".encode()))
     assert list(store.read(path, warn=pytest.fail)) == [row()]
-    with pytest.raises(UserError, match=r"packed.jsonl.gz: nothing is appended to a packed file"):
+    assert store.is_file_of_lines(path)
+    with pytest.raises(UserError, match=rf"packed.jsonl{suffix}: nothing is appended to a packed file"):
         Appender(path)
 
 
-@pytest.mark.parametrize("content", [gzip.compress(b"{}" * 99)[:-9], b"{}"], ids=["torn", "not packed"])
-def test_a_packed_file_that_is_none_or_torn_is_one_line(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "packed.jsonl.gz"
-    path.write_bytes(content)
-    with pytest.raises(UserError, match=r"packed.jsonl.gz: is not packed by gzip, or not all of it is there"):
+@pytest.mark.parametrize("how", PACK)
+@pytest.mark.parametrize("torn", [True, False], ids=["torn", "not packed"])
+def test_a_packed_file_that_is_none_or_torn_is_one_line(tmp_path: Path, how: str, torn: bool) -> None:
+    suffix, pack = PACK[how]
+    path = tmp_path / f"packed.jsonl{suffix}"
+    path.write_bytes(pack(b"{}" * 99)[:-9] if torn else b"{}")
+    with pytest.raises(UserError, match=rf"packed.jsonl{suffix}: is not packed by {how}, or not all of it is there"):
+        list(store.read(path))
+
+
+def test_xz_without_lzma_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "packed.jsonl.xz"
+    path.write_bytes(lzma.compress(b"{}"))
+    monkeypatch.setitem(sys.modules, "lzma", None)
+    with pytest.raises(UserError, match=r"built without lzma; unpack it first: unxz --keep .*packed.jsonl.xz"):
         list(store.read(path))
 
 
@@ -200,7 +220,7 @@ def test_an_odd_value_within_is_no_row(place: str, value: Any, message: str) -> 
         store.from_json(json.dumps(values))
 
 
-@pytest.mark.parametrize("path", sorted(ROOT.glob("results/nvidia-h200/p*.jsonl*")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted(ROOT.glob("results/nvidia-h200/p*/*.jsonl*")), ids=lambda it: it.parent.name)
 def test_what_is_committed_can_be_read(path: Path) -> None:
     assert list(store.read(path, warn=pytest.fail))
 

@@ -168,7 +168,7 @@ def main() -> None:
     run.add_argument("--steps", nargs="+", choices=STEPS, default=list(STEPS))
     judged = commands.add_parser("judge", help="judge the rows of a folder")
     judged.add_argument("gpus", type=int, help="how many there were")
-    judged.add_argument("folder", type=Path, help="of one*.jsonl, rows of one GPU, and all*.jsonl, rows of all of them")
+    judged.add_argument("folder", type=Path, help="of *one*.jsonl, rows of one GPU, and *all*.jsonl, of all")
     judged.add_argument("--cases", type=int, default=CASES, help="how many there must be")
     options = parser.parse_args()
     try:
@@ -197,13 +197,13 @@ def _gpus() -> int:
 
 def _rows(folder: Path, step: str) -> list[Row]:
     """The rows of a step, from all of its files."""
-    return [row for path in sorted(folder.glob(f"{step}*.jsonl*")) for row in store.read(path)]
+    return [row for path in sorted(folder.glob(f"*{step}*.jsonl*")) for row in store.read(path)]
 
 
 def _judge(gpus: int, folder: Path, cases: int) -> int:
     one, several = _rows(folder, "one"), _rows(folder, "all")
     if not one or not several:
-        raise UserError(f"{folder}: expected rows in one*.jsonl and in all*.jsonl there")
+        raise UserError(f"{folder}: expected rows in *one*.jsonl and in *all*.jsonl there")
     found = judge(gpus, one, several, cases)
     print("\n".join(found) if found else "all is as it should be")
     return int(bool(found))

@@ -215,7 +215,7 @@ function whole(figure) {
   }
   const title = figure.querySelector("h3").innerHTML, sans = getComputedStyle(document.body).fontFamily.replaceAll('"', "'");
   const text = `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 ${width} ${y + 14}" width="${width}" height="${y + 14}" font-family="${sans}">`
-    + `<rect width="100%" height="100%" fill="${style.backgroundColor}"/><text x="${gap}" y="22" font-size="12.5" font-weight="700" fill="${ink}">${title}</text>${parts.join("")}</svg>`;
+    + `<style>${document.getElementById("looks")?.textContent || ""}</style><rect width="100%" height="100%" fill="${style.backgroundColor}"/><text x="${gap}" y="22" font-size="12.5" font-weight="700" fill="${ink}">${title}</text>${parts.join("")}</svg>`;
   const known = getComputedStyle(document.documentElement);
   return { width, height: y + 14, text: text.replace(/var\((--[\w-]+)\)/g, (_, name) => known.getPropertyValue(name).trim().replaceAll('"', "'")) };
 }

@@ -91,8 +91,9 @@ def combination_of(
     p: Problem, added: Tensor, gamma: Tensor | None, first: Tensor | None, into: Tensor, reverse: bool
 ) -> Launch:
     """A launch that adds up what segments add."""
-    args = {"p_add": added, "p_gamma": gamma, "p_first": first, "p_s": into, "n_seg": p.n_seg}
+    args = {"p_add": added, "p_gamma": gamma, "p_first": first, "p_s": into, "n_seg": p.n_seg} | p.framed
     flags = {"REVERSE": reverse, "HAS_FIRST": first is not None, "V_FIRST": p.is_v_first(first)}
+    flags["FRAMED"] = p.frames is not None
     return launch_of_states(p, combine_kernel, args | {"n_added": added.shape[1]}, flags)
 
 

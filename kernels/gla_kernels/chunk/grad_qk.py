@@ -157,7 +157,8 @@ def make_grad_qk(
         flags["STAGES"] = tile.num_stages
         native = p.hopper_launch(grad_qk_hopper_kernel, tile, p.of_chunks, args, piece, states, **flags)
     else:
-        run, V = args | {"p_few": few, "n_few": few.shape[1]}, p.dims[-1]
+        run, V = args | {"p_few": few, "n_few": few.shape[1]} | p.framed, p.dims[-1]
+        flags["FRAMED"] = p.frames is not None
         kernel = grad_qk_runs_hopper_kernel if V <= NARROW else grad_qk_wide_runs_hopper_kernel
         flags["STAGES"] = stages_of(V)
         native = p.hopper_launch(kernel, tile, p.of_chunks, run, piece, states, every, **flags)

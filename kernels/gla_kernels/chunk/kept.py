@@ -47,6 +47,20 @@ class Kept:
     closed: bool = False
 
 
+class Frames(NamedTuple):
+    """Of gates on the value side, each chunk's columns (value_gates/frames.py).
+
+    halves [B*H, chunks, V], float32: log2 of the frame, or of all the decay of a column without one; strong [B*H,
+    chunks, V / 64], int32: 1 where there is such a column. low [B, T, H, V], bfloat16: room for what is left of a
+    walk's result where that is rounded. gamma, float32 [B*H, segments, V]: room for log2 of what segments decay by.
+    """
+
+    halves: Tensor | None = None
+    strong: Tensor | None = None
+    low: Tensor | None = None
+    gamma: Tensor | None = None
+
+
 class Gradients(NamedTuple):
     """Gradients of q, k, v and g, of their shapes and dtypes, and of the initial state, [B, H, K, V] float32; None of
     what there is not."""

@@ -20,7 +20,7 @@ from ..tiles.context import CallContext
 from ..tiles.descriptors import MOST_ROWS
 from ..tiles.slices import Head, Share, Slice, room_for, segments_at_once, share_of, slices_of
 from .hopper import grad_qk_runs_hopper_kernel
-from .kept import HeadGroup, Kept, head_groups_of, rows_of, states_of
+from .kept import Frames, HeadGroup, Kept, head_groups_of, rows_of, states_of
 from .packing import Packed
 
 LaunchBy = Callable[..., Launch]
@@ -53,7 +53,8 @@ class Problem(CallContext):
     settled: what is worked on at once, where the problem is a head group of another. run: chunks from one state that is
     asked for to the next, if not `states_apart`. v_first: the states that the call is given and gives are [.., V, K].
     packed: where the rows are packed sequences; then there is a state a sequence, and native says whether Hopper's own
-    kernels do all of the direction. d_final: the gradient of the final state, in the backward pass.
+    kernels do all of the direction. d_final: the gradient of the final state, in the backward pass. frames: in which v,
+    o and their gradients are, and states, of a schedule that materializes these.
     """
 
     q: Tensor
@@ -70,6 +71,7 @@ class Problem(CallContext):
     packed: Packed | None = None
     native: bool = False
     d_final: Tensor | None = None
+    frames: Frames | None = None
 
     @cached_property
     def heads_a_row(self) -> int:
@@ -194,6 +196,12 @@ class Problem(CallContext):
     def chain_start(self) -> Tensor | None:
         """The state before the first row; those of packed sequences enter later."""
         return self.initial_state if self.packed is None else None
+
+    @property
+    def framed(self) -> dict[str, Any]:
+        """Arguments of a pass that knows of frames of the value side."""
+        halves, strong, low, gamma = self.frames or Frames()
+        return {"p_hv": halves, "p_strong": strong, "p_low": low, "p_gamma_v": gamma}
 
     @property
     def chain_end(self) -> Tensor | None:
@@ -379,6 +387,8 @@ class Problem(CallContext):
     ) -> Launch:
         """A launch of a fused scan, which stores a state a chunk: a program a segment and tile of V."""
         programs = cdiv(self.dims[-1], tile.block_v) * piece.segments
+        flags |= {"FRAMED": self.frames is not None, "STORE_LOW": self.framed["p_low"] is not None}
+        args = args | self.framed
         return self.launch_of(kernel, tile, programs, args | self.walked(piece, stored, 1), **flags)
 
     def of_chunks(

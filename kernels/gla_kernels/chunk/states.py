@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..launch import Launcher, settle_keys
 from ..tiles.descriptors import load_rows, store_state_tile
-from ..tiles.gates import after_rows, limited, up_to_rows, whole_decay, wide_decays
+from ..tiles.gates import after_rows, frame, limited, up_to_rows, whole_decay, wide_decays
 from ..tiles.operands import dot, load_state, load_tile, store_state
 from ..tiles.packed import begins_here, decay_of_rows, ends_here, sequence_of
 from ..tiles.products import product
@@ -39,12 +39,12 @@ SIZES = ["T", "n_seg", "first_seg", "n_stored", "seg_rows", "every_rows", "n_row
 
 @triton.jit(do_not_specialize=[*SIZES, "n_start", "n_blocks"])
 def states_kernel(
-    p_k, p_v, p_g, p_s0, p_s, p_h, p_gamma, p_st, p_marks, p_open, p_sn, d_k, d_v, d_g, d_s,
+    p_k, p_v, p_g, p_s0, p_s, p_h, p_gamma, p_st, p_marks, p_open, p_sn, p_hv, p_gamma_v, d_k, d_v, d_g, d_s,
     T, H, n_seg, first_seg, n_start, n_stored, n_blocks, seg_rows, every_rows, n_rows, n_heads,
     K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     EACH: tl.constexpr, LAST: tl.constexpr, HAS_S0: tl.constexpr, STORE_H: tl.constexpr, STORE_ST: tl.constexpr,
     PACKED: tl.constexpr, HAS_SN: tl.constexpr, V_FIRST: tl.constexpr, S0_V_FIRST: tl.constexpr, OPEN_H: tl.constexpr,
-    GATED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
+    FRAMED: tl.constexpr, GATED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The states before every ``every_rows``-th row of the segments from ``first_seg`` on: p_s [B*H, n_stored, K, V].
 
@@ -60,6 +60,9 @@ def states_kernel(
     [N, n_heads, K, V], float32: the state before each sequence, or zero without HAS_SN. p_st [N, n_heads, K, V] is
     given the state before the row block that a sequence ends in, if it came from the one before. OPEN_H: p_h goes by
     p_open. V_FIRST: p_sn and p_st are [.., V, K]; S0_V_FIRST: p_s0 is.
+
+    FRAMED, with LAST: v is in frames of the value side, of which p_hv [B*H, row blocks, V] tells, and so are states
+    after the last rows of segments (value_gates/frames.py). p_gamma_v [B*H, n_stored, V]: as p_gamma, of that side.
     """
     NK: tl.constexpr = (K + BK - 1) // BK
     NV: tl.constexpr = (V + BV - 1) // BV
@@ -79,6 +82,11 @@ def states_kernel(
 
     b_s = tl.zeros([BK, BV], dtype=tl.float32)
     b_gamma = tl.zeros([BK], dtype=tl.float32)
+    b_gamma_v, b_frame = tl.zeros([BV], dtype=tl.float32), tl.zeros([BV], dtype=tl.float32)
+    if FRAMED:
+        n_chunks = tl.cdiv(T, BT)
+        p_hv += (i_bh * n_chunks + i_first // BT) * V + o_v
+        b_frame = frame(tl.load(p_hv - V, mask=(o_v < V) & (i_first > 0), other=0.0))
     if HAS_S0:
         b_s += load_state(p_s0 + (i_bh * n_start + (first_seg + i_seg) % n_start) * K * V, o_k, o_v, K, V, S0_V_FIRST)
     for i_t in range(0, tl.cdiv(tl.minimum(T - i_first, seg_rows), BT)):
@@ -117,6 +125,11 @@ def states_kernel(
             if LAST:
                 b_gamma += b_total
             b_s = b_s * tl.exp2(b_total)[:, None]
+        if FRAMED:
+            b_h = tl.load(p_hv + i_t * V, mask=o_v < V, other=0.0)
+            b_s = b_s * tl.exp2(b_frame + b_h)[None, :]
+            b_gamma_v += b_frame + b_h
+            b_frame = frame(b_h)
         b_s = product(tl.trans(b_k), b_v, b_s, DOT, PRECISION)
         if PACKED and HAS_SN:
             i_last = i_row + BT - 1
@@ -129,6 +142,8 @@ def states_kernel(
         store_state_tile(d_s, p_s, b_s, i_s, i_k * BK, i_v * BV, K, V, BK, BV)
         if GATED:
             tl.store(p_gamma + (i_bh * n_stored + i_seg) * K + o_k, b_gamma, mask=(o_k < K) & (i_v == 0))
+        if FRAMED:
+            tl.store(p_gamma_v + (i_bh * n_stored + i_seg) * V + o_v, b_gamma_v, mask=(o_v < V) & (i_k == 0))
     if STORE_ST and not PACKED:
         if i_seg == n_seg - 1:
             store_state(p_st + i_bh * K * V, b_s, o_k, o_v, K, V, V_FIRST)
@@ -136,12 +151,12 @@ def states_kernel(
 
 @triton.jit(do_not_specialize=[*SIZES, "n_end"])
 def grad_states_kernel(
-    p_q, p_g, p_do, p_dst, p_ds, p_gamma, p_ds0, p_marks, p_open, p_dsn, d_q, d_g, d_do, d_ds, scale,
+    p_q, p_g, p_do, p_dst, p_ds, p_gamma, p_ds0, p_marks, p_open, p_dsn, p_hv, p_gamma_v, d_q, d_g, d_do, d_ds, scale,
     T, H, n_seg, first_seg, n_end, n_stored, seg_rows, every_rows, n_rows, n_heads,
     K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     EACH: tl.constexpr, LAST: tl.constexpr, HAS_DST: tl.constexpr, STORE_DS0: tl.constexpr,
     PACKED: tl.constexpr, HAS_DSN: tl.constexpr, V_FIRST: tl.constexpr, DST_V_FIRST: tl.constexpr,
-    GATED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
+    FRAMED: tl.constexpr, GATED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The gradients of the states after every ``every_rows``-th row: p_ds [B*H, n_stored, K, V]. As in
     states_kernel, but from the last row of a segment to its first one: LAST is the gradient before that.
@@ -151,6 +166,7 @@ def grad_states_kernel(
 
     PACKED: as there, with the gradients of sequences' last states in p_dsn [N, n_heads, K, V], and in p_ds0 [N,
     n_heads, K, V] that of the state after the row block that a sequence begins in, if it goes on in the next one.
+    FRAMED: as there, with do in frames, and gradients of states before the first rows of segments.
     """
     NK: tl.constexpr = (K + BK - 1) // BK
     NV: tl.constexpr = (V + BV - 1) // BV
@@ -168,9 +184,14 @@ def grad_states_kernel(
 
     b_ds = tl.zeros([BK, BV], dtype=tl.float32)
     b_gamma = tl.zeros([BK], dtype=tl.float32)
+    b_gamma_v, b_frame = tl.zeros([BV], dtype=tl.float32), tl.zeros([BV], dtype=tl.float32)
     if HAS_DST:
         b_ds += load_state(p_dst + (i_bh * n_end + (first_seg + i_seg) % n_end) * K * V, o_k, o_v, K, V, DST_V_FIRST)
     n_t = tl.cdiv(tl.minimum(T - i_first, seg_rows), BT)
+    if FRAMED:
+        n_chunks = tl.cdiv(T, BT)
+        p_hv += (i_bh * n_chunks + i_first // BT) * V + o_v
+        b_frame = frame(tl.load(p_hv + n_t * V, mask=(o_v < V) & (i_first // BT + n_t < n_chunks), other=0.0))
     for i_back in range(0, n_t):
         i_t = n_t - 1 - i_back
         i_row = i_first + i_t * BT
@@ -187,6 +208,11 @@ def grad_states_kernel(
         elif not LAST:
             if ((i_t + 1) * BT % every_rows == 0) | (i_back == 0):
                 store_state_tile(d_ds, p_ds, b_ds, i_s + (i_t * BT) // every_rows, i_k * BK, i_v * BV, K, V, BK, BV)
+        if FRAMED:
+            b_h = tl.load(p_hv + i_t * V, mask=o_v < V, other=0.0)
+            b_ds = b_ds * tl.exp2(b_frame + b_h)[None, :]
+            b_gamma_v += b_frame + b_h
+            b_frame = frame(b_h)
         b_q = load_rows(d_q, p_q, i_batch, i_h, i_row, T, H, i_k * BK, K, BT, BK)
         b_do = load_rows(d_do, p_do, i_batch, i_h, i_row, T, H, i_v * BV, V, BT, BV)
         if GATED:
@@ -215,6 +241,8 @@ def grad_states_kernel(
         store_state_tile(d_ds, p_ds, b_ds, i_s, i_k * BK, i_v * BV, K, V, BK, BV)
         if GATED:
             tl.store(p_gamma + (i_bh * n_stored + i_seg) * K + o_k, b_gamma, mask=(o_k < K) & (i_v == 0))
+        if FRAMED:
+            tl.store(p_gamma_v + (i_bh * n_stored + i_seg) * V + o_v, b_gamma_v, mask=(o_v < V) & (i_k == 0))
     if STORE_DS0 and not PACKED:
         if i_seg == 0:
             store_state(p_ds0 + i_bh * K * V, b_ds, o_k, o_v, K, V, V_FIRST)
@@ -222,15 +250,16 @@ def grad_states_kernel(
 
 @triton.jit(do_not_specialize=["n_seg", "n_added"])
 def combine_kernel(
-    p_add, p_gamma, p_first, p_s, n_seg, n_added,
+    p_add, p_gamma, p_gamma_v, p_first, p_s, n_seg, n_added,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    REVERSE: tl.constexpr, HAS_FIRST: tl.constexpr, GATED: tl.constexpr, V_FIRST: tl.constexpr,
+    REVERSE: tl.constexpr, HAS_FIRST: tl.constexpr, GATED: tl.constexpr, V_FIRST: tl.constexpr, FRAMED: tl.constexpr,
 ):  # fmt: skip
     """The state before each segment, or with REVERSE its gradient after each: p_s [B*H, n_seg, K, V], float32.
 
     p_add [B*H, n_added, K, V], float32, and p_gamma [B*H, n_added, K]: what each segment adds, and log2 of its whole
-    decay, from the sequence's start on, or with REVERSE up to its end. p_first [B*H, K, V], float32: where the sum
-    starts from, V_FIRST [B*H, V, K]; without HAS_FIRST it is zero.
+    decay, from the sequence's start on, or with REVERSE up to its end; FRAMED, p_gamma_v [B*H, n_added, V]: of the
+    columns' one. p_first [B*H, K, V], float32: where the sum starts from, V_FIRST [B*H, V, K]; without HAS_FIRST it is
+    zero.
     """
     NK: tl.constexpr = (K + BK - 1) // BK
     NV: tl.constexpr = (V + BV - 1) // BV
@@ -249,6 +278,8 @@ def combine_kernel(
         store_state(p_s + tl.cast(i_seg, tl.int64) * K * V, b_s, o_k, o_v, K, V)
         if GATED:
             b_s = b_s * tl.exp2(tl.load(p_gamma + i_add * K + o_k, mask=o_k < K, other=0.0))[:, None]
+        if FRAMED:
+            b_s = b_s * tl.exp2(tl.load(p_gamma_v + i_add * V + o_v, mask=o_v < V, other=0.0))[None, :]
         b_s += load_state(p_add + i_add * K * V, o_k, o_v, K, V)
     i_last = 0 if REVERSE else n_seg - 1
     store_state(p_s + tl.cast(i_last, tl.int64) * K * V, b_s, o_k, o_v, K, V)
@@ -267,7 +298,7 @@ def make_states(
     args = {
         "p_k": p.k, "p_v": p.v, "p_g": p.gates, "p_s0": starts, "p_s": states, "p_h": halves, "p_gamma": gamma,
         "p_st": final_state, "n_start": p.states_a_head(starts), "n_blocks": p.n_blocks,
-    }  # fmt: skip
+    } | p.framed  # fmt: skip
     args, flags = p.with_sequences(args, "p_sn", p.initial_state)
     launch(
         p.walk_of(
@@ -283,6 +314,7 @@ def make_states(
             STORE_ST=final_state is not None,
             S0_V_FIRST=p.is_v_first(starts),
             OPEN_H=p.packed is not None and p.native,
+            FRAMED=p.frames is not None,
             **flags,
         )
     )
@@ -298,7 +330,7 @@ def make_grad_states(
     args = {
         "p_q": p.q, "p_g": p.gates, "p_do": do, "p_dst": ends, "p_ds": grads, "p_gamma": gamma,
         "p_ds0": d_initial, "scale": p.scale, "n_end": p.states_a_head(ends),
-    }  # fmt: skip
+    } | p.framed  # fmt: skip
     args, flags = p.with_sequences(args, "p_dsn", p.d_final)
     launch(
         p.walk_of(
@@ -312,6 +344,7 @@ def make_grad_states(
             HAS_DST=ends is not None,
             STORE_DS0=d_initial is not None,
             DST_V_FIRST=p.is_v_first(ends),
+            FRAMED=p.frames is not None,
             **flags,
         )
     )

@@ -82,7 +82,7 @@ def fused_scan(
     """Fill what `make_states` and `make_output` do, in a fused scan. Returns False where the plan has none or it cannot
     serve. Without gates it does without ``states``, too. every: chunks from one state that is kept to the next; 0 where
     nobody asks for states but of strong gates. few [B*H, .., K, V]: given those where they are not all. made: what a
-    walk of wide heads reads."""
+    walk of wide heads reads. In frames of the value side, rows of o of strong gates are left out."""
     args = {
         "p_q": p.q, "p_k": p.k, "p_v": p.v, "p_g": p.g, "p_s0": starts, "p_s": states, "p_h": halves,
         "p_st": final_state, "p_o": o, "scale": p.scale, "n_start": p.states_a_head(starts),
@@ -104,5 +104,6 @@ def fused_scan(
         return False
     assert states is not None
     launch(walk)
-    launch(strong_gates_of(p, output_strong_kernel, args, piece, states))
+    if p.frames is None:
+        launch(strong_gates_of(p, output_strong_kernel, args, piece, states))
     return True

@@ -56,20 +56,25 @@ class Operators:
         put(tl, "load", self._load(tl.load))
 
     def _operator(self, name: str, triton: Operation) -> Operation:
-        known: dict[tuple[str, str], tuple[Any, Any]] = {}
+        known: dict[tuple[str, str], tuple[Any, Any, bool]] = {}
+        tensor, own_type = tl.core.tensor, name in _FLAGS
 
         def operator(left: Any, right: Any) -> Any:
-            if isinstance(right, tl.constexpr):
-                right = right.value
-            other = right if isinstance(right, tl.core.tensor) else self._constant(right, left.dtype, name in _FLAGS)
-            if other is None:
-                return triton(left, right)
+            other = right
+            if not isinstance(right, tensor):
+                if isinstance(right, tl.constexpr):
+                    right = right.value
+                other = right if isinstance(right, tensor) else self._constant(right, left.dtype, own_type)
+                if other is None:
+                    return triton(left, right)
             key = left.type.name, other.type.name
             if key not in known:
-                known[key] = result_type(name, left.type, other.type), self._compute(name, left.dtype)
-            type_, compute = known[key]
-            handles = None if type_ is None else self._handles(left, other)
-            return triton(left, right) if handles is None else tl.core.tensor(compute(*handles), type_)
+                alike = left.type.is_block() == other.type.is_block()
+                known[key] = result_type(name, left.type, other.type), self._compute(name, left.dtype), alike
+            type_, compute, alike = known[key]
+            if type_ is None or not (alike or self._whole(left, other)):
+                return triton(left, right)
+            return tensor(compute(left.handle, other.handle), type_)
 
         return operator
 
@@ -121,10 +126,9 @@ class Operators:
             if key not in known:
                 known[key] = selected_type(condition.type, a.type, b.type)
             type_ = known[key]
-            handles = None if type_ is None else self._handles(condition, a, b)
-            if handles is None:
+            if type_ is None or not self._whole(condition, a, b):
                 return triton(condition, x, y)
-            return tl.core.tensor(self._builder.create_select(*handles), type_)
+            return tl.core.tensor(self._builder.create_select(condition.handle, a.handle, b.handle), type_)
 
         return where
 
@@ -160,14 +164,12 @@ class Operators:
             return None
         return self._semantic.scalar_constant(value, dtype=dtype)
 
-    def _handles(self, *operands: Any) -> list[Any] | None:
-        """What the builder computes with; of a number beside tiles one value, which NumPy repeats. None where Triton
-        must copy it into their shape: how a tile lies in memory decides how the result does, and so in which order it
-        is summed."""
+    @staticmethod
+    def _whole(*operands: Any) -> bool:
+        """Whether NumPy may repeat a number beside tiles. Where these are not contiguous Triton must copy it into their
+        shape: how a tile lies in memory decides how the result does, and so in which order it is summed."""
         tiles = [x.handle.data for x in operands if x.type.is_block()]
-        if 0 < len(tiles) < len(operands) and not all(tile.flags.c_contiguous for tile in tiles):
-            return None
-        return [x.handle for x in operands]
+        return len(tiles) in (0, len(operands)) or all(tile.flags.c_contiguous for tile in tiles)
 
 
 def result_type(name: str, left: Any, right: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import recurrent, value_gates
+from .. import recurrent
 from ..launch import Launch
 from ..launch.run import ALIGNED
 from ..plan.apply import DTYPES, all_launches
@@ -36,7 +36,7 @@ from .validate import (
     check_step,
     refuse_gradients,
 )
-from .value_gates import ValueGated, check_schedule
+from .value_gates import ValueGated, check_schedule, plans_of
 
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -72,11 +72,13 @@ def gla(
     scale: factor on the output; K^-1/2 by default.
     initial_state: [B, H, K, V], float32; zeros by default.
     output_final_state: whether to return the state after the last token.
-    gv: [B, T, H, V], gates of the value side as g are of the key side, as in the paper's 2023 version. With them the
-        kernels are others, `value_gates`, which are not tuned: config must be None; of a schedule they take chunks of
-        16, 32 or 64 rows, in sub-chunks, materialized or not, and no segments. Packed sequences (cu_seqlens) with
-        states, given or asked for, are taken token by token instead, as `gla_recurrent` does. None: no decay, and no
-        cost.
+    gv: [B, T, H, V], gates of the value side as g are of the key side, as in the paper's 2023 version. Where Hopper's
+        own kernels serve the call without them (bfloat16, g, K of 64 or 128, whole 64 columns of V, no cu_seqlens),
+        they ride on these, by the same plans; kept for the backward pass are then three times v and chunks' states, of
+        every fourth chunk where there are many and V is 128 at most. Else kernels are others, `value_gates`, which are
+        not tuned. Either way config must be None; of a schedule they take chunks of 16, 32 or 64 rows, in sub-chunks,
+        materialized or not, and no segments. Packed sequences (cu_seqlens) with states, given or asked for, are taken
+        token by token instead, as `gla_recurrent` does. None: no decay, and no cost.
     cu_seqlens: [N+1], int32 or int64, on the device of q: where each of N packed sequences begins, and T. B is 1 then,
         and states are those of sequences, [N, H, K, V]. A sequence may be of one token, or of none. Nothing waits for
         the values: a CUDA graph may be replayed with others of the same N. None: each of B sequences has T tokens.
@@ -160,13 +162,12 @@ def form_of(
     if recompute is not None:
         check_flag("recompute", recompute)
     if x.gv is not None:
-        return ValueGated(scale, check_schedule(schedule, config), differentiated and not recompute, v_first)
+        keep = differentiated and not recompute
+        return value_gated_form(x, machine_of(device), scale, check_schedule(schedule, config), schedule, keep, v_first)
     check_config(schedule, config, device)
-    B, T, H, K = x.q.shape
-    if B * H == 0:  # no state to plan for: kernels on empty grids, which never run
+    if x.q.shape[0] * x.q.shape[2] == 0:  # no state to plan for: kernels on empty grids, which never run
         return Recurrent(scale, v_first)
-    gates = None if x.g is None else DTYPE_NAMES[x.g.dtype]
-    fwd = Workload("fwd", B, T, H, K, x.v.shape[-1], DTYPE_NAMES[x.q.dtype], x.g is not None, schedule, gates)
+    fwd = workload_of(x, schedule)
     works = [fwd, replace(fwd, direction="bwd")] if differentiated else [fwd]
     if config == "tune":
         tune(works, device)
@@ -178,6 +179,26 @@ def form_of(
     return Chunkwise(
         scale, plans[0], plans[-1], differentiated and not recompute, few=recompute is None, v_first=v_first
     )
+
+
+def workload_of(x: Inputs, schedule: Schedule | None) -> Workload:
+    """The work asked of the forward direction, but for gates of the value side."""
+    (B, T, H, K), V = x.q.shape, x.v.shape[-1]
+    gates = None if x.g is None else DTYPE_NAMES[x.g.dtype]
+    return Workload("fwd", B, T, H, K, V, DTYPE_NAMES[x.q.dtype], x.g is not None, schedule, gates)
+
+
+def value_gated_form(
+    x: Inputs, machine: Machine, scale: float, settled: Schedule, schedule: Schedule | None, keep: bool, v_first: bool
+) -> ValueGated:
+    """The form of a call with gates of the value side. settled: the schedule to run without the walks of `gla`;
+    schedule: what is asked for."""
+    plans = None
+    if x.q.shape[0] * x.q.shape[2] > 0:
+        fwd = workload_of(x, schedule)
+        first, second = plans_of([fwd, replace(fwd, direction="bwd")], machine)
+        plans = first, second
+    return ValueGated(scale, settled, keep, v_first, plans)
 
 
 def gla_recurrent(
@@ -327,8 +348,10 @@ def launches(
         recurrent.forward(q, q, v, g, scale, state, False, fwd.append, gv)
         recurrent.backward(q, q, v, g, scale, state, v, None, None, bwd.append, gv)
     elif gv is not None:
-        problem = value_gates.Problem(q, q, v, g, gv, scale, state, check_schedule(schedule, config))
-        value_gates.backward(problem, v, None, bwd.append, value_gates.forward(problem, fwd.append)[-1])
+        given, settled, keep = Inputs(q, q, v, g, gv, state), check_schedule(schedule, config), mode != "fwd"
+        form = value_gated_form(given, Machine(capability), scale, settled, schedule, keep, False)
+        left = form.forward(given, False, fwd.append)[-1]
+        form.backward(given, left, v, None, [True] * len(given), bwd.append)
     else:
         check_config(schedule, config, q.device)
         gates = None if g is None else DTYPE_NAMES[g.dtype]

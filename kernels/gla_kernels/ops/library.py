@@ -23,7 +23,7 @@ from torch import Tensor
 from ..chunk.problem import least_run
 from ..launch.record import ALIGNMENT
 from ..plan.choose import machine_of
-from ..schedule import HOPPER, WGMMA_ROWS, Schedule
+from ..schedule import HOPPER, WALKED_K, WGMMA_ROWS, Schedule
 from .form import Inputs, no_tangents
 from .operators import MAKERS, Call, asked_for, step
 from .validate import check_device, check_flag, no_number, no_tensor, refuse_gradients
@@ -99,6 +99,8 @@ def room_of(function: str, x: Inputs, asked: tuple[Any, ...] | None, recompute: 
     states = heads * chunks * K * V * (2 if x.q.dtype == torch.bfloat16 else 4) if kept else 0
     if function == "simple_gla":  # and its sums of gates, in float64
         return states + heads * chunks * chunk * 8 + 2 * ALIGNMENT
+    if x.gv is not None and x.cu_seqlens is None and _rides(x, asked):  # u and o in two parts, and decays of both sides
+        return states + 6 * B * T * H * V + 4 * heads * chunks * (K + 2 * V) + 7 * ALIGNMENT
     if x.gv is not None:  # and the state before the first chunk
         return states + heads * K * V * 4 + 2 * ALIGNMENT if kept else 0
     # and half of the decay of each row block, of 32 rows or more
@@ -112,6 +114,13 @@ def leads_along(device: torch.device, dtypes: tuple[Any, Any], K: int, V: int, a
         return False
     ordinary = asked is None or (asked[0] == WGMMA_ROWS and asked[2])
     return ordinary and dtypes[0] == torch.bfloat16 and dtypes[1] is not None and K % WGMMA_ROWS == V % WGMMA_ROWS == 0
+
+
+def _rides(x: Inputs, asked: tuple[Any, ...] | None) -> bool:
+    """Whether gates of the value side may ride on walks of `gla`: value_gates/by_walks.py."""
+    dtypes, K = (x.q.dtype, None if x.g is None else x.g.dtype), x.q.shape[-1]
+    one_level = asked is None or asked[1] in (None, WGMMA_ROWS)
+    return one_level and K <= WALKED_K and leads_along(x.q.device, dtypes, K, x.v.shape[-1], asked)
 
 
 def call_step(x: Inputs, scale: float | None, v_first: bool) -> Tensor:

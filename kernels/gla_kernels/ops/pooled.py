@@ -61,7 +61,7 @@ def step_tokens(
     """o of a step of `serving.StatePool`: q [B, n, H, K] with a tail, [B, H, K] without one."""
     if torch.compiler.is_compiling() or not is_plain(x):
         factor = x.q.shape[-1] ** -0.5 if scale is None else scale
-        return tokens_operator(*x[:4], indices, accept, factor, **vars(slots))
+        return tokens_operator(*x[:4], indices, accept, factor, *slots.parts)
     refuse_gradients(x.requires_grad or x.has_tangents)
     sizes = slots.tail, slots.v_first, slots.counts.shape
 

@@ -239,6 +239,12 @@ class Slots:
     stochastic: bool
 
     @property
+    def parts(self) -> tuple[Any, ...]:
+        """All of the above, in this order, as the compiler of PyTorch 2.11 can trace it: `vars` it cannot."""
+        tensors = self.state, self.scales, self.keys, self.values, self.gates, self.counts
+        return *tensors, self.tail, self.v_first, self.stochastic
+
+    @property
     def sizes(self) -> tuple[int, int, int]:
         """H, K, V."""
         return sizes_of(self.state, self.v_first)

@@ -122,6 +122,13 @@ class Call(CallContext):
         return sizes and B * H * self.native_parts >= NATIVE_WALKS and 0 < B * H * self.n_chunks * K <= MOST_ROWS
 
     @property
+    def outputs_natively(self) -> bool:
+        """Whether one walk of Hopper's own makes the outputs, as far as sizes and types go. Smaller tiles leave an SM
+        room for several programs of Triton's walk, which are faster."""
+        K, V = self.dims[3:]
+        return self.walks_natively and K == max(NATIVE_K) and V >= NATIVE_COLUMNS
+
+    @property
     def whole(self) -> Slice:
         """All chunks."""
         return Slice(0, 1, 0, self.n_chunks)

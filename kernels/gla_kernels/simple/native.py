@@ -1,4 +1,5 @@
-"""All gradients of a slice in one walk back over time, by the kernel for Hopper alone (hopper/grad_walk.py)."""
+"""Walks over time by the kernels for Hopper alone: that to states and outputs (hopper/walk.py), and that back to all
+gradients of a slice (hopper/grad_walk.py)."""
 
 from __future__ import annotations
 
@@ -10,14 +11,42 @@ from torch import Tensor
 from ..launch import Launch, Launcher
 from ..tiles.slices import Slice
 from .call import Call, chunks_of
-from .hopper import simple_grad_walk_hopper_kernel
+from .hopper import simple_grad_walk_hopper_kernel, simple_walk_hopper_kernel
 from .parts import Gradients, Sum
 
 
 def serves(call: Call) -> bool:
     """Whether the kernel makes the call's gradients."""
+    return _runs(call) and call.walks_natively
+
+
+def serves_forward(call: Call) -> bool:
+    """Whether the kernel makes the call's outputs."""
+    return _runs(call) and call.outputs_natively
+
+
+def _runs(call: Call) -> bool:
     on_gpu = call.q.device.type != "cpu"  # where the interpreter runs, which knows no Gluon
-    return simple_grad_walk_hopper_kernel is not None and on_gpu and call.walks_natively
+    return simple_grad_walk_hopper_kernel is not None and on_gpu
+
+
+def walk(
+    call: Call, sums: Tensor, piece: Slice, at: Tensor | None, stored: Tensor | None, after: Tensor | None, o: Tensor
+) -> Launch:
+    """Fill the slice's rows of o and, if they are given, ``stored`` with the states before its chunks and ``after``
+    with that after them. at: the state before the slice, or None."""
+    args: dict[str, Any] = {
+        "p_q": call.q, "p_k": call.k, "p_v": call.v, "p_s": stored, "p_c": sums, "p_s0": at, "p_st": after, "p_o": o,
+    }  # fmt: skip
+    flags = {
+        "HAS_S0": at is not None,
+        "STORE_S": stored is not None,
+        "STORE_ST": after is not None,
+        "V_FIRST": call.v_first,
+        "GK": call.sharing[0],
+    }
+    args |= chunks_of(piece, args)
+    return call.launch_of(simple_walk_hopper_kernel, call.native_tile(), call.native_parts, args, **flags)
 
 
 @dataclass(frozen=True)

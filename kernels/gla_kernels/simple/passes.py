@@ -69,12 +69,16 @@ def forward(call: Call, final: bool, keep: bool, launch: Launcher) -> tuple[Tens
     marks = None if lengths is None else packed.marks(lengths, call.dims[1], launch)
     B, T, H, _, V = call.dims
     o, sums, keep = call.v.new_empty(B, T, H, V), decay_sums(call, marks, launch), keep and call.materialize
-    states = call.state_buffer() if keep or not call.walks else None
+    natively = native.serves_forward(call)
+    walks = natively or call.walks
+    states = call.state_buffer() if keep or not walks else None
     over = Over(sums, marks, call.initial_state, call.end_states() if final else None)
-    pieces, at = [call.whole] if call.walks else call.slices, over.start
+    pieces, at = [call.whole] if walks else call.slices, over.start
     for piece in pieces:
         after = over.end if piece == pieces[-1] else call.one_state()
-        if call.walks:
+        if natively:
+            launch(native.walk(call, sums, piece, at, states, after, o))
+        elif walks:
             _walk(call, over, piece, at, states, after, o, launch)
         else:
             _states(call, over, piece, at, states, after, launch)

@@ -33,6 +33,10 @@ MIN_COLUMNS: tl.constexpr = tl.constexpr(16)  # of a tensor-core product
 # exp2 of anything below is 0 in float32.
 CLOSED: tl.constexpr = tl.constexpr(-150.0)
 
+# What is kept of how a column of V decays over a chunk (value_gates/frames.py) is above this where the column has a
+# frame of its own.
+STRONG_COLUMN: tl.constexpr = tl.constexpr(-64.0)
+
 # A gate counts as this at least: also -inf, whose product with 0 would be no number. Every type of gates holds it.
 LEAST_GATE: tl.constexpr = tl.constexpr(-8192.0)
 NO_NUMBER: tl.constexpr = tl.constexpr(tl.PropagateNan.ALL)  # what a maximum is where a gate is no number
@@ -43,6 +47,12 @@ def limited(b_g):
     """Gates as they are summed: of none less than LEAST_GATE. One that is no number stays none. Compared in float32, as
     Triton did by itself up to 3.7: the interpreter of 3.9 compares bfloat16 as integers."""
     return tl.where(b_g.to(tl.float32) < LEAST_GATE, tl.full([], LEAST_GATE, tl.float32).to(b_g.dtype), b_g)
+
+
+@triton.jit
+def frame(b_h):
+    """Log2 of columns' frames, from what is kept of them."""
+    return tl.where(b_h > STRONG_COLUMN, b_h, 0.0)
 
 
 @triton.jit

@@ -8,6 +8,8 @@ their gradients, and what a side's rows get by the other side's scores. That is 
 both sides (mild.py), as most are; the others are left to two that are right at any gate strength (scores.py, apply.py),
 and look for them on the device (guard.py).
 
+Where Hopper's own kernels serve the call without gates of the value side, these ride on its walks instead: by_walks.py.
+
 Nothing here touches a GPU: each step builds a `Launch` and hands it to ``launch``.
 """
 

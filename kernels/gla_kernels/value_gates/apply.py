@@ -20,7 +20,7 @@ e^{sum of g} sum_e S e^{sum of gu} dS.
 import triton
 import triton.language as tl
 
-from ..tiles.gates import limited
+from ..tiles.gates import frame, limited
 from ..tiles.halving import frame_pairs, frame_sums, level_pairs, level_sums, log_decay
 from ..tiles.operands import dot_half, load_operand, load_tile, operand, store_tile
 from ..tiles.products import product
@@ -67,36 +67,46 @@ def _inside(
 
 
 @triton.jit
-def _state_tile(p_s, o_e, o_d, E: tl.constexpr, D: tl.constexpr, TRANSPOSED: tl.constexpr):
-    """A tile [BE, BD] of a state [E, D], or of one that is kept as [D, E]."""
-    return tl.trans(load_operand(p_s, o_d, o_e, D, E)) if TRANSPOSED else load_operand(p_s, o_e, o_d, E, D)
+def _state_tile(p_s, p_f, o_e, o_d, E: tl.constexpr, D: tl.constexpr, TRANSPOSED: tl.constexpr, FRAMED: tl.constexpr):
+    """A tile [BE, BD] of a state [E, D], or of one that is kept as [D, E]. FRAMED: as it is outside of its chunk's
+    frame, of which p_f [V] tells."""
+    b_s = tl.trans(load_operand(p_s, o_d, o_e, D, E)) if TRANSPOSED else load_operand(p_s, o_e, o_d, E, D)
+    if FRAMED:
+        if TRANSPOSED:
+            b_f = tl.exp2(-frame(tl.load(p_f + o_e, mask=o_e < E, other=0.0)))[:, None]
+        else:
+            b_f = tl.exp2(-frame(tl.load(p_f + o_d, mask=o_d < D, other=0.0)))[None, :]
+        b_s = b_s.to(tl.float32) * b_f
+    return b_s
 
 
 @triton.jit
 def _through_state(
-    p_u, p_gu, p_s, i_row, T, stride, o_d, D: tl.constexpr, E: tl.constexpr, C: tl.constexpr, BE: tl.constexpr,
-    UNTIL: tl.constexpr, TRANSPOSED: tl.constexpr, GATED_U: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
+    p_u, p_gu, p_s, p_f, i_row, T, stride, o_d, D: tl.constexpr, E: tl.constexpr, C: tl.constexpr, BE: tl.constexpr,
+    UNTIL: tl.constexpr, TRANSPOSED: tl.constexpr, FRAMED: tl.constexpr, GATED_U: tl.constexpr,
+    DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Rows u, decayed from the chunk's start or to its end, times a state: float32 [C, BD]."""
     b_sum = tl.zeros([C, o_d.shape[0]], dtype=tl.float32)
     for i_e in tl.range(0, (E + BE - 1) // BE, num_stages=1):
         o_e = i_e * BE + tl.arange(0, BE)
         b_u, _ = decayed_rows(p_u, p_gu, i_row, T, stride, o_e, E, C, UNTIL, GATED_U, DOT)
-        b_sum = product(b_u, _state_tile(p_s, o_e, o_d, E, D, TRANSPOSED), b_sum, DOT, PRECISION)
+        b_s = _state_tile(p_s, p_f, o_e, o_d, E, D, TRANSPOSED, FRAMED)
+        b_sum = product(b_u, b_s, b_sum, DOT, PRECISION)
     return b_sum
 
 
 @triton.jit
 def _crossing(
-    p_gu, p_s, p_ds, i_row, T, stride, o_d, D: tl.constexpr, E: tl.constexpr, C: tl.constexpr, BE: tl.constexpr,
-    TRANSPOSED: tl.constexpr, GATED_U: tl.constexpr,
+    p_gu, p_s, p_ds, p_f, i_row, T, stride, o_d, D: tl.constexpr, E: tl.constexpr, C: tl.constexpr, BE: tl.constexpr,
+    TRANSPOSED: tl.constexpr, FRAMED: tl.constexpr, GATED_U: tl.constexpr,
 ):  # fmt: skip
     """sum_e S e^{sum of gu} dS, float32 [BD]."""
     b_sum = tl.zeros([o_d.shape[0]], dtype=tl.float32)
     for i_e in tl.range(0, (E + BE - 1) // BE, num_stages=1):
         o_e = i_e * BE + tl.arange(0, BE)
-        b_s = _state_tile(p_s, o_e, o_d, E, D, TRANSPOSED).to(tl.float32)
-        b_s *= _state_tile(p_ds, o_e, o_d, E, D, TRANSPOSED).to(tl.float32)
+        b_s = _state_tile(p_s, p_f, o_e, o_d, E, D, TRANSPOSED, FRAMED).to(tl.float32)
+        b_s *= _state_tile(p_ds, p_f, o_e, o_d, E, D, TRANSPOSED, FRAMED).to(tl.float32)
         if GATED_U:
             b_s *= tl.exp2(total_decay(load_tile(p_gu, i_row, T, stride, o_e, E, C)))[:, None]
         b_sum += tl.sum(b_s, axis=0)
@@ -105,16 +115,16 @@ def _crossing(
 
 @triton.jit
 def _rows(
-    p_own, p_partner, p_g, p_a, p_u, p_gu, p_s, p_out, b_dg, scale, i_row, T, stride, stride_u, o_d,
+    p_own, p_partner, p_g, p_a, p_u, p_gu, p_s, p_f, p_out, b_dg, scale, i_row, T, stride, stride_u, o_d,
     D: tl.constexpr, E: tl.constexpr, C: tl.constexpr, SUB: tl.constexpr, BE: tl.constexpr,
-    Y: tl.constexpr, GRAD: tl.constexpr, STORE: tl.constexpr, TRANSPOSED: tl.constexpr,
+    Y: tl.constexpr, GRAD: tl.constexpr, STORE: tl.constexpr, TRANSPOSED: tl.constexpr, FRAMED: tl.constexpr,
     GATED: tl.constexpr, GATED_U: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """X, or Y, of one chunk, stored with STORE; with GRAD, answers b_dg and what of the gradient of g goes with it."""
     o_i, o_j = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
     b_partner = load_tile(p_partner, i_row, T, stride, o_d, D, C)
     b_state = scale * _through_state(
-        p_u, p_gu, p_s, i_row, T, stride_u, o_d, D, E, C, BE, not Y, TRANSPOSED, GATED_U, DOT, PRECISION
+        p_u, p_gu, p_s, p_f, i_row, T, stride_u, o_d, D, E, C, BE, not Y, TRANSPOSED, FRAMED, GATED_U, DOT, PRECISION
     )
     if GATED:
         b_own = b_partner
@@ -137,7 +147,7 @@ def _rows(
 def gv_apply_kernel(
     p_x, p_y, p_g, p_h, p_a, p_u, p_w, p_gu, p_hu, p_s, p_ds, p_dx, p_dy, p_dg, scale, T, H, n_here, first_chunk,
     D: tl.constexpr, E: tl.constexpr, C: tl.constexpr, SUB: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
-    SHARE: tl.constexpr, Y: tl.constexpr, STORE_X: tl.constexpr, TRANSPOSED: tl.constexpr,
+    SHARE: tl.constexpr, Y: tl.constexpr, STORE_X: tl.constexpr, TRANSPOSED: tl.constexpr, FRAMED: tl.constexpr,
     GATED: tl.constexpr, GATED_U: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """X, and with Y also Y and the gradient of g, of n_here chunks from first_chunk on, of those that are not mild: a
@@ -146,7 +156,8 @@ def gv_apply_kernel(
     p_x, p_y, p_g, and the results p_dx, p_dy, p_dg: [B, T, H, D]; p_u, p_w, p_gu: [B, T, H, E]. p_a [B*H, n_here, C, C]
     and p_s, p_ds [B*H, n_here, E, D], or [.., D, E] where TRANSPOSED; p_h [B*H, n_here, D], p_hu [B*H, n_here, E]: see
     guard.py. X and Y are made one after the other, so that few tiles are in registers at once; X itself is only stored
-    if STORE_X. Arguments that only what is not made would need are None.
+    if STORE_X. Arguments that only what is not made would need are None. FRAMED: states are in the frames of chunks, of
+    which p_h or p_hu, that of the value side, tells (frames.py).
     """
     ND: tl.constexpr = (D + BD - 1) // BD
     n_shares = tl.cdiv(n_here, SHARE)
@@ -172,18 +183,21 @@ def gv_apply_kernel(
         for i_c in tl.range(i_first, tl.minimum(i_first + SHARE, n_here), disable_licm=True):
             if not are_mild(p_h, p_hu, i_c, n_here, D, E, 1, PRECISION):
                 i_here = i_bh * n_here + i_c
+                p_f = p_y
+                if FRAMED:
+                    p_f = p_hu + i_c * E if TRANSPOSED else p_h + i_c * D
                 _chunk(
                     p_x, p_y, p_g, p_a + i_here * C * C, p_u, p_w, p_gu, p_s + i_here * D * E, p_ds + i_here * D * E,
-                    p_dx, p_dy, p_dg, scale, (first_chunk + i_c) * C, T, H, o_d,
-                    D, E, C, SUB, BE, Y, STORE_X, TRANSPOSED, GATED, GATED_U, DOT, PRECISION,
+                    p_f, p_dx, p_dy, p_dg, scale, (first_chunk + i_c) * C, T, H, o_d,
+                    D, E, C, SUB, BE, Y, STORE_X, TRANSPOSED, FRAMED, GATED, GATED_U, DOT, PRECISION,
                 )  # fmt: skip
 
 
 @triton.jit
 def _chunk(
-    p_x, p_y, p_g, p_a, p_u, p_w, p_gu, p_s, p_ds, p_dx, p_dy, p_dg, scale, i_row, T, H, o_d,
+    p_x, p_y, p_g, p_a, p_u, p_w, p_gu, p_s, p_ds, p_f, p_dx, p_dy, p_dg, scale, i_row, T, H, o_d,
     D: tl.constexpr, E: tl.constexpr, C: tl.constexpr, SUB: tl.constexpr, BE: tl.constexpr,
-    Y: tl.constexpr, STORE_X: tl.constexpr, TRANSPOSED: tl.constexpr,
+    Y: tl.constexpr, STORE_X: tl.constexpr, TRANSPOSED: tl.constexpr, FRAMED: tl.constexpr,
     GATED: tl.constexpr, GATED_U: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """X, Y and the gradient of g of one chunk and a tile of D."""
@@ -191,16 +205,16 @@ def _chunk(
     stride, stride_u = H * D, H * E
     b_dg = tl.zeros([C, o_d.shape[0]], dtype=tl.float32)
     if GRAD:
-        b_cross = _crossing(p_gu, p_s, p_ds, i_row, T, stride_u, o_d, D, E, C, BE, TRANSPOSED, GATED_U)
+        b_cross = _crossing(p_gu, p_s, p_ds, p_f, i_row, T, stride_u, o_d, D, E, C, BE, TRANSPOSED, FRAMED, GATED_U)
         b_dg += (b_cross * tl.exp2(total_decay(load_tile(p_g, i_row, T, stride, o_d, D, C))))[None, :]
     b_dg = _rows(
-        p_x, p_y, p_g, p_a, p_u, p_gu, p_s, p_dx, b_dg, scale, i_row, T, stride, stride_u, o_d,
-        D, E, C, SUB, BE, False, GRAD, STORE_X, TRANSPOSED, GATED, GATED_U, DOT, PRECISION,
+        p_x, p_y, p_g, p_a, p_u, p_gu, p_s, p_f, p_dx, b_dg, scale, i_row, T, stride, stride_u, o_d,
+        D, E, C, SUB, BE, False, GRAD, STORE_X, TRANSPOSED, FRAMED, GATED, GATED_U, DOT, PRECISION,
     )  # fmt: skip
     if Y:
         b_dg = _rows(
-            p_y, p_x, p_g, p_a, p_w, p_gu, p_ds, p_dy, b_dg, 1.0, i_row, T, stride, stride_u, o_d,
-            D, E, C, SUB, BE, True, GRAD, True, TRANSPOSED, GATED, GATED_U, DOT, PRECISION,
+            p_y, p_x, p_g, p_a, p_w, p_gu, p_ds, p_f, p_dy, b_dg, 1.0, i_row, T, stride, stride_u, o_d,
+            D, E, C, SUB, BE, True, GRAD, True, TRANSPOSED, FRAMED, GATED, GATED_U, DOT, PRECISION,
         )  # fmt: skip
     if GRAD:
         store_tile(p_dg, b_dg, i_row, T, stride, o_d, D, C)

@@ -61,7 +61,7 @@ class Side:
 @dataclass(frozen=True)
 class Problem(CallContext):
     """The inputs of one call: q, k, g [B, T, H, K]; v, gv [B, T, H, V]; initial_state [B, H, K, V] float32, or v_first
-    [B, H, V, K]."""
+    [B, H, V, K]. framed: the chunks' states are in their frames (frames.py)."""
 
     q: Tensor
     k: Tensor
@@ -72,6 +72,7 @@ class Problem(CallContext):
     initial_state: Tensor | None
     schedule: Schedule
     v_first: bool = False
+    framed: bool = False
 
     @cached_property
     def slices(self) -> list[Slice]:
@@ -181,6 +182,7 @@ class Problem(CallContext):
         share = self._share(piece)
         args, constexprs = self._sums(side, other, states, out)
         args, constexprs = args | {"p_a": scores}, constexprs | {"SUB": self.schedule.rows, "SHARE": share}
+        constexprs["FRAMED"] = self.framed
         programs = cdiv(side.dim, constexprs["BD"]) * cdiv(self.chunks_of(piece), share)
         return self._launch(gv_apply_kernel, piece, programs, args, constexprs)
 

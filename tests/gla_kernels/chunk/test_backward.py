@@ -59,19 +59,28 @@ def name(value: object) -> str:
     return str(value).removeprefix("torch.").replace(" ", "")
 
 
-@pytest.mark.parametrize("schedule", [s for s in SCHEDULES if s.materialize and s.chunk <= 128], ids=name)
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        pytest.param(s, marks=[pytest.mark.exhaustive] * (s.chunk == 128 and s.sub_chunk != 64))
+        for s in SCHEDULES
+        if s.materialize and s.chunk <= 128
+    ],
+    ids=name,
+)
 def test_every_schedule(judge, inputs, schedule):  # test_gla.py has all of them, with mild gates
     rows = schedule.chunk + 21  # a whole chunk, and of the next one more than a row block of 16
     judge(form(schedule), inputs((1, rows, 1, 16, 16), torch.float32, "resets"))
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("schedule", [Schedule(64), Schedule(64, 32, False)], ids=name)
 @pytest.mark.parametrize("gates", GATES, ids=name)
 def test_every_gate_strength(judge, inputs, gates, schedule):
     judge(form(schedule), inputs((1, schedule.chunk + 22, 1, 32, 16), torch.float32, gates))
 
 
-@pytest.mark.pairwise
+@pytest.mark.each_value
 @pytest.mark.parametrize("gates", [0.06, 16.0, "resets"], ids=name)
 @pytest.mark.parametrize("dtype", DTYPES, ids=name)
 @pytest.mark.parametrize("schedule", [Schedule(32), Schedule(64, 16, False)], ids=name)
@@ -83,6 +92,7 @@ def test_a_block_that_decays_to_the_limit(judge, at_the_limit):
     judge(form(Schedule(64), block_t=64), at_the_limit)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(("schedule", "gates"), [(Schedule(32, 16), 8.0), (Schedule(128, 64), 2.0)], ids=name)
 @pytest.mark.parametrize("dtype", DTYPES[1:], ids=name)
 def test_row_blocks_that_decay_a_lot_and_meet(judge, inputs, dtype, schedule, gates):
@@ -106,6 +116,7 @@ def test_any_head_dimension(judge, inputs, schedule, K, V, gates):
     judge(form(schedule, block_t=32, **small), inputs((1, 90, 1, K, V), torch.float32, gates))
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("gates", [None, 0.1], ids=name)
 @pytest.mark.parametrize("schedule", [Schedule(256, 64), Schedule(64, 64, False)], ids=name)
 def test_several_segments(judge, inputs, monkeypatch, schedule, gates):

@@ -71,7 +71,7 @@ def test_gates_in_float32(inputs, dtype, gates):
     judge(inputs((1, 80, 2, 32, 32), dtype, gates, gate_dtype=torch.float32), Schedule(64))
 
 
-@pytest.mark.pairwise
+@pytest.mark.each_value
 @pytest.mark.parametrize("gates", [None, 1.0, 2.0, "resets"], ids=name)
 @pytest.mark.parametrize(("K", "V"), [(20, 64), (96, 20), (96, 64), (8, 8)])
 @pytest.mark.parametrize("block_t", [16, 32])

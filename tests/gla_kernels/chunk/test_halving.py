@@ -65,7 +65,7 @@ def exact(q: Tensor, k: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
     return found[0], found[1]
 
 
-@pytest.mark.pairwise
+@pytest.mark.each_value
 @pytest.mark.parametrize("gates", GATES)
 @pytest.mark.parametrize("dtype", PRECISION, ids=lambda dtype: str(dtype).removeprefix("torch."))
 @pytest.mark.parametrize(("BT", "K", "BK"), [(64, 64, 32), (64, 100, 64), (32, 24, 32), (16, 16, 16)])

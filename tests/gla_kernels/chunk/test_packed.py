@@ -34,7 +34,7 @@ def test_drawn_lengths(judge, packed, inputs, seed, schedule):
     judged(judge, packed, inputs, lengths, dims, torch.float32, "resets", seed % 2 == 1, schedule=schedule)
 
 
-@pytest.mark.pairwise
+@pytest.mark.each_value
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
 @pytest.mark.parametrize("initial", [True, False])
 @pytest.mark.parametrize("final", [True, False])

@@ -32,6 +32,7 @@ def name(value: object) -> str:
     return str(value).removeprefix("torch.")
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("gates", GATES, ids=name)
 @pytest.mark.parametrize("schedule", [Schedule(32, 16, True, 2), Schedule(32, 16, False, 2)], ids=name)
 def test_every_gate_strength(judge, inputs, schedule, gates):

@@ -21,6 +21,7 @@ from gla_kernels.plan.limits import why_not
 ERROR = 2.9e-3  # of the norm: to round the result and both operands of a product to bfloat16, 1.66e-3 each
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("keep", [True, False])
 @pytest.mark.parametrize(
     ("K", "V", "every"), [(256, 64, 1), (256, 64, None), (128, 64, 1), (64, 128, None)], ids=lambda x: str(x)

@@ -60,7 +60,10 @@ def test_states_kept_between_slices_are_those_made_again(monkeypatch, inputs, ou
         assert torch.equal(out, again[name]), name
 
 
-@pytest.mark.parametrize(("batches", "heads", "states"), [(2, 3, True), (1, 3, False), (1, 2, True)])
+@pytest.mark.parametrize(
+    ("batches", "heads", "states"),
+    [(2, 3, True), (1, 2, True), pytest.param(1, 3, False, marks=pytest.mark.exhaustive)],
+)
 def test_heads_that_take_turns_have_the_same_gradients(monkeypatch, inputs, outputs_of, states, batches, heads):
     """Of three sequences of three heads; a group at the end is smaller than the others."""
     x = inputs((3, 40, 3, 16, 16), torch.float32, 0.1, states)

@@ -34,7 +34,7 @@ def forward(x, plan, keep):
     return *chunk.forward(problem, True, run, keep), found
 
 
-@pytest.mark.pairwise
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("T", "K", "V"), [(1, 16, 16), (64, 32, 64), (150, 20, 72), (200, 64, 128)])
 @pytest.mark.parametrize("schedule", [Schedule(64), Schedule(64, 64, True, 1), Schedule(32)], ids=str)

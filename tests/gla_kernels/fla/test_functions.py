@@ -51,7 +51,7 @@ def test_all_functions_are_public(parameters):
     assert set(parameters) <= set(fla.__all__)
 
 
-@pytest.mark.pairwise
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("gates", [1.0, "resets"])
 @pytest.mark.parametrize("call", GIVEN.values(), ids=GIVEN)
@@ -64,7 +64,7 @@ def test_gates_of_the_value_side(judge, inputs, gates):
     judge(GIVEN["fused_recurrent_gla"], inputs(SHAPE, torch.float32, gates, value_gates=1.0))
 
 
-@pytest.mark.pairwise
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("gates", [1.0, "resets"])
 @pytest.mark.parametrize("call", BY_HEAD.values(), ids=BY_HEAD)
@@ -78,6 +78,7 @@ def test_no_gates(judge, inputs, call):
     judge(call, inputs(SHAPE, torch.float32, None))
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("name", ["chunk_simple_gla", "fused_recurrent_simple_gla"])
 @pytest.mark.parametrize("both", [False, True])
 def test_constant_gates_of_a_head_add_to_others_and_have_no_gradient(inputs, name, both):
@@ -196,6 +197,7 @@ PACKED = {
 }
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("v_first", [False, True])
 @pytest.mark.parametrize("call", PACKED.values(), ids=PACKED)
 def test_packed_sequences_are_those_one_by_one(inputs, call, v_first):
@@ -284,7 +286,15 @@ def test_wrong_shapes_are_told_as_the_operators_tell_them(inputs):
         fla.chunk_gla(x.q, x.k[:, :5], x.v, x.g)
 
 
-@pytest.mark.parametrize("name", ["chunk_gla", "fused_recurrent_gla", "simple", "linear"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "chunk_gla",
+        "linear",
+        pytest.param("fused_recurrent_gla", marks=pytest.mark.exhaustive),
+        pytest.param("simple", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_one_graph_without_a_break(inputs, name):
     x = inputs((1, 40, 2, 16, 24), torch.float32, 1.0)
     calls = {

@@ -67,7 +67,7 @@ def state_of_triton() -> tuple[Any, ...]:
 
 
 # NumPy has float16 as it has float32: what operators make of it is compared with Triton's below.
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.exhaustive)], ids=str)
 def test_not_a_bit_changes(monkeypatch, inputs, outputs_of, dtype):
     x = inputs((1, 35, 1, 16, 20), dtype, "resets")
     found = outputs_of(form, x)

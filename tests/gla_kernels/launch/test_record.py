@@ -201,6 +201,11 @@ FORMS: dict[str, tuple[Callable[[Inputs], Form], str]] = {
 }  # fmt: skip
 
 
+BOTH_OF_WHAT_OTHERS_ARE = (
+    "by default", "not materialized, recomputed", "value gates, not materialized", "recurrent without gates",
+)  # fmt: skip
+
+
 def drawn(gates: str, T: int = 40) -> tuple[Inputs, torch.Tensor, torch.Tensor]:
     """What a call is given, and the gradients of what it returns."""
     q, k, v, g, gv, do = (torch.randn(2, T, 3, 16) for _ in range(6))
@@ -221,7 +226,9 @@ def in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.each_value  # a gradient that is not given is left out of any form in one place
 @pytest.mark.skipif(not interpreting(), reason="runs host code on the CPU")
 @pytest.mark.usefixtures("in_parts")
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.exhaustive] * (name in BOTH_OF_WHAT_OTHERS_ARE)) for name in FORMS]
+)
 @pytest.mark.parametrize("d_final", [True, False])
 def test_a_program_computes_bit_for_bit_what_its_host_code_does(name: str, d_final: bool) -> None:
     of, gates = FORMS[name]

@@ -34,13 +34,16 @@ def form(schedule: Schedule | None = None, final: bool = True):
     return lambda q, k, v, g, s: gla(q, k, v, g, None, s, final, schedule=schedule)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=name)
+@pytest.mark.parametrize(
+    "schedule", [pytest.param(x, marks=[pytest.mark.exhaustive] * (x.chunk > 64)) for x in SCHEDULES], ids=name
+)
 def test_every_schedule(judge, inputs, schedule):
     rows = schedule.chunk + 21  # a whole chunk, and of the next one more than a row block of 16
     judge(form(schedule), inputs((1, rows, 1, 16, 16), torch.float32, 0.5))
 
 
 # More strengths are in test_forward.py and test_backward.py, each direction by itself.
+@pytest.mark.each_value
 @pytest.mark.parametrize("materialize", [True, False])
 @pytest.mark.parametrize("gates", [None, 0.0, 1e4, "closed"])
 def test_every_kind_of_gates(judge, inputs, gates, materialize):
@@ -55,6 +58,7 @@ def test_every_dtype(judge, inputs, dtype, gates, materialize):
     judge(form(Schedule(32, 16, materialize)), inputs((1, 70, 1, 32, 32), dtype, gates))
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("T", [1, 2, 15, 16, 63, 65, 129])
 @pytest.mark.parametrize("materialize", [True, False])
 def test_any_length(judge, inputs, T, materialize):

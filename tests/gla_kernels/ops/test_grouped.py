@@ -88,6 +88,7 @@ def test_gates_of_the_value_side(judge, grouped, gates):
     judge(form(schedule=Schedule(32, 16)), x, repeated)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("states", [True, False])
 @pytest.mark.parametrize("v_first", [True, False])
 def test_packed_sequences(judge, inputs, packed, v_first, states):
@@ -136,7 +137,7 @@ def test_steps_make_a_sequence(grouped, gates, v_first):
     assert ((state.mT if v_first else state) - last).norm() <= 1e-5 * last.norm()
 
 
-@pytest.mark.parametrize("call", [gla, gla_recurrent])
+@pytest.mark.parametrize("call", [gla, pytest.param(gla_recurrent, marks=pytest.mark.exhaustive)])
 def test_a_graph_computes_the_same_without_a_break(grouped, call):
     torch._dynamo.reset()
     x = grouped(2, (2, 20, 4, 16, 16), torch.float32, 1.0)

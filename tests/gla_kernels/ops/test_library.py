@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
-from torch._dynamo.testing import CompileCounter, CompileCounterWithBackend
 from torch.utils.checkpoint import checkpoint
 
 from gla_kernels import Plan, Schedule, Workload, chosen, gla, gla_recurrent, gla_step, simple_gla
@@ -33,12 +33,14 @@ CALLS: dict[str, Call] = {
 }
 WRONG: Any = 64
 NONE: Any = None
+MORE = pytest.mark.exhaustive
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 @pytest.fixture(autouse=True)
 def afresh() -> Iterator[None]:
     """Without what other tests have compiled."""
+    importlib.import_module("torch._dynamo.testing")  # here, for it takes seconds to import
     torch.compiler.reset()
     yield
     torch.compiler.reset()
@@ -64,7 +66,7 @@ def results(call: Call, given: list[torch.Tensor], final: bool) -> list[torch.Te
     ("call", "final", "lengths"),
     [
         (CALLS["gla with recomputed states"], True, (40, 17)),
-        (CALLS["gla by a schedule"], True, (40, 17)),
+        pytest.param(CALLS["gla by a schedule"], True, (40, 17), marks=MORE),
         (gla_recurrent, False, (40,)),
     ],
     ids=["gla with recomputed states", "gla by a schedule", "gla_recurrent, o alone"],
@@ -78,7 +80,6 @@ def test_a_graph_computes_the_same_without_a_break(call, final, lengths):
 
 
 SLICED = ("gla", "gla with gates on the value side", "gla without gates", "gla_recurrent", "simple_gla")
-DYNAMIC = ("gla", "gla with gates on the value side", "gla_recurrent", "simple_gla")
 
 
 def dynamic(given: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -90,9 +91,17 @@ def dynamic(given: list[torch.Tensor]) -> list[torch.Tensor]:
     return given
 
 
-@pytest.mark.parametrize("call", [CALLS[name] for name in DYNAMIC], ids=DYNAMIC)
+@pytest.mark.parametrize(
+    "call",
+    [
+        pytest.param(gla, id="gla"),
+        pytest.param(simple_gla_by_head, id="simple_gla"),
+        pytest.param(gla_recurrent, id="gla_recurrent", marks=MORE),
+        pytest.param(CALLS["gla with gates on the value side"], id="gla with gates on the value side", marks=MORE),
+    ],
+)
 def test_one_graph_serves_all_batches_and_lengths_that_are_marked_as_dynamic(call):
-    frames = CompileCounterWithBackend("aot_eager")
+    frames = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
     in_graph = torch.compile(call, fullgraph=True, backend=frames)
     for B, T in ((2, 6), (3, 21)):
         given = drawn(T, B=B)
@@ -101,9 +110,9 @@ def test_one_graph_serves_all_batches_and_lengths_that_are_marked_as_dynamic(cal
     assert frames.frame_count == 1
 
 
-@pytest.mark.parametrize("call", [gla, simple_gla_by_head], ids=["gla", "simple_gla"])
+@pytest.mark.parametrize("call", [gla, pytest.param(simple_gla_by_head, marks=MORE)], ids=["gla", "simple_gla"])
 def test_a_second_length_makes_one_more_graph_which_serves_all_others(call):
-    frames = CompileCounterWithBackend("aot_eager")
+    frames = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
     in_graph = torch.compile(call, fullgraph=True, backend=frames)
     for T in (20, 33, 16):  # of two chunks and three, a multiple of 16 last
         given = drawn(T)
@@ -131,6 +140,7 @@ def test_an_exported_program_computes_the_same(strict):
     assert all(torch.equal(a, b) for a, b in zip(exported(*given), Layer()(*given), strict=True))
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("outside", [True, False])
 def test_a_checkpoint_computes_the_same_again(backend, outside):
@@ -166,7 +176,10 @@ def test_only_gradients_that_are_asked_for_come_out():
     assert all(torch.equal(a, b) for a, b in zip(want, got, strict=True))
 
 
-@pytest.mark.parametrize("call", [CALLS[name] for name in SLICED], ids=SLICED)
+@pytest.mark.parametrize(
+    "call",
+    [pytest.param(CALLS[name], id=name, marks=[MORE] * (" " in name)) for name in SLICED],
+)
 def test_slices_of_a_projection_are_copied_by_the_operator_alone(call):
     """Not by the graph; no bit depends on it, of `gla` a second batch and length included, which others have above."""
 
@@ -174,7 +187,7 @@ def test_slices_of_a_projection_are_copied_by_the_operator_alone(call):
         q, k, v, g = (y.unflatten(-1, (2, 16)) for y in x.split(32, -1))
         return call(q, k, v, g, *more)
 
-    frames = CompileCounterWithBackend("aot_eager")
+    frames = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
     in_graph = torch.compile(split, fullgraph=True, backend=frames)
     for B, T in ((2, 9), (3, 18)) if call is gla else ((2, 9),):
         *tensors, state = drawn(T, B=B)
@@ -202,7 +215,8 @@ def filled() -> Iterator[None]:
 
 @pytest.mark.usefixtures("filled")
 @pytest.mark.parametrize(
-    ("function", "value_gates"), [(name, False) for name in MAKERS] + [("gla", True), ("gla_recurrent", True)]
+    ("function", "value_gates"),
+    [(name, False) for name in MAKERS] + [pytest.param(name, True, marks=MORE) for name in ("gla", "gla_recurrent")],
 )
 def test_operators_keep_what_pytorch_is_promised(function, value_gates):
     q, k, v, g, state = drawn(T=20)
@@ -236,7 +250,7 @@ def test_a_step_of_decoding_changes_the_state_in_a_graph():
 
 
 def test_steps_of_batches_of_any_size_share_a_graph():
-    frames = CompileCounter()
+    frames = torch._dynamo.testing.CompileCounter()
     in_graph = torch.compile(gla_step, fullgraph=True, backend=frames, dynamic=True)
     for B in (3, 4, 5, 7):
         q, k, v, g = (torch.randn(B, 2, 16, device=DEVICE) for _ in range(4))
@@ -294,8 +308,12 @@ def test_bad_input_is_named_while_the_graph_is_made(call, text):
         lambda q, k, v, g, state: gla(q, NONE, v, g, initial_state=state),
         lambda q, k, v, g, state: gla(q, k, v, g, initial_state=[1] if state is not None else None),  # type: ignore[arg-type]
         lambda q, k, v, g, state: gla(q[..., :0], k[..., :0], v, g[..., :0]),
-        lambda q, k, v, g, state: gla_step(q[:, 0], k[:, 0], v[:, 0], g[:, 0], state.requires_grad_()),
-        lambda q, k, v, g, state: gla_step(q[:, 0], k[:, 0], v[:, 0], g[:, 0], state[:, :, :4]),
+        pytest.param(
+            lambda q, k, v, g, state: gla_step(q[:, 0], k[:, 0], v[:, 0], g[:, 0], state.requires_grad_()), marks=MORE
+        ),
+        pytest.param(
+            lambda q, k, v, g, state: gla_step(q[:, 0], k[:, 0], v[:, 0], g[:, 0], state[:, :, :4]), marks=MORE
+        ),
         lambda q, k, v, g, state: gla_step(q[:, 0], k[:, 0], v[:, 0], g[:, 0], NONE),
     ],
 )

@@ -38,6 +38,11 @@ CALLS: dict[str, Call] = {
 }
 EVERY = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 PUBLIC = pytest.mark.parametrize("call", [gla, gla_recurrent, simple_gla_by_head])
+# What PyTorch does around a call is the same for all of them: the functions, and nightly gla in all its ways.
+OTHERS = {name for name, call in CALLS.items() if call not in (gla, gla_recurrent, simple_gla_by_head)}
+MOST = pytest.mark.parametrize(
+    "call", [pytest.param(CALLS[x], id=x, marks=[pytest.mark.exhaustive] * (x in OTHERS)) for x in CALLS]
+)
 
 
 def drawn(B: int = 2, T: int = 20, H: int = 2, D: int = 16, device: str = DEVICE) -> list[torch.Tensor]:
@@ -167,7 +172,7 @@ def loss(call: Call, given: tuple[torch.Tensor, ...], state: torch.Tensor | None
     return o.square().sum() + final.square().sum()
 
 
-@EVERY
+@MOST
 def test_func_grad_is_the_gradient(call: Any) -> None:
     given, state = drawn(B=1), torch.randn(1, 2, 16, 16, device=DEVICE)
     found = torch.func.grad(lambda given, state: loss(call, given, state), argnums=(0, 1))(tuple(given), state)
@@ -189,7 +194,7 @@ def test_func_grad_in_a_graph_is_the_gradient(call: Any) -> None:
 
 
 @pytest.mark.each_value  # what PyTorch does around a call is the same for all of them
-@EVERY
+@MOST
 @pytest.mark.parametrize("axis", [0, 2])
 def test_vmap_is_a_loop(call: Any, axis: int) -> None:
     """Over one more axis, which all but q have."""
@@ -200,7 +205,7 @@ def test_vmap_is_a_loop(call: Any, axis: int) -> None:
     alike(found, [torch.stack(parts) for parts in zip(*singles, strict=True)])
 
 
-@EVERY
+@MOST
 def test_gradients_of_each_sample_are_a_loop(call: Any) -> None:
     """Of a weight before the operator, as in differentially private training."""
     given, weight = drawn(B=2), torch.randn(16, device=DEVICE)
@@ -283,7 +288,7 @@ class Wrapped(torch.Tensor):
 
 
 @pytest.mark.each_value  # what PyTorch does around a call is the same for all of them
-@EVERY
+@MOST
 @pytest.mark.parametrize("kind", [Named, Wrapped])
 def test_a_subclass_of_a_user_s_gets_the_same(call: Any, kind: Any) -> None:
     given = drawn(B=1)
@@ -379,7 +384,7 @@ def test_wherever_tensors_lie_the_bits_are_the_same(call: Any, name: str) -> Non
         want = found
 
 
-@EVERY
+@MOST
 def test_one_tensor_may_be_all_arguments(call: Any) -> None:
     x = drawn()[3].requires_grad_()
     (found,) = torch.autograd.grad(call(x, x, x, x)[0].sum(), x)
@@ -388,7 +393,7 @@ def test_one_tensor_may_be_all_arguments(call: Any) -> None:
 
 
 @pytest.mark.each_value  # what PyTorch does around a call is the same for all of them
-@EVERY
+@MOST
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_both_kinds_of_checkpoints_compute_the_same_again(call: Any, reentrant: bool) -> None:
     given = drawn(B=1)
@@ -398,7 +403,7 @@ def test_both_kinds_of_checkpoints_compute_the_same_again(call: Any, reentrant: 
     assert equal([o.detach(), *(x.grad for x in leaves)], both(call, given))
 
 
-@EVERY
+@MOST
 def test_saved_tensors_may_move(call: Any) -> None:
     """To memory of their own, unaligned, as offloading may have it."""
     given, moved = drawn(B=1), []

@@ -3,12 +3,12 @@ is refused of them."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
-from torch._dynamo.testing import CompileCounterWithBackend
 
 from gla_kernels import Schedule, gla, gla_recurrent, gla_step, simple_gla
 from gla_kernels.launch import execute
@@ -33,6 +33,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 @pytest.fixture(autouse=True)
 def afresh() -> Iterator[None]:
     """Without what other tests have compiled."""
+    importlib.import_module("torch._dynamo.testing")  # here, for it takes seconds to import
     torch.compiler.reset()
     yield
     torch.compiler.reset()
@@ -58,7 +59,7 @@ def results(call: Call, given: list[torch.Tensor], lies: torch.Tensor, states: b
 @pytest.mark.parametrize("states", [True, False])
 @EVERY
 def test_one_graph_serves_all_lengths_that_are_marked_as_dynamic(packed, call, states):
-    frames = CompileCounterWithBackend("aot_eager")
+    frames = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
     in_graph = torch.compile(call, fullgraph=True, backend=frames)
     for lengths in ((4, 9, 5), (9, 0, 1, 13)):
         lies, given = packed.ends(lengths, DEVICE), drawn(sum(lengths), len(lengths))
@@ -79,7 +80,7 @@ FORMS: dict[str, Callable[[Inputs], Form]] = {
 }
 
 
-@pytest.mark.pairwise
+@pytest.mark.each_value
 @pytest.mark.parametrize("name", FORMS)
 @pytest.mark.parametrize("states", [True, False])
 @pytest.mark.parametrize("d_final", [True, False])

@@ -1,5 +1,5 @@
-"""The walk back of Hopper's own that makes all gradients of one decay a head, against float64. On a CPU its source runs
-(gluon_on_cpu.py), on a GPU it does."""
+"""The walks of Hopper's own of one decay a head, that to outputs and that back to all gradients, against float64. On a
+CPU their source runs (gluon_on_cpu.py), on a GPU they do."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from gla_kernels.launch import Launch, execute, record
 from gla_kernels.simple import call, native
 from gla_kernels.simple.call import Call
 from gla_kernels.simple.decays import CLOSED
-from gla_kernels.simple.hopper import simple_grad_walk_hopper_kernel
-from gla_kernels.simple.native import Walked, walk_back
+from gla_kernels.simple.hopper import simple_grad_walk_hopper_kernel, simple_walk_hopper_kernel
+from gla_kernels.simple.native import Walked, walk, walk_back
 from gla_kernels.simple.parts import Gradients
 from gla_kernels.tiles.slices import Slice
 
 # Of the norm: what it costs to round to bfloat16, and sums of products of rounded states and scores besides.
-ERROR = {"q": 4e-3, "k": 4e-3, "v": 4e-3, "g": 6e-3, "before": 4e-3}
+ERROR = {"q": 4e-3, "k": 4e-3, "v": 4e-3, "g": 6e-3, "before": 4e-3, "o": 4e-3, "states": 4e-3, "after": 4e-3}
 CHUNK = 64
 GATES = {
     "mild": lambda g: g,
@@ -57,6 +57,8 @@ class Problem:
         total = (o * x["do"].double()).sum() + (state * d_last).sum()
         found = torch.autograd.grad(total, [q, k, v, gate, first])
         self.right = dict(zip(("q", "k", "v", "g", "before"), found, strict=True))
+        self.outputs = {"o": o.detach(), "states": torch.stack(before, 2).flatten(0, 1), "after": state.detach()}
+        self.first = first.detach().float().to(device)
         self.states = torch.stack(before, 2).flatten(0, 1).bfloat16().to(device)
         x |= {name: x[name][:, :, ::share].contiguous() for name in "qk"}
         self.x = {name: one.to(device) for name, one in x.items()}
@@ -94,6 +96,21 @@ def gradients(p: Problem, run: Any, slices: list[Slice], v_first: bool = False, 
         at = before
     parts.end(execute)
     return {"q": into.q, "k": into.k, "v": into.v, "g": into.g, "before": at.transpose(-1, -2) if v_first else at}
+
+
+def outputs(p: Problem, run: Any, slices: list[Slice], v_first: bool = False, keep: bool = True) -> dict[str, Any]:
+    """By slices, each of which starts from the state that the one before it left."""
+    asked = Call(p.x["q"], p.x["k"], p.x["v"], p.g, p.scale, p.first, CHUNK, True, 90, None, v_first)
+    at = p.first.transpose(-1, -2).contiguous() if v_first else p.first
+    o, states = torch.full_like(p.x["v"], math.nan), list[Any]()
+    for piece in slices:
+        after = torch.full_like(at, math.nan)
+        stored = p.states.new_full((p.states.shape[0], piece.chunks, p.K, p.V), math.nan) if keep else None
+        run(walk(asked, p.sums, piece, at, stored, after, o))
+        at = after
+        states.append(stored)
+    found = {"o": o, "after": at.transpose(-1, -2) if v_first else at}
+    return found | ({"states": torch.cat(states, 1)} if keep else {"states": None})
 
 
 def check(wanted: dict[str, Tensor], found: dict[str, Any]) -> None:
@@ -145,17 +162,41 @@ def test_parts_of_v_and_slices_in_turn(place, v_first):
     check(p.right, gradients(p, place.run, [Slice(0, 1, 0, 2), Slice(0, 1, 2, 3)], v_first))
 
 
+@pytest.mark.parametrize("gates", GATES)
+def test_outputs_and_states_at_every_gate_strength(place, gates):
+    p = problem(64, 64, gates, 150, place.device)
+    check(p.outputs, outputs(p, place.run, whole(p)))
+
+
+@pytest.mark.parametrize(("K", "V"), [(64, 128), (128, 64), (128, 128)])
+def test_outputs_of_wide_heads(place, K, V):
+    p = problem(K, V, "resets", 210, place.device)
+    check(p.outputs, outputs(p, place.run, whole(p)))
+
+
+@pytest.mark.parametrize("v_first", [True, False])
+def test_outputs_of_parts_of_v_and_slices_in_turn(place, v_first):
+    p = problem(64, 256, "resets", 276, place.device)
+    check(p.outputs, outputs(p, place.run, [Slice(0, 1, 0, 2), Slice(0, 1, 2, 3)], v_first))
+
+
+def test_outputs_of_heads_that_share_those_of_q_and_k_with_no_states_stored(place):
+    p = problem(64, 64, "mild", 150, place.device, 2)
+    check(p.outputs, outputs(p, place.run, whole(p), keep=False))
+
+
 @pytest.fixture
 def natively(place, monkeypatch, one_by_one):
     """Calls of `simple_gla` go by the walk, however few the heads are; here are its launches."""
     walked = []
 
     def run(launch: Launch) -> None:
-        own = launch.kernel is simple_grad_walk_hopper_kernel
-        walked.extend([launch] * own)
+        own = launch.kernel in (simple_walk_hopper_kernel, simple_grad_walk_hopper_kernel)
+        walked.extend([launch.kernel] * own)
         (place.run if own else execute)(launch)
 
     monkeypatch.setattr(native, "serves", lambda asked: asked.walks_natively)
+    monkeypatch.setattr(native, "serves_forward", lambda asked: asked.outputs_natively)
     monkeypatch.setattr(call, "NATIVE_WALKS", 1)
     monkeypatch.setattr(record, "execute", run)
     return walked
@@ -182,4 +223,4 @@ def test_calls_against_the_judge(judge, inputs, natively, gates, K, V, share):
         return run
 
     judge(form, x, repeated)
-    assert natively
+    assert set(natively) == {simple_grad_walk_hopper_kernel, *[simple_walk_hopper_kernel] * (K == 128)}

@@ -20,10 +20,10 @@ from glabench.spec.expand import expand
 from glabench.spec.sweep import available, find, load
 
 RESULTS = Path(__file__).parents[3] / "results"
-BOARD = RESULTS / "nvidia-h200/board-eleventh-00.jsonl.gz"
-AFTER = RESULTS / "nvidia-h200/board-eleventh-after-00.jsonl.gz"
-TUNED = RESULTS / "nvidia-h200/tune-search-ungated-00.jsonl.gz"
-PROFILED = RESULTS / "nvidia-h200/profile-flops.jsonl.gz"
+BOARD = RESULTS / "nvidia-h200/board/2026-11-25-0becc44.jsonl.xz"
+AFTER = RESULTS / "nvidia-h200/board-again/2026-11-25-86ff354.jsonl.xz"
+TUNED = RESULTS / "nvidia-h200/tune-search/2026-11-23-b9eada6-ungated.jsonl.xz"
+PROFILED = RESULTS / "nvidia-h200/profile-flops/2026-11-26-9d5763f.jsonl.xz"
 # Commands that print no table: progress and names of files, or a schema.
 TABLELESS = {"profile", "schema", "results merge"}
 
@@ -145,7 +145,7 @@ def test_explain(asked: Callable[..., list[dict[str, Any]]]) -> None:
     (tuned,) = asked("tune", "32,1024,16,64,64", "--explain", "--mode", "fwd", "--target", "H200", "--from", TUNED)
     assert (tuned["tunings"], tuned["workload"]["T"]) == (0, 1024)  # gates: a shape has some, the records have none
     assert tuned["plans"][0]["predicted_ms"] == min(plan["predicted_ms"] for plan in tuned["plans"])
-    records = RESULTS / "nvidia-h200/tune-board-00.jsonl.gz"
+    records = RESULTS / "nvidia-h200/tune-board"
     (tuned,) = asked("tune", "4,2048,16,128,128", "--explain", "--mode", "fwd", "--target", "H200", "--from", records)
     assert tuned["tunings"] >= 1
     assert any(row["won"] for row in tuned["candidates"])

@@ -175,7 +175,7 @@ def test_the_newest_record_of_each_direction_is_explained(
     here: Path, capsys: pytest.CaptureFixture[str], tuned: Callable[..., Tuning]
 ) -> None:
     old = tuned(seed=1, strategy="exhaustive", started="2026-11-20T09:00:00+00:00")
-    write("results/nvidia-h200/tune-board.jsonl", tuned("bwd"), tuned(T=2048), tuned(seed=2))
+    write("results/nvidia-h200/tune-board/2026-11-23-b9eada6.jsonl", tuned("bwd"), tuned(T=2048), tuned(seed=2))
     write("results/local/tune-other.jsonl", old)
     write("results/local/tune-stopped.jsonl")
     assert run(WORD, "--explain") == 0

@@ -16,6 +16,9 @@ from glabench.check.verdict import check
 from glabench.store import Row
 
 pytestmark = pytest.mark.browser
+WIDTHS = pytest.mark.parametrize(
+    "width", [360, *(pytest.param(width, marks=pytest.mark.exhaustive) for width in (390, 768)), 1440]
+)
 
 
 @pytest.fixture(scope="module")
@@ -100,14 +103,10 @@ def click_heading(browser: Any, name: str) -> str:
     return str(button.find_element("xpath", "..").get_attribute("aria-sort"))
 
 
-def test_no_script_error_and_nothing_fetched(browser: Any, address: str) -> None:
+def test_no_script_error_nothing_fetched_and_plots_drawn(browser: Any, address: str) -> None:
     open_at(browser, address, 1280)
     assert browser.get_log("browser") == []
     assert browser.execute_script("return performance.getEntriesByType('resource').length") == 0
-
-
-def test_plots_are_there_and_drawn(browser: Any, address: str) -> None:
-    open_at(browser, address, 1280)
     figures = browser.find_elements("css selector", "figure.card")
     assert len(figures) > 10
     for svg in shown(browser, ".panel svg"):
@@ -222,7 +221,7 @@ def test_the_legend_hides_a_system(browser: Any, address: str) -> None:
     assert not curve.is_displayed()
 
 
-@pytest.mark.parametrize("kind", ["svg", "png"])
+@pytest.mark.parametrize("kind", ["png", pytest.param("svg", marks=pytest.mark.exhaustive)])
 def test_a_figure_can_be_saved(browser: Any, address: str, kind: str) -> None:
     open_at(browser, address, 1280)
     answer = browser.execute_async_script(
@@ -230,21 +229,23 @@ def test_a_figure_can_be_saved(browser: Any, address: str, kind: str) -> None:
         HTMLAnchorElement.prototype.click = async function () {
           const blob = await (await fetch(this.href)).blob();
           const image = new Image();
-          image.onload = () => done([this.download, blob.type, image.naturalWidth]);
-          image.onerror = () => done([this.download, blob.type, "not an image: " + blob.size]);
+          const styled = (await blob.text()).includes("<style>.l0{");
+          image.onload = () => done([this.download, blob.type, image.naturalWidth, styled]);
+          image.onerror = () => done([this.download, blob.type, "not an image: " + blob.size, styled]);
           image.src = URL.createObjectURL(blob);
         };
         document.querySelector(`.save button[data-save=${arguments[0]}]`).click();""",
         kind,
     )
-    name, mime, width = answer
+    name, mime, width, styled = answer
     assert name.startswith("speedup-fla-")
     assert name.endswith(f".{kind}")
     assert mime == {"svg": "image/svg+xml", "png": "image/png"}[kind]
     assert width > 600
+    assert styled is (kind == "svg")  # a drawing's looks are classes, which go with it
 
 
-@pytest.mark.parametrize("width", [360, 390, 768, 1440])
+@WIDTHS
 def test_words_of_figures_stay_inside_their_cards(browser: Any, strengths: str, width: int) -> None:
     open_at(browser, strengths, width)
     outside = browser.execute_script(
@@ -271,7 +272,7 @@ def test_one_mode_takes_the_width_of_its_card(browser: Any, strengths: str) -> N
     assert min(shares) > 0.8
 
 
-@pytest.mark.parametrize("width", [360, 390, 768, 1440])
+@WIDTHS
 def test_no_sideways_scrolling(browser: Any, address: str, width: int) -> None:
     open_at(browser, address, width)
     assert browser.execute_script("return document.documentElement.scrollWidth") <= width
@@ -319,7 +320,7 @@ def test_text_stands_out_in_both_themes(browser: Any, address: str, theme: str) 
     assert ratio >= 4.5  # WCAG 2.1, AA
 
 
-@pytest.mark.parametrize("width", [360, 420, 1400])
+@pytest.mark.parametrize("width", [360, pytest.param(420, marks=pytest.mark.exhaustive), 1400])
 def test_profiles_fit_every_width_and_load_nothing(browser: Any, profiles: str, width: int) -> None:
     open_at(browser, profiles, width)
     assert browser.get_log("browser") == []
@@ -327,8 +328,9 @@ def test_profiles_fit_every_width_and_load_nothing(browser: Any, profiles: str, 
     assert browser.execute_script("return document.documentElement.scrollWidth") <= width
 
 
-def test_a_page_of_profiles_is_printed_as_large_as_others(browser: Any, address: str, profiles: str) -> None:
-    assert printed_scales(browser, profiles) == printed_scales(browser, address)
+@pytest.mark.exhaustive
+def test_a_page_of_profiles_is_printed_as_large_as_others(browser: Any, strengths: str, profiles: str) -> None:
+    assert printed_scales(browser, profiles) == printed_scales(browser, strengths)
 
 
 def printed_scales(browser: Any, address: str) -> set[bytes]:
@@ -342,7 +344,7 @@ def printed_scales(browser: Any, address: str) -> set[bytes]:
     return {sheet[1] for sheet in sheets if sheet}
 
 
-@pytest.mark.parametrize("width", [360, 1400])
+@pytest.mark.parametrize("width", [360, pytest.param(1400, marks=pytest.mark.exhaustive)])
 def test_claims_fit_every_width_and_load_nothing(browser: Any, claims: str, width: int) -> None:
     open_at(browser, claims, width)
     assert browser.get_log("browser") == []

@@ -164,7 +164,7 @@ def test_without_script_every_mode_is_there_beside_the_first_baseline(
     assert cells(browser, shape) == expected(grid, "forward + backward", shape, "FLA")
 
 
-@pytest.mark.parametrize("width", [390, 1400])
+@pytest.mark.parametrize("width", [390, pytest.param(1400, marks=pytest.mark.exhaustive)])
 def test_long_words_of_a_shape_stay_in_their_column(
     browser: Any, board_rows: list[Row], tmp_path: Path, width: int
 ) -> None:
@@ -180,15 +180,21 @@ def test_long_words_of_a_shape_stay_in_their_column(
     assert outside == 0
 
 
+@pytest.fixture(scope="module")
+def schedules(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The address of a page of schedules."""
+    rows = made_up("chunk_size", best_at(64, kept=True))
+    return written(render(rows, frame(rows), []), tmp_path_factory.mktemp("schedules"))
+
+
 @pytest.mark.parametrize(("width", "height", "theme"), [(1400, 900, "dark"), (390, 844, "light")])
 def test_schedules_are_on_the_first_screen(
-    browser: Any, tmp_path: Path, width: int, height: int, theme: str
+    browser: Any, schedules: str, width: int, height: int, theme: str
 ) -> None:  # fmt: skip
     from selenium.webdriver import ActionChains
 
-    rows = made_up("chunk_size", best_at(64, kept=True))
     emulate(browser, theme)
-    open_at(browser, written(render(rows, frame(rows), []), tmp_path), width, height)
+    open_at(browser, schedules, width, height)
     lines = [one.rect for one in shown(browser, ".schedules th[scope=row]")]
     assert len([at for at in lines if at["y"] + at["height"] < height]) == 6  # five chunks, and the default
     assert browser.execute_script("return document.documentElement.scrollWidth") <= width

@@ -60,7 +60,8 @@ def test_points_over_length_are_medians(board_rows: list[Row], board_figures: Fi
 
 
 def test_the_chart_beside_a_baseline_is_the_ratio_of_medians(board_rows: list[Row]) -> None:
-    ((_, found),) = chart.choices(frame(board_rows))
+    some = ("fla", "fa2", "gla_recurrent")
+    ((_, found),) = chart.choices(frame([row for row in board_rows if row.case["system"] in some]))
     keys = [choice.key for choice in found]
     assert keys[0] == "fla"
     assert keys[-2:] == ["ms", "eager"]

@@ -167,7 +167,7 @@ class First(HTMLParser):
 
 def test_the_matrix_stands_first_and_needs_no_script(board_page: str) -> None:
     found = First(board_page)
-    assert found.before == ["top", "answer", "matrix0"]
+    assert found.before == ["looks", "top", "answer", "matrix0"]
     assert found.rows == 6
     assert found.hidden == 0
     head = board_page.split('id="answer"')[0]

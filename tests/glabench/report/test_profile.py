@@ -259,12 +259,14 @@ def test_every_table_is_as_wide_as_its_head(profile_rows: list[Row]) -> None:
 
 
 def test_html_with_figures_beside_it(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, *_, predicted, _ = results.read_text().splitlines()
+    results.write_text(f"{first}\n{predicted}\n")
     assert run(results) == 0
     written = Path("reports/local/profile-board-nvidia-h200/index.html")
     assert capsys.readouterr().out.splitlines()[0] == str(written)
     assert "Profile on NVIDIA H200" in written.read_text()
     kinds = [path.suffix for path in (written.parent / "figures" / written.stem).iterdir()]
-    assert kinds.count(".png") == kinds.count(".svg") == written.read_text().count("<figure") == 8
+    assert kinds.count(".png") == kinds.count(".svg") == written.read_text().count("<figure") == 5
 
 
 def test_other_formats(results: Path, profile_rows: list[Row]) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch._dynamo
 
 from glabench.run.gate import check
 from glabench.spec.case import Case
@@ -53,7 +52,6 @@ def test_gpu_systems_say_so_on_a_cpu(name: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-@torch._dynamo.config.patch(recompile_limit=MOST, accumulated_recompile_limit=MOST)  # and as they were, after
 def test_every_length_of_flex_attention_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a compiler that is made up, past the number of shapes at which Dynamo gives up by itself."""
     graphs = []
@@ -66,9 +64,10 @@ def test_every_length_of_flex_attention_is_compiled(monkeypatch: pytest.MonkeyPa
     system = load("flex")
     flex.compiled.cache_clear()
     try:
-        for T in range(128, 128 * (MOST + 3), 128):
-            case = Case("flex", 1, T, 1, 16, 16, dtype="fp32")
-            system.forward(make_inputs(case, "attention", "cpu"), case)
+        with torch._dynamo.config.patch(recompile_limit=MOST, accumulated_recompile_limit=MOST):  # and as before, after
+            for T in range(128, 128 * (MOST + 3), 128):
+                case = Case("flex", 1, T, 1, 16, 16, dtype="fp32")
+                system.forward(make_inputs(case, "attention", "cpu"), case)
     finally:
         flex.compiled.cache_clear()
     assert len(graphs) == MOST + 2

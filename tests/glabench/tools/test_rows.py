@@ -30,9 +30,9 @@ def test_what_is_no_row_of_the_kind_is_one_line(tmp_path: Path, text: str) -> No
 
 
 def test_the_committed_rows_are_shown_without_a_gpu() -> None:
-    shown = CliRunner().invoke(calls.app, ["--read", str(ROWS / "calls.rows")])
+    shown = CliRunner().invoke(calls.app, ["--read", str(ROWS / "calls/2026-11-25-7f20819.rows.xz")])
     assert shown.exit_code == 0
     assert "gla: queued in 0.56x fa2's in the median, 0.87x at most" in shown.output
-    shown = CliRunner().invoke(step.app, ["--read", str(ROWS / "step.rows")])
+    shown = CliRunner().invoke(step.app, ["--read", str(ROWS / "step/2026-11-26-dca52ae.rows.xz")])
     assert shown.exit_code == 0
     assert "340m, B8 T2048" in shown.output

@@ -19,6 +19,7 @@ from glabench.tools.serving.variants import OURS, PLAIN, Drawn, Shape, Variant, 
 SHAPE = Shape(2, 2, 16, 16)
 
 
+@pytest.mark.exhaustive  # every variant over every length; its parts are below
 def test_from_options_to_tables(tmp_path: Path) -> None:
     out = tmp_path / "serving.rows"
     done = CliRunner().invoke(program.app, ["--tiny", "--gates", "key", "--out", str(out)])

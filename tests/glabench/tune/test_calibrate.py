@@ -134,7 +134,7 @@ def test_the_committed_model_is_of_the_committed_records() -> None:
     """In a pass of each direction that every record of a gated workload has kernels of, or nearly every one; all passes
     would take a minute. The model is of one GPU, the H200: times of another are none of it."""
     root = Path(__file__).parents[3]
-    files = sorted((root / "results" / "nvidia-h200").glob("tune-*.jsonl*"))
+    files = sorted((root / "results" / "nvidia-h200").glob("tune-*/*.jsonl*"))
     found = calibrate.samples_of(load_tunings(files), ("walk", "grad_walk"))
     assert len(found) == 2
     passes = json.loads(model.FILE.read_text())["passes"]

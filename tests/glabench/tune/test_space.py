@@ -31,11 +31,17 @@ def part(work: Workload, *wanted: Variant) -> Space:
     return joined(work, 90, lambda _, variant: members_of(work, variant, 90) if variant in wanted else None)
 
 
-@pytest.fixture(params=[FWD, BWD, WIDE, replace(FWD, schedule=Schedule(64, 32, False))], ids=str)
+SPACES = (BWD, FWD, WIDE, replace(FWD, schedule=Schedule(64, 32, False)))
+
+
+@pytest.fixture(params=SPACES, ids=str)
 def space(request: pytest.FixtureRequest) -> Space:
     return enumerated(request.param, 90)
 
 
+@pytest.mark.parametrize(
+    "space", [BWD, *(pytest.param(x, marks=pytest.mark.exhaustive) for x in SPACES[1:])], ids=str, indirect=True
+)
 def test_a_menu_has_every_tile_that_can_run_and_no_other(space: Space) -> None:
     work = space.work
     for variant, menu in space.menus.items():

@@ -86,6 +86,7 @@ def short_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Problem, "hopper_launch", walk)
 
 
+@pytest.mark.each_value
 @pytest.mark.skipif(not interpreting(), reason="runs on the CPU")
 @pytest.mark.parametrize(("direction", "step"), [("fwd", "states"), ("bwd", "grad_states")])
 @pytest.mark.parametrize(
@@ -121,6 +122,7 @@ def shares(work: Workload) -> set[tuple[int, int]]:
 TURNS = Workload("bwd", 2, 150, 4, 16, 16, "fp32")
 
 
+@pytest.mark.each_value
 @pytest.mark.skipif(not interpreting(), reason="runs on the CPU")
 @pytest.mark.parametrize("rows", [16, 64])
 @pytest.mark.parametrize(

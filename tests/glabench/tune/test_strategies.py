@@ -66,6 +66,7 @@ def best_possible(space: Space, times: Times) -> float:
     return history.total(history.ranking()[0])
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("name", SHARING)
 def test_no_more_than_a_share_of_the_space_is_measured(name: str, space: Space) -> None:
     space = sized(name, space)

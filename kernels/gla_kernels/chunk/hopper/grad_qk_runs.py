@@ -35,6 +35,7 @@ from ...tiles.hopper import (
     rounded,
     wide,
 )
+from .frames import decay, frame, is_strong
 from .grad_qk_rows import (
     after_rows,
     decayed_keys,
@@ -71,16 +72,17 @@ def _send_values(
 
 @gluon.jit(do_not_specialize=["n_blocks", "n_here", "first_chunk", "n_stored", "n_few", "every", "n_rows"])
 def grad_qk_runs_hopper_kernel(
-    d_q, d_k, d_v, d_g, d_do, d_s, d_few, d_ds, p_h, p_marks, p_edges, p_sn, d_dq, d_dk, d_dg,
+    d_q, d_k, d_v, d_g, d_do, d_s, d_few, d_ds, p_h, p_marks, p_edges, p_sn, p_hv, p_strong, d_dq, d_dk, d_dg,
     scale, H, n_blocks, n_here, first_chunk, n_stored, n_few, every, n_rows, n_heads,
     K: gl.constexpr, V: gl.constexpr, STAGES: gl.constexpr,
-    PACKED: gl.constexpr, HAS_SN: gl.constexpr, V_FIRST: gl.constexpr,
+    PACKED: gl.constexpr, HAS_SN: gl.constexpr, V_FIRST: gl.constexpr, FRAMED: gl.constexpr,
 ):  # fmt: skip
     """dq, dk and dg [B, T, H, K] of n_here chunks from first_chunk on, of tiles that are mild: see grad_qk.py. bf16.
 
     K and V are multiples of 64: a program has 64 features of a run of ``every`` chunks. It starts from the state before
     the run, in p_few [B*H, n_few, K, V], and leads it along as walk.py does. p_s [B*H, n_stored, K, V] is given the
-    states before chunks that are not mild. PACKED: see `packed.py`; p_sn: as in `states_kernel`.
+    states before chunks that are not mild. PACKED: see `packed.py`; p_sn: as in `states_kernel`. FRAMED: in frames of
+    the value side, see `walk.walk_hopper_kernel`.
 
     Shared memory: the state, cut in two; q, k, g; STAGES tiles of V of dO, V and dS; A's leading bits, then dk; A's
     next ones, then dg; L; U. dq leaves from where q was. With gates in float32 D is kept where g was, dg leaves from
@@ -123,6 +125,10 @@ def grad_qk_runs_hopper_kernel(
         fence_async_shared()
         barrier()
 
+    if FRAMED:
+        i_first = (i_batch * H + i_out // V) * n_blocks + i_row0 // ROWS
+        p_hv += i_first.to(gl.int64) * V
+        o_v = gl.arange(0, ROWS, gl.SliceLayout(0, ACCUMULATOR))
     mixed = count < 0  # whether U is of several sequences
     for i_c in range(count):
         i_row, phase, more = i_row0 + i_c * ROWS, i_c & 1, i_c + 1 < count
@@ -149,6 +155,9 @@ def grad_qk_runs_hopper_kernel(
         p_h += K
         b_h = gl.exp2(b_half)
         wanted = not mild  # the strong kernel asks for the state
+        if FRAMED:
+            strong = is_strong(p_strong, i_first + i_c, V)
+            wanted = wanted | strong
         if PACKED:
             wanted = wanted | ((head > 0) & (not passing))  # and so does `edges`, where a sequence ends
             if not WIDE:
@@ -197,6 +206,12 @@ def grad_qk_runs_hopper_kernel(
             b_sw = wide(b_s.load(ACCUMULATOR))
             b_phi += gl.sum(b_sw * wide(b_ds.load(ACCUMULATOR)), axis=1)
             b_next = (b_sw + wide(s_rest.index(i_v + nil).load(ACCUMULATOR))) * b_f[:, None]
+            if FRAMED:
+                b_here = gl.load(p_hv + i_c * V + i_v * ROWS + o_v)
+                b_after = gl.load(p_hv + gl.minimum(i_c + 1, count - 1) * V + i_v * ROWS + o_v)
+                if strong:
+                    b_next = b_next * decay(b_here)[None, :]
+                b_frame = gl.exp2(frame(b_here) + frame(b_after))
             if PACKED:
                 if HAS_SN:
                     if (not passing) & (tail < ROWS):
@@ -214,6 +229,8 @@ def grad_qk_runs_hopper_kernel(
                     i_batch, i_row0, i_out, i_state, K, NV, STAGES,
                 )  # fmt: skip
             if more:
+                if FRAMED:
+                    b_next = b_next * b_frame[None, :]
                 b_sh = rounded(b_next)
                 b_s.store(b_sh)
                 s_rest.index(i_v + nil).store(rounded(b_next - wide(b_sh)))

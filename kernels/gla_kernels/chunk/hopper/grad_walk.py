@@ -39,6 +39,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from ...launch.tritons import async_load, async_store, barrier, reinterpreted
 from ...tiles.hopper import LINE, ROWS, SHARED, SPREAD, TILE_BYTES, barriers, each, matrix, rounded, state_at
+from .frames import COLUMNS, decay, frame, is_strong, store_low
 from .grad_walk_scores import scores_part
 from .layouts import LOG2_E, barriers_each, halves, is_mild
 from .packed import as_factor, head_and_tail, passes, sequence_of
@@ -80,12 +81,13 @@ def _decay_of_head(p_g, i_row, stride, head, OUT: gl.constexpr):
 
 @gluon.jit
 def _walk_part(
-    d_do, d_ds, d_dv, p_h, p_dst, p_ds0, p_g, p_marks, p_edges, p_dsn,
+    d_do, d_ds, d_dv, p_h, p_dst, p_ds0, p_g, p_marks, p_edges, p_dsn, p_hv, p_strong, p_low,
     s_q, s_k, s_do, s_ds, s_dv, s_ah, s_al, bar_do, bar_full, bar_empty,
-    i_batch, i_row0, i_out, i_v, i_state, i_beyond, n_rows, stride, i_head, n_heads, store_ds0, n_here,
+    i_batch, i_row0, i_out, i_v, i_state, i_beyond, n_rows, stride, i_head, n_heads, store_ds0, has_after, n_here,
+    T, stride_v,
     K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr, HAS_DST: gl.constexpr, STORE_DS0: gl.constexpr,
     PACKED: gl.constexpr, HAS_DSN: gl.constexpr, V_FIRST: gl.constexpr, DST_V_FIRST: gl.constexpr,
-    WIDE: gl.constexpr,
+    WIDE: gl.constexpr, FRAMED: gl.constexpr,
 ):  # fmt: skip
     """dS, led backward in time, and dv. WIDE: dv leaves from where A^T's parts are."""
     NK: gl.constexpr = K // ROWS
@@ -106,6 +108,10 @@ def _walk_part(
             b_db = gl.load(p_dst + NEXT_LAST + o_last)
     if PACKED:
         next_head, next_tail = head_and_tail(p_edges, i_row0 + (n_here - 1) * ROWS)
+    if FRAMED:
+        o_c, p_last = gl.arange(0, BV, COLUMNS), p_hv + (n_here - 1) * V
+        after, here = frame(gl.load(p_last + V + o_c, mask=has_after, other=0.0)), frame(gl.load(p_last + o_c))
+        next_strong = is_strong(p_strong, n_here - 1, V)
 
     for i in range(n_here):
         i_b = n_here - 1 - i
@@ -119,6 +125,11 @@ def _walk_part(
         h_b = h_a
         if NK == 2:
             h_b = gl.load(p_row + ROWS + o_k)
+        if FRAMED:
+            b_f = gl.convert_layout(gl.exp2(after + here), gl.SliceLayout(0, OUT))[None, :]
+            b_da = b_da * b_f
+            if NK == 2:
+                b_db = b_db * b_f
         # dS, of the state after this block
         s_ds[0].store(rounded(b_da))
         if NK == 2:
@@ -128,6 +139,10 @@ def _walk_part(
         barrier()
         for t in gl.static_range(NK):
             async_store(d_ds, [i_state + i_b * K + t * ROWS, i_v * BV], s_ds[t])
+        if FRAMED:  # of the block before, after the fence, which would wait for what is loaded
+            i_next = gl.maximum(i_b - 1, 0)
+            strong, next_strong = next_strong, is_strong(p_strong, i_next, V)
+            after, here = here, frame(gl.load(p_hv + i_next * V + o_c))
 
         # dv first, then what the block adds to dS
         t_do = matrix(s_do.index(i & 1))
@@ -148,6 +163,12 @@ def _walk_part(
                         gl.store(p_at + NEXT + o_s, b_db)
             before_a = before_a * as_factor(passes(head, tail))
         b_da = b_da * before_a[:, None]
+        if FRAMED:
+            if strong:
+                b_e = decay(gl.load(p_hv + i_b * V + gl.arange(0, BV, gl.SliceLayout(0, OUT))))[None, :]
+                b_da = b_da * b_e
+                if NK == 2:
+                    b_db = b_db * b_e
         if PACKED and HAS_DSN:
             p_at = p_dsn + (sequence_of(p_marks, n_rows, i_row) * n_heads + i_head) * K * V
             if (not passes(head, tail)) & (head > 0):  # one that came from before ends here
@@ -168,6 +189,8 @@ def _walk_part(
         if WIDE:
             barrier()  # every warp is done with A^T
         matrix(s_dv).store(rounded(b_dv))
+        if FRAMED:
+            store_low(p_low, b_dv, i_row, T, stride_v, OUT)
         fence_async_shared()
         barrier()
         # sent always, so that there are as many copies on their way whatever the gates
@@ -186,6 +209,11 @@ def _walk_part(
         _send_for_do(i + 2, n_here, d_do, s_do, bar_do, i_batch, i_row0, i_out)
     if STORE_DS0 and not PACKED:
         if store_ds0:
+            if FRAMED:
+                b_e = gl.exp2(frame(gl.load(p_hv + gl.arange(0, BV, gl.SliceLayout(0, OUT)))))[None, :]
+                b_da = b_da * b_e
+                if NK == 2:
+                    b_db = b_db * b_e
             gl.store(p_ds0 + o_s, b_da)
             if NK == 2:
                 gl.store(p_ds0 + NEXT + o_s, b_db)
@@ -197,14 +225,16 @@ def _walk_part(
 
 @gluon.jit(do_not_specialize=["T", "n_seg", "first_seg", "n_end", "n_stored", "seg_rows", "n_rows"])
 def grad_walk_hopper_kernel(
-    d_q, d_k, d_g, d_do, p_h, p_dst, d_ds, p_ds0, p_g, p_marks, p_edges, p_dsn, d_dv,
+    d_q, d_k, d_g, d_do, p_h, p_dst, d_ds, p_ds0, p_g, p_marks, p_edges, p_dsn, p_hv, p_strong, p_low, d_dv,
     scale, T, H, n_seg, first_seg, n_end, n_stored, seg_rows, n_rows, n_heads,
     K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr, HAS_DST: gl.constexpr, STORE_DS0: gl.constexpr,
     PACKED: gl.constexpr, HAS_DSN: gl.constexpr, V_FIRST: gl.constexpr, DST_V_FIRST: gl.constexpr,
+    FRAMED: gl.constexpr,
 ):  # fmt: skip
     """dv [B, T, H, V] of n_seg segments from first_seg on, of row blocks that are mild; all else as
     `grad_states_kernel` has it, with a gradient after every row block. bf16; K is 64 or 128, BV 64 or 128.
-    p_h [B*H, n_blocks, K]: see `states_kernel`. scale > 0."""
+    p_h [B*H, n_blocks, K]: see `states_kernel`. scale > 0. FRAMED: do and dv are in frames of the value side, see
+    `walk.walk_hopper_kernel`; p_low is given what dv, rounded, leaves."""
     NK: gl.constexpr = K // ROWS
     NV: gl.constexpr = V // BV
     i_p = gl.program_id(0)
@@ -224,6 +254,10 @@ def grad_walk_hopper_kernel(
         p_ds0 += i_bh.to(gl.int64) * K * V
     if PACKED:
         p_g += i_h * K
+    if FRAMED:
+        p_hv += (i_bh.to(gl.int64) * n_blocks + first) * V + i_v * BV
+        p_strong += (i_bh.to(gl.int64) * n_blocks + first) * (V // ROWS)
+        p_low += i_batch.to(gl.int64) * T * H * V + i_out
 
     GATE: gl.constexpr = d_g.dtype
     WIDE: gl.constexpr = GATE == gl.float32
@@ -257,10 +291,11 @@ def grad_walk_hopper_kernel(
             (
                 _walk_part,
                 (
-                    d_do, d_ds, d_dv, p_h, p_dst, p_ds0, p_g, p_marks, p_edges, p_dsn,
+                    d_do, d_ds, d_dv, p_h, p_dst, p_ds0, p_g, p_marks, p_edges, p_dsn, p_hv, p_strong, p_low,
                     s_q, s_k, s_do, s_ds, s_dv, s_ah, s_al, bar_do, bar_full, bar_empty,
-                    i_batch, i_row0, i_out, i_v, i_state, i_beyond, n_rows, H * K, i_h, n_heads, i_seg == 0, n_here,
-                    K, V, BV, HAS_DST, STORE_DS0, PACKED, HAS_DSN, V_FIRST, DST_V_FIRST, WIDE,
+                    i_batch, i_row0, i_out, i_v, i_state, i_beyond, n_rows, H * K, i_h, n_heads, i_seg == 0,
+                    first + n_here < n_blocks, n_here, T, H * V,
+                    K, V, BV, HAS_DST, STORE_DS0, PACKED, HAS_DSN, V_FIRST, DST_V_FIRST, WIDE, FRAMED,
                 ),
             ),
             (

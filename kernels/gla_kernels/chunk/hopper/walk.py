@@ -92,16 +92,21 @@ def _load_part(
 
 @gluon.jit(do_not_specialize=["T", "n_seg", "first_seg", "n_start", "n_stored", "seg_rows", "n_few", "every", "n_rows"])
 def walk_hopper_kernel(
-    d_q, d_k, d_v, d_g, p_s0, d_s, d_few, p_h, p_st, p_marks, p_edges, p_sn, d_o,
+    d_q, d_k, d_v, d_g, p_s0, d_s, d_few, p_h, p_st, p_marks, p_edges, p_sn, p_hv, p_strong, p_low, d_o,
     scale, T, H, n_seg, first_seg, n_start, n_stored, seg_rows, n_few, every, n_rows, n_heads,
     K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr,
     HAS_S0: gl.constexpr, STORE_S: gl.constexpr, STORE_FEW: gl.constexpr, STORE_ST: gl.constexpr,
     PACKED: gl.constexpr, HAS_SN: gl.constexpr, V_FIRST: gl.constexpr, S0_V_FIRST: gl.constexpr,
+    FRAMED: gl.constexpr, STORE_LOW: gl.constexpr,
 ):  # fmt: skip
     """o [B, T, H, V] of n_seg segments from first_seg on, of row blocks that are mild; all else as `states_kernel` has
     it, with a state before every row block, or without STORE_S before those alone that are not mild: the only ones that
     the forward pass itself asks for. With STORE_FEW, p_few [B*H, n_few, K, V] is given the states before every so many
-    row blocks of the sequence. bf16; K is 64 or 128, BV 64 or 128. The rest as in `states_kernel`."""
+    row blocks of the sequence. bf16; K is 64 or 128, BV 64 or 128. The rest as in `states_kernel`.
+
+    FRAMED: v and o are in frames of the value side, of which p_hv [B*H, n_blocks, V], float32, and p_strong [B*H,
+    n_blocks, V / 64] tell (value_gates/frames.py). STORE_LOW: p_low [B, T, H, V], bfloat16, is given what is left of o
+    where it is rounded."""
     NK: gl.constexpr = K // ROWS
     NV: gl.constexpr = V // BV
     i_p = gl.program_id(0)
@@ -120,6 +125,11 @@ def walk_hopper_kernel(
         p_s0 += (i_bh.to(gl.int64) * n_start + (first_seg + i_seg) % n_start) * K * V
     if STORE_ST and not PACKED:
         p_st += i_bh.to(gl.int64) * K * V
+    if FRAMED:
+        p_hv += (i_bh.to(gl.int64) * n_blocks + first) * V + i_v * BV
+        p_strong += (i_bh.to(gl.int64) * n_blocks + first) * (V // ROWS)
+    if STORE_LOW:
+        p_low += i_batch.to(gl.int64) * T * H * V + i_out
 
     GATE: gl.constexpr = d_g.dtype
     WIDE: gl.constexpr = GATE == gl.float32
@@ -160,19 +170,19 @@ def walk_hopper_kernel(
             (
                 output_part,
                 (
-                    d_o, p_marks, p_edges, s_q, s_k, s_v, s_g, s_s, s_o, s_m, s_h, s_e,
+                    d_o, p_low, p_marks, p_edges, s_q, s_k, s_v, s_g, s_s, s_o, s_m, s_h, s_e,
                     full, full_v, taken, made, empty, empty_v, empty_g,
-                    scale, i_batch, i_row0, i_out, n_here, K, BV, PACKED,
+                    scale, i_batch, i_row0, i_out, n_here, T, H * V, K, BV, PACKED, STORE_LOW,
                 ),
             ),
             (
                 state_part,
                 (
-                    d_s, d_few, p_s0, p_st, p_h, p_marks, p_edges, p_sn,
+                    d_s, d_few, p_s0, p_st, p_h, p_marks, p_edges, p_sn, p_hv, p_strong,
                     s_k, s_v, s_g, s_s, s_l, s_h, s_e, full, full_v, full_g, taken, made,
                     i_state, i_few, until, every, i_v, i_row0, n_rows, i_h, n_heads,
-                    i_v == 0, i_seg == n_seg - 1, n_here,
-                    K, V, BV, HAS_S0, STORE_S, STORE_FEW, STORE_ST, PACKED, HAS_SN, V_FIRST, S0_V_FIRST,
+                    i_v == 0, i_seg == n_seg - 1, first > 0, n_here,
+                    K, V, BV, HAS_S0, STORE_S, STORE_FEW, STORE_ST, PACKED, HAS_SN, V_FIRST, S0_V_FIRST, FRAMED,
                 ),
             ),
             (

@@ -14,6 +14,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from ...launch.tritons import async_store, barrier
 from ...tiles.hopper import ACCUMULATOR, ROWS, cut, matrix, rounded, wide
+from .frames import store_low
 from .layouts import LEAST_HALF, LOG2_E, by_parts, inverse_exp2, least_half_of, turn_of
 from .packed import firsts_of_rows, head_and_tail, same_scores
 
@@ -59,9 +60,10 @@ def _scores(b_qh, b_ql, s_q, s_k, at, b_a, FIRST: gl.constexpr):
 
 @gluon.jit
 def output_part(
-    d_o, p_marks, p_edges, s_q, s_k, s_v, s_g, s_s, s_o, s_m, s_h, s_e,
+    d_o, p_low, p_marks, p_edges, s_q, s_k, s_v, s_g, s_s, s_o, s_m, s_h, s_e,
     full, full_v, taken, made, empty, empty_v, empty_g,
-    scale, i_batch, i_row0, i_out, n_here, K: gl.constexpr, BV: gl.constexpr, PACKED: gl.constexpr,
+    scale, i_batch, i_row0, i_out, n_here, T, stride,
+    K: gl.constexpr, BV: gl.constexpr, PACKED: gl.constexpr, STORE_LOW: gl.constexpr,
 ):  # fmt: skip
     """O of every block. Its last product ends in the next turn, while that one's keys are prepared."""
     OUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BV, 16])
@@ -94,7 +96,11 @@ def output_part(
         b_qw = _keys(b_c, s_q[0], s_k[0], at, taken, phase, not WIDE)
         b_x = wide(b_qw) * gl.exp2(b_c)
         b_out, b_x = warpgroup_mma_wait(0, (b_o, b_x))  # with b_x, or the compiler makes it only after the wait
-        b_out = rounded(b_out * scale)
+        b_out = b_out * scale
+        if STORE_LOW:
+            if i > 0:
+                store_low(p_low, b_out, i_row0 + (i - 1) * ROWS, T, stride, OUT)
+        b_out = rounded(b_out)
         b_qh, b_ql, b_qd = _queries(b_x, s_e[0], at, head, PACKED)
         fence_async_shared()
         tma.store_wait(0)
@@ -171,7 +177,10 @@ def output_part(
     tma.store_wait(0)
     barrier()
     s_out = s_o.index(n_here & 1 if WIDE else 0)  # not where the state's part reads v
-    matrix(s_out).store(rounded(b_out * scale))
+    b_out = b_out * scale
+    if STORE_LOW:
+        store_low(p_low, b_out, i_row0 + (n_here - 1) * ROWS, T, stride, OUT)
+    matrix(s_out).store(rounded(b_out))
     fence_async_shared()
     barrier()
     if mild:

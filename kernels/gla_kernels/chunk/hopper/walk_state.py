@@ -13,6 +13,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from ...launch.tritons import async_store, barrier
 from ...tiles.hopper import ACCUMULATOR, ROWS, matrix, rounded, state_at, wide
+from .frames import COLUMNS, decay, frame, is_strong
 from .layouts import CLOSED_HALF, LEAST_HALF, LOG2_E, least_half_of, limit, sums_of, turn_of
 from .packed import as_factor, head_and_tail, passes, sequence_of
 
@@ -54,12 +55,12 @@ def _added(b_s, b_k, b_f, b_v, STATE: gl.constexpr):
 
 @gluon.jit
 def state_part(
-    d_s, d_few, p_s0, p_st, p_h, p_marks, p_edges, p_sn,
+    d_s, d_few, p_s0, p_st, p_h, p_marks, p_edges, p_sn, p_hv, p_strong,
     s_k, s_v, s_g, s_s, s_l, s_h, s_e, full, full_v, full_g, taken, made,
-    i_state, i_few, until, every, i_v, i_row0, n_rows, i_head, n_heads, store_h, store_st, n_here,
+    i_state, i_few, until, every, i_v, i_row0, n_rows, i_head, n_heads, store_h, store_st, has_before, n_here,
     K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr,
     HAS_S0: gl.constexpr, STORE_S: gl.constexpr, STORE_FEW: gl.constexpr, STORE_ST: gl.constexpr,
-    PACKED: gl.constexpr, HAS_SN: gl.constexpr, V_FIRST: gl.constexpr, S0_V_FIRST: gl.constexpr,
+    PACKED: gl.constexpr, HAS_SN: gl.constexpr, V_FIRST: gl.constexpr, S0_V_FIRST: gl.constexpr, FRAMED: gl.constexpr,
 ):  # fmt: skip
     """Lead the state along; lay it down before each block, for the output's part and as what is kept of it. until:
     blocks before the next one of those whose state is kept by STORE_FEW."""
@@ -77,6 +78,10 @@ def state_part(
             b_s1 = gl.load(p_s0 + NEXT_FIRST + o_first)
     if PACKED:
         next_head, next_tail = head_and_tail(p_edges, i_row0)
+    if FRAMED:
+        o_c = gl.arange(0, BV, COLUMNS)
+        before, here = frame(gl.load(p_hv + (o_c - V), mask=has_before, other=0.0)), frame(gl.load(p_hv + o_c))
+        next_strong = is_strong(p_strong, 0, V)
 
     for i in range(n_here):
         at, phase = i & 1, (i >> 1) & 1
@@ -127,6 +132,11 @@ def state_part(
                 barrier()
         p_h += K
         mbarrier.arrive(taken.index(at))
+        if FRAMED:
+            b_f = gl.convert_layout(gl.exp2(before + here), gl.SliceLayout(0, STATE))[None, :]
+            b_s0 = b_s0 * b_f
+            if NK == 2:
+                b_s1 = b_s1 * b_f
         # the slot is free: `full` came after `empty` of the block before the last one
         s_s[0].index(at).store(rounded(b_s0))
         if NK == 2:
@@ -134,9 +144,15 @@ def state_part(
         fence_async_shared()
         barrier()
         mbarrier.arrive(made.index(at))
+        if FRAMED:  # of the next block, after the fence, which would wait for what is loaded
+            i_next = gl.minimum(i + 1, n_here - 1)
+            strong, next_strong = next_strong, is_strong(p_strong, i_next, V)
+            before, here = here, frame(gl.load(p_hv + i_next * V + o_c))
         if PACKED:
             next_head, next_tail = head_and_tail(p_edges, i_row0 + gl.minimum(i + 1, n_here - 1) * ROWS)
         wanted = True if STORE_S else least <= LEAST_HALF
+        if FRAMED and not STORE_S:
+            wanted = wanted | strong
         if wanted:
             for t in gl.static_range(NK):
                 async_store(d_s, [i_state + i * K + t * ROWS, i_v * BV], s_s[t].index(at))
@@ -168,6 +184,12 @@ def state_part(
                     if NK == 2:
                         b_s1 = gl.load(p_at + NEXT + o_s)
                         b_f1 = b_e1
+        if FRAMED:
+            if strong:
+                b_e = decay(gl.load(p_hv + i * V + o_v))[None, :]
+                b_s0 = b_s0 * b_e
+                if NK == 2:
+                    b_s1 = b_s1 * b_e
 
         mbarrier.wait(full_v.index(at), phase)
         b_v = matrix(s_v.index(at))
@@ -179,6 +201,11 @@ def state_part(
             b_s0 = warpgroup_mma_wait(0, (b_s0,))
     if STORE_ST and not PACKED:
         if store_st:
+            if FRAMED:
+                b_e = gl.exp2(frame(gl.load(p_hv + (n_here - 1) * V + o_v)))[None, :]
+                b_s0 = b_s0 * b_e
+                if NK == 2:
+                    b_s1 = b_s1 * b_e
             gl.store(p_st + o_s, b_s0)
             if NK == 2:
                 gl.store(p_st + NEXT + o_s, b_s1)

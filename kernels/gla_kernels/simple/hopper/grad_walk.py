@@ -56,7 +56,8 @@ from ...tiles.hopper import (
     state_at,
     wide,
 )
-from .grad_walk_rows import all_of, in_parts, rows_part, sums_of
+from .grad_walk_rows import rows_part
+from .sums import all_of, in_parts, sums_of
 
 # Registers of a thread: of the state's part, where one rows' part beside it gets as many; where there are two, of the
 # state's and each of these; of a thread that only loads.

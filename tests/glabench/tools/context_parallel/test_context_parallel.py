@@ -37,6 +37,7 @@ WIDE = {"COLUMNS": "200"}
 WAYS = ("--exchange", "all-gather,ring")
 
 
+@pytest.mark.exhaustive  # ranks as users start them are below, and what they compute in tests/gla_kernels/parallel
 def test_two_ranks_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The program from its options to its table. Where kernels are interpreted ranks are forks of this process, which
     has imported all that they need; the next test but one has them start as users do."""

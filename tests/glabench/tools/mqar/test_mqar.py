@@ -52,6 +52,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+@pytest.mark.exhaustive
 def test_attention_learns_to_recall(one_thread: None) -> None:
     """Two pairs: who knows the values of a sequence, and that the first key mostly comes first, but does not know a key
     again is right two times in three."""
@@ -181,6 +182,7 @@ def test_graphs_draw_and_learn_what_steps_do() -> None:
     assert len(set(losses(graphs[0]))) == question.steps
 
 
+@pytest.mark.exhaustive
 def test_several_processes_train_the_same_models(rows: list[Row], tmp_path: Path) -> None:
     out = tmp_path / "mqar.rows"  # as users start it: only then is __main__.py no module that processes can import
     command = [sys.executable, "-m", "glabench.tools.mqar", "--tiny", "--processes", "2", "--only", "fa2"]

@@ -1,0 +1,187 @@
+"""Gates on both sides, by the walks of `gla` with gates of the keys alone: which kernels run. What is of the value side
+is led into frames where its gates are not seen, and out of them again (frames.py).
+
+For Hopper's own kernels; where these cannot serve, the passes of `value_gates` do. Chunks that are not mild on both
+sides are left to scores.py and apply.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..chunk.boundaries import segment_ends, segment_starts
+from ..chunk.grad_qk import make_grad_qk
+from ..chunk.grad_walk import fused_grad_scan
+from ..chunk.kept import Frames, Gradients
+from ..chunk.problem import NARROW
+from ..chunk.problem import Problem as Walks
+from ..chunk.walk import fused_scan
+from ..launch import Launch, Launcher
+from ..schedule import WALKED_K, cdiv
+from .frames import gv_enter_kernel, gv_leave_kernel, gv_scale_kernel
+from .problem import Problem
+
+COLUMNS = 64  # of a tile of rows
+ROWS = 8  # of a tile where columns are added up from the last row on
+REGISTERS = 128  # of a thread there, for latency
+# Chunks from one sum of S' dS' to the next, or fewer, for some programs an SM: more rounding errors, fewer bytes.
+RUN = 4
+PROGRAMS = 1024
+
+
+class Framed(NamedTuple):
+    """What a forward pass leaves: u and both parts of o' [B, T, H, V] bfloat16; the state before every so many chunks
+    [B*H, .., K, V]; log2 of half of each chunk's decay, float32 [B*H, chunks, K]; of the value side
+    `chunk.kept.Frames`; and the final state, None where nobody asked for it."""
+
+    u: Tensor
+    o: Tensor
+    low: Tensor
+    states: Tensor
+    halves: Tensor
+    frames: Tensor
+    strong: Tensor
+    final: Tensor | None
+
+
+def serves(fwd: Walks, bwd: Walks, gates: Tensor) -> bool:
+    """Whether Hopper's kernels do all of both directions of the call without these gates."""
+    kept = fwd.schedule.materialize and bwd.schedule.materialize and fwd.dims[3] <= WALKED_K
+    native = fwd.all_native(fwd.config.walk) and bwd.all_native(bwd.config.grad_walk, bwd.config.grad_qk)
+    return kept and native and gates.dtype in (torch.bfloat16, torch.float32)
+
+
+def forward(
+    p: Walks, x: Problem, final: bool, keep: bool, launch: Launcher
+) -> tuple[Tensor, Tensor | None, Framed | None]:
+    """o, the final state if asked for, and with ``keep`` what the backward pass makes use of. p: the call without gates
+    of the value side, x: with them."""
+    assert x.gv is not None
+    left, states, final_state = _walked(p, x, final, keep, launch)
+    o = torch.empty_like(x.v)
+    keys, values = _sides(x, None, left)
+    launch(_scaled(x, left.o, left, o, guarded=True))
+    piece, scores = x.slices[0], x.scores_buffer()
+    launch(x.scores(piece, keys, values, scores))
+    launch(x.apply(piece, values, keys, scores, (states, None), (o, None, None)))
+    return o, final_state, left if keep else None
+
+
+def backward(
+    walks: tuple[Walks, Walks], x: Problem, do: Tensor, d_final: Tensor | None, left: Framed | None, launch: Launcher
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor, Tensor | None]:
+    """dq, dk, dv, dg, dgv and the initial state's gradient, None without one. walks: both directions of the call
+    without gates of the value side. left: None, and the first makes it again."""
+    assert x.g is not None
+    assert x.gv is not None
+    if left is None:
+        left, _, _ = _walked(walks[0], x, d_final is not None, True, launch)
+    dv, d_in, du, low = (torch.empty_like(x.v) for _ in range(4))
+    dgv = torch.empty_like(x.gv)
+    d_initial = None if x.initial_state is None else torch.empty_like(x.initial_state)
+    into = Gradients(torch.empty_like(x.q), torch.empty_like(x.k), du, torch.empty_like(x.g), d_initial)
+    launch(_scaled(x, do, left, d_in, guarded=False))
+    frames = Frames(left.frames, left.strong, low, _gamma(walks[1]))
+    p = replace(walks[1], v=left.u, d_final=d_final, frames=frames)
+    piece, grads, every = p.slices[0], p.state_buffer(), _apart(x)
+    states = left.states if every == 1 else p.state_buffer()
+    ends = segment_ends(p, d_in, None, launch)
+    walked = fused_grad_scan(p, piece, d_in, ends, grads, d_initial, left.halves, du, None, launch)
+    native = make_grad_qk(p, piece, d_in, left.states, every, states, grads, left.halves, into, launch)
+    assert walked
+    assert native
+    launch(_left(x, left, states, d_in, du, low, grads, d_final, dv, dgv))
+    keys, values = _sides(x, do, left)
+    piece, scores = x.slices[0], x.scores_buffer()
+    results = (None, dv, dgv), (into.q, into.k, into.g)
+    for side, other, out in ((values, keys, results[0]), (keys, values, results[1])):
+        launch(x.scores(piece, other, side, scores))
+        launch(x.apply(piece, side, other, scores, (states, grads), out))
+    return into.q, into.k, dv, into.g, dgv, d_initial
+
+
+def _apart(x: Problem) -> int:
+    """Chunks from one state that is kept to the next, over which Hopper's own grad_qk leads it along: 1 for all."""
+    B, _, H, _, V = x.dims
+    chunks, tiles, run = x.chunks_of(x.slices[0]), B * H * cdiv(V, COLUMNS), RUN
+    while run > 1 and tiles * cdiv(chunks, run) < PROGRAMS:
+        run //= 2
+    return run if V <= NARROW else 1
+
+
+def _walked(p: Walks, x: Problem, final: bool, keep: bool, launch: Launcher) -> tuple[Framed, Tensor, Tensor | None]:
+    """All of a forward pass up to o', the states that it makes of chunks that are not mild, at least, and the final
+    state if asked for."""
+    B, _, H, _, V = p.dims
+    u, o = torch.empty_like(x.v), torch.empty_like(x.v)
+    low = torch.empty_like(x.v) if keep else None
+    of_columns = x.v.new_empty(B * H, p.n_chunks, V, dtype=torch.float32)
+    tiles = cdiv(V, COLUMNS)
+    strong = x.v.new_empty(B * H, p.n_chunks, tiles, dtype=torch.int32)
+    args = {"p_v": x.v, "p_g": x.gv, "p_u": u, "p_h": of_columns, "p_strong": strong}
+    launch(_of_chunks(x, gv_enter_kernel, args, tiles, {"V": V, "BV": COLUMNS}))
+    p = replace(p, v=u, frames=Frames(of_columns, strong, low, _gamma(p)))
+    halves, states = p.half_decays(), p.state_buffer()
+    assert halves is not None
+    final_state = p.final_buffer() if final else None
+    starts, every = segment_starts(p, None, None, launch), _apart(x) if keep else 0
+    few = p.few_states(p.slices[0], every) if every > 1 else None
+    walked = fused_scan(p, p.slices[0], starts, states, halves, final_state, o, few, every, None, launch)
+    assert walked
+    kept = states if few is None else few
+    left = Framed(u, o, o if low is None else low, kept, halves, of_columns, strong, final_state)
+    return left, states, final_state
+
+
+def _gamma(p: Walks) -> Tensor | None:
+    """Room for what segments decay by, of `chunk.kept.Frames`."""
+    B, _, H, _, V = p.dims
+    return p.q.new_empty(B * H, p.n_seg, V, dtype=torch.float32) if p.n_seg > 1 else None
+
+
+def _sides(x: Problem, do: Tensor | None, left: Framed) -> Any:
+    """Both sides of the call as scores.py and apply.py want them."""
+    keys, values = x.sides(do)
+    return replace(keys, halves=left.halves), replace(values, halves=left.frames)
+
+
+def _scaled(x: Problem, rows: Tensor, left: Framed, into: Tensor, guarded: bool) -> Launch:
+    """A launch that leads rows into frames, or o out of them where all is mild."""
+    _, _, _, K, V = x.dims
+    args = {"p_x": rows, "p_g": x.gv, "p_h": left.frames, "p_hu": left.halves, "p_y": into}
+    sizes = {"D": V, "E": K, "BD": COLUMNS, "GUARDED": guarded}
+    return _of_chunks(x, gv_scale_kernel, args, cdiv(V, COLUMNS), sizes)
+
+
+def _left(
+    x: Problem, left: Framed, states: Tensor, do: Tensor, du: Tensor, low: Tensor, grads: Tensor,
+    d_final: Tensor | None, dv: Tensor, dgv: Tensor,
+) -> Launch:  # fmt: skip
+    """A launch that makes dv and dgv where all is mild. do, du: in frames, as is what du, rounded, leaves, ``low``."""
+    _, _, _, K, V = x.dims
+    args = {
+        "p_x": left.o, "p_xl": left.low, "p_u": left.u, "p_do": do, "p_du": du, "p_dul": low, "p_g": x.gv,
+        "p_h": left.frames, "p_hu": left.halves, "p_s": states, "p_few": left.states, "p_ds": grads,
+        "p_st": left.final if d_final is not None else None, "p_dv": dv, "p_dg": dgv,
+    }  # fmt: skip
+    every = _apart(x)
+    run = RUN if V > NARROW else every
+    sizes = {
+        "D": V, "E": K, "R": ROWS, "BD": COLUMNS, "BE": ROWS, "RUN": run, "FEW": every > 1,
+        "HAS_ST": d_final is not None, "V_FIRST": x.v_first,
+    }  # fmt: skip
+    launch = _of_chunks(x, gv_leave_kernel, args, cdiv(V, COLUMNS), sizes, run)
+    return replace(launch, num_warps=2, max_registers=REGISTERS)
+
+
+def _of_chunks(
+    x: Problem, kernel: Any, args: dict[str, Any], columns: int, sizes: dict[str, Any], run: int = 1
+) -> Launch:
+    """A launch of so many programs for each run of chunks of a head."""
+    chunks = x.chunks_of(x.slices[0])
+    sizes = sizes | {"C": x.schedule.chunk} | x.operands(max(x.dims[3:]))
+    return x.launched(kernel, columns * cdiv(chunks, run), args | {"n_here": chunks}, sizes)
