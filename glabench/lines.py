@@ -18,9 +18,10 @@ from typing import BinaryIO, Self
 
 from glabench.errors import UserError
 
-# How every line begins that glabench ever appended to a file of results: rows, tunings, compilations, a rival's times.
-ROW_START, TUNING_START, COMPILED_START, RIVAL_START = STARTS = (
-    b'{"case_id": "', b'{"workload": {', b'{"sweep": "', b'{"kind": "rival"',
+# How every line begins that glabench ever appended to a file of results: rows, tunings, compilations, a rival's times,
+# trends.
+ROW_START, TUNING_START, COMPILED_START, RIVAL_START, TREND_START = STARTS = (
+    b'{"case_id": "', b'{"workload": {', b'{"sweep": "', b'{"kind": "rival"', b'{"when": "',
 )  # fmt: skip
 MAX_LINE_BYTES = 64 * 2**20  # some forty times the longest record there is; a longer line is not read into memory
 BLOCK_BYTES = 2**20
@@ -46,11 +47,12 @@ def whole(path: Path) -> Iterator[Path]:
             part.unlink()
 
 
-def keep_results(path: Path) -> None:
-    """UserError for a file of results, where something else is to take its place or to be written into it."""
+def keep_results(path: Path, but: bytes | None = None) -> None:
+    """UserError for a file of results, where something else is to take its place or to be written into it. ``but``: how
+    lines begin of those that may be."""
     if path.is_file():  # a pipe would be waited for
         with contextlib.suppress(OSError), path.open("rb") as file:
-            if file.readline(BLOCK_BYTES).startswith(STARTS):
+            if file.readline(BLOCK_BYTES).startswith(tuple(start for start in STARTS if start != but)):
                 raise UserError(f"{path}: holds results, which would be lost; expected another file to write")
 
 

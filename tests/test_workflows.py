@@ -25,7 +25,14 @@ def load(path: Path) -> dict[str, Any]:
 def test_permissions_are_the_least(path: Path) -> None:
     workflow = load(path)
     assert workflow["permissions"] == {"contents": "read"}
-    assert not any("permissions" in job for job in workflow["jobs"].values())
+    more = {name: job["permissions"] for name, job in workflow["jobs"].items() if "permissions" in job}
+    assert more in ({}, {"pages": {"pages": "write", "id-token": "write"}})
+    # What may publish runs one action, and nothing of a pull request or of another branch.
+    for name in more:
+        job, before = workflow["jobs"][name], workflow["jobs"][workflow["jobs"][name]["needs"]]
+        assert [step["uses"].split("@")[0] for step in job["steps"]] == ["actions/deploy-pages"]
+        assert "needs.trend.result == 'success'" in job["if"]
+        assert "github.event_name != 'pull_request' && github.ref == 'refs/heads/main'" in before["if"]
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
@@ -84,6 +91,17 @@ def test_the_script_measures_then_checks(tmp_path: Path, codes: dict[str, str], 
         assert [line.split()[0] for line in said] == ["sweep", "sweep", "check"]
         assert "--against abc" in said[-1]
         assert said[-1].count("run-") == 2
+
+
+def test_the_page_of_trends_is_of_the_files_that_are_given(tmp_path: Path) -> None:
+    stub, calls = tmp_path / "glabench", tmp_path / "calls"
+    stub.write_text(SWEEP_STUB)
+    stub.chmod(0o755)
+    env = {**os.environ, "GLABENCH": str(stub), "CALLS": str(calls)}
+    script = ROOT / ".ci" / "trend-page"
+    subprocess.run([script, "site", "trend", "a100.jsonl"], env=env, cwd=tmp_path, check=True)
+    assert calls.read_text() == f"report {tmp_path}/trend {tmp_path}/a100.jsonl --out {tmp_path}/site/index.html\n"
+    assert subprocess.run([script, "site"], env=env, cwd=tmp_path, capture_output=True, check=False).returncode != 0
 
 
 def test_paths_that_the_script_is_given_are_seen_from_where_it_is_called(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from glabench import tuning_store
 from glabench.errors import UserError, dangling
@@ -16,7 +16,7 @@ from glabench.lines import bounded, warn_on_stderr
 from glabench.store import Row, is_file_of_lines, open_to_read, read, unpacked_name
 from glabench.tuning_store import Tuning
 
-KINDS = ("rows", "profiles", "tunings")  # of results, each with a page of its own
+KINDS = ("rows", "profiles", "tunings", "trends")  # of results, each with a page of its own
 UNSHOWN = ("compiled", "rival")  # what the lines of files say that they are for which there is no page
 
 
@@ -105,8 +105,8 @@ def shown_together(
 def _kind_of_results(path: Path) -> str:
     """Of KINDS, by the first line that tells; a file without such a line counts as rows, and reading it says what is
     wrong."""
-    if _kind(path) == "tuning":
-        return "tunings"
+    if (kind := _kind(path)) in ("tuning", "trend"):
+        return f"{kind}s"
     try:
         first = next((row for row in read(path, lambda note: None) if row.profile or row.status == "ok"), None)
     except UserError:
@@ -124,15 +124,18 @@ def only_tunings(paths: Sequence[Path]) -> list[Path]:
 
 
 def only_rows(paths: Sequence[Path], warn: Callable[[str], None] = warn_on_stderr) -> list[Path]:
-    """The files behind ``paths`` but those that hold tunings, of which ``warn`` is told. UserError when a path does not
-    exist, or none is left."""
+    """The files behind ``paths`` but those of tunings or trends, of which ``warn`` is told. UserError when a path does
+    not exist, or none is left."""
     found = files(paths, warn)
-    tunings = [path for path in found if _kind(path) == "tuning"]
-    if tunings and len(tunings) == len(found):
-        raise UserError(f"{tunings[0]}: holds tunings, expected rows of `glabench sweep` or `glabench profile`")
-    if tunings:
-        warn(f"{tunings[0]}{f' and {len(tunings) - 1} more' if len(tunings) > 1 else ''}: tunings, not rows; left out")
-    return [path for path in found if path not in tunings]
+    for kind in ("tuning", "trend"):
+        others = [path for path in found if _kind(path) == kind]
+        if others and len(others) == len(found):
+            raise UserError(f"{others[0]}: holds {kind}s, expected rows of `glabench sweep` or `glabench profile`")
+        if others:
+            more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+            warn(f"{others[0]}{more}: {kind}s, not rows; left out")
+        found = [path for path in found if path not in others]
+    return found
 
 
 def _kind(path: Path) -> str | None:
@@ -144,7 +147,14 @@ def _kind(path: Path) -> str | None:
             )
     except (UserError, OSError, ValueError, RecursionError):
         return None  # reading it as rows says what is wrong
-    return first.get("kind") if isinstance(first, dict) else None
+    if not isinstance(first, dict):
+        return None
+    return "trend" if {"when", "cases"} <= first.keys() else first.get("kind")
+
+
+def trend_files(paths: Sequence[Path]) -> list[Path]:
+    """Those of the files that hold trends."""
+    return [path for path in paths if _kind(path) == "trend"]
 
 
 def load_tunings(paths: Sequence[Path], warn: Callable[[str], None] = warn_on_stderr) -> list[Tuning]:
@@ -153,21 +163,31 @@ def load_tunings(paths: Sequence[Path], warn: Callable[[str], None] = warn_on_st
     Raises:
         UserError: a file cannot be read, or has no tuning in it.
     """
-    return [tuning for path in paths for tuning in _tunings(path, warn)]
+    return [one for path in paths for one in records(path, tuning_store.from_json, "tuning", "glabench tune", warn)]
 
 
-def _tunings(path: Path, warn: Callable[[str], None]) -> list[Tuning]:
+Record = TypeVar("Record")
+
+
+def records(
+    path: Path, parse: Callable[[str], Record], noun: str, writer: str, warn: Callable[[str], None] = warn_on_stderr
+) -> list[Record]:
+    """What ``parse`` makes of the lines of a file. A line of which it raises ValueError is reported and left out.
+
+    Raises:
+        UserError: the file cannot be read, or has nothing else.
+    """
     found, broken = [], []
     with open_to_read(path) as file:
         for number, line in bounded(file):
             if line is None or line.strip():
                 try:
-                    found.append(tuning_store.from_json((line or b"").decode()))
+                    found.append(parse((line or b"").decode()))
                 except ValueError as error:
-                    broken.append(f"{path}:{number}: not a tuning, skipped: {error}")
+                    broken.append(f"{path}:{number}: not a {noun}, skipped: {error}")
     if not found:
         said = broken[0] if broken else f"{path}: the file is empty"
-        raise UserError(f"{said}; expected one tuning a line, as `glabench tune` writes them")
+        raise UserError(f"{said}; expected one {noun} a line, as `{writer}` writes them")
     for message in broken:
         warn(message)
     return found

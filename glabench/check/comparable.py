@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from glabench.analysis.clocks import clock, throttled
 from glabench.check.pairs import Pair
 from glabench.store import Row
 
@@ -20,11 +21,8 @@ CONDITIONS: dict[str, tuple[str, int | None]] = {
     "triton": ("triton", 2),
 }
 CPU_CONDITIONS = {**CONDITIONS, "device": ("CPU", None), "threads": ("threads", None)}
-# The mean SM clock, as a share of its maximum, under which a run was held back.
-FULL_CLOCK = 0.99
 # A power cap holds the clock back by what a kernel draws: that is part of what it can do, and much the same in every
 # run. It counts where the clocks of two runs lie further apart than this; mean clocks read twice differ by up to 2.7 %.
-POWER_CAP = "power cap"
 CLOCKS_APART = 0.03
 
 
@@ -99,18 +97,6 @@ def _without(runs: Sequence[Row], reasons: Sequence[str | None], notes: list[str
     return tuple(run for run, reason in zip(runs, reasons, strict=True) if reason is None)
 
 
-def throttled(row: Row) -> str | None:
-    """Why the run's clocks were held back, in words, or None. A cap that cost under 1 % of the clock is none, and a
-    power cap is for `apart` to judge."""
-    share = _clock(row)
-    if share is None or share >= FULL_CLOCK:
-        return None
-    why = (row.clocks or {}).get("throttle") or []
-    if why == [POWER_CAP]:
-        return None
-    return f"SM clock at {share:.1%} of its maximum ({', '.join(why) or 'no reason given'})"
-
-
 def apart(one: Row, other: Row) -> str | None:
     """Why the times of two runs say nothing of each other, or None: other conditions, or another clock."""
     return difference(one, other) or _clocks_apart(one, other)
@@ -119,16 +105,10 @@ def apart(one: Row, other: Row) -> str | None:
 def _clocks_apart(one: Row, other: Row) -> str | None:
     """How the clocks of two runs differ, where that alone could look like a change: "SM clock at 85.9% of its maximum
     before, 100.0% now"."""
-    before, now = _clock(one), _clock(other)
+    before, now = clock(one), clock(other)
     if before is None or now is None or abs(before - now) <= CLOCKS_APART:
         return None
     return f"SM clock at {before:.1%} of its maximum before, {now:.1%} now"
-
-
-def _clock(row: Row) -> float | None:
-    """The mean SM clock as a share of its maximum; None where it was not read."""
-    clocks = row.clocks
-    return clocks["sm_mhz"] / clocks["sm_mhz_max"] if clocks and clocks.get("sm_mhz_max") else None
 
 
 def difference(one: Row, other: Row) -> str | None:

@@ -6,6 +6,7 @@ import io
 import json
 import re
 from collections.abc import Callable
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 from xml.etree import ElementTree
@@ -13,6 +14,7 @@ from xml.etree import ElementTree
 from rich.console import Console
 from rich.table import Table
 
+from glabench.analysis import trend
 from glabench.check import queueing, wording
 from glabench.check.verdict import ORDER, REGRESSIONS, CaseVerdict, Check
 
@@ -108,21 +110,25 @@ def as_dict(check: Check) -> dict[str, Any]:
 
 
 def trend_line(check: Check) -> str:
-    """One line of JSON for a file that grows night by night: each case's time now and its ratio to the baseline."""
+    """One line of JSON for a file that grows night by night: what each case came to, and its ratio to the baseline.
+    ``glabench.analysis.trend`` reads it."""
     runs = [run for case in check.cases for run in case.pair.after]
-    cases = {
-        case.pair.case_id: {"verdict": case.verdict, "ms": case.time.after_ms, "ratio": case.time.ratio}
-        for case in check.cases
-        if case.time is not None
-    }
+    last = runs[-1].environment if runs else {}
     now = {
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
         "device": check.device,
-        "commit": runs[-1].environment.get("commit") if runs else None,
+        "commit": last.get("commit"),
+        "dirty": bool(last.get("dirty")),
+        "conditions": trend.conditions(last),
         "counts": dict(check.counts),
-        "cases": cases,
+        "cases": {case.pair.case_id: _tonight(case) for case in check.cases},
     }
     return json.dumps(now, ensure_ascii=False)
+
+
+def _tonight(case: CaseVerdict) -> dict[str, Any]:
+    found = asdict(trend.time_of(case.pair.after))
+    return {"verdict": case.verdict, **found, "ratio": case.time.ratio if case.time else None, "case": case.pair.case}
 
 
 FORMATS: dict[str, Callable[[Check], str]] = {

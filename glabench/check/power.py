@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from glabench.check.comparable import throttled
+from glabench.analysis.clocks import throttled
 from glabench.check.noise import noise
 from glabench.check.pairs import pairs
 from glabench.check.verdict import check

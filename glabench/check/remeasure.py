@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import glabench
-from glabench.check.comparable import Compared, apart, throttled
+from glabench.analysis.clocks import throttled
+from glabench.check.comparable import Compared, apart
 from glabench.check.noise import floors
 from glabench.check.timing import judge_time
 from glabench.check.verdict import BROKEN, CaseVerdict, Check, judge_case, retimed, timed_runs, wording_of

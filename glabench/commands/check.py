@@ -187,14 +187,14 @@ def check_suffixes(paths: list[Path]) -> None:
 
 def _write(found: Check, out: list[Path], trend: Path | None) -> None:
     from glabench.check import formats
-    from glabench.lines import keep_results
+    from glabench.lines import TREND_START, keep_results
     from glabench.report.export import write_text
 
     try:
         for path in out:
             write_text(path, _rendered(found, path.suffix))
         if trend is not None:
-            keep_results(trend)
+            keep_results(trend, TREND_START)
             trend.parent.mkdir(parents=True, exist_ok=True)
             with trend.open("a", encoding="utf-8") as file:
                 file.write(formats.trend_line(found) + "\n")

@@ -19,7 +19,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
 
-from glabench.report import bars, roofline, style, ticks
+from glabench.report import bars, nights, roofline, scatters, style, ticks
 from glabench.report.model import Figure, Panel, Point, Series
 from glabench.report.style import AXIS, INK, RULE
 from glabench.report.svg import Hit, hit, inline
@@ -143,6 +143,8 @@ def _height(panel: Panel) -> float:
     """In inches; a category gets room for all its series, one beside the other."""
     if panel.roofs:
         return roofline.HEIGHT
+    if panel.nights:
+        return nights.HEIGHT
     if not panel.categories:
         return HEIGHT
     if panel.stacked:
@@ -152,8 +154,8 @@ def _height(panel: Panel) -> float:
 
 
 def draw(axes: Axes, panel: Panel) -> Text:
-    """Draws ``panel`` on ``axes``: lines over a length, dots or bars by category, a scatter, or a roofline. Returns its
-    title."""
+    """Draws ``panel`` on ``axes``: lines over a length or over nights, dots or bars by category, a scatter, or a
+    roofline. Returns its title."""
     pad = 7 if panel.categories else 17
     title = axes.set_title(panel.title, loc="left", fontsize=10, fontweight="bold", pad=pad)
     if panel.stacked:
@@ -163,9 +165,11 @@ def draw(axes: Axes, panel: Panel) -> Text:
     elif panel.roofs:
         roofline.draw(axes, panel)
     elif panel.scatter:
-        _scatter(axes, panel)
+        scatters.scatter(axes, panel)
     elif panel.front:
-        _front(axes, panel)
+        scatters.front(axes, panel)
+    elif panel.nights:
+        nights.draw(axes, panel)
     else:
         _lines(axes, panel)
     return title
@@ -203,37 +207,7 @@ def _lines(axes: Axes, panel: Panel) -> None:
     if panel.value_range:
         low, high = panel.value_range
         axes.set_ylim(low / 1.08, high * 1.08)
-    axes.set_ylim(_widen(axes.get_ylim()))
-    ticks.place(axes.yaxis, *ticks.values(*axes.get_ylim()))
-
-
-def _scatter(axes: Axes, panel: Panel) -> None:
-    ticks.log_axes(axes, panel)
-    for series in panel.series:
-        look = style.style(series.key)
-        (line,) = axes.plot(
-            [p.at for p in series.points], [p.value for p in series.points], color=look.colour.light, linestyle="none",
-            marker=look.marker, markersize=2.6, markeredgewidth=0,
-        )  # fmt: skip
-        line.set_gid(f"series:{series.key}")
-    axes.axline((1, 1), (2, 2), color=AXIS.light, linewidth=1.1, zorder=1)
-    ticks.place(axes.xaxis, *ticks.values(*axes.get_xlim(), most=6))
-    ticks.place(axes.yaxis, *ticks.values(*axes.get_ylim()))
-
-
-def _front(axes: Axes, panel: Panel) -> None:
-    ticks.log_axes(axes, panel)
-    for series in panel.series:
-        look = style.style(series.key)
-        (line,) = axes.plot(
-            [p.at for p in series.points], [p.value for p in series.points], color=look.colour.light,
-            linestyle=look.line if series.key == "front" else "none", drawstyle="steps-post",
-            marker=look.marker or "none", markerfacecolor=look.colour.light if look.filled else "white",
-        )  # fmt: skip
-        line.set_gid(f"series:{series.key}")
-    axes.margins(0.08)
-    axes.set_ylim(_widen(axes.get_ylim()))
-    ticks.place(axes.xaxis, *ticks.values(*axes.get_xlim(), most=6))
+    axes.set_ylim(ticks.widen(axes.get_ylim()))
     ticks.place(axes.yaxis, *ticks.values(*axes.get_ylim()))
 
 
@@ -263,7 +237,7 @@ def _dots(axes: Axes, panel: Panel) -> None:
         low, high = panel.value_range
         room = max(high / low, 1.1) ** 0.06
         axes.set_xlim(low / room, high * room)
-    axes.set_xlim(_widen(axes.get_xlim()))
+    axes.set_xlim(ticks.widen(axes.get_xlim()))
     ticks.place(axes.xaxis, *ticks.values(*axes.get_xlim(), most=6))
     axes.tick_params(axis="y", labelsize=8)
 
@@ -291,14 +265,6 @@ def _intervals(axes: Axes, series: Series, upright: bool) -> None:
                          elinewidth=1, capsize=2.5, zorder=1.8)  # fmt: skip
     for artist in bars.get_children():
         artist.set_gid(f"series:{series.key}")
-
-
-def _widen(ends: tuple[float, float], least: float = 1.6) -> tuple[float, float]:
-    """The ends of an axis of values, at least a factor of ``least`` apart: noise of a few per cent shall not look like
-    news."""
-    low, high = ends
-    more = math.sqrt(max(1.0, least / (high / low)))
-    return low / more, high * more
 
 
 def _hits(axes: Axes, panel: Panel) -> list[Hit]:

@@ -53,7 +53,7 @@ def png(rows: Sequence[Row], out: Path) -> list[Path]:
 
 def csv(rows: Sequence[Row], out: Path) -> list[Path]:
     """The flat table of ``analysis.frame``, one line a row; units are in the names of the columns."""
-    return [write_text(out, _by_row(rows).map(_no_formula).to_csv(index=False))]
+    return [write_text(out, _by_row(rows).map(no_formula).to_csv(index=False))]
 
 
 def json(rows: Sequence[Row], out: Path) -> list[Path]:
@@ -72,7 +72,7 @@ def _by_row(rows: Sequence[Row]) -> pd.DataFrame:
     return frame(rows).drop(columns="gates_vary")
 
 
-def _no_formula(cell: object) -> object:
+def no_formula(cell: object) -> object:
     """A text that a spreadsheet would run as a formula gets an apostrophe, by which it stays a text; see
     https://owasp.org/www-community/attacks/CSV_Injection."""
     return f"'{cell}" if isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t", "\r")) else cell

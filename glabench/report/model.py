@@ -44,6 +44,7 @@ class Panel:
     stacked: with categories, bars that add up instead of dots, from zero on a linear scale.
     linear: lines with values on a linear scale, from one end of value_range to the other.
     roofs: marks without lines under these ceilings: a roofline plot.
+    nights: lines over nights of these names, in equal steps, on a linear scale between the ends of value_range.
     """
 
     title: str
@@ -58,6 +59,7 @@ class Panel:
     stacked: bool = False
     linear: bool = False
     roofs: tuple[Roof, ...] = ()
+    nights: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -159,6 +159,14 @@ PAPERS: dict[str, Style] = {
     "whole": Style(INK, "X"),
     "front": Style(INK, "", _DOT),
 }
+# Trends: nights, the levels that they keep, and where these change.
+TREND: dict[str, Style] = {
+    "night": Style(GREY, "o"),
+    "not compared": Style(AXIS, "X", (), False),
+    "level": Style(INK, ""),
+    "slower": Style(VERMILLION, "", _DASH),
+    "faster": Style(BLUE, "", _DASH),
+}
 # Models of the figure of recall, each in the look of its operator.
 RECALL: dict[str, Style] = {
     "model:fa2": STYLES["fa2"],
@@ -189,6 +197,7 @@ def style(key: str) -> Style:
         or MODELS.get(key)
         or TRAINING.get(key)
         or PAPERS.get(key)
+        or TREND.get(key)
         or RECALL.get(key)
         or _STRANGERS[sum(key.encode()) % len(_STRANGERS)]
     )

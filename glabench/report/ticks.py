@@ -75,3 +75,11 @@ def log_axes(axes: Axes, panel: Panel) -> None:
     axes.set_axisbelow(True)
     axes.set_xscale("log")
     axes.set_yscale("log")
+
+
+def widen(ends: tuple[float, float], least: float = 1.6) -> tuple[float, float]:
+    """The ends of an axis of values, at least a factor of ``least`` apart: noise of a few per cent shall not look like
+    news."""
+    low, high = ends
+    more = math.sqrt(max(1.0, least / (high / low)))
+    return low / more, high * more

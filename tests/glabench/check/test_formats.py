@@ -94,12 +94,18 @@ def test_json_holds_everything(found: Check) -> None:
     assert slow["memory"]["verdict"] == "same"
 
 
-def test_a_line_of_the_trend_has_the_times(found: Check) -> None:
+def test_a_line_of_the_trend_has_every_case_and_its_time(found: Check) -> None:
     line = formats.trend_line(found)
     assert "\n" not in line
     said = json.loads(line)
     assert said["commit"] == "c0ffee"
-    assert sorted(case["verdict"] for case in said["cases"].values()) == ["same", "slower"]
+    assert said["conditions"]["triton"] == "3.6.0"
+    cases = {case["case"]["T"]: case for case in said["cases"].values()}
+    verdicts = {case.pair.case["T"]: case.verdict for case in found.cases}
+    assert {t: case["verdict"] for t, case in cases.items()} == verdicts
+    assert cases[64]["ms"] == pytest.approx(1.2, rel=0.01)
+    assert cases[256]["why"] == "SM clock at 50.0% of its maximum (no reason given)"
+    assert {t: case["status"] for t, case in cases.items() if case["ms"] is None} == {512: "missing", 2048: "wrong"}
 
 
 def test_the_page_draws_both_sides_and_escapes_rows(found: Check) -> None:

@@ -158,7 +158,7 @@ def test_rows_of_the_sweep_papers_get_its_page(results: Path) -> None:
         (["folder"], "no *.jsonl file in this folder"),
         (["results", "--format", "htm"], "did you mean 'html'"),
         (["results", "--format", "pdf"], "unknown format 'pdf'"),
-        (["results", "--page", "paper"], "unknown page 'paper' (did you mean 'papers'?); expected rows or papers"),
+        (["results", "--page", "paper"], "'paper' (did you mean 'papers'?); expected rows, papers or trend"),
         (["results", "--out", "notes.jsonl/x"], "cannot be written"),
         ([], "missing argument"),
         (["results", "--outt", "x"], "--out"),
