@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from functools import cache
-from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -266,7 +265,7 @@ def test_one_decay_a_head_is_that_of_the_rows() -> None:
     for key, cells in found.items():
         *sizes, mode = key.split(", ")
         here = rows[(rows[SHAPE] == [int(size) for size in sizes]).all(axis=1) & (rows["mode"].map(MODES) == mode)]
-        for (system, shared), cell in zip_longest(columns, cells, fillvalue=""):
+        for (system, shared), cell in zip(columns, [*cells, "", "", ""], strict=False):
             one = here[(here["system"] == system) & (here["qk_heads"].isin([shared]) | (shared is None))]
             assert cell == ("" if one.empty else f"{one['ms'].min():.3f}"), (key, system)
 
@@ -355,3 +354,23 @@ def test_what_tuning_on_an_h100_won() -> None:
     assert f"take {geomean(free['gain']):.2f} of the time of what was chosen before" in said
     assert f"(geometric mean of {len(free)}), and {most:.2f} at (8, 2048, 8, 256, 256) forward" in said
     assert f"tiles by size, {geomean(asked['gain']):.2f} (of {len(asked)})" in said
+
+
+def test_what_plans_of_an_h100_cost_at_random_shapes() -> None:
+    cost = {}
+    for one in load_tunings(only_tunings([RESULTS / H100 / "tune-random"])):
+        (before,) = [end for end in one.finalists if end.role == "incumbent"]
+        assert one.winner is not None
+        won, old = (float(np.median(end.samples_ms)) for end in (one.finalists[one.winner], before))
+        cost[tuple(one.workload[name] for name in [*SHAPE, "direction"])] = old / won
+    table = pd.Series(cost)
+    said = words("docs/tuning.md")
+    assert (
+        f"what they cost there was {geomean(table):.3f}x of what tuning finds (geometric mean of {len(table)}" in said
+    )
+    *shape, direction = table.idxmax()
+    where = f"({', '.join(map(str, shape))}) {'forward' if direction == 'fwd' else 'backward'}"
+    assert f"{table.max():.2f}x at worst, at {where}" in said
+    beyond = table[table > 1.2]
+    assert {(one[3], one[5]) for one in beyond.index} == {(256, "fwd")}
+    assert f"The {('no', 'one', 'two', 'three')[len(beyond)]} above 1.2x" in said

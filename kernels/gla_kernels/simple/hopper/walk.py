@@ -7,8 +7,8 @@ With c the sums of a chunk's gates, e = e^c, f = e^{c_C - c}, E = e^{c_C} and D 
 
 A program walks over all chunks of a head with all of K and up to 128 columns of V, and has an SM to itself. One warp
 sends for the next rows, and makes decays of their sums (decays.py); four (`_state_part`) lead S along in registers and
-lay it down before each chunk; four (`_output_part`) make the outputs. Only Q S needs the state of before: a chunk's A is
-made a chunk ahead, while its predecessor's A V is on its way.
+lay it down before each chunk; four (`_output_part`) make the outputs. Only Q S needs the state of before: a chunk's A
+is made a chunk ahead, while its predecessor's A V is on its way.
 
 Shared memory (K = BV = 128): 3 stages of q, k 96 KiB, 2 of v 32; the state as bf16 2 x 32; o 16; of each stage the
 decays' parts. Barriers, as many as there are stages, of one arrival a chunk from each that is named:
