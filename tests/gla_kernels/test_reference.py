@@ -70,7 +70,7 @@ def test_packed_sequences_know_nothing_of_each_other(inputs, outputs_of, name, s
     """A sequence's outputs, states and gradients are those that it has alone."""
     form, bounds = PACKED[name], bounds_of(LENGTHS)
     x = inputs((1, sum(LENGTHS), 2, 6, 10), torch.float64, gates)
-    first, last = (torch.randn(len(LENGTHS), 2, 6, 10).double() for _ in range(2))
+    first, last = (torch.randn(len(LENGTHS), 2, 6, 10, device=x.q.device).double() for _ in range(2))
     x = replace(x, initial_state=first if states else None, d_final=last)
     found = outputs_of(lambda q, k, v, g, s: form(q, k, v, g, initial_state=s, cu_seqlens=bounds), x)
     parts = []

@@ -42,7 +42,7 @@ def test_any_length(judge, inputs, T):
     judge(form(), inputs((2, T, 1, 16, 16), torch.float32, 0.1))
 
 
-def test_states_kept_between_slices_are_those_made_again(monkeypatch, inputs, outputs_of):
+def test_states_kept_between_slices_are_those_made_again(monkeypatch, one_by_one, inputs, outputs_of):
     x, found = inputs((1, 100, 2, 16, 16), torch.float32, 0.1), []
 
     def keep(launch):

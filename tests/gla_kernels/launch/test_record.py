@@ -278,6 +278,7 @@ def state_of(forward: Program) -> torch.Tensor:
     return state.on_meta()
 
 
+@pytest.mark.skipif(not interpreting(), reason="runs host code on the CPU")
 def test_a_call_with_other_gradients_wanted_is_another_program() -> None:
     x, do, _ = drawn("simple")
     prepared = Prepared(FORMS["simple"][0](x), x, False, torch.device("cpu"))

@@ -64,7 +64,7 @@ def test_backward_takes_the_end_of_a_long_walk_from_a_forward_that_materializes(
 
 
 @pytest.fixture
-def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int | None, int]]:
+def ran(monkeypatch: pytest.MonkeyPatch, one_by_one: None) -> list[tuple[str, int | None, int]]:
     """What the kernels were launched with: pass, chunk (None for the passes over states) and row block."""
     found: list[tuple[str, int | None, int]] = []
 

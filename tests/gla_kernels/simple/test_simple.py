@@ -74,7 +74,7 @@ def test_walks_back_by_slices(judge, simple, walks, monkeypatch):
     judge(form(Schedule(16, materialize=False)), simple((1, 83, 1, 8, 8), torch.bfloat16, "resets"))
 
 
-def test_states_are_kept_for_a_backward_pass_alone(simple, walks, monkeypatch):
+def test_states_are_kept_for_a_backward_pass_alone(simple, walks, monkeypatch, one_by_one):
     stored = []
     monkeypatch.setattr(record, "execute", lambda launch: stored.append(launch.constexprs.get("STORE_S")))
     x = simple((1, 20, 1, 8, 8), torch.bfloat16, 1.0)
@@ -200,10 +200,10 @@ def test_scale_is_a_factor_of_the_output(simple, outputs_of):
         ({"schedule": 64}, "schedule: expected a Schedule or None, got int"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_refused_by_name(changed, message):
-    given = {"q": torch.zeros(1, 4, 2, 8), "k": torch.zeros(1, 4, 2, 8), "v": torch.zeros(1, 4, 2, 8)}
+def test_what_cannot_be_is_refused_by_name(changed, message, device):
+    given = {name: torch.zeros(1, 4, 2, 8) for name in "qkv"} | {"g": torch.zeros(1, 4, 2)} | changed
     with pytest.raises(ValueError, match=message):
-        simple_gla(**(given | {"g": torch.zeros(1, 4, 2)} | changed))
+        simple_gla(**{name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in given.items()})
 
 
 @pytest.mark.parametrize("H", [0, True, 2.0])
