@@ -170,12 +170,12 @@ def _entries(records: Sequence[Mapping[Any, Any]]) -> dict[str, Entry]:
 
 
 def place(at: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Shapes of one width stand together, narrow heads first and last those that share keys, by length; decoding steps
-    by batch, which makes the state."""
+    """Shapes of one width stand together, narrow heads first and last those that share keys, by length, and then by
+    gates; decoding steps by batch, which makes the state."""
     gate = (labels.strength(at["gate"]), at["gate"])
     length = (at["B"], at["T"]) if at["mode"] == "step" else (at["T"], at["B"])
     return (at["training"], at["H"] * at["V"], at["qk_heads"], at["K"], at["V"], at["H"], at["dtype"],
-            bool(at["initial_state"]), gate, *length, at["lengths"])  # fmt: skip
+            bool(at["initial_state"]), *length, gate, at["lengths"])  # fmt: skip
 
 
 def _baselines(titled: Sequence[tuple[str, str]], views: Sequence[View], gates: Sequence[str]) -> tuple[Baseline, ...]:

@@ -201,9 +201,10 @@ def test_scale_is_a_factor_of_the_output(simple, outputs_of):
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_by_name(changed, message, device):
-    given = {name: torch.zeros(1, 4, 2, 8) for name in "qkv"} | {"g": torch.zeros(1, 4, 2)} | changed
+    given: dict[str, Any] = {name: torch.zeros(1, 4, 2, 8) for name in "qkv"} | {"g": torch.zeros(1, 4, 2)} | changed
+    given = {name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in given.items()}
     with pytest.raises(ValueError, match=message):
-        simple_gla(**{name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in given.items()})
+        simple_gla(**given)
 
 
 @pytest.mark.parametrize("H", [0, True, 2.0])
