@@ -26,7 +26,7 @@ WALKED_BYTES = 256
 # chunks at once, which fill a GPU with any number of heads.
 MANY_WALKS = 96
 
-# What Hopper's own walk back takes, and of V what a program does, as much as its shared memory holds. From so many
+# What Hopper's own walks take, and of V what a program does, as much as its shared memory holds. From so many
 # programs on passes over all chunks at once, which fill a GPU with any number of heads, take longer than it.
 NATIVE_K, NATIVE_V = (64, 128), (64, 128, 256)
 NATIVE_COLUMNS = 128
@@ -166,13 +166,13 @@ class Call(CallContext):
         return replace(self.tile(None, 64), num_stages=3 if deep else 2)
 
     def native_tile(self) -> Tile:
-        """The tile of Hopper's own walk back: 64 features a tensor core's operand, and of V what a program does."""
+        """The tile of Hopper's own walks: 64 features a tensor core's operand, and of V what a program does."""
         block_v = min(self.dims[-1], NATIVE_COLUMNS)
         return Tile(WGMMA_ROWS, block_v, num_warps=4, num_stages=2, descriptors=True, hopper=True)
 
     @property
     def native_parts(self) -> int:
-        """How many programs share a head in Hopper's own walk back, each with its columns of V."""
+        """How many programs share a head in Hopper's own walks, each with its columns of V."""
         return cdiv(self.dims[-1], NATIVE_COLUMNS)
 
     def group_tile(self) -> Tile:

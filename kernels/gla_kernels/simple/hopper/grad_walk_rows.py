@@ -76,7 +76,8 @@ def rows_part(
                 b_a = warpgroup_mma(matrix(s_q[t].index(at)), t_k, b_a, use_acc=t > 0, is_async=True)
         if LAST:
             b_da = warpgroup_mma(t_do, t_v.permute((1, 0)), b_zero, use_acc=False, is_async=True)
-        b_d = decays(p_c, i_b, b_ch, b_cl) * scale
+        b_hj, b_lj = sums_of(p_c, i_b, gl.SliceLayout(0, ACCUMULATOR))
+        b_d = decays(b_ch, b_cl, b_hj, b_lj) * scale
         if FIRST:
             b_a = warpgroup_mma_wait(0, (b_a,))
             s_a.store(rounded(b_a * b_d))

@@ -30,9 +30,8 @@ def all_of(p_c, i_b):
 
 
 @gluon.jit
-def decays(p_c, i_b, b_hi, b_li):
-    """D [queries, keys], 0 above the diagonal. b_hi, b_li: the rows' sums."""
+def decays(b_hi, b_li, b_hj, b_lj):
+    """D [queries, keys], 0 above the diagonal, of both parts of the queries' sums and of the keys'."""
     o_i, o_j = gl.arange(0, ROWS, gl.SliceLayout(1, ACCUMULATOR)), gl.arange(0, ROWS, gl.SliceLayout(0, ACCUMULATOR))
-    b_hj, b_lj = sums_of(p_c, i_b, gl.SliceLayout(0, ACCUMULATOR))
     b_d = (b_hi[:, None] - b_hj[None, :]) + (b_li[:, None] - b_lj[None, :])
     return gl.exp2(gl.where(o_i[:, None] >= o_j[None, :], b_d, NOTHING))

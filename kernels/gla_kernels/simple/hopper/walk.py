@@ -47,7 +47,7 @@ from ...tiles.hopper import (
     rounded,
     state_at,
 )
-from .sums import NOTHING, all_of, sums_of
+from .sums import all_of, decays, sums_of
 
 REGISTERS, FEW_REGISTERS = gl.constexpr(232), gl.constexpr(40)  # of a thread that computes, of one that loads
 STAGES = gl.constexpr(3)  # of q and k: scores of a chunk are begun a chunk ahead
@@ -157,12 +157,11 @@ def _scores(s_q, s_k, at, NK: gl.constexpr):
 
 @gluon.jit
 def _decays(s_c, at):
-    """D [queries, keys], 0 above the diagonal."""
-    o_i, o_j = gl.arange(0, ROWS, gl.SliceLayout(1, ACCUMULATOR)), gl.arange(0, ROWS, gl.SliceLayout(0, ACCUMULATOR))
+    """`decays` of a stage."""
+    OF_ROWS: gl.constexpr = gl.SliceLayout(1, ACCUMULATOR)
+    OF_COLUMNS: gl.constexpr = gl.SliceLayout(0, ACCUMULATOR)
     s_high, s_low = s_c[0].index(at), s_c[1].index(at)
-    b_d = s_high.load(gl.SliceLayout(1, ACCUMULATOR))[:, None] - s_high.load(gl.SliceLayout(0, ACCUMULATOR))[None, :]
-    b_d += s_low.load(gl.SliceLayout(1, ACCUMULATOR))[:, None] - s_low.load(gl.SliceLayout(0, ACCUMULATOR))[None, :]
-    return gl.exp2(gl.where(o_i[:, None] >= o_j[None, :], b_d, NOTHING))
+    return decays(s_high.load(OF_ROWS), s_low.load(OF_ROWS), s_high.load(OF_COLUMNS), s_low.load(OF_COLUMNS))
 
 
 @gluon.jit
