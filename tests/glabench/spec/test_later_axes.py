@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from glabench.errors import UserError
-from glabench.spec.case import LATER, Case, later
+from glabench.spec.axes import AXES, later
+from glabench.spec.case import Case
 from glabench.spec.catalog import CATALOG
 from glabench.spec.expand import expand, gates_of
 from glabench.spec.lengths import EXPECTED
@@ -27,7 +28,7 @@ def test_defaults_leave_ids_and_rows_as_they_were() -> None:
     assert {"gate_dtype", "lengths"}.isdisjoint(CASE.to_dict())
     assert CASE.to_dict()["value_gate"] is False
     assert later(CASE.to_dict()) == {}
-    assert {axis.default for axis in LATER.values()} == {False, None}
+    assert {axis.default for axis in AXES.values()} == {False, None}
 
 
 def test_other_values_are_other_cases_and_come_back() -> None:
@@ -40,7 +41,7 @@ def test_other_values_are_other_cases_and_come_back() -> None:
 
 
 def test_systems_take_axes_that_there_are() -> None:
-    assert all(info.takes <= LATER.keys() for info in CATALOG.values())
+    assert all(info.takes <= AXES.keys() for info in CATALOG.values())
 
 
 def test_the_dtype_of_q_is_none_of_its_own(sweep_of: Write) -> None:
