@@ -132,6 +132,12 @@ def _unpacked(values: Values) -> Misfit | None:
     return None
 
 
+def _no_token_before(values: Values) -> Misfit | None:
+    if values.get("resets") is None or values.get("mode") != "step":
+        return None
+    return ("resets", "mode"), f"resets {values['resets']}: a step has one token of each sequence"
+
+
 def _axis(default: Any, **said: Any) -> Any:
     return field(default=default, metadata={"axis": Axis(default=default, **said)})
 
@@ -215,6 +221,24 @@ class Axes:
         misfit=_uneven_heads,
         beside="H",
         mark="/{:.0f}",
+    )
+    resets: int | None = _axis(
+        None,
+        about="how many tokens there are from one that forgets all before it, its gates being -inf, to the next, as"
+        " where documents are packed by their gates; the first is drawn by the `seed`, for each sequence of the batch",
+        expected=f"{SIZE}, or null for gates that are all finite",
+        lacking="gates of -inf",
+        words=lambda value: f"reset each {value}",
+        part="gates",
+        between=(0, TOO_LARGE),
+        fit=lambda values: None if values.get("gate_strength", 1.0) is None else values.get("resets"),
+        misfit=_no_token_before,
+        planned=True,
+        fewer=lambda value, tokens: min(value, max(1, tokens // 4)),
+        steady=("g",),
+        option="Tokens from one that forgets all to the next.",
+        unset="none forgets all",
+        gates=OfGates(" reset each ", "reset each {} tokens", "never reset"),
     )
 
 
