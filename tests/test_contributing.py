@@ -118,9 +118,9 @@ def test_axis(tmp_path: Path) -> None:
     }
     for path, code in examples:
         before = (tmp_path / path).read_text(encoding="utf-8")
-        after, times = re.subn(places[path], lambda found, code=code: ("\n" if found[0] == "\n" else "") + code, before)
-        assert times == 1, path
-        (tmp_path / path).write_text(after, encoding="utf-8")
+        (place,) = re.finditer(places[path], before)
+        kept = "\n" if place[0] == "\n" else ""
+        (tmp_path / path).write_text(before[: place.start()] + kept + code + before[place.end() :], encoding="utf-8")
     paths = os.pathsep.join([str(tmp_path), str(ROOT / "kernels")])
     asked = [sys.executable, "-c", OF_AN_AXIS]
     ran = subprocess.run(asked, cwd=tmp_path, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True)

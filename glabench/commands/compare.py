@@ -150,7 +150,8 @@ def _run(
                 progress,
                 imports=FIRST_CASE if device == "cuda" else (),
                 later=frozenset(case.id for case in cases if CATALOG[case.system].autotuned),
-                alone_s=0.0,  # the rival that compiles for a minute on all cores is what is waited for
+                alone_s=0.0,  # what compiles is what is waited for
+                beside=device == "cuda",
             ),
             closing,
             to_stderr=as_json,

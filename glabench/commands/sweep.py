@@ -83,8 +83,8 @@ def _print_plan(
     chosen: Sweep, plan: Plan, cases: list[Case], path: Path, device: Device, fresh: bool, there: dict[str, Any] | None
 ) -> None:
     """The cases as a table, how many of them are left, what of them cannot run here, and about how long it takes."""
-    from glabench.run.driver import cores
     from glabench.run.order import sweep_s
+    from glabench.run.processes import cores
 
     done = {} if fresh else _finished(chosen, path, device, there)
     print(f"{chosen.title} ({chosen.name}) on {device}")
