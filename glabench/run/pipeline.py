@@ -65,9 +65,10 @@ def prepare(case: Case, settings: Settings) -> list[dict[str, Any]]:
     with suppress(Exception):
         with draft.phases("machine"):
             environment(settings.device)
-        if can_run(draft, case, settings, _load(draft, case)) and case.mode != "train":
+        system = _load(draft, case)
+        if can_run(draft, case, settings, system) and case.mode != "train":
             with draft.phases("reference"):
-                oracle.answer(oracle.ask(case, settings.device, settings.gate_pairs))
+                oracle.answer(oracle.ask(_asked(case, settings, system), settings.device, settings.gate_pairs))
     return [draft.phases.spent(settings.part).to_dict()]
 
 
