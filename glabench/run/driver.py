@@ -102,7 +102,7 @@ class Driver:
             for worker in workers:
                 worker.start()
             turns = [[case for case in cases if (case.id in self.later) is last] for last in (False, True)]
-            with tempfile.TemporaryDirectory(prefix="glabench-") as self._claims:
+            with tempfile.TemporaryDirectory(prefix="glabench-", ignore_cleanup_errors=True) as self._claims:
                 if self.beside and len(workers) == 1:
                     self._run_beside(turns, workers[0])
                 else:
@@ -118,13 +118,13 @@ class Driver:
     def _run_beside(self, turns: Sequence[Sequence[Case]], worker: Worker) -> None:
         """Each case as soon as it is compiled, while the rest is; those of the last turn once all is."""
         first, last = ([case for case in turn if "all" in self._parts(case)] for turn in turns)
-        ready = self._ready(self._jobs([case for turn in turns for case in turn]))
+        ready = self._jobs([case for turn in turns for case in turn])
         with ThreadPoolExecutor(1) as pool:
-            compiling = pool.submit(self._compile, ready)
+            compiling = pool.submit(self._run_untimed, ready)
             try:
+                for case in first[:1]:
+                    self._prepared[case.id] = worker.prepare(case, self.settings, self.limit_s)
                 for case in first:
-                    if case is first[0]:
-                        self._prepare(case, worker)
                     ready.wait(case)
                     self._run_job(worker, Job(case, "all"))
                 ready.wait()
@@ -134,13 +134,9 @@ class Driver:
                 self._stop()  # before the pool waits for its thread
                 raise
 
-    def _prepare(self, case: Case, worker: Worker) -> None:
-        self._prepared[case.id] = worker.prepare(case, self.settings, self.limit_s)
-
-    def _jobs(self, cases: Sequence[Case]) -> list[Job]:
-        return [Job(case, part) for case in cases for part in self._parts(case) if part != "all"]
-
-    def _ready(self, jobs: Sequence[Job]) -> Untimed:
+    def _jobs(self, cases: Sequence[Case]) -> Untimed:
+        """What of the cases is not timed."""
+        jobs = [Job(case, part) for case in cases for part in self._parts(case) if part != "all"]
         self._untimed = Untimed(jobs, self.alone_s)
         return self._untimed
 
@@ -157,14 +153,12 @@ class Driver:
         while not self._stopped and (case := take()) is not None:
             self._run_job(worker, Job(case, "all"))
 
-    def _run_untimed(self, jobs: Sequence[Job]) -> None:
+    def _run_untimed(self, untimed: Untimed) -> None:
         """Gates and compilations side by side; a process is kept for one kind of part as long as there are any."""
-        self._compile(self._ready(jobs))
-
-    def _compile(self, untimed: Untimed) -> None:
         jobs = untimed.jobs
         kinds: tuple[Part, Part] = ("gate", "compile")
-        count = cores() if any(job.shared for job in jobs) else min(cores(), len(jobs))
+        most = max(1, cores() - self.beside)  # what is timed beside them has a core
+        count = most if any(job.shared for job in jobs) else min(most, len(jobs))
         gpus = self.gpus or (None,)  # the processes that compile each open one: not all of them the same
         self._side_by_side(
             [partial(self._work, untimed, kinds[index % 2], gpus[index % len(gpus)]) for index in range(count)]
