@@ -84,7 +84,7 @@ def _load_part(
 
 
 @gluon.jit
-def _added(b_s, s_k, s_v, decay, b_f, OUT: gl.constexpr):
+def added(b_s, s_k, s_v, decay, b_f, OUT: gl.constexpr):
     """64 features of the state after a chunk, begun: E S + (f K)^T V."""
     b_k = rounded(features_first(s_k) * b_f[None, :])
     b_k = gl.convert_layout(b_k, gl.DotOperandLayout(0, OUT, 2), True)
@@ -129,9 +129,9 @@ def _state_part(
         b_f = s_c[3].index(stage).load(gl.SliceLayout(0, ACCUMULATOR))
         mbarrier.wait(full.index(stage), turn)
         mbarrier.wait(full_v.index(at), phase)
-        b_sa = _added(b_sa, s_k[0].index(stage), s_v.index(at), decay, b_f, OUT)
+        b_sa = added(b_sa, s_k[0].index(stage), s_v.index(at), decay, b_f, OUT)
         if NK == 2:
-            b_sb = _added(b_sb, s_k[1].index(stage), s_v.index(at), decay, b_f, OUT)
+            b_sb = added(b_sb, s_k[1].index(stage), s_v.index(at), decay, b_f, OUT)
             b_sa, b_sb = warpgroup_mma_wait(0, (b_sa, b_sb))
         else:
             b_sa = warpgroup_mma_wait(0, (b_sa,))
@@ -146,7 +146,7 @@ def _state_part(
 
 
 @gluon.jit
-def _scores(s_q, s_k, at, NK: gl.constexpr):
+def scores(s_q, s_k, at, NK: gl.constexpr):
     """Q K^T, begun."""
     b_a = gl.zeros([ROWS, ROWS], gl.float32, ACCUMULATOR)
     for t in gl.static_range(NK):
@@ -177,7 +177,7 @@ def _output_part(
     b_out = rounded(b_zero)
     mbarrier.wait(full.index(0), 0)
     mbarrier.wait(summed.index(0), 0)
-    b_a = warpgroup_mma_wait(0, (_scores(s_q, s_k, 0, NK),))
+    b_a = warpgroup_mma_wait(0, (scores(s_q, s_k, 0, NK),))
     b_ad = rounded(b_a * (_decays(s_c, 0) * scale))
 
     for i in range(n_here):
@@ -201,7 +201,7 @@ def _output_part(
         # scores of the next chunk; of the last one's, which nobody asks for, the operand is what lies there
         mbarrier.wait(full.index(after), turn, pred=i + 1 < n_here)
         mbarrier.wait(summed.index(after), turn, pred=i + 1 < n_here)
-        b_a = _scores(s_q, s_k, after, NK)
+        b_a = scores(s_q, s_k, after, NK)
         b_d = _decays(s_c, after) * scale
         b_o, b_a = warpgroup_mma_wait(0, (b_o, b_a))
         b_ad = rounded(b_a * b_d)
