@@ -177,9 +177,10 @@ class Call(CallContext):
         block_v = min(self.dims[-1], NATIVE_COLUMNS)
         return Tile(WGMMA_ROWS, block_v, num_warps=4, num_stages=2, descriptors=True, hopper=True)
 
-    def apart_tile(self) -> Tile:
-        """The tile of a walk for each gradient: as many columns as an SM has room for, beside 64 rows of 256."""
-        return replace(self.native_tile(), block_v=NATIVE_COLUMNS * NATIVE_COLUMNS // max(self.dims[3:]))
+    @property
+    def apart_columns(self) -> int:
+        """Columns of dq and dk that a program makes: as many as an SM has room for, beside 64 rows of V features."""
+        return NATIVE_COLUMNS * NATIVE_COLUMNS // max(NATIVE_COLUMNS, self.dims[-1])
 
     @property
     def native_parts(self) -> int:

@@ -109,12 +109,13 @@ def walks_apart(
     launch: Launcher,
 ) -> None:  # fmt: skip
     """Fill the gradients, and that of the initial state, if there is room for it."""
-    (B, _, H, K, V), shared, tile = call.dims, call.sharing[0], call.apart_tile()
+    (B, _, H, K, V), shared, tile = call.dims, call.sharing[0], call.native_tile()
+    columns = call.apart_columns
     q, k = (Sum(x, shared, x.dtype) for x in (into.q, into.k))
     left = few = None
     n_few = cdiv(call.n_chunks, EVERY)
     if into.g is not None:
-        left = sums.new_empty(2, 2, K // tile.block_v, B * H, call.n_chunks * call.chunk, dtype=torch.float32)
+        left = sums.new_empty(2, 2, K // columns, B * H, call.n_chunks * call.chunk, dtype=torch.float32)
         few = do.new_empty(2, B * H, n_few + 1, V, K)
     args: dict[str, Any] = {
         "p_q": call.q, "p_k": call.k, "p_v": call.v, "p_do": do, "p_qu": call.q, "p_ku": call.k, "p_dou": do,
@@ -129,12 +130,14 @@ def walks_apart(
         "GRAD_G": few is not None,
         "V_FIRST": call.v_first,
         "GK": shared,
+        "BY": columns,
     }
-    programs = (2 * K + V) // tile.block_v
+    programs = 2 * K // columns + V // tile.block_v
     walks = call.launch_of(simple_grad_walks_hopper_kernel, tile, programs, args, **flags)
-    narrow, wide = ((1, WGMMA_ROWS, columns) for columns in (WGMMA_ROWS, tile.block_v))
-    blocks = dict.fromkeys(("q", "k", "v", "do"), narrow) | dict.fromkeys(("qu", "ku", "dou", "dq", "dk", "dv"), wide)
-    launch(replace(walks, blocks=walks.blocks | blocks))
+    widths = dict.fromkeys(("q", "k", "v", "do"), WGMMA_ROWS) | dict.fromkeys(("qu", "ku", "dq", "dk"), columns)
+    widths |= {"dou": tile.block_v, "dv": tile.block_v}
+    blocks: dict[str, tuple[int, ...]] = {name: (1, WGMMA_ROWS, width) for name, width in widths.items()}
+    launch(replace(walks, blocks=blocks | ({} if few is None else {"few": (WGMMA_ROWS, columns)})))
     if left is not None and few is not None and into.g is not None:
         launch(gates(call, sums, left, few, into.g))
     for one in (q, k):

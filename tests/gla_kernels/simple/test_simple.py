@@ -239,7 +239,7 @@ def test_launches_are_those_of_each_direction():
     assert (found[1].args["p_s"], found[2].grid) == (None, (4 * 32 * 3,))  # no states of chunks; dq, dk, dv
     wide = launches(**(many | {"H": 16, "V": 256}))
     assert [x.step for x in wide] == walks
-    assert wide[2].grid == (4 * 16 * (2 + 2 + 4),)  # by 64 columns
+    assert wide[2].grid == (4 * 16 * (2 + 2 + 2),)  # dq and dk by 64 columns, dv by 128
     assert [x.step for x in launches(**many, gradient_of_g=False)] == walks[:3]
     narrow = launches(**(many | {"V": 64}))
     assert [x.step for x in narrow] == ["simple_decays", "simple_walk", "simple_grad_walk"]

@@ -14,9 +14,24 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from ...launch.tritons import async_store, barrier
 from ...tiles.hopper import ACCUMULATOR, ROWS, matrix, rounded, wide
 from .sums import NOTHING
-from .walk import scores
 
 OF_Q, OF_K, OF_V = gl.constexpr(0), gl.constexpr(1), gl.constexpr(2)  # what a program makes the gradient of
+
+
+@gluon.jit
+def place(s_x, t: gl.constexpr, at, PER: gl.constexpr, PLACES: gl.constexpr):
+    """One of so many places of a tile of 64 features; s_x has PER tiles in each allocation."""
+    return s_x[t // PER].index(t % PER * PLACES + at)
+
+
+@gluon.jit
+def _scores(s_l, s_r, at, N: gl.constexpr, STAGES: gl.constexpr):
+    """L R^T, begun."""
+    b_a = gl.zeros([ROWS, ROWS], gl.float32, ACCUMULATOR)
+    for t in gl.static_range(N):
+        t_l, t_r = matrix(place(s_l, t, at, 2, STAGES)), matrix(place(s_r, t, at, 2, STAGES))
+        b_a = warpgroup_mma(t_l, t_r.permute((1, 0)), b_a, use_acc=t > 0, is_async=True)
+    return b_a
 
 
 @gluon.jit
@@ -51,7 +66,7 @@ def _leave(d_dq, d_dk, d_dv, s_x, which, i_batch, i_part, i_row, i_col, i_out):
 
 @gluon.jit
 def output_part(
-    d_dq, d_dk, d_dv, p_sums, s_l, s_r, s_u, s_z, s_x, s_c,
+    s_u, s_z, s_x, d_dq, d_dk, d_dv, p_sums, s_l, s_r, s_c,
     full, full_u, full_x, summed, made, free, empty, empty_u, empty_x,
     scale, i_batch, i_part, i_col, i_out, n_here, n_sums, which,
     N: gl.constexpr, BV: gl.constexpr, STAGES: gl.constexpr, GRAD_G: gl.constexpr,
@@ -65,7 +80,7 @@ def output_part(
     b_out = rounded(b_zero)
     mbarrier.wait(full.index(0), 0)
     mbarrier.wait(summed.index(0), 0)
-    b_a = warpgroup_mma_wait(0, (scores(s_l, s_r, 0, N),))
+    b_a = warpgroup_mma_wait(0, (_scores(s_l, s_r, 0, N, STAGES),))
     b_ad = rounded(b_a * (_decays(s_c, 0, back) * scale))
 
     for i in range(n_here):
@@ -75,7 +90,8 @@ def output_part(
         mbarrier.wait(made.index(at), phase)
         b_y = b_zero
         for t in gl.static_range(N):
-            b_y = warpgroup_mma(matrix(s_l[t].index(stage)), s_z[t].index(at), b_y, use_acc=t > 0, is_async=True)
+            t_l = matrix(place(s_l, t, stage, 2, STAGES))
+            b_y = warpgroup_mma(t_l, place(s_z, t, at, N // 2, 2), b_y, use_acc=t > 0, is_async=True)
         if i > 0:  # the chunk before, under the product
             matrix(s_x.index(at ^ 1)).store(b_out)
             fence_async_shared()
@@ -88,7 +104,7 @@ def output_part(
         mbarrier.arrive(free.index(at), count=1)
         # scores of the next chunk; of the last one's, which nobody asks for, the operand is what lies there
         mbarrier.wait(full.index(after), turn, pred=i + 1 < n_here)
-        b_a = scores(s_l, s_r, after, N)
+        b_a = _scores(s_l, s_r, after, N, STAGES)
         if GRAD_G:
             if which != OF_V:
                 mbarrier.wait(full_x.index(at), phase)

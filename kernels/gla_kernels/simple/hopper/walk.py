@@ -146,7 +146,7 @@ def _state_part(
 
 
 @gluon.jit
-def scores(s_q, s_k, at, NK: gl.constexpr):
+def _scores(s_q, s_k, at, NK: gl.constexpr):
     """Q K^T, begun."""
     b_a = gl.zeros([ROWS, ROWS], gl.float32, ACCUMULATOR)
     for t in gl.static_range(NK):
@@ -177,7 +177,7 @@ def _output_part(
     b_out = rounded(b_zero)
     mbarrier.wait(full.index(0), 0)
     mbarrier.wait(summed.index(0), 0)
-    b_a = warpgroup_mma_wait(0, (scores(s_q, s_k, 0, NK),))
+    b_a = warpgroup_mma_wait(0, (_scores(s_q, s_k, 0, NK),))
     b_ad = rounded(b_a * (_decays(s_c, 0) * scale))
 
     for i in range(n_here):
@@ -201,7 +201,7 @@ def _output_part(
         # scores of the next chunk; of the last one's, which nobody asks for, the operand is what lies there
         mbarrier.wait(full.index(after), turn, pred=i + 1 < n_here)
         mbarrier.wait(summed.index(after), turn, pred=i + 1 < n_here)
-        b_a = scores(s_q, s_k, after, NK)
+        b_a = _scores(s_q, s_k, after, NK)
         b_d = _decays(s_c, after) * scale
         b_o, b_a = warpgroup_mma_wait(0, (b_o, b_a))
         b_ad = rounded(b_a * b_d)
