@@ -69,7 +69,7 @@ def _send(d_x, s_x, at, bar, i_batch, i_row, i_col, N: gl.constexpr, STAGES: gl.
 def _load_part(
     s_u, s_z, s_x, d_q, d_k, d_v, d_do, d_qu, d_ku, d_dou, p_c, s_l, s_r, s_c,
     full, full_u, full_x, summed, empty, empty_u, empty_x, scale, i_batch, i_col, i_out, i_y, n_here, which,
-    N: gl.constexpr, BV: gl.constexpr, STAGES: gl.constexpr, GRAD_G: gl.constexpr,
+    N: gl.constexpr, QK: gl.constexpr, DV: gl.constexpr, BV: gl.constexpr, STAGES: gl.constexpr, GRAD_G: gl.constexpr,
 ):  # fmt: skip
     """Send for every chunk as soon as its stage is free. s_c, of each stage: the sums of gates in two parts, which fall
     in the walk's direction, w and u. i_col, i_out: the columns of the heads of q and v; i_y: of Y in its head."""
@@ -100,13 +100,15 @@ def _load_part(
         barrier()
         mbarrier.arrive(summed.index(two), count=1)
         mbarrier.expect(bar_u, BV // ROWS * TILE_BYTES)
-        if which == OF_Q:
-            async_load(d_ku, [i_batch, i_row, i_col + i_y], bar_u, s_u.index(two))
-        elif which == OF_K:
-            async_load(d_qu, [i_batch, i_row, i_col + i_y], bar_u, s_u.index(two))
-        else:
-            async_load(d_dou, [i_batch, i_row, i_out + i_y], bar_u, s_u.index(two))
-        if GRAD_G:
+        if QK:
+            if which == OF_Q:
+                async_load(d_ku, [i_batch, i_row, i_col + i_y], bar_u, s_u.index(two))
+            if which == OF_K:
+                async_load(d_qu, [i_batch, i_row, i_col + i_y], bar_u, s_u.index(two))
+        if DV:
+            if which == OF_V:
+                async_load(d_dou, [i_batch, i_row, i_out + i_y], bar_u, s_u.index(two))
+        if GRAD_G and QK:
             if which != OF_V:
                 bar_x = full_x.index(two)
                 mbarrier.wait(empty_x.index(two), ((i >> 1) & 1) ^ 1)
@@ -122,14 +124,15 @@ def _load(
     given, of_qk, of_v, which, NA: gl.constexpr, NB: gl.constexpr, BY: gl.constexpr, BV: gl.constexpr,
     STAGES: gl.constexpr, GRAD_G: gl.constexpr,
 ):  # fmt: skip
-    """`_load_part` for dq and dk, whose L and R are NA tiles of 64 features and whose Y is BY columns, or for dv."""
+    """`_load_part` of dq and dk, whose L and R are NA tiles of 64 features and whose Y is BY columns, or of dv.
+    Where these differ each is compiled by itself."""
     if NA == NB:
-        _load_part(*of_v, *given, which, NB, BV, STAGES, GRAD_G)
+        _load_part(*of_v, *given, which, NB, True, True, BV, STAGES, GRAD_G)
     else:  # only one of both is compiled
         if which == OF_V:
-            _load_part(*of_v, *given, which, NB, BV, STAGES, GRAD_G)
+            _load_part(*of_v, *given, which, NB, False, True, BV, STAGES, GRAD_G)
         else:
-            _load_part(*of_qk, *given, which, NA, BY, STAGES, GRAD_G)
+            _load_part(*of_qk, *given, which, NA, True, False, BY, STAGES, GRAD_G)
 
 
 @gluon.jit
@@ -138,14 +141,19 @@ def _state(
     STAGES: gl.constexpr, GRAD_G: gl.constexpr, K: gl.constexpr, V: gl.constexpr, HAS_S0: gl.constexpr,
     HAS_DST: gl.constexpr, STORE_DS0: gl.constexpr, V_FIRST: gl.constexpr,
 ):  # fmt: skip
-    """`state_part` for dq and dk, whose L and R are NA tiles of 64 features and whose Y is BY columns, or for dv."""
+    """`state_part` of dq and dk, whose L and R are NA tiles of 64 features and whose Y is BY columns, or of dv.
+    Where these differ each is compiled by itself."""
     if NA == NB:
-        state_part(*of_v, *given, which, NB, K, V, BV, STAGES, HAS_S0, HAS_DST, STORE_DS0, V_FIRST, GRAD_G)
+        state_part(*of_v, *given, which, NB, True, True, K, V, BV, STAGES, HAS_S0, HAS_DST, STORE_DS0, V_FIRST, GRAD_G)
     else:  # only one of both is compiled
         if which == OF_V:
-            state_part(*of_v, *given, which, NB, K, V, BV, STAGES, HAS_S0, HAS_DST, STORE_DS0, V_FIRST, GRAD_G)
+            state_part(
+                *of_v, *given, which, NB, False, True, K, V, BV, STAGES, HAS_S0, HAS_DST, STORE_DS0, V_FIRST, GRAD_G
+            )
         else:
-            state_part(*of_qk, *given, which, NA, K, V, BY, STAGES, HAS_S0, HAS_DST, STORE_DS0, V_FIRST, GRAD_G)
+            state_part(
+                *of_qk, *given, which, NA, True, False, K, V, BY, STAGES, HAS_S0, HAS_DST, STORE_DS0, V_FIRST, GRAD_G
+            )
 
 
 @gluon.jit
@@ -153,14 +161,15 @@ def _output(
     given, of_qk, of_v, which, NA: gl.constexpr, NB: gl.constexpr, BY: gl.constexpr, BV: gl.constexpr,
     STAGES: gl.constexpr, GRAD_G: gl.constexpr,
 ):  # fmt: skip
-    """`output_part` for dq and dk, whose L and R are NA tiles of 64 features and whose Y is BY columns, or for dv."""
+    """`output_part` of dq and dk, whose L and R are NA tiles of 64 features and whose Y is BY columns, or of dv.
+    Where these differ each is compiled by itself."""
     if NA == NB:
-        output_part(*of_v, *given, which, NB, BV, STAGES, GRAD_G)
+        output_part(*of_v, *given, which, NB, True, True, BV, STAGES, GRAD_G)
     else:  # only one of both is compiled
         if which == OF_V:
-            output_part(*of_v, *given, which, NB, BV, STAGES, GRAD_G)
+            output_part(*of_v, *given, which, NB, False, True, BV, STAGES, GRAD_G)
         else:
-            output_part(*of_qk, *given, which, NA, BY, STAGES, GRAD_G)
+            output_part(*of_qk, *given, which, NA, True, False, BY, STAGES, GRAD_G)
 
 
 @gluon.jit(do_not_specialize=["B", "T", "n_chunks", "n_few", "n_sums", "every"])

@@ -54,14 +54,18 @@ def _row_sums(p_sums, s_x, b_y, OUT: gl.constexpr):
 
 
 @gluon.jit
-def _leave(d_dq, d_dk, d_dv, s_x, which, i_batch, i_part, i_row, i_col, i_out):
+def _leave(
+    d_dq, d_dk, d_dv, s_x, which, i_batch, i_part, i_row, i_col, i_out, QK: gl.constexpr, DV: gl.constexpr
+):  # fmt: skip
     """Y of a chunk, from where it lies."""
-    if which == OF_Q:
-        async_store(d_dq, [i_part, i_row, i_col], s_x)
-    elif which == OF_K:
-        async_store(d_dk, [i_part, i_row, i_col], s_x)
-    else:
-        async_store(d_dv, [i_batch, i_row, i_out], s_x)
+    if QK:
+        if which == OF_Q:
+            async_store(d_dq, [i_part, i_row, i_col], s_x)
+        if which == OF_K:
+            async_store(d_dk, [i_part, i_row, i_col], s_x)
+    if DV:
+        if which == OF_V:
+            async_store(d_dv, [i_batch, i_row, i_out], s_x)
 
 
 @gluon.jit
@@ -69,10 +73,10 @@ def output_part(
     s_u, s_z, s_x, d_dq, d_dk, d_dv, p_sums, s_l, s_r, s_c,
     full, full_u, full_x, summed, made, free, empty, empty_u, empty_x,
     scale, i_batch, i_part, i_col, i_out, n_here, n_sums, which,
-    N: gl.constexpr, BV: gl.constexpr, STAGES: gl.constexpr, GRAD_G: gl.constexpr,
+    N: gl.constexpr, QK: gl.constexpr, DV: gl.constexpr, BV: gl.constexpr, STAGES: gl.constexpr, GRAD_G: gl.constexpr,
 ):  # fmt: skip
-    """Y of every chunk, which leaves in the next turn. p_sums: of what comes through the state; n_sums behind it, of
-    all."""
+    """Y of every chunk, which leaves in the next turn. QK, DV: whether it may be dq or dk, or dv. p_sums: of what comes
+    through the state; n_sums behind it, of all."""
     OUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BV, 16])
     LEFT: gl.constexpr = gl.DotOperandLayout(0, OUT, 2)
     back = which != OF_Q
@@ -97,7 +101,7 @@ def output_part(
             fence_async_shared()
             barrier()
             i_row = gl.where(back, i_b + 1, i_b - 1) * ROWS
-            _leave(d_dq, d_dk, d_dv, s_x.index(at ^ 1), which, i_batch, i_part, i_row, i_col, i_out)
+            _leave(d_dq, d_dk, d_dv, s_x.index(at ^ 1), which, i_batch, i_part, i_row, i_col, i_out, QK, DV)
         b_w = s_c[2].index(at).load(gl.SliceLayout(1, OUT))
         b_y = warpgroup_mma_wait(0, (b_y,)) * b_w[:, None]
         barrier()  # every warp has read Z
@@ -105,7 +109,7 @@ def output_part(
         # scores of the next chunk; of the last one's, which nobody asks for, the operand is what lies there
         mbarrier.wait(full.index(after), turn, pred=i + 1 < n_here)
         b_a = _scores(s_l, s_r, after, N, STAGES)
-        if GRAD_G:
+        if GRAD_G and QK:
             if which != OF_V:
                 mbarrier.wait(full_x.index(at), phase)
                 _row_sums(p_sums + i_b * ROWS, s_x.index(at), b_y, OUT)
@@ -115,7 +119,7 @@ def output_part(
         b_d = _decays(s_c, at ^ 1, back) * scale
         b_y, b_a = warpgroup_mma_wait(0, (b_y, b_a))
         b_ad = rounded(b_a * b_d)
-        if GRAD_G:
+        if GRAD_G and QK:
             if which != OF_V:
                 _row_sums(p_sums + (n_sums + i_b * ROWS), s_x.index(at), b_y, OUT)
         b_out = rounded(b_y)
@@ -129,5 +133,5 @@ def output_part(
     fence_async_shared()
     barrier()
     i_row = gl.where(back, 0, n_here - 1) * ROWS
-    _leave(d_dq, d_dk, d_dv, s_x.index(at), which, i_batch, i_part, i_row, i_col, i_out)
+    _leave(d_dq, d_dk, d_dv, s_x.index(at), which, i_batch, i_part, i_row, i_col, i_out, QK, DV)
     tma.store_wait(0)

@@ -24,8 +24,9 @@ NOTHING = gl.constexpr(NOTHING_OF_GATES.value)
 def state_part(
     s_u, s_z, s_x, d_few, p_c, p_s0, p_dst, p_ds0, s_r, s_c, full, full_u, summed, made, free, empty, empty_u,
     i_end, i_few, i_y, n_here, every, which,
-    N: gl.constexpr, K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr, STAGES: gl.constexpr,
-    HAS_S0: gl.constexpr, HAS_DST: gl.constexpr, STORE_DS0: gl.constexpr, V_FIRST: gl.constexpr, GRAD_G: gl.constexpr,
+    N: gl.constexpr, QK: gl.constexpr, DV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr,
+    STAGES: gl.constexpr, HAS_S0: gl.constexpr, HAS_DST: gl.constexpr, STORE_DS0: gl.constexpr, V_FIRST: gl.constexpr,
+    GRAD_G: gl.constexpr,
 ):  # fmt: skip
     """Lead Z along; lay it down before each chunk, for the output's part, and every so many chunks in memory."""
     OUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BV, 16])
@@ -37,13 +38,13 @@ def state_part(
     b_z = ()
     for t in gl.static_range(N):
         b_t = b_zero
-        if HAS_S0:
+        if HAS_S0 and QK:
             if which == OF_Q:
                 b_t = gl.load(p_s0 + i_end + others[0] + t * others[1])
         if HAS_DST:
             if which == OF_K:
                 b_t = gl.load(p_dst + i_end + others[0] + t * others[1])
-            if which == OF_V:
+            elif which == OF_V:
                 b_t = gl.load(p_dst + i_end + of_dv[0] + t * of_dv[1])
         b_z = b_z + (b_t,)  # noqa: RUF005 - Triton knows no other way
     passed = all_of(p_c, 0)[0]  # what the chunk before lets pass
@@ -59,7 +60,7 @@ def state_part(
         fence_async_shared()
         barrier()
         mbarrier.arrive(made.index(at), count=1)
-        if GRAD_G:
+        if GRAD_G and QK:
             i_of = gl.where(back, i_b + 1, i_b)  # the chunk before which Z is the state, or its gradient
             due = (i_of % every == 0) & ((passing >= NOTHING) | (passed >= NOTHING)) | (i == 0)
             if (which != OF_V) & due:
@@ -79,12 +80,12 @@ def state_part(
         barrier()  # every warp is done with R and U
         mbarrier.arrive(empty.index(stage), count=1)
         mbarrier.arrive(empty_u.index(at), count=1)
-    if STORE_DS0:
+    if STORE_DS0 and DV:
         if which == OF_V:
             for t in gl.static_range(N):
                 gl.store(p_ds0 + i_end + of_dv[0] + t * of_dv[1], b_z[t])
     tma.store_wait(0)
-    if GRAD_G:
+    if GRAD_G and QK:
         if which != OF_V:
             at, i_to = n_here & 1, i_few + gl.where(back, 0, (n_here + every - 1) // every) * V
             mbarrier.wait(free.index(at), ((n_here >> 1) & 1) ^ 1)
