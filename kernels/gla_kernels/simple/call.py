@@ -124,9 +124,11 @@ class Call(CallContext):
     @property
     def walks_apart(self) -> bool:
         """Whether walks of Hopper's own, one for each, make the gradients of q, k and v, as far as sizes and types go.
-        They keep no states of chunks, and read none."""
+        They keep no states of chunks, and read none: for wide values, of which states are most of the bytes, and where
+        one walk for all of a head leaves SMs idle. Else that one reads q, k and do once, and is faster."""
         B, _, H, _, V = self.dims
-        return self.outputs_natively and 2 * B * H * (self.n_chunks + 1) * V <= MOST_ROWS
+        pays = V > NATIVE_COLUMNS or 3 * B * H <= FEW_WALKS
+        return self.outputs_natively and pays and 2 * B * H * (self.n_chunks + 1) * V <= MOST_ROWS
 
     @property
     def outputs_natively(self) -> bool:
