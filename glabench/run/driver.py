@@ -30,7 +30,7 @@ from glabench.store import Appender, Row
 # Untimed work runs in as many processes as there are cores, each with one thread.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
-# What the first case on a GPU would import, for seconds: torch does at its first checkpoint, as the reference has.
+# What the first case on a GPU would import, for seconds: torch does at its first checkpoint, which models have.
 FIRST_CASE = ("torch._dynamo",)
 
 
