@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gla_kernels import Schedule, simple_gla
+from gla_kernels import Schedule, reference, simple_gla
 from gla_kernels.launch import Launch, execute, record
 from gla_kernels.simple import call, native
 from gla_kernels.simple.call import Call
@@ -48,12 +48,12 @@ class Problem:
         first = torch.randn(B, H, K, V).double().requires_grad_()
         self.scale, self.K, self.V, self.T = K**-0.5, K, V, T
         state, before, rows = first, [], []
-        for t in range(T):
-            if t % CHUNK == 0:
-                before.append(state.detach())
-            state = gate[:, t].exp()[..., None, None] * state + k[:, t, :, :, None] * v[:, t, :, None, :]
-            rows.append(torch.einsum("bhk,bhkv->bhv", self.scale * q[:, t], state))
-        o = torch.stack(rows, 1)
+        for t in range(0, T, CHUNK):
+            before.append(state.detach())
+            given = (one[:, t : t + CHUNK] for one in (q, k, v, gate.unsqueeze(-1)))
+            row, state = reference.recurrent(*given, self.scale, state)
+            rows.append(row)
+        o = torch.cat(rows, 1)
         total = (o * x["do"].double()).sum() + (state * d_last).sum()
         found = torch.autograd.grad(total, [q, k, v, gate, first])
         self.right = dict(zip(("q", "k", "v", "g", "before"), found, strict=True))
