@@ -76,8 +76,8 @@ class Sequences:
         state = first.double().requires_grad_()
         befores, rows, self.scale = [state], [], K**-0.5
         for t in range(0, T, 64):
-            given = (x[:, t : t + 64] for x in rows_given)
-            row, state = reference.recurrent(*given, self.scale, state)
+            of = slice(t, t + 64)
+            row, state = reference.recurrent(q[:, of], k[:, of], v[:, of], g[:, of], None, state)
             rows.append(row)
             befores.append(state)
         o = torch.cat(rows, 1)

@@ -39,11 +39,11 @@ def check(
     v, do = (torch.randn(1, T, H, V).bfloat16() for _ in range(2))
     first, d_last = (torch.randn(len(lengths), H, K, V) * states for _ in range(2))
 
-    exact = [x.double().requires_grad_() for x in (q, k, v, g, first)]
-    ends = torch.tensor([0, *accumulate(lengths)])
-    o, last = reference.recurrent(*exact[:4], None, exact[4], cu_seqlens=ends)
-    right = {"o": o.detach(), "last": last.detach()}
-    found = torch.autograd.grad((o * do.double()).sum() + (last * d_last.double()).sum(), exact)
+    exact = tuple(x.double().requires_grad_() for x in (q, k, v, g, first))
+    ends, (wide_q, wide_k, wide_v, wide_g, start) = torch.tensor([0, *accumulate(lengths)]), exact
+    right_o, end = reference.recurrent(wide_q, wide_k, wide_v, wide_g, None, start, cu_seqlens=ends)
+    right = {"o": right_o.detach(), "last": end.detach()}
+    found = torch.autograd.grad((right_o * do.double()).sum() + (end * d_last.double()).sum(), exact)
     right |= dict(zip(("dq", "dk", "dv", "dg", "d_first"), found, strict=True))
 
     def lay(x):

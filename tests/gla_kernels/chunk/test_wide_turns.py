@@ -58,8 +58,8 @@ def test_both_directions(launch, place, monkeypatch, shape, gates, gate_type, ke
     g = GATES[gates](torch.nn.functional.logsigmoid(torch.randn(B, T, H, K))).to(gate_type)
     first, d_last = (torch.randn(B, H, K, V) for _ in range(2))
 
-    exact = [x.double().requires_grad_() for x in (q, k, v, g, first)]
-    o, state = reference.recurrent(*exact[:4], 1 / 16, exact[4])
+    wide_q, wide_k, wide_v, wide_g, start = exact = tuple(x.double().requires_grad_() for x in (q, k, v, g, first))
+    o, state = reference.recurrent(wide_q, wide_k, wide_v, wide_g, None, start)
     right = {"o": o.detach(), "last": state.detach()}
     found = torch.autograd.grad((o * do.double()).sum() + (state * d_last.double()).sum(), exact)
     right |= dict(zip(("dq", "dk", "dv", "dg", "d_first"), found, strict=True))
