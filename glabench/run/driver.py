@@ -29,7 +29,7 @@ from glabench.spec.case import Case
 from glabench.spec.settings import Device, Part, Settings
 from glabench.store import Appender, Row
 
-# What the first case on a GPU would import, for seconds: torch does at its first checkpoint, as the reference has.
+# What the first case on a GPU would import, for seconds: torch does at its first checkpoint, which models have.
 FIRST_CASE = ("torch._dynamo",)
 
 
