@@ -67,17 +67,16 @@ def run_case(case, sweep, settings):
         while not os.path.exists(os.environ["CALLS"] + ".timed"):
             time.sleep(0.01)
     if case.seed in (15, 16) and settings.part == "all":  # takes samples, and says how the process that compiles is
-        while not os.path.exists(os.environ["CALLS"] + ".compiling"):
+        compiling = os.environ["CALLS"] + ".compiling"
+        while not os.path.exists(compiling) or not open(compiling).read():
             time.sleep(0.01)
-        time.sleep(0.1)  # for its process id to be in there
         for state in (contextlib.nullcontext(), quiet()):
             with state, open(os.environ["CALLS"] + ".states", "a") as file:
-                pid = open(os.environ["CALLS"] + ".compiling").read()
-                print(open(f"/proc/{pid}/stat").read().split(") ")[1][0], file=file)
-                open(os.environ["CALLS"] + ".timed", "w").close()
-                if case.seed == 16 and not isinstance(state, contextlib.nullcontext):
-                    file.flush()
-                    os.kill(os.getpid(), signal.SIGKILL)
+                print(open(f"/proc/{open(compiling).read()}/stat").read().split(") ")[1][0], file=file, flush=True)
+                if not isinstance(state, contextlib.nullcontext):  # it ends once it goes on
+                    open(os.environ["CALLS"] + ".timed", "w").close()
+                    if case.seed == 16:
+                        os.kill(os.getpid(), signal.SIGKILL)
     facts = {"fingerprint": "f", "device_slug": "d", "said_by": "child"}
     spent = [{"part": settings.part, "began": time.time(), "seconds": {"gate": 0.0}}] if case.seed == 12 else None
     return Row(case.id, sweep, case.to_dict(), status, implementation=settings.part, environment=facts, started="2026",
