@@ -72,8 +72,16 @@ def run_case(case, sweep, settings):
             time.sleep(0.01)
         for state in (contextlib.nullcontext(), quiet()):
             with state, open(os.environ["CALLS"] + ".states", "a") as file:
-                print(open(f"/proc/{open(compiling).read()}/stat").read().split(") ")[1][0], file=file, flush=True)
-                if not isinstance(state, contextlib.nullcontext):  # it ends once it goes on
+                still = not isinstance(state, contextlib.nullcontext)
+                stat = open(f"/proc/{open(compiling).read()}/stat")
+                while True:  # a process that runs is stopped at its core's next interrupt
+                    how = stat.read().split(") ")[1][0]
+                    if how == "T" or not still:
+                        break
+                    time.sleep(0.01)
+                    stat.seek(0)
+                print(how, file=file, flush=True)
+                if still:  # it ends once it goes on
                     open(os.environ["CALLS"] + ".timed", "w").close()
                     if case.seed == 16:
                         os.kill(os.getpid(), signal.SIGKILL)

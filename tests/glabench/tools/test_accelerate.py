@@ -90,6 +90,7 @@ def row(fla: None, tmp_path_factory: pytest.TempPathFactory) -> Row:
     return found
 
 
+@pytest.mark.exhaustive
 def test_both_sides_train_from_the_same_weights_on_the_same_batches(row: Row) -> None:
     for before, after in zip(row["losses"]["before"], row["losses"]["after"], strict=True):
         assert before[0] == pytest.approx(after[0], abs=1e-5)
@@ -98,6 +99,7 @@ def test_both_sides_train_from_the_same_weights_on_the_same_batches(row: Row) ->
     assert row["losses"]["before"][0] != row["losses"]["before"][1]
 
 
+@pytest.mark.exhaustive
 def test_raw_samples_and_what_ran(row: Row) -> None:
     assert [len(row["wall_ms"][side]) for side in ("before", "after")] == [2, 2]
     assert row["calls"] == [["chunk_gla", None, 8]]
@@ -106,12 +108,14 @@ def test_raw_samples_and_what_ran(row: Row) -> None:
     assert sound(row)
 
 
+@pytest.mark.exhaustive
 def test_what_is_not_sound(row: Row) -> None:
     assert not sound(row | {"calls": [["chunk_gla", "reverse=True", 1], ["chunk_gla", None, 1]]})
     assert not sound(row | {"calls": []})
     assert not sound(row | {"losses": {"before": [[1.0]], "after": [[float("nan")]]}})
 
 
+@pytest.mark.exhaustive
 def test_rates_are_shown_of_a_gpu_alone(row: Row) -> None:
     if row["environment"]["kind"] == "cpu":
         assert "-" in printed(row)
@@ -124,6 +128,7 @@ def test_rates_are_shown_of_a_gpu_alone(row: Row) -> None:
     assert "8 calls of chunk_gla ran these kernels" in text
 
 
+@pytest.mark.exhaustive
 def test_losses_that_lie_apart_are_told_with_their_step(row: Row) -> None:
     losses = {"before": [[3.0, 2.0, 1.0]], "after": [[3.0, 2.5, 1.25]]}
     assert "loss 3.0000 -> 1.0000 before, 1.2500 after; at most 0.5000 apart, at step 2" in printed(

@@ -26,6 +26,7 @@ def found(compiling_process: Callable[..., str]) -> dict[str, Any]:
     return answer
 
 
+@pytest.mark.exhaustive
 def test_every_launch_has_a_line_and_every_kernel_a_hash(found):
     head, *lines = found["one"]
     assert head.startswith("# launches, ir of Triton ")
@@ -39,16 +40,19 @@ def test_every_launch_has_a_line_and_every_kernel_a_hash(found):
         assert part in one
 
 
+@pytest.mark.exhaustive
 def test_processes_find_what_one_finds(found):
     """Of every third launch."""
     assert len(found["two"]) > 5
     assert set(found["two"]) <= set(found["one"])
 
 
+@pytest.mark.exhaustive
 def test_what_does_not_compile_is_listed_by_its_error(found):
     assert found["wrong"][1].rpartition(" | ")[2].endswith("Error")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("form", ["ir", "ptx"])
 def test_what_a_kernel_is_compiled_to_has_no_names(found, form):
     for name, text in zip(found["names"], found[form], strict=True):
@@ -57,6 +61,7 @@ def test_what_a_kernel_is_compiled_to_has_no_names(found, form):
             assert word not in text
 
 
+@pytest.mark.exhaustive
 def test_each_architecture_has_its_own(found):
     assert "wgmma" in found["ptx"][0]
     assert ".target sm_90" in found["ptx"][1]

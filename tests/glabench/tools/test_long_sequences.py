@@ -116,6 +116,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> list[Row]:
     return [json.loads(line) for line in out.read_text().splitlines()]
 
 
+@pytest.mark.exhaustive
 def test_a_row_a_way(rows: list[Row]) -> None:
     assert [(row["T"], row["segments"]) for row in rows] == [(40, 1), (40, 2), (20, 1)]
     for row in rows:
@@ -132,6 +133,7 @@ def test_a_row_a_way(rows: list[Row]) -> None:
     assert found["segments"]["losses"] == pytest.approx(found["whole"]["losses"], abs=1e-5)
 
 
+@pytest.mark.exhaustive
 def test_what_is_not_sound(rows: list[Row]) -> None:
     def logits(fine: float, coarse: float) -> Row:
         both = {"whole": {"error": 0.01}, "segments": {"error": coarse}}
@@ -147,6 +149,7 @@ def test_what_is_not_sound(rows: list[Row]) -> None:
     assert sound(rows[0] | {"oom": True})
 
 
+@pytest.mark.exhaustive
 def test_costs_are_shown_of_a_gpu_alone(rows: list[Row]) -> None:
     gpu = {"environment": {"kind": "cuda", "device": "GPU"}, "wall_ms": [10.0, 20.0, 12.0], "peak_bytes": 3 * 2**30}
     out = io.StringIO()

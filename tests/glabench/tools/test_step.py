@@ -35,6 +35,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> list[Row]:
     return [json.loads(line) for line in out.read_text().splitlines()]
 
 
+@pytest.mark.exhaustive
 def test_a_row_a_system_with_raw_samples(rows: list[Row]) -> None:
     assert [(row["system"], row["compiled"]) for row in rows] == [("gla", False), ("fa2", False)]
     for row in rows:
@@ -46,17 +47,20 @@ def test_a_row_a_system_with_raw_samples(rows: list[Row]) -> None:
         assert {"commit", "dirty", "torch", "triton", "device"} <= set(row["environment"])
 
 
+@pytest.mark.exhaustive
 def test_models_train(rows: list[Row]) -> None:
     for row in rows:
         assert row["trains"]
         assert row["loss_last"] < row["loss_first"] - 0.05
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(detect_device() == "cuda", reason="a GPU's times are shown")
 def test_times_of_a_cpu_are_not_shown(rows: list[Row]) -> None:
     assert "x" not in printed(rows).replace("tiny", "")
 
 
+@pytest.mark.exhaustive
 def test_each_row_is_compared_with_the_rival_in_its_mode(rows: list[Row]) -> None:
     measured = {"environment": {"kind": "cuda", "device": "GPU"}, "peak_bytes": 2**31}
     ours = rows[0] | measured | {"median_wall_ms": 30.0, "quartile_queue_ms": 11.0, "kernel_ms": {"operator": 3.0}}
