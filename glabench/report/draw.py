@@ -29,6 +29,7 @@ ENTRY, LETTER = 0.72, 0.067  # of a legend's entry: its line with the room aroun
 LINE = 0.16  # of the name of a category, inches
 PAD = 3.0  # around a panel, points, of which a figure's units have one each
 HEADLINE = 0.18  # a line of a figure's title, inches
+WIDER = 1.03  # words of a picture, than they are measured at the resolution of the layout
 SPREAD = 0.03  # intervals narrower than this share of the value are thinner than the marker, and are not drawn
 SETTINGS = {
     "font.family": ["DejaVu Sans"], "font.size": 9, "axes.edgecolor": AXIS.light, "axes.linewidth": 0.7,
@@ -125,7 +126,8 @@ def _fit(axes: Axes, title: Text) -> None:
     assert place is not None
     end = axes.figure.bbox.width * place.colspan.stop / place.get_gridspec().ncols
     for words in (title, axes.xaxis.label):
-        over = words.get_window_extent().x1 - end
+        extent = words.get_window_extent()
+        over = extent.x0 + WIDER * extent.width - end
         if over > 0:
             words.set_x(words.get_position()[0] - over / axes.bbox.width)
 
