@@ -63,7 +63,7 @@ class SystemInfo:
     module: str  # "package.module:Class"
     summary: str
     source: str
-    takes: frozenset[str] = frozenset()  # of `case.LATER`
+    takes: frozenset[str] = frozenset()  # of `axes.AXES`
     # by Triton's autotuner, at its first call, with many configs: these are compiled ahead. Where one runs
     # a package's kernels or others, the package's: `System.autotuned` says which it is here
     autotuned: bool = False
