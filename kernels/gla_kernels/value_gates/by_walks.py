@@ -17,7 +17,6 @@ from ..chunk.boundaries import segment_ends, segment_starts
 from ..chunk.grad_qk import make_grad_qk
 from ..chunk.grad_walk import fused_grad_scan
 from ..chunk.kept import Frames, Gradients
-from ..chunk.problem import NARROW
 from ..chunk.problem import Problem as Walks
 from ..chunk.walk import fused_scan
 from ..launch import Launch, Launcher
@@ -110,7 +109,7 @@ def _apart(x: Problem) -> int:
     chunks, tiles, run = x.chunks_of(x.slices[0]), B * H * cdiv(V, COLUMNS), RUN
     while run > 1 and tiles * cdiv(chunks, run) < PROGRAMS:
         run //= 2
-    return run if V <= NARROW else 1
+    return run
 
 
 def _walked(p: Walks, x: Problem, final: bool, keep: bool, launch: Launcher) -> tuple[Framed, Tensor, Tensor | None]:
@@ -169,12 +168,11 @@ def _left(
         "p_st": left.final if d_final is not None else None, "p_dv": dv, "p_dg": dgv,
     }  # fmt: skip
     every = _apart(x)
-    run = RUN if V > NARROW else every
     sizes = {
-        "D": V, "E": K, "R": ROWS, "BD": COLUMNS, "BE": ROWS, "RUN": run, "FEW": every > 1,
+        "D": V, "E": K, "R": ROWS, "BD": COLUMNS, "BE": ROWS, "RUN": every, "FEW": every > 1,
         "HAS_ST": d_final is not None, "V_FIRST": x.v_first,
     }  # fmt: skip
-    launch = _of_chunks(x, gv_leave_kernel, args, cdiv(V, COLUMNS), sizes, run)
+    launch = _of_chunks(x, gv_leave_kernel, args, cdiv(V, COLUMNS), sizes, every)
     return replace(launch, num_warps=2, max_registers=REGISTERS)
 
 
