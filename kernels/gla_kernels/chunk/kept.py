@@ -51,8 +51,9 @@ class Frames(NamedTuple):
     """Of gates on the value side, each chunk's columns (value_gates/frames.py).
 
     halves [B*H, chunks, V], float32: log2 of the frame, or of all the decay of a column without one; strong [B*H,
-    chunks, V / 64], int32: 1 where there is such a column. low [B, T, H, V], bfloat16: room for what is left of a
-    walk's result where that is rounded. gamma, float32 [B*H, segments, V]: room for log2 of what segments decay by.
+    chunks, V / 64], int32: 1 where there is such a column. low [B, T, H, V], int8: room for what is left of a walk's
+    result where that is rounded (hopper/frames.py). gamma, float32 [B*H, segments, V]: room for log2 of what segments
+    decay by.
     """
 
     halves: Tensor | None = None

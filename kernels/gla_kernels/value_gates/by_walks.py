@@ -33,7 +33,7 @@ PROGRAMS = 1024
 
 
 class Framed(NamedTuple):
-    """What a forward pass leaves: u and both parts of o' [B, T, H, V] bfloat16; the state before every so many chunks
+    """What a forward pass leaves: u and both parts of o' [B, T, H, V], bfloat16, bfloat16 and int8; the state before every so many chunks
     [B*H, .., K, V]; log2 of half of each chunk's decay, float32 [B*H, chunks, K]; of the value side
     `chunk.kept.Frames`; and the final state, None where nobody asked for it."""
 
@@ -79,7 +79,8 @@ def backward(
     assert x.gv is not None
     if left is None:
         left, _, _ = _walked(walks[0], x, d_final is not None, True, launch)
-    dv, d_in, du, low = (torch.empty_like(x.v) for _ in range(4))
+    dv, d_in, du = (torch.empty_like(x.v) for _ in range(3))
+    low = torch.empty_like(x.v, dtype=torch.int8)
     dgv = torch.empty_like(x.gv)
     d_initial = None if x.initial_state is None else torch.empty_like(x.initial_state)
     into = Gradients(torch.empty_like(x.q), torch.empty_like(x.k), du, torch.empty_like(x.g), d_initial)
@@ -117,7 +118,7 @@ def _walked(p: Walks, x: Problem, final: bool, keep: bool, launch: Launcher) -> 
     state if asked for."""
     B, _, H, _, V = p.dims
     u, o = torch.empty_like(x.v), torch.empty_like(x.v)
-    low = torch.empty_like(x.v) if keep else None
+    low = torch.empty_like(x.v, dtype=torch.int8) if keep else None
     of_columns = x.v.new_empty(B * H, p.n_chunks, V, dtype=torch.float32)
     tiles = cdiv(V, COLUMNS)
     strong = x.v.new_empty(B * H, p.n_chunks, tiles, dtype=torch.int32)

@@ -12,8 +12,8 @@ rows of the chunk, so
 
     dgv_t = sum over the chunk's rows from t on of (o' do' - u du) + sum over K of S' dS'
 
-with dS' the gradient of S'. o' and du come in two parts of bfloat16: of one, what does not cancel leaves an error of
-some hundredths of dgv.
+with dS' the gradient of S'. o' and du come in two parts, of bfloat16 and a byte: of the first alone, what does not
+cancel leaves an error of some hundredths of dgv.
 
 A column that decays by more than LIMIT over the chunk keeps the state's own frame: u = v e^(gates after the row) and
 do' = do e^b are right at any gate strength, and so is a state that is multiplied by e^(sum of gates), too, before a
@@ -27,7 +27,7 @@ import triton.language as tl
 
 from ..tiles.gates import LOG2E, STRONG_COLUMN, after_rows, frame, limited, up_to_rows
 from ..tiles.operands import load_state, load_tile, store_tile
-from .guard import are_mild
+from .guard import are_mild, mild_each
 from .walk import total_decay
 
 # Powers of two that a column may decay by over a chunk: two halves of it, from one chunk's frame to the next one's, are
@@ -108,11 +108,12 @@ def _states_product(
 
 
 @triton.jit
-def _product(p_x, p_low, p_y, i_row, T, stride, o_d, D: tl.constexpr, R: tl.constexpr):
-    """x, of two parts, and x y: rows, float32 [R, BD]."""
-    b_x = load_tile(p_x, i_row, T, stride, o_d, D, R).to(tl.float32)
-    b_x += load_tile(p_low, i_row, T, stride, o_d, D, R).to(tl.float32)
-    return b_x, b_x * load_tile(p_y, i_row, T, stride, o_d, D, R).to(tl.float32)
+def _of_two_parts(p_x, p_low, i_row, T, stride, o_d, D: tl.constexpr, R: tl.constexpr):
+    """Rows that were rounded to bfloat16, with what that left, in 256ths of what the last bit stands for: float32
+    [R, BD]."""
+    b_x = load_tile(p_x, i_row, T, stride, o_d, D, R).to(tl.float32).to(tl.int32, bitcast=True)
+    b_low = load_tile(p_low, i_row, T, stride, o_d, D, R).to(tl.int32)
+    return (b_x + (b_low << 8) + 128).to(tl.float32, bitcast=True)  # in the middle of all that have this byte
 
 
 @triton.jit(do_not_specialize=["T", "n_here"])
@@ -124,7 +125,7 @@ def gv_leave_kernel(
     """dv and dgv [B, T, H, D] of chunks that are mild on both sides, a program RUN of them and a tile of D = V, R rows
     at a time, from the last ones on: sums along so few rows are cheap, and no tile waits in registers.
 
-    p_x, p_xl: both parts of o'; p_du, p_dul: of du; p_u, p_do: u and do', all [B, T, H, D]. p_s, p_ds [B*H, n_here, E,
+    p_x, p_xl: both parts of o', bfloat16 and int8; p_du, p_dul: of du; p_u, p_do: u and do', all [B, T, H, D]. p_s, p_ds [B*H, n_here, E,
     D]: states before and gradients after each chunk, in their frames; FEW: p_s only before those that are not mild, and
     p_few [B*H, runs, E, D] before every RUN-th one. p_st: the state after the last row, [E, D] or V_FIRST [D, E] in
     float32, with HAS_ST, if it has a gradient. The sum of S' dS' is made anew at the end of a run and
@@ -142,13 +143,13 @@ def gv_leave_kernel(
     p_s, p_ds = p_s + i_bh * n_here * E * D, p_ds + i_bh * n_here * E * D
     o_d = i_d * BD + tl.arange(0, BD)
     m_d = o_d < D
+    b_mild = mild_each(p_h, p_hu, i_run * RUN, n_here, D, E, RUN, PRECISION)
+    o_run = tl.arange(0, RUN)
     b_sum = tl.zeros([BD], dtype=tl.float32)  # what passes the end of the rows that come next
     known = False
     for i_back in tl.range(0, RUN, num_stages=1):
         i_c = (i_run * RUN + RUN - 1 - i_back).to(tl.int64)
-        mild = False
-        if i_c < n_here:
-            mild = are_mild(p_h, p_hu, i_c, n_here, D, E, 1, PRECISION)
+        mild = (i_c < n_here) & (tl.sum(tl.where(o_run == RUN - 1 - i_back, b_mild, 0), axis=0) > 0)
         if mild:
             b_h = tl.load(p_h + i_c * D + o_d, mask=m_d, other=0.0)
             if not known:
@@ -167,9 +168,10 @@ def gv_leave_kernel(
             for i_part in tl.range(0, C // R, num_stages=1):
                 i_row = (i_c * C + C - R - i_part * R).to(tl.int32)
                 b_g = load_tile(p_g, i_row, T, stride, o_d, D, R).to(tl.float32) * LOG2E
-                _, b_diff = _product(p_x, p_xl, p_do, i_row, T, stride, o_d, D, R)
-                b_du, b_new = _product(p_du, p_dul, p_u, i_row, T, stride, o_d, D, R)
-                b_diff -= b_new
+                b_do = load_tile(p_do, i_row, T, stride, o_d, D, R).to(tl.float32)
+                b_u = load_tile(p_u, i_row, T, stride, o_d, D, R).to(tl.float32)
+                b_du = _of_two_parts(p_du, p_dul, i_row, T, stride, o_d, D, R)
+                b_diff = _of_two_parts(p_x, p_xl, i_row, T, stride, o_d, D, R) * b_do - b_du * b_u
                 b_from = tl.cumsum(b_g, axis=0, reverse=True)
                 b_dg = tl.cumsum(b_diff, axis=0, reverse=True) + b_sum[None, :]
                 b_dv = b_du * tl.exp2(b_from - b_g + b_after[None, :])

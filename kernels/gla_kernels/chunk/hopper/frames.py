@@ -6,7 +6,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from ...tiles.gates import STRONG_COLUMN
-from ...tiles.hopper import ROWS, rounded, wide
+from ...tiles.hopper import ROWS, bits, rounded, wide
 
 # A row: all of it in every warp, as it comes by few loads. From there it moves within warps.
 COLUMNS = gl.constexpr(gl.SliceLayout(0, gl.BlockedLayout([1, 4], [1, 32], [4, 1], [1, 0])))
@@ -36,10 +36,12 @@ def is_strong(p_strong, i, V: gl.constexpr):
 
 @gluon.jit
 def store_low(p_x, b_x, i_row, T, stride, LAYOUT: gl.constexpr):
-    """What x, rounded to bfloat16, leaves, rounded, to ROWS rows of p_x from i_row on."""
+    """What x, rounded to bfloat16, leaves, to ROWS rows of p_x from i_row on: int8, in 256ths of what the last bit of
+    bfloat16 stands for, cut off."""
     nil = gl.minimum(i_row, 0)  # else what all blocks share is made before the loop over them, and spilled
     o_r = gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT)) + nil
     o_c = gl.arange(0, b_x.shape[1], gl.SliceLayout(0, LAYOUT)) + nil
-    b_low = rounded(b_x - wide(rounded(b_x)))
+    b_low = bits(b_x) - bits(wide(rounded(b_x)))
+    b_low = gl.minimum(b_low >> 8, 127).to(gl.int8)  # of what lies in the middle of two numbers it would be 128
     p_x += i_row.to(gl.int64) * stride
     gl.store(p_x + (o_r * stride)[:, None] + o_c[None, :], b_low, mask=(i_row + o_r < T)[:, None])
