@@ -25,8 +25,7 @@ from .frames import gv_enter_kernel, gv_leave_kernel, gv_scale_kernel
 from .problem import Problem
 
 COLUMNS = 64  # of a tile of rows
-ROWS = 8  # of a tile where columns are added up from the last row on
-REGISTERS = 128  # of a thread there, for latency
+ROWS = 8  # on their way at once where columns are added up from the last row on
 # Chunks from one sum of S' dS' to the next, or fewer, for some programs an SM: more rounding errors, fewer bytes.
 RUN = 4
 PROGRAMS = 1024
@@ -170,11 +169,11 @@ def _left(
     }  # fmt: skip
     every = _apart(x)
     sizes = {
-        "D": V, "E": K, "R": ROWS, "BD": COLUMNS, "BE": ROWS, "RUN": every, "FEW": every > 1,
+        "D": V, "E": K, "R": ROWS, "BD": COLUMNS, "RUN": every, "FEW": every > 1,
         "HAS_ST": d_final is not None, "V_FIRST": x.v_first,
     }  # fmt: skip
     launch = _of_chunks(x, gv_leave_kernel, args, cdiv(V, COLUMNS), sizes, every)
-    return replace(launch, num_warps=2, max_registers=REGISTERS)
+    return replace(launch, num_warps=1)
 
 
 def _of_chunks(
