@@ -24,8 +24,8 @@ from ..schedule import WALKED_K, cdiv
 from .frames import gv_enter_kernel, gv_leave_kernel, gv_scale_kernel
 from .problem import Problem
 
-COLUMNS = 64  # of a tile of rows
-ROWS = 8  # on their way at once where columns are added up from the last row on
+COLUMNS = 64  # of a program's rows
+MANY_ROWS, ROWS = 16, 8  # on their way at once: of two tensors, and of seven
 # Chunks from one sum of S' dS' to the next, or fewer, for some programs an SM: more rounding errors, fewer bytes.
 RUN = 4
 PROGRAMS = 1024
@@ -122,7 +122,7 @@ def _walked(p: Walks, x: Problem, final: bool, keep: bool, launch: Launcher) -> 
     tiles = cdiv(V, COLUMNS)
     strong = x.v.new_empty(B * H, p.n_chunks, tiles, dtype=torch.int32)
     args = {"p_v": x.v, "p_g": x.gv, "p_u": u, "p_h": of_columns, "p_strong": strong}
-    launch(_of_chunks(x, gv_enter_kernel, args, tiles, {"V": V, "BV": COLUMNS}))
+    launch(_of_chunks(x, gv_enter_kernel, args, {"V": V, "BV": COLUMNS, "R": MANY_ROWS}))
     p = replace(p, v=u, frames=Frames(of_columns, strong, low, _gamma(p)))
     halves, states = p.half_decays(), p.state_buffer()
     assert halves is not None
@@ -152,8 +152,8 @@ def _scaled(x: Problem, rows: Tensor, left: Framed, into: Tensor, guarded: bool)
     """A launch that leads rows into frames, or o out of them where all is mild."""
     _, _, _, K, V = x.dims
     args = {"p_x": rows, "p_g": x.gv, "p_h": left.frames, "p_hu": left.halves, "p_y": into}
-    sizes = {"D": V, "E": K, "BD": COLUMNS, "GUARDED": guarded}
-    return _of_chunks(x, gv_scale_kernel, args, cdiv(V, COLUMNS), sizes)
+    sizes = {"D": V, "E": K, "BD": COLUMNS, "R": MANY_ROWS, "GUARDED": guarded}
+    return _of_chunks(x, gv_scale_kernel, args, sizes)
 
 
 def _left(
@@ -172,14 +172,11 @@ def _left(
         "D": V, "E": K, "R": ROWS, "BD": COLUMNS, "RUN": every, "FEW": every > 1,
         "HAS_ST": d_final is not None, "V_FIRST": x.v_first,
     }  # fmt: skip
-    launch = _of_chunks(x, gv_leave_kernel, args, cdiv(V, COLUMNS), sizes, every)
-    return replace(launch, num_warps=1)
+    return _of_chunks(x, gv_leave_kernel, args, sizes, every)
 
 
-def _of_chunks(
-    x: Problem, kernel: Any, args: dict[str, Any], columns: int, sizes: dict[str, Any], run: int = 1
-) -> Launch:
-    """A launch of so many programs for each run of chunks of a head."""
-    chunks = x.chunks_of(x.slices[0])
+def _of_chunks(x: Problem, kernel: Any, args: dict[str, Any], sizes: dict[str, Any], run: int = 1) -> Launch:
+    """A launch of a program of one warp for each run of chunks of a head and COLUMNS of V."""
+    chunks, programs = x.chunks_of(x.slices[0]), cdiv(x.dims[-1], COLUMNS)
     sizes = sizes | {"C": x.schedule.chunk} | x.operands(max(x.dims[3:]))
-    return x.launched(kernel, columns * cdiv(chunks, run), args | {"n_here": chunks}, sizes)
+    return x.launched(kernel, programs * cdiv(chunks, run), args | {"n_here": chunks}, sizes, num_warps=1)

@@ -21,14 +21,15 @@ chunk adds to it. So states and their gradients are right for any gates. Of a ch
 gates of the keys, nothing else is: scores.py and apply.py do the rest.
 """
 
+# A thread has columns of its own and goes from row to row, so that no sum over rows is passed on between threads: by
+# tiles these kernels took twice the instructions. What is on its way at once is loaded before any of it is worked on.
+
 # mypy: disallow-untyped-defs=False
 import triton
 import triton.language as tl
 
-from ..tiles.gates import LOG2E, STRONG_COLUMN, after_rows, frame, limited, up_to_rows
-from ..tiles.operands import load_tile, store_tile
+from ..tiles.gates import LOG2E, STRONG_COLUMN, frame, limited
 from .guard import are_mild, mild_each
-from .walk import total_decay
 
 # Powers of two that a column may decay by over a chunk: two halves of it, from one chunk's frame to the next one's, are
 # then a number in float32. Gates logsigmoid(randn) come to 74 +- 6 over 64 rows.
@@ -48,60 +49,79 @@ def _place(TILES: tl.constexpr, n_here, REVERSE: tl.constexpr):
 
 
 @triton.jit
-def _centred(b_g, b_h, C: tl.constexpr, DOT: tl.constexpr):
-    """Log2 of e^C, or of e^b of columns that keep the state's frame, [C, BV]."""
-    return up_to_rows(b_g, C, DOT) - frame(b_h)[None, :]
+def _rows_at(i_bh, T, H, o_d, D: tl.constexpr):
+    """Where columns o_d of a head's first row are, and how far it is to the next row."""
+    return ((i_bh // H) * T * H + i_bh % H) * D + o_d, H * D
 
 
 @triton.jit(do_not_specialize=["T", "n_here"])
 def gv_enter_kernel(
-    p_v, p_g, p_u, p_h, p_strong, T, H, n_here,
-    V: tl.constexpr, C: tl.constexpr, BV: tl.constexpr, DOT: tl.constexpr,
-):  # fmt: skip
-    """u [B, T, H, V] of v and gv, a program a chunk and tile of V. p_h [B*H, n_here, V], float32: h of each chunk's
-    columns, or log2 of all that one beyond LIMIT decays by. p_strong [B*H, n_here, tiles of V]: 1 where there is such a
-    column, else 0."""
-    NV: tl.constexpr = (V + BV - 1) // BV
+    p_v, p_g, p_u, p_h, p_strong, T, H, n_here, V: tl.constexpr, C: tl.constexpr, BV: tl.constexpr, R: tl.constexpr
+):
+    """u [B, T, H, V] of v and gv, a program a chunk and BV columns of V, R rows at once. p_h [B*H, n_here, V], float32: h
+    of each chunk's columns, or log2 of all that one beyond LIMIT decays by. p_strong [B*H, n_here, tiles of V]: 1 where
+    there is such a column, else 0."""
+    NV: tl.constexpr = V // BV
     i_v, i_c, i_bh = _place(NV, n_here, True)
-    i_head, i_row, i_here = ((i_bh // H) * T * H + i_bh % H) * V, i_c * C, i_bh * n_here + i_c
     o_v = i_v * BV + tl.arange(0, BV)
-    b_g = limited(load_tile(p_g + i_head, i_row, T, H * V, o_v, V, C))
-    b_v = load_tile(p_v + i_head, i_row, T, H * V, o_v, V, C)
-    b_total = total_decay(b_g)
+    i_here = i_bh * n_here + i_c
+    o_head, stride = _rows_at(i_bh, T, H, o_v, V)
+    i_last = i_c.to(tl.int64) * C + C - 1
+    b_total = tl.zeros([BV], dtype=tl.float32)
+    for i_part in tl.range(0, C // R, num_stages=1):
+        for r in tl.static_range(R):
+            i_row = i_last - i_part * R - r
+            b_g = tl.load(p_g + o_head + i_row * stride, mask=i_row < T, other=0.0)
+            b_total += limited(b_g).to(tl.float32) * LOG2E
     b_h = tl.where(b_total > -LIMIT, 0.5 * b_total, b_total)
-    tl.store(p_h + i_here * V + o_v, b_h, mask=o_v < V)
-    least = tl.min(b_h, axis=0)
-    tl.store(p_strong + i_here * NV + i_v, (least <= STRONG_COLUMN).to(tl.int32))
-    b_e = -_centred(b_g, b_h, C, DOT)
-    if least <= STRONG_COLUMN:
-        b_after = after_rows(b_g, p_g + i_head, i_row, T, H * V, o_v, V, C, DOT)
-        b_e = tl.where((b_h > STRONG_COLUMN)[None, :], b_e, b_after)
-    store_tile(p_u + i_head, b_v.to(tl.float32) * tl.exp2(b_e), i_row, T, H * V, o_v, V, C)
+    tl.store(p_h + i_here * V + o_v, b_h)
+    tl.store(p_strong + i_here * NV + i_v, (tl.min(b_h, axis=0) <= STRONG_COLUMN).to(tl.int32))
+    b_after = -frame(b_h)  # of the gates after the row, from the middle on: log2 of e^-C
+    for i_part in tl.range(0, C // R, num_stages=1):
+        rows = ()
+        for r in tl.static_range(R):
+            i_row = i_last - i_part * R - r
+            o, m = o_head + i_row * stride, i_row < T
+            rows = rows + ((tl.load(p_g + o, mask=m, other=0.0), tl.load(p_v + o, mask=m, other=0.0)),)
+        for r in tl.static_range(R):
+            i_row = i_last - i_part * R - r
+            b_g, b_v = rows[r]
+            b_u = b_v.to(tl.float32) * tl.exp2(b_after)
+            tl.store(p_u + o_head + i_row * stride, b_u.to(p_u.dtype.element_ty), mask=i_row < T)
+            b_after += limited(b_g).to(tl.float32) * LOG2E
 
 
 @triton.jit(do_not_specialize=["T", "n_here"])
 def gv_scale_kernel(
     p_x, p_g, p_h, p_hu, p_y, T, H, n_here,
-    D: tl.constexpr, E: tl.constexpr, C: tl.constexpr, BD: tl.constexpr, GUARDED: tl.constexpr,
-    DOT: tl.constexpr, PRECISION: tl.constexpr,
+    D: tl.constexpr, E: tl.constexpr, C: tl.constexpr, BD: tl.constexpr, R: tl.constexpr, GUARDED: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """y = x e^C: o of o', or do' of do, [B, T, H, D], a program a chunk and tile of D = V. p_h [B*H, n_here, D]: as
-    `gv_enter_kernel` leaves it. GUARDED: of chunks alone that are mild on both sides; p_hu [B*H, n_here, E]: log2 of
-    half of the decay of the keys' side."""
-    ND: tl.constexpr = (D + BD - 1) // BD
-    i_d, i_c, i_bh = _place(ND, n_here, GUARDED)
-    i_head, i_row = ((i_bh // H) * T * H + i_bh % H) * D, i_c * C
+    """y = x e^C: o of o', or do' of do, [B, T, H, D], a program a chunk and BD columns of D = V, R rows at once. p_h
+    [B*H, n_here, D]: as `gv_enter_kernel` leaves it. GUARDED: of chunks alone that are mild on both sides; p_hu [B*H,
+    n_here, E]: log2 of half of the decay of the keys' side."""
+    i_d, i_c, i_bh = _place(D // BD, n_here, GUARDED)
     o_d = i_d * BD + tl.arange(0, BD)
-    b_x = load_tile(p_x + i_head, i_row, T, H * D, o_d, D, C)
-    b_g = limited(load_tile(p_g + i_head, i_row, T, H * D, o_d, D, C))
+    o_head, stride = _rows_at(i_bh, T, H, o_d, D)
+    i_first = i_c.to(tl.int64) * C
     p_h += i_bh * n_here * D
-    b_h = tl.load(p_h + i_c * D + o_d, mask=o_d < D, other=0.0)
+    b_c = -frame(tl.load(p_h + i_c * D + o_d))  # up to the row
     wanted = True
     if GUARDED:
         wanted = are_mild(p_h, p_hu + i_bh * n_here * E, i_c, n_here, D, E, 1, PRECISION)
     if wanted:
-        b_y = b_x.to(tl.float32) * tl.exp2(_centred(b_g, b_h, C, DOT))
-        store_tile(p_y + i_head, b_y, i_row, T, H * D, o_d, D, C)
+        for i_part in tl.range(0, C // R, num_stages=1):
+            rows = ()
+            for r in tl.static_range(R):
+                i_row = i_first + i_part * R + r
+                o, m = o_head + i_row * stride, i_row < T
+                rows = rows + ((tl.load(p_g + o, mask=m, other=0.0), tl.load(p_x + o, mask=m, other=0.0)),)
+            for r in tl.static_range(R):
+                i_row = i_first + i_part * R + r
+                b_g, b_x = rows[r]
+                b_c += limited(b_g).to(tl.float32) * LOG2E
+                b_y = b_x.to(tl.float32) * tl.exp2(b_c)
+                tl.store(p_y + o_head + i_row * stride, b_y.to(p_y.dtype.element_ty), mask=i_row < T)
 
 
 @triton.jit
@@ -151,9 +171,8 @@ def gv_leave_kernel(
     n_runs = tl.cdiv(n_here, RUN)
     i_p = tl.num_programs(0) - 1 - tl.program_id(0)  # what was read last, by `grad_qk`, is in the cache yet
     i_d, i_run, i_bh = i_p % ND, (i_p // ND) % n_runs, (i_p // (ND * n_runs)).to(tl.int64)
-    stride = H * D
     o_d = i_d * BD + tl.arange(0, BD)
-    o_head = ((i_bh // H) * T * H + i_bh % H) * D + o_d
+    o_head, stride = _rows_at(i_bh, T, H, o_d, D)
     p_h, p_hu = p_h + i_bh * n_here * D, p_hu + i_bh * n_here * E
     p_s, p_ds = p_s + i_bh * n_here * E * D, p_ds + i_bh * n_here * E * D
     b_mild, o_run = mild_each(p_h, p_hu, i_run * RUN, n_here, D, E, RUN, PRECISION), tl.arange(0, RUN)
