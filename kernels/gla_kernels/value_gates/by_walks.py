@@ -2,7 +2,7 @@
 is led into frames where its gates are not seen, and out of them again (frames.py).
 
 For Hopper's own kernels; where these cannot serve, the passes of `value_gates` do. Chunks that are not mild on both
-sides are left to scores.py and apply.py.
+sides are left to strong.py.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ PROGRAMS = 1024
 
 
 class Framed(NamedTuple):
-    """What a forward pass leaves: u and both parts of o' [B, T, H, V], bfloat16, bfloat16 and int8; the state before every so many chunks
-    [B*H, .., K, V]; log2 of half of each chunk's decay, float32 [B*H, chunks, K]; of the value side
-    `chunk.kept.Frames`; and the final state, None where nobody asked for it."""
+    """What a forward pass leaves: u and both parts of o' [B, T, H, V], bfloat16, bfloat16 and int8; the state before
+    every so many chunks [B*H, .., K, V]; log2 of half of each chunk's decay, float32 [B*H, chunks, K]; of the value
+    side `chunk.kept.Frames`; and the final state, None where nobody asked for it."""
 
     u: Tensor
     o: Tensor
@@ -63,9 +63,7 @@ def forward(
     o = torch.empty_like(x.v)
     keys, values = _sides(x, None, left)
     launch(_scaled(x, left.o, left, o, guarded=True))
-    piece, scores = x.slices[0], x.scores_buffer()
-    launch(x.scores(piece, keys, values, scores))
-    launch(x.apply(piece, values, keys, scores, (states, None), (o, None, None)))
+    launch(x.strong(x.slices[0], (keys, values), (states, None), {"p_o": o}))
     return o, final_state, left if keep else None
 
 
@@ -95,11 +93,8 @@ def backward(
     assert native
     launch(_left(x, left, states, d_in, du, low, grads, d_final, dv, dgv))
     keys, values = _sides(x, do, left)
-    piece, scores = x.slices[0], x.scores_buffer()
-    results = (None, dv, dgv), (into.q, into.k, into.g)
-    for side, other, out in ((values, keys, results[0]), (keys, values, results[1])):
-        launch(x.scores(piece, other, side, scores))
-        launch(x.apply(piece, side, other, scores, (states, grads), out))
+    out = {"p_dq": into.q, "p_dk": into.k, "p_dg": into.g, "p_dv": dv, "p_dgv": dgv}
+    launch(x.strong(x.slices[0], (keys, values), (states, grads), out))
     return into.q, into.k, dv, into.g, dgv, d_initial
 
 
@@ -143,7 +138,7 @@ def _gamma(p: Walks) -> Tensor | None:
 
 
 def _sides(x: Problem, do: Tensor | None, left: Framed) -> Any:
-    """Both sides of the call as scores.py and apply.py want them."""
+    """Both sides of the call as strong.py wants them."""
     keys, values = x.sides(do)
     return replace(keys, halves=left.halves), replace(values, halves=left.frames)
 

@@ -18,7 +18,7 @@ cancel leaves an error of some hundredths of dgv.
 A column that decays by more than LIMIT over the chunk keeps the state's own frame: u = v e^(gates after the row) and
 do' = do e^b are right at any gate strength, and so is a state that is multiplied by e^(sum of gates), too, before a
 chunk adds to it. So states and their gradients are right for any gates. Of a chunk with such a column, or with strong
-gates of the keys, nothing else is: scores.py and apply.py do the rest.
+gates of the keys, nothing else is: strong.py does the rest.
 """
 
 # A thread has columns of its own and goes from row to row, so that no sum over rows is passed on between threads: by
@@ -58,9 +58,9 @@ def _rows_at(i_bh, T, H, o_d, D: tl.constexpr):
 def gv_enter_kernel(
     p_v, p_g, p_u, p_h, p_strong, T, H, n_here, V: tl.constexpr, C: tl.constexpr, BV: tl.constexpr, R: tl.constexpr
 ):
-    """u [B, T, H, V] of v and gv, a program a chunk and BV columns of V, R rows at once. p_h [B*H, n_here, V], float32: h
-    of each chunk's columns, or log2 of all that one beyond LIMIT decays by. p_strong [B*H, n_here, tiles of V]: 1 where
-    there is such a column, else 0."""
+    """u [B, T, H, V] of v and gv, a program a chunk and BV columns of V, R rows at once. p_h [B*H, n_here, V], float32:
+    h of each chunk's columns, or log2 of all that one beyond LIMIT decays by. p_strong [B*H, n_here, tiles of V]: 1
+    where there is such a column, else 0."""
     NV: tl.constexpr = V // BV
     i_v, i_c, i_bh = _place(NV, n_here, True)
     o_v = i_v * BV + tl.arange(0, BV)
@@ -82,7 +82,7 @@ def gv_enter_kernel(
         for r in tl.static_range(R):
             i_row = i_last - i_part * R - r
             o, m = o_head + i_row * stride, i_row < T
-            rows = rows + ((tl.load(p_g + o, mask=m, other=0.0), tl.load(p_v + o, mask=m, other=0.0)),)
+            rows += ((tl.load(p_g + o, mask=m, other=0.0), tl.load(p_v + o, mask=m, other=0.0)),)
         for r in tl.static_range(R):
             i_row = i_last - i_part * R - r
             b_g, b_v = rows[r]
@@ -115,7 +115,7 @@ def gv_scale_kernel(
             for r in tl.static_range(R):
                 i_row = i_first + i_part * R + r
                 o, m = o_head + i_row * stride, i_row < T
-                rows = rows + ((tl.load(p_g + o, mask=m, other=0.0), tl.load(p_x + o, mask=m, other=0.0)),)
+                rows += ((tl.load(p_g + o, mask=m, other=0.0), tl.load(p_x + o, mask=m, other=0.0)),)
             for r in tl.static_range(R):
                 i_row = i_first + i_part * R + r
                 b_g, b_x = rows[r]
@@ -137,7 +137,7 @@ def _states_product(
         for r in tl.static_range(R):
             o_e = i_e * R + r
             b_s = tl.load(p_s + (o_d * E + o_e if V_FIRST else o_e * D + o_d))
-            rows = rows + ((b_s, tl.load(p_ds + o_e * D + o_d)),)
+            rows += ((b_s, tl.load(p_ds + o_e * D + o_d)),)
         for r in tl.static_range(R):
             b_s, b_ds = rows[r]
             b_sum += b_s.to(tl.float32) * b_e * b_ds.to(tl.float32)
@@ -203,7 +203,7 @@ def gv_leave_kernel(
                     b_g, b_u = tl.load(p_g + o, mask=m, other=0.0), tl.load(p_u + o, mask=m, other=0.0)
                     b_x, b_xl = tl.load(p_x + o, mask=m, other=0.0), tl.load(p_xl + o, mask=m, other=0)
                     b_du, b_dul = tl.load(p_du + o, mask=m, other=0.0), tl.load(p_dul + o, mask=m, other=0)
-                    rows = rows + ((b_g, b_u, tl.load(p_do + o, mask=m, other=0.0), b_x, b_xl, b_du, b_dul),)
+                    rows += ((b_g, b_u, tl.load(p_do + o, mask=m, other=0.0), b_x, b_xl, b_du, b_dul),)
                 for r in tl.static_range(R):
                     o, m = o_head + (i_last - r) * stride, i_last - r < T
                     b_g, b_u, b_do, b_x, b_xl, b_du, b_dul = rows[r]

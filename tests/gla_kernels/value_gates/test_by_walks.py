@@ -19,8 +19,8 @@ from gla_kernels.value_gates import by_walks
 
 BF16 = torch.bfloat16
 WHOLE, SEGMENTS = Schedule(64), Schedule(64, 64, True, 2)
-SIDES = ["gv_enter", "walk", "gv_scale", "gv_scores", "gv_apply"]
-BACK = ["gv_scale", "grad_walk", "grad_qk", "gv_leave", "gv_scores", "gv_apply", "gv_scores", "gv_apply"]
+SIDES = ["gv_enter", "walk", "gv_scale", "gv_strong"]
+BACK = ["gv_scale", "grad_walk", "grad_qk", "gv_leave", "gv_strong"]
 
 
 @pytest.fixture
@@ -139,7 +139,7 @@ def test_gates_in_float32(judge, inputs, riding):
 def test_chunks_that_are_mild_are_left_alone_by_the_others(inputs, outputs_of, riding):
     x = inputs((1, 100, 1, 64, 64), BF16, 0.06, value_gates=0.06)
     found = outputs_of(riding(), x)
-    alone = outputs_of(riding(left_out=("gv_scores", "gv_apply")), x)
+    alone = outputs_of(riding(left_out=("gv_strong",)), x)
     for name in found:
         assert torch.equal(found[name], alone[name]), name
 

@@ -105,8 +105,8 @@ def walk_hopper_kernel(
     row blocks of the sequence. bf16; K is 64 or 128, BV 64 or 128. The rest as in `states_kernel`.
 
     FRAMED: v and o are in frames of the value side, of which p_hv [B*H, n_blocks, V], float32, and p_strong [B*H,
-    n_blocks, V / 64] tell (value_gates/frames.py). STORE_LOW: p_low [B, T, H, V], int8, is given what is left of o where it
-    is rounded."""
+    n_blocks, V / 64] tell (value_gates/frames.py). STORE_LOW: p_low [B, T, H, V], int8, is given
+    what is left of o where it is rounded."""
     NK: gl.constexpr = K // ROWS
     NV: gl.constexpr = V // BV
     i_p = gl.program_id(0)
