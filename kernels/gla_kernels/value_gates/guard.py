@@ -1,8 +1,7 @@
 """Which chunks are mild on both sides: decays may then be counted from a chunk's middle (mild.py).
 
 The walk over time leaves log2 of half of each chunk's decay, a row of features for either side; None of a side without
-gates. What is not mild is left to the kernels of scores.py and apply.py: they run after those for mild chunks, over the
-same chunks. A program looks at several of a head at once, and mostly finds nothing to do.
+gates. What is not mild is left to the kernel of strong.py: it runs after those for mild chunks, over the same chunks.
 """
 
 # mypy: disallow-untyped-defs=False
