@@ -59,10 +59,11 @@ def forward(
     """o, the final state if asked for, and with ``keep`` what the backward pass makes use of. p: the call without gates
     of the value side, x: with them."""
     assert x.gv is not None
-    left, states, final_state = _walked(p, x, final, keep, launch)
     o = torch.empty_like(x.v)
+    left, states, final_state = _walked(p, x, o, final, keep, launch)
     keys, values = _sides(x, None, left)
-    launch(_scaled(x, left.o, left, o, guarded=True))
+    if not _emerges(x):
+        launch(_scaled(x, left.o, left, o, guarded=True))
     launch(x.strong(x.slices[0], (keys, values), (states, None), {"p_o": o}))
     return o, final_state, left if keep else None
 
@@ -75,7 +76,7 @@ def backward(
     assert x.g is not None
     assert x.gv is not None
     if left is None:
-        left, _, _ = _walked(walks[0], x, d_final is not None, True, launch)
+        left, _, _ = _walked(walks[0], x, torch.empty_like(x.v), d_final is not None, True, launch)
     dv, d_in, du = (torch.empty_like(x.v) for _ in range(3))
     low = torch.empty_like(x.v, dtype=torch.int8)
     dgv = torch.empty_like(x.gv)
@@ -107,27 +108,40 @@ def _apart(x: Problem) -> int:
     return run
 
 
-def _walked(p: Walks, x: Problem, final: bool, keep: bool, launch: Launcher) -> tuple[Framed, Tensor, Tensor | None]:
-    """All of a forward pass up to o', the states that it makes of chunks that are not mild, at least, and the final
-    state if asked for."""
+def _emerges(x: Problem) -> bool:
+    """Whether the forward walk leads o out of frames itself: it has room for gates of 16 bits."""
+    assert x.gv is not None
+    return x.gv.dtype == torch.bfloat16
+
+
+def _walked(
+    p: Walks, x: Problem, o: Tensor, final: bool, keep: bool, launch: Launcher
+) -> tuple[Framed, Tensor, Tensor | None]:
+    """All of a forward pass up to o' and, where `_emerges`, o, of chunks that are mild; the states that it makes of
+    others, at least; and the final state if asked for."""
+    assert x.gv is not None
     B, _, H, _, V = p.dims
-    u, o = torch.empty_like(x.v), torch.empty_like(x.v)
+    u, emerges = torch.empty_like(x.v), _emerges(x)
+    framed = o if emerges and not keep else torch.empty_like(x.v)
     low = torch.empty_like(x.v, dtype=torch.int8) if keep else None
     of_columns = x.v.new_empty(B * H, p.n_chunks, V, dtype=torch.float32)
     tiles = cdiv(V, COLUMNS)
     strong = x.v.new_empty(B * H, p.n_chunks, tiles, dtype=torch.int32)
     args = {"p_v": x.v, "p_g": x.gv, "p_u": u, "p_h": of_columns, "p_strong": strong}
     launch(_of_chunks(x, gv_enter_kernel, args, {"V": V, "BV": COLUMNS, "R": MANY_ROWS}))
-    p = replace(p, v=u, frames=Frames(of_columns, strong, low, _gamma(p)))
+    frames = Frames(of_columns, strong, low, _gamma(p), x.gv if emerges else None, framed if emerges else None)
+    p = replace(p, v=u, frames=frames)
     halves, states = p.half_decays(), p.state_buffer()
     assert halves is not None
     final_state = p.final_buffer() if final else None
     starts, every = segment_starts(p, None, None, launch), _apart(x) if keep else 0
     few = p.few_states(p.slices[0], every) if every > 1 else None
-    walked = fused_scan(p, p.slices[0], starts, states, halves, final_state, o, few, every, None, launch)
+    walked = fused_scan(
+        p, p.slices[0], starts, states, halves, final_state, o if emerges else framed, few, every, None, launch
+    )
     assert walked
     kept = states if few is None else few
-    left = Framed(u, o, o if low is None else low, kept, halves, of_columns, strong, final_state)
+    left = Framed(u, framed, framed if low is None else low, kept, halves, of_columns, strong, final_state)
     return left, states, final_state
 
 

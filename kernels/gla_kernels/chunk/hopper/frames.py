@@ -35,13 +35,24 @@ def is_strong(p_strong, i, V: gl.constexpr):
 
 
 @gluon.jit
-def store_low(p_x, b_x, i_row, T, stride, LAYOUT: gl.constexpr):
-    """What x, rounded to bfloat16, leaves, to ROWS rows of p_x from i_row on: int8, in 256ths of what the last bit of
-    bfloat16 stands for, cut off."""
+def _store(p_x, b_x, i_row, T, stride, LAYOUT: gl.constexpr):
+    """ROWS rows of p_x from i_row on."""
     nil = gl.minimum(i_row, 0)  # else what all blocks share is made before the loop over them, and spilled
     o_r = gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT)) + nil
     o_c = gl.arange(0, b_x.shape[1], gl.SliceLayout(0, LAYOUT)) + nil
+    p_x += i_row.to(gl.int64) * stride
+    gl.store(p_x + (o_r * stride)[:, None] + o_c[None, :], b_x, mask=(i_row + o_r < T)[:, None])
+
+
+@gluon.jit
+def store_high(p_x, b_x, i_row, T, stride, LAYOUT: gl.constexpr):
+    """x, rounded to bfloat16, to ROWS rows of p_x from i_row on."""
+    _store(p_x, rounded(b_x), i_row, T, stride, LAYOUT)
+
+
+@gluon.jit
+def store_low(p_x, b_x, i_row, T, stride, LAYOUT: gl.constexpr):
+    """What that leaves: int8, in 256ths of what the last bit of bfloat16 stands for, cut off."""
     b_low = bits(b_x) - bits(wide(rounded(b_x)))
     b_low = gl.minimum(b_low >> 8, 127).to(gl.int8)  # of what lies in the middle of two numbers it would be 128
-    p_x += i_row.to(gl.int64) * stride
-    gl.store(p_x + (o_r * stride)[:, None] + o_c[None, :], b_low, mask=(i_row + o_r < T)[:, None])
+    _store(p_x, b_low, i_row, T, stride, LAYOUT)
