@@ -5,7 +5,7 @@ strength: for chunks that are not mild (mild.py).
     Y_j = sum_{i>=j} A_ij e^{c_i - c_j} x_i + e^{after_j} (w_j e^{afteru_j}) dS
 
 c: the sums of the gates g over the chunk up to a row, "after" those after it; cu, afteru those of the other side's gu.
-S: the state before the chunk, dS: the gradient of the state after it. One function is all of these, by tiles of columns:
+S: the state before the chunk, dS: the gradient of the state after it. One function is all of these, tile by tile:
 
     x, y, g         A                        u, w, gu         X     Y     the gradient of g
     do, v, gv       scores of (q, k, g)      q, k, g          o     dv    dgv

@@ -136,9 +136,8 @@ def _walked(
     final_state = p.final_buffer() if final else None
     starts, every = segment_starts(p, None, None, launch), _apart(x) if keep else 0
     few = p.few_states(p.slices[0], every) if every > 1 else None
-    walked = fused_scan(
-        p, p.slices[0], starts, states, halves, final_state, o if emerges else framed, few, every, None, launch
-    )
+    into = o if emerges else framed
+    walked = fused_scan(p, p.slices[0], starts, states, halves, final_state, into, few, every, None, launch)
     assert walked
     kept = states if few is None else few
     left = Framed(u, framed, framed if low is None else low, kept, halves, of_columns, strong, final_state)

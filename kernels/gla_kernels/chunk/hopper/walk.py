@@ -22,6 +22,10 @@ where v of its block was. The state's part reads gates into registers, in two pa
 operands of D, and leaves C = h - D in their place, in float32: the output's part has no product of gates, and no M.
 With two places a block's last gates came half a block after its first ones, and the output's part waited for them.
 
+Gates of the value side have one place. The output's part sends for a block's as soon as it is done with those of the
+block before, and sums them, M g, beside the block's last products. For their room o of 128 columns leaves from v's
+place.
+
 Barriers, two of each, for even and odd blocks; each counts one arrival a block, in `full*` the one with the expected
 bytes:
 
@@ -106,7 +110,8 @@ def walk_hopper_kernel(
 
     FRAMED: v and o are in frames of the value side, of which p_hv [B*H, n_blocks, V], float32, and p_strong [B*H,
     n_blocks, V / 64] tell (value_gates/frames.py). STORE_LOW: p_low [B, T, H, V], int8, is given
-    what is left of o where it is rounded."""
+    what is left of o where it is rounded. With p_gv [B, T, H, V], bfloat16 and of that side, o is led out of its frames,
+    where all is mild; what it was there goes to p_of, like o, with STORE_LOW. Beside bfloat16 gates only."""
     NK: gl.constexpr = K // ROWS
     NV: gl.constexpr = V // BV
     i_p = gl.program_id(0)
