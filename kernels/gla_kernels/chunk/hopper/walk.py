@@ -110,7 +110,7 @@ def walk_hopper_kernel(
 
     FRAMED: v and o are in frames of the value side, of which p_hv [B*H, n_blocks, V], float32, and p_strong [B*H,
     n_blocks, V / 64] tell (value_gates/frames.py). STORE_LOW: p_low [B, T, H, V], int8, is given
-    what is left of o where it is rounded. With p_gv [B, T, H, V], bfloat16 and of that side, o is led out of its frames,
+    what is left of o where it is rounded. With p_gv [B, T, H, V], bfloat16 and of that side, o is led out of frames,
     where all is mild; what it was there goes to p_of, like o, with STORE_LOW. Beside bfloat16 gates only."""
     NK: gl.constexpr = K // ROWS
     NV: gl.constexpr = V // BV
