@@ -169,4 +169,5 @@ def state_part(
             barrier()  # the state lies there
             mbarrier.arrive(made.index(i_v))
         mbarrier.arrive(summed)
-        p_hv = p_after
+        if FRAMED:
+            p_hv = p_after
