@@ -52,6 +52,9 @@ class Shared:
     def permute(self, order: Sequence[int]) -> Shared:
         return Shared(self.data.permute(*order))
 
+    def slice(self, start: int, length: int, dim: int) -> Shared:
+        return Shared(self.data.narrow(dim, start, length))
+
     def reshape(self, shape: Sequence[int]) -> Shared:
         return Shared(self.data.view(*shape))
 

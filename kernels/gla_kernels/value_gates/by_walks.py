@@ -82,13 +82,16 @@ def backward(
     dgv = torch.empty_like(x.gv)
     d_initial = None if x.initial_state is None else torch.empty_like(x.initial_state)
     into = Gradients(torch.empty_like(x.q), torch.empty_like(x.k), du, torch.empty_like(x.g), d_initial)
-    launch(_scaled(x, do, left, d_in, guarded=False))
-    frames = Frames(left.frames, left.strong, low, _gamma(walks[1]))
+    enters = _emerges(x) and walks[1].n_seg == 1  # else do is read before the walk
+    if not enters:
+        launch(_scaled(x, do, left, d_in, guarded=False))
+    led = (x.gv, d_in) if enters else (None, None)
+    frames = Frames(left.frames, left.strong, low, _gamma(walks[1]), *led)
     p = replace(walks[1], v=left.u, d_final=d_final, frames=frames)
     piece, grads, every = p.slices[0], p.state_buffer(), _apart(x)
     states = left.states if every == 1 else p.state_buffer()
     ends = segment_ends(p, d_in, None, launch)
-    walked = fused_grad_scan(p, piece, d_in, ends, grads, d_initial, left.halves, du, None, launch)
+    walked = fused_grad_scan(p, piece, do if enters else d_in, ends, grads, d_initial, left.halves, du, None, launch)
     native = make_grad_qk(p, piece, d_in, left.states, every, states, grads, left.halves, into, launch)
     assert walked
     assert native
@@ -109,7 +112,7 @@ def _apart(x: Problem) -> int:
 
 
 def _emerges(x: Problem) -> bool:
-    """Whether the forward walk leads o out of frames itself: it has room for gates of 16 bits."""
+    """Whether a walk leads o out of frames itself, or do into them: it has room for gates of 16 bits."""
     assert x.gv is not None
     return x.gv.dtype == torch.bfloat16
 

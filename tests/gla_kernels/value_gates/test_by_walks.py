@@ -20,7 +20,7 @@ from gla_kernels.value_gates import by_walks
 BF16 = torch.bfloat16
 WHOLE, SEGMENTS = Schedule(64), Schedule(64, 64, True, 2)
 SIDES = ["gv_enter", "walk", "gv_strong"]
-BACK = ["gv_scale", "grad_walk", "grad_qk", "gv_leave", "gv_strong"]
+BACK = ["grad_walk", "grad_qk", "gv_leave", "gv_strong"]
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ def test_segments(judge, inputs, riding, strong):
     ran: list[str] = []
     x = inputs((1, 300, 1, 64, 64), BF16, 0.06, value_gates=0.06)
     judge(riding(SEGMENTS, ran=ran), x if strong is None else some_strong(x, "gv", strong, slice(0, 64, 3)))
-    assert ran == [SIDES[0], "states", "combine", *SIDES[1:], BACK[0], "grad_states", "combine", *BACK[1:]]
+    assert ran == [SIDES[0], "states", "combine", *SIDES[1:], "gv_scale", "grad_states", "combine", *BACK]
 
 
 def test_what_a_forward_pass_leaves_is_made_again(inputs, outputs_of, riding):
@@ -153,7 +153,7 @@ def test_calls_that_ride():
     assert steps() == [*SIDES, *BACK]
     assert steps(mode="fwd") == SIDES
     wide = [*SIDES[:2], "gv_scale", SIDES[2]]  # there the walk has no room for gates of the value side
-    assert steps(gate_dtype=torch.float32, schedule=WHOLE) == [*wide, *BACK]
+    assert steps(gate_dtype=torch.float32, schedule=WHOLE) == [*wide, "gv_scale", *BACK]
     others: list[dict[str, Any]] = [
         {"capability": 80}, {"gated": False}, {"dtype": torch.float16}, {"K": 256}, {"V": 100}, {"T": 0},
         {"schedule": Schedule(64, 16)}, {"schedule": Schedule(64, materialize=False)},

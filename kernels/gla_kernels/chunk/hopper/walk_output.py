@@ -12,9 +12,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from ...launch.tritons import async_load, async_store, barrier
-from ...tiles.hopper import ACCUMULATOR, ROWS, TILE_BYTES, cut, matrix, rounded, wide
-from .frames import store_high, store_low
+from ...launch.tritons import async_store, barrier
+from ...tiles.hopper import ACCUMULATOR, ROWS, cut, matrix, rounded, wide
+from .frames import send_gates, store_high, store_low
 from .layouts import LEAST_HALF, LOG2_E, by_parts, inverse_exp2, least_half_of, turn_of
 from .packed import firsts_of_rows, head_and_tail, same_scores
 
@@ -130,8 +130,7 @@ def output_part(
         tma.store_wait(0)
         barrier()  # the keys lie there; every warp is done with the block before; its o may be laid down
         if d_gv is not None:
-            mbarrier.expect(full_gv.index(0), BV // ROWS * TILE_BYTES)
-            async_load(d_gv, [i_batch, i_row0 + i * ROWS, i_out], full_gv.index(0), s_gv.index(0))
+            send_gates(d_gv, s_gv, full_gv, i_batch, i_row0 + i * ROWS, i_out, True)
         if WIDE:
             mbarrier.arrive(empty_g.index(turn))
         elif NK == 2:
