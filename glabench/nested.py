@@ -7,9 +7,11 @@ null, unless it has no default here.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+
+from glabench.spec.axes import TYPES
 
 # Beyond this nothing was counted or measured, and sums of squares leave the range of a float.
 MOST = 10**30
@@ -30,6 +32,20 @@ class Part(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
 
 
+def _held(kind: Any) -> Any:
+    """What a row may hold of an axis of that type, whatever values another version gives it."""
+    arms = set(get_args(kind) or (kind,)) - {type(None)}
+    known = {bool: bool, int: Size, float: Amount}
+    return next((held for one, held in known.items() if one in arms), str) | None
+
+
+def _with_axes(model: type[Part]) -> type[Part]:
+    """With the later axes of a case as fields."""
+    later: dict[str, Any] = {name: (_held(kind), None) for name, kind in TYPES.items()}
+    return create_model(model.__name__, __base__=model, __module__=model.__module__, **later)
+
+
+@_with_axes
 class CaseValues(Part):
     system: str
     dtype: str
@@ -45,13 +61,6 @@ class CaseValues(Part):
     attn_dim: Size | None = None
     materialize: bool | None = None
     initial_state: bool | None = None
-    value_gate: bool | None = None
-    gate_dtype: str | None = None
-    lengths: str | None = None
-    model: str | None = None
-    execution: str | None = None
-    recompute: bool | None = None
-    qk_heads: Size | None = None
     gate_strength: Amount | None = None
     seed: Count | None = None
 

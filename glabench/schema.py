@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
 from glabench import nested, store
+from glabench.spec.axes import AXES
 from glabench.spec.catalog import CATALOG
 from glabench.spec.settings import Settings
 from glabench.spec.sweep import SweepFile
@@ -22,7 +23,7 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 Schema = dict[str, Any]
 
 _PLAIN: dict[str, Any] = {"str": str, "str | None": str | None, "int": int}
-_LENGTHS = {"type": "array", "items": {"type": "integer", "exclusiveMinimum": 0}, "minItems": 1}
+_LISTED = {"type": "array", "items": {"type": "integer", "exclusiveMinimum": 0}, "minItems": 1}
 _OF_A_CASE = ("tokens", "attention")  # keys of a file that a block of `cases` may have for itself
 _BLOCKS = ("defaults", "axes", "cases", "exclude", "compile")
 
@@ -78,7 +79,8 @@ def _case() -> Schema:
     """A field of a case to its values, one at a time."""
     known: Schema = CaseValues.model_json_schema()["properties"]
     known["system"]["enum"] = list(CATALOG)
-    known["lengths"]["anyOf"].append(_LENGTHS)
+    for name in (name for name, axis in AXES.items() if axis.listed):
+        known[name]["anyOf"].append(_LISTED)
     return {"type": "object", "properties": _untitled(known)}
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
+import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -62,6 +65,78 @@ def test_system(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     assert row.implementation.endswith("SDPA math")
     assert row.time is not None
     assert len(row.time["samples_ms"]) >= 2
+
+
+# Run with the example's axis in place: what a user meets of it, from a sweep file to a page.
+OF_AN_AXIS = """
+from pathlib import Path
+from glabench import schema
+from glabench.analysis import compare
+from glabench.analysis.frame import frame
+from glabench.commands.compare import compare as command
+from glabench.report import text
+from glabench.run.pipeline import run_case
+from glabench.spec.axes import reference
+from glabench.spec.expand import expand
+from glabench.spec.settings import Settings
+from glabench.spec.sweep import load
+from glabench.store import from_json, to_json
+import inspect, torch
+
+axes = "{system: [recurrent_torch, sdpa], key_scale: [null, 4]}"
+Path("mine.yaml").write_text("title: x\\ndefaults: {B: 1, T: 8, H: 1, K: 8, V: 8, dtype: fp32}\\naxes: " + axes)
+plain, large, _, untaken = expand(load(Path("mine.yaml")), "cpu").cases
+settings = Settings(device="cpu", min_samples=2, max_samples=2, min_time_s=0.001, max_time_s=0.01, warmup_s=0.001)
+rows = [from_json(to_json(run_case(case, "mine", settings))) for case in (plain, large, untaken)]
+assert [row.status for row in rows] == ["ok", "ok", "unsupported"], rows
+assert rows[2].reason == "sdpa has no keys of another size", rows[2].reason
+assert "key_scale" not in rows[0].case and rows[1].case["key_scale"] == 4
+table = frame(rows[:2])
+assert len(compare.answers(table)) == 2  # two questions
+assert [text.shape(line) for line in table.to_dict("records")] == ["B1 T8 H1 8", "B1 T8 H1 8 keys times 4"]
+assert "key_scale" in inspect.signature(command).parameters
+assert "key_scale" in schema.sweep()["$defs"]["Case"]["properties"]
+assert any("`key_scale`" in line for line in reference())
+from glabench.systems.inputs import make_inputs
+one, four = (make_inputs(case, "gla", "cpu") for case in (plain, large))
+assert torch.equal(four.k, 4 * one.k) and torch.equal(four.q, one.q)
+print("all of it")
+"""
+FILES_OF_AN_AXIS = 4
+
+
+def test_axis(tmp_path: Path) -> None:
+    """Put where it says, in so few files, the example is an axis from a sweep file to a page."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").split("\n## Add an axis\n")[1].split("\n## ")[0]
+    examples = re.findall(r"^```python\n# (\S+\.py), [^\n]*\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    assert len({path for path, _ in examples}) == len(examples) < FILES_OF_AN_AXIS  # and one for a test of its own
+    shutil.copytree(ROOT / "glabench", tmp_path / "glabench")
+    places = {
+        "glabench/spec/axes.py": r"\n(?=\n\nAXES: )",
+        "glabench/systems/inputs.py": r"(?<=\n)(?=}\n\n\ndef gate_shape)",
+        "glabench/spec/catalog.py": r"OPERATOR = .*\n",
+    }
+    for path, code in examples:
+        before = (tmp_path / path).read_text(encoding="utf-8")
+        (place,) = re.finditer(places[path], before)
+        kept = "\n" if place[0] == "\n" else ""
+        (tmp_path / path).write_text(before[: place.start()] + kept + code + before[place.end() :], encoding="utf-8")
+    paths = os.pathsep.join([str(tmp_path), str(ROOT / "kernels")])
+    asked = [sys.executable, "-c", OF_AN_AXIS]
+    ran = subprocess.run(asked, cwd=tmp_path, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True)
+    assert ran.stdout == "all of it\n", ran.stderr
+
+
+def test_no_later_axis_is_named_in_more_files() -> None:
+    """Of the axes that are numbers alone: the catalogues, what makes their inputs, and the system that says so."""
+    named = {
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "glabench").rglob("*.py")
+        if re.search(r"\bresets\b", path.read_text(encoding="utf-8"))
+    }
+    assert named == {
+        "glabench/spec/axes.py", "glabench/spec/catalog.py", "glabench/systems/inputs.py", "glabench/systems/fla.py",
+    }  # fmt: skip
 
 
 def test_kernel_step(load: Load, device: torch.device) -> None:

@@ -14,6 +14,9 @@ from glabench.analysis.compare import answers
 from glabench.analysis.frame import frame
 from glabench.analysis.load import latest, load_tunings, located, only_tunings
 from glabench.analysis.overhead import account
+from glabench.analysis.tuning import winner
+from glabench.tune.held_out import cost_of
+from glabench.tuning_store import Tuning
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results"
@@ -356,21 +359,50 @@ def test_what_tuning_on_an_h100_won() -> None:
     assert f"tiles by size, {geomean(asked['gain']):.2f} (of {len(asked)})" in said
 
 
-def test_what_plans_of_an_h100_cost_at_random_shapes() -> None:
+def random_shapes(folder: str) -> pd.Series:
+    """What the plan in use takes of what tuning found, by workload."""
     cost = {}
-    for one in load_tunings(only_tunings([RESULTS / H100 / "tune-random"])):
+    for one in load_tunings(only_tunings([RESULTS / H100 / folder])):
         (before,) = [end for end in one.finalists if end.role == "incumbent"]
         assert one.winner is not None
         won, old = (float(np.median(end.samples_ms)) for end in (one.finalists[one.winner], before))
         cost[tuple(one.workload[name] for name in [*SHAPE, "direction"])] = old / won
-    table = pd.Series(cost)
-    said = words("docs/tuning.md")
+    return pd.Series(cost)
+
+
+def worst_of(table: pd.Series) -> str:
+    *shape, direction = table.idxmax()
+    where = f"({', '.join(map(str, shape))}) {'forward' if direction == 'fwd' else 'backward'}"
+    return f"{table.max():.2f}x at worst, at {where}"
+
+
+def test_what_plans_of_an_h100_cost_at_random_shapes() -> None:
+    table, said = random_shapes("tune-random"), words("docs/tuning.md")
     assert (
         f"what they cost there was {geomean(table):.3f}x of what tuning finds (geometric mean of {len(table)}" in said
     )
-    *shape, direction = table.idxmax()
-    where = f"({', '.join(map(str, shape))}) {'forward' if direction == 'fwd' else 'backward'}"
-    assert f"{table.max():.2f}x at worst, at {where}" in said
+    assert worst_of(table) in said
     beyond = table[table > 1.2]
     assert {(one[3], one[5]) for one in beyond.index} == {(256, "fwd")}
     assert f"The {('no', 'one', 'two', 'three')[len(beyond)]} above 1.2x" in said
+    fifth = random_shapes("judge-random")
+    assert f"{geomean(fifth):.3f}x, and {worst_of(fifth)} (`judge-random`, {len(fifth)} workloads" in said
+
+
+def test_what_a_search_finds_of_two_levels() -> None:
+    """Beside all candidates, as these were measured in one run."""
+    found: dict[str, dict[tuple[object, ...], Tuning]] = {"model": {}, "exhaustive": {}}
+    for one in load_tunings(only_tunings([RESULTS / H100 / "tune-two-levels"])):
+        key = *(one.workload[name] for name in [*SHAPE, "direction"]), *one.workload["schedule"].values()
+        found[one.strategy][key] = one
+    assert found["model"].keys() == found["exhaustive"].keys()
+    assert all(len(one.trials) == one.feasible for one in found["exhaustive"].values())
+    cost = []
+    for key, one in found["model"].items():
+        won = winner(one)
+        assert won is not None
+        cost.append(cost_of(found["exhaustive"][key], won.plan))
+    said = words("docs/tuning.md")
+    assert f"takes at most {100 * max(cost) - 100:.1f} % longer than the best of all candidates" in said
+    assert f"in the mean of the {len(cost)} {100 * geomean(pd.Series(cost)) - 100:.1f} %" in said
+    assert f"all {sum(one.feasible for one in found['exhaustive'].values()):,} were measured" in said

@@ -9,9 +9,10 @@ from typing import Any
 
 from glabench.analysis import labels
 from glabench.analysis.frame import label
+from glabench.spec.axes import later
 from glabench.store import Row
 
-SHAPE = ("B", "T", "H", "K", "V", "dtype", "gate_dtype", "lengths", "qk_heads")
+SHAPE = ("B", "T", "H", "K", "V", "dtype")
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ def by_strength(rows: Sequence[Row]) -> list[Error]:
     for row in rows:
         found = _error(row)
         if found:
-            shape = tuple(row.case.get(name) for name in SHAPE)
+            shape = (*(row.case.get(name) for name in SHAPE), *later(row.case).items())
             asked.setdefault(shape, {}).setdefault((found.key, found.strength), found)
     most = max(asked.values(), key=lambda errors: len({strength for _, strength in errors}), default={})
     if len({strength for _, strength in most}) < 2:

@@ -8,6 +8,7 @@ import pandas as pd
 
 from glabench.analysis import labels
 from glabench.analysis.compare import QUESTION, reads_gates
+from glabench.spec.axes import GATES
 
 FLA = ("fla", "fla_recurrent", "fla_linear", "fla_simple", "fla_retention", "gla_lm_fla")
 # The order of baselines after FLA, of which the first stands where FLA does not; then ours, then what is in neither.
@@ -61,9 +62,8 @@ def of_gates(gate: str, gates: Sequence[str]) -> str:
     """ "gates in fp32": a kind of gates by what it differs from the others in."""
     if gate == "none":
         return "no gates"
-    strength, both, dtype = labels.gate_parts(gate)
-    strengths, sides, dtypes = map(set, zip(*map(labels.gate_parts, gates), strict=True))
-    said = [f"of strength {strength}"] if len(strengths - {"none"}) > 1 else []
-    said += ["on both sides" if both else "on the key side"] if len(sides) > 1 else []
-    said += [f"in {dtype or 'the dtype of q'}"] if len(dtypes) > 1 else []
-    return " ".join(["gates", *said])
+    strength, parts = labels.gate_parts(gate)
+    others = [labels.gate_parts(one) for one in gates]
+    said = [f"of strength {strength}"] if len({one for one, _ in others} - {"none"}) > 1 else []
+    apart = [name for name in parts if len({of[name] for _, of in others}) > 1]
+    return " ".join(["gates", *said, *(parts[name] or GATES[name].without for name in apart)])

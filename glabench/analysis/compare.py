@@ -16,13 +16,13 @@ import pandas as pd
 
 from glabench.analysis import labels
 from glabench.analysis.statistics import log_log_crossing
+from glabench.spec.axes import BESIDE, FURTHER
 
-QUESTION = ["device", "B", "T", "H", "K", "V", "dtype", "mode", "gate", "initial_state", "lengths", "training",
-            "qk_heads"]  # fmt: skip
-SHAPE = ["device", "B", "T", "H", "K", "V", "dtype", "mode", "lengths", "training", "qk_heads"]
+SHAPE = ["device", "B", "T", "H", "K", "V", "dtype", "mode", *FURTHER, "training", *BESIDE]
+QUESTION = [*SHAPE[:8], "gate", "initial_state", *SHAPE[8:]]
 EAGER = "eager_wall"  # the clock of what `eager` gives
 # What stays the same along a curve over T; B may vary with T where a sweep keeps B*T constant.
-SETTING = ["device", "H", "K", "V", "dtype", "gate", "initial_state", "lengths", "training", "qk_heads"]
+SETTING = [name for name in QUESTION if name not in ("B", "T", "mode")]
 
 
 def answers(table: pd.DataFrame) -> pd.DataFrame:

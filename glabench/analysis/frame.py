@@ -11,6 +11,7 @@ import pandas as pd
 from glabench.analysis import labels
 from glabench.analysis.load import device
 from glabench.analysis.statistics import Estimate, estimate
+from glabench.spec.axes import BESIDE, BLANKS, FURTHER
 from glabench.spec.lengths import padding, sequences
 from glabench.store import Row
 
@@ -25,10 +26,10 @@ CASE_COLUMNS = (
 def frame(rows: Sequence[Row]) -> pd.DataFrame:
     """One line a row, in the order of ``rows`` (the index is the position in ``rows``).
 
-    Columns besides the case's own: variant, label, family, gate (text key of the gates), lengths (of packed sequences,
-    "" without), training (the model of a training step and how it is executed, "" for anything else), sequences (how
-    many these are), qk_heads (of q and k where they are fewer than H, else 0), padding (the share of tokens that would
-    be padding if they were padded to the longest), device, kind, status, ms with ms_lo and ms_hi (on a GPU of its work
+    Columns besides the case's own: variant, label, family, gate (text key of the gates), those of
+    `axes.BLANKS` ("" or 0 where a case has the default), training (the model of a training step and how it is executed,
+    "" for anything else), sequences (how many are packed), padding (the share of tokens that would be padding if they
+    were padded to the longest), device, kind, status, ms with ms_lo and ms_hi (on a GPU of its work
     alone), samples and interval (how lo and hi came about), host_ms (what Python takes to queue a call), wall_ms with
     wall_ms_lo and wall_ms_hi (one of many eager calls), wall_over (wall_ms / ms), tokens_per_s, peak_mib, beyond_mib
     (peak memory beyond the inputs, MiB), kept_mib (what a forward pass keeps for its backward pass beyond inputs and
@@ -60,10 +61,14 @@ def timing(row: Row) -> Estimate:
     return estimate([] if interpreted or row.status != "ok" else samples)
 
 
+def _axes(names: Sequence[str]) -> dict[str, str]:
+    return {name: "text" if BLANKS[name] == "" else "number" for name in names}
+
+
 _KINDS = {
     "case_id": "text", "sweep": "text", "device": "text", "kind": "text", "status": "text", "reason": "text",
-    "implementation": "text", "variant": "text", "label": "text", "family": "text", "gate": "text", "lengths": "text",
-    "training": "text", "qk_heads": "number", "sequences": "number", "padding": "number",
+    "implementation": "text", "variant": "text", "label": "text", "family": "text", "gate": "text",
+    **_axes(FURTHER), "training": "text", **_axes(BESIDE), "sequences": "number", "padding": "number",
     "ms": "number", "ms_lo": "number", "ms_hi": "number", "samples": "number", "interval": "text", "clock": "text",
     "launch_bound": "text", "kernel_ms": "text",
     "host_ms": "number", "wall_ms": "number", "wall_ms_lo": "number", "wall_ms_hi": "number", "wall_over": "number",
@@ -85,8 +90,8 @@ def _line(row: Row) -> dict[str, Any]:
         "case_id": row.case_id, "sweep": row.sweep, "device": device(row), "kind": environment.get("kind"),
         "status": row.status, "reason": row.reason, "implementation": row.implementation,
         "variant": key, "label": label(case), "family": labels.family(key),
-        "gate": labels.gate(case), "training": labels.training(case), **_packing(case),
-        "qk_heads": case.get("qk_heads") or 0,
+        "gate": labels.gate(case), "training": labels.training(case),
+        **{name: case.get(name) or blank for name, blank in BLANKS.items()}, **_packing(case),
         **_time(row), **_eager(row), **_memory(row), **_accuracy(row), **_clocks(row),
         "commit": environment.get("commit"), "dirty": environment.get("dirty"),
         "fingerprint": environment.get("fingerprint"), "started": row.started, "wall_s": row.wall_s,
@@ -97,9 +102,9 @@ def _line(row: Row) -> dict[str, Any]:
 def _packing(case: dict[str, Any]) -> dict[str, Any]:
     text = case.get("lengths")
     if not text:
-        return {"lengths": "", "sequences": math.nan, "padding": math.nan}
+        return {"sequences": math.nan, "padding": math.nan}
     found = sequences(text, case["T"], case.get("seed") or 0)
-    return {"lengths": text, "sequences": len(found), "padding": padding(found)}
+    return {"sequences": len(found), "padding": padding(found)}
 
 
 def _time(row: Row) -> dict[str, Any]:

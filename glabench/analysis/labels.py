@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from glabench.spec.axes import GATES, later
 from glabench.spec.catalog import CATALOG
 
 # variant -> its name in a legend. A variant is a system, except that gla counts as three: the two versions of the
@@ -149,17 +150,18 @@ def whole(value: float | None) -> int:
 def gate(case: Mapping[str, Any]) -> str:
     """The gates of a case as a key: "1", "0.5", or "none" for no gate at all; "1 + value side" with gates there too,
     "1 in fp32" where they are of another dtype than q."""
-    strength = case.get("gate_strength")
+    strength, asked = case.get("gate_strength"), later(case)
     key = "none" if strength is None or math.isnan(strength) else f"{strength:g}"
-    key += " + value side" if case.get("value_gate") else ""
-    return f"{key} in {case['gate_dtype']}" if case.get("gate_dtype") else key
+    return key + "".join(of.key(asked[name]) for name, of in GATES.items() if name in asked)
 
 
-def gate_parts(gate: str) -> tuple[str, bool, str]:
-    """A key of `gate` in its parts: the strength, whether there are gates on the value side, their dtype or ""."""
-    rest, _, dtype = gate.partition(" in ")
-    number, plus, _ = rest.partition(" + value side")
-    return number, bool(plus), dtype
+def gate_parts(gate: str) -> tuple[str, dict[str, str]]:
+    """A key of `gate` in its parts: the strength, and of each axis of gates its words, "" for the default."""
+    found = {}
+    for name, of in reversed(GATES.items()):
+        gate, marked, value = gate.partition(of.mark)
+        found[name] = of.said.format(value) if marked else ""
+    return gate, {name: found[name] for name in GATES}
 
 
 def gating(gate: str, named: bool = False) -> list[str]:
@@ -167,10 +169,10 @@ def gating(gate: str, named: bool = False) -> list[str]:
     those of strength 1, unless that is to be ``named``."""
     if gate == "none":
         return ["no gates"]
-    strength, both, dtype = gate_parts(gate)
-    own = f"{strength} in {dtype}" if dtype else strength
-    said = [f"gate strength {own}"] if own != "1" or (named and not both) else []
-    return [*said, *(["gates on both sides"] if both else [])]
+    strength, parts = gate_parts(gate)
+    own = " ".join([strength, *(words for name, words in parts.items() if words and GATES[name].beside_strength)])
+    others = [f"gates {words}" for name, words in parts.items() if words and not GATES[name].beside_strength]
+    return [*([f"gate strength {own}"] if own != "1" or (named and not others) else []), *others]
 
 
 def strength(gate: str) -> float:

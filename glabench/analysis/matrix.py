@@ -18,6 +18,7 @@ from glabench.analysis import labels
 from glabench.analysis.columns import FLA, OURS, RIVALS, columns, gates_across, in_columns
 from glabench.analysis.compare import QUESTION, aligned, by, competes, eager
 from glabench.analysis.spread import Said, said
+from glabench.spec.axes import BESIDE, FURTHER
 
 MODES = ("fwdbwd", "train", "bwd", "fwd", "step")  # what does most comes first
 FASTEST = "fastest"
@@ -174,8 +175,9 @@ def place(at: Mapping[str, Any]) -> tuple[Any, ...]:
     gates; decoding steps by batch, which makes the state."""
     gate = (labels.strength(at["gate"]), at["gate"])
     length = (at["B"], at["T"]) if at["mode"] == "step" else (at["T"], at["B"])
-    return (at["training"], at["H"] * at["V"], at["qk_heads"], at["K"], at["V"], at["H"], at["dtype"],
-            bool(at["initial_state"]), *length, gate, at["lengths"])  # fmt: skip
+    beside, further = ([at[name] for name in names] for names in (BESIDE, FURTHER))
+    return (at["training"], at["H"] * at["V"], *beside, at["K"], at["V"], at["H"], at["dtype"],
+            bool(at["initial_state"]), *length, gate, *further)  # fmt: skip
 
 
 def _baselines(titled: Sequence[tuple[str, str]], views: Sequence[View], gates: Sequence[str]) -> tuple[Baseline, ...]:

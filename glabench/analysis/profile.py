@@ -21,6 +21,7 @@ from glabench.analysis import labels
 from glabench.analysis.bounds import RESOURCES, bounds, number, rate, ratio, tensor_flops, total
 from glabench.analysis.load import Profiled, device_name
 from glabench.analysis.statistics import NOTHING, Estimate, estimate
+from glabench.spec.axes import PLANNED
 from glabench.spec.work import floor_ms, operator_work
 from glabench.store import Row
 
@@ -275,7 +276,7 @@ def _line(call: Call, kernel: Kernel) -> dict[str, Any]:
     return {
         "device": call.target, "predicted": call.predicted, "case_id": call.row.case_id,
         **{name: call.case.get(name) for name in ("system", "B", "T", "H", "K", "V", "dtype", "mode", "chunk",
-                                                  "sub_chunk", "materialize", "gate_strength", "gate_dtype",
+                                                  "sub_chunk", "materialize", "gate_strength", *PLANNED,
                                                   "initial_state")},
         "call_ms": call.measured.median, "kernels_ms": call.kernels_ms, "gaps_ms": call.gaps_ms,
         "floor_ms": call.floor_ms, "kernel": kernel.name, "step": kernel.step, "direction": kernel.direction,

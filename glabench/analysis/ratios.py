@@ -21,6 +21,7 @@ from glabench.analysis.compare import QUESTION, aligned, by
 from glabench.analysis.frame import frame
 from glabench.analysis.load import latest
 from glabench.errors import UserError
+from glabench.spec.axes import AXES, BLANKS
 from glabench.store import Row
 
 LEAST_SHARE = 0.95  # of the ratios that must be alike
@@ -87,8 +88,8 @@ class Ratio:
 
     def __str__(self) -> str:
         at = self.question
-        shape = ", ".join([*(str(int(at[axis])) for axis in "BTHKV"), *([at["lengths"]] if at["lengths"] else [])])
-        shape += f" of {int(at['qk_heads'])} heads of q" if at["qk_heads"] else ""
+        said = [AXES[name].words(at[name]) for name in BLANKS if at[name]]
+        shape = ", ".join([*(str(int(at[axis])) for axis in "BTHKV"), *said])
         gate = "" if at["gate"] == "1" else f", gates {at['gate']}"
         where = f"({shape}) {at['dtype']} {at['mode']}{gate}"
         return f"{where}: {self.one} over {self.other} {self.before:.3f} and {self.after:.3f}, {self.change:.1%} apart"

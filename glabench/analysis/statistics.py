@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from statistics import median
 
 
@@ -23,6 +24,7 @@ NOTHING = Estimate(math.nan, math.nan, math.nan, 0, "none")
 COVERAGE = 0.95
 
 
+@cache
 def interval_rank(samples: int) -> int | None:
     """The largest rank r such that [x_(r), x_(n+1-r)] covers the median with at least 95 %; None when no rank does.
 

@@ -22,7 +22,8 @@ from glabench.check.noise import floors
 from glabench.check.timing import judge_time
 from glabench.check.verdict import BROKEN, CaseVerdict, Check, judge_case, retimed, timed_runs, wording_of
 from glabench.errors import UserError
-from glabench.run.driver import known_environment, worker_env
+from glabench.run.driver import known_environment
+from glabench.run.processes import worker_env
 from glabench.run.worker import PIPELINE, Worker
 from glabench.spec.case import CASE_FIELDS, Case
 from glabench.spec.settings import Device, Settings

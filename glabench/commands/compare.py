@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from glabench.commands import running
+from glabench.commands.axes import with_options
 from glabench.commands.machines import Format, is_json
 from glabench.commands.running import pick_device, rows_file, run_cases
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 GATES = "A number, 0 for gates that never close, or none."
 
 
+@with_options
 def compare(
     shape: Annotated[str, typer.Argument(metavar="SHAPE", help="B,T,H,K,V, such as 4,2048,16,128,128.")],
     against: Annotated[
@@ -36,12 +38,7 @@ def compare(
     mode: Annotated[str, typer.Option(help="fwd, bwd, fwdbwd or step, or several, with commas.")] = "fwd,fwdbwd",
     dtype: Annotated[str | None, typer.Option(help="bf16, fp16 or fp32.", show_default="bf16, on a CPU fp32")] = None,
     gate_strength: Annotated[str, typer.Option(help=GATES)] = "1",
-    gate_dtype: Annotated[str | None, typer.Option(help="fp32 for gates in float32.", show_default="that of q")] = None,
-    value_gate: Annotated[bool, typer.Option("--value-gate", help="Gates on the value side, too.")] = False,
     initial_state: Annotated[bool, typer.Option("--initial-state", help="Begin from a state, return one.")] = False,
-    lengths: Annotated[
-        str | None, typer.Option(help="Packed sequences, as in a sweep.", show_default="a batch of one length")
-    ] = None,
     attention: Annotated[
         str, typer.Option(help="same: as many heads of the same size; usual: heads of 64 of the same width.")
     ] = "same",
@@ -52,6 +49,7 @@ def compare(
     ] = None,
     format: Format = "text",
     fresh: Annotated[bool, typer.Option("--fresh", help="Measure again what the file has.")] = False,
+    **axes: Any,
 ) -> None:
     """Compare at your shape: who is fastest, by how much, and is it right. Few samples, nothing tuned.
 
@@ -71,10 +69,8 @@ def compare(
         # default plans in 16 bits may have Hopper's own kernels, which Triton's interpreter does not know
         "dtype": dtype if dtype is not None else ("fp32" if kind == "cpu" else "bf16"),
         "gate_strength": _strength(gate_strength),
-        "gate_dtype": gate_dtype,
-        "value_gate": value_gate,
         "initial_state": initial_state,
-        "lengths": lengths,
+        **axes,
     }
     chosen = on_the_fly.sweep(shape, here, modes, attention, kind, **fields)
     cases = list(expand(chosen, kind).cases)
@@ -154,7 +150,8 @@ def _run(
                 progress,
                 imports=FIRST_CASE if device == "cuda" else (),
                 later=frozenset(case.id for case in cases if CATALOG[case.system].autotuned),
-                alone_s=0.0,  # the rival that compiles for a minute on all cores is what is waited for
+                alone_s=0.0,  # what compiles is what is waited for
+                beside=device == "cuda",
             ),
             closing,
             to_stderr=as_json,

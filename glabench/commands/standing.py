@@ -83,7 +83,7 @@ def _heading(standing: Standing) -> str:
     at = standing.question
     gates = "".join(f", {words}" for words in labels.gating(at["gate"]))
     state = ", from a state" if at["initial_state"] else ""
-    where = f"{named(at)}{text.packed(at)} {at['dtype']}, {text.mode(at['mode'])}"
+    where = f"{named(at)}{text.further(at)} {at['dtype']}, {text.mode(at['mode'])}"
     return f"{where}{gates}{state}{', ' + at['training'] if at['training'] else ''}"
 
 

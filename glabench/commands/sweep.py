@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from glabench.analysis import labels
 from glabench.commands import machines, running
 from glabench.commands.machines import Format
 from glabench.commands.running import pick_device, print_standing, rows_file, run_cases
+from glabench.spec.axes import BESIDE, FURTHER
 
 if TYPE_CHECKING:
     from glabench.spec.case import Case
@@ -81,8 +83,8 @@ def _print_plan(
     chosen: Sweep, plan: Plan, cases: list[Case], path: Path, device: Device, fresh: bool, there: dict[str, Any] | None
 ) -> None:
     """The cases as a table, how many of them are left, what of them cannot run here, and about how long it takes."""
-    from glabench.run.driver import cores
     from glabench.run.order import sweep_s
+    from glabench.run.processes import cores
 
     done = {} if fresh else _finished(chosen, path, device, there)
     print(f"{chosen.title} ({chosen.name}) on {device}")
@@ -116,12 +118,7 @@ def _say_plan(
 def _print_cases(cases: list[Case], done: dict[str, str]) -> None:
     """A line a case. Of thousands, too: a table of rich's would take half a minute."""
     columns = ["id", "system", "B", "T", "H", "K", "V", "dtype", "mode", "schedule", "gate", "done"]
-    if any(case.lengths for case in cases):
-        columns.insert(-1, "lengths")
-    if any(case.model for case in cases):
-        columns.insert(-1, "model")
-    if any(case.qk_heads for case in cases):
-        columns.insert(-1, "qk_heads")
+    columns[-1:-1] = [name for name in (*FURTHER, "model", *BESIDE) if any(getattr(case, name) for case in cases)]
     lines = [columns, *(_cells(case, columns, done) for case in cases)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
@@ -135,9 +132,9 @@ def _cells(case: Case, columns: list[str], done: dict[str, str]) -> list[str]:
     schedule += "" if case.sub_chunk is None else f"/{case.sub_chunk}"
     schedule += "" if case.materialize is None else " w/m" if case.materialize else " w/o m"
     schedule += " recomputed" if case.recompute else ""
-    gate = "" if case.gate_strength is None else f"{case.gate_strength:g}"
-    gate += " + value" if case.value_gate else ""
-    gate += f" {case.gate_dtype}" if case.gate_dtype else ""
+    gate = labels.gate(vars(case)).removeprefix("none")
+    said = {name: str(getattr(case, name) or "") for name in (*FURTHER, *BESIDE)}
+    said["model"] = " ".join(filter(None, (case.model, case.execution)))
     cells = (
         case.id,
         case.system,
@@ -148,9 +145,7 @@ def _cells(case: Case, columns: list[str], done: dict[str, str]) -> list[str]:
         case.mode,
         schedule,
         gate,
-        *((case.lengths or "",) if "lengths" in columns else ()),
-        *((" ".join(filter(None, (case.model, case.execution))),) if "model" in columns else ()),
-        *((case.qk_heads or "",) if "qk_heads" in columns else ()),
+        *(said[name] for name in columns if name in said),
         done.get(case.id, ""),
     )
     return [str(cell) for cell in cells]

@@ -24,6 +24,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from gla_kernels.schedule import SHARED_BYTES
 from glabench import failures
+from glabench.claims import Claims
 from glabench.hardware.environment import cuobjdump
 from glabench.hardware.occupancy import occupancy
 from glabench.phases import Phases
@@ -64,24 +65,27 @@ INSTRUCTIONS = {
 ANY_INSTRUCTION = re.compile(rf"(?<![\w.])(?:{'|'.join(f'({pattern})' for pattern in INSTRUCTIONS.values())})")
 
 
-def cross_compile(launches: Iterable[Launch], arch: str, phases: Phases | None = None) -> list[dict[str, Any]]:
+def cross_compile(
+    launches: Iterable[Launch], arch: str, phases: Phases | None = None, claims: Claims | None = None
+) -> list[dict[str, Any]]:
     """One entry for each different kernel among the launches, as the row's ``compiled`` keeps them.
 
     Keys: kernel, arch, registers (a thread), spill_bytes (a thread), shared_bytes (a program), num_warps, num_stages,
     tensor_core ("tcgen05", "wgmma", "mma" or "none"), instructions (how often each of INSTRUCTIONS stands in the PTX),
     programs_per_sm and limited_by (see occupancy), compile_s, constexprs, launches (how often the case launches it)
     and error, which is None when it compiles and fits. What follows from registers is None where cuobjdump is missing,
-    compile_s where Triton's cache had the kernel. ``arch`` is "sm_90"; ``phases`` is told what reading facts takes.
-    Raises MemoryError, and OSError for what Triton's cache could not do.
+    compile_s where Triton's cache had the kernel. ``arch`` is "sm_90"; ``phases`` is told what reading facts takes;
+    ``claims`` says which kernels other processes compile meanwhile. Raises MemoryError, and OSError for what Triton's
+    cache could not do.
     """
-    entries: dict[str, dict[str, Any]] = {}
+    kernels: dict[str, list[Launch]] = {}
     for launch in launches:
-        key = kernel_key(launch)
-        if key in entries:
-            entries[key]["launches"] += 1
-        else:
-            entries[key] = _entry(launch, arch, phases or Phases())
-    return list(entries.values())
+        kernels.setdefault(f"{arch} {kernel_key(launch)}", []).append(launch)
+
+    def entry(same: list[Launch]) -> dict[str, Any]:
+        return _entry(same[0], arch, phases or Phases()) | {"launches": len(same)}
+
+    return list((claims or Claims()).made(kernels, entry).values())
 
 
 def kernel_key(launch: Launch) -> str:

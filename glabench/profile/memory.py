@@ -171,7 +171,7 @@ def allocated(system: System, case: Case, arch: str) -> list[Allocated]:
 
 def _programs(system: System, case: Case, arch: str) -> list[Program]:
     form = system.form_of(case, arch)
-    if form is None or case.value_gate or case.lengths or case.qk_heads:
+    if form is None or case.unplanned:
         return []
     from gla_kernels.ops.prepared import Prepared, PreparedStep  # needs Triton, as our kernels do
 

@@ -35,7 +35,7 @@ from glabench.run import forward_parts, measure
 from glabench.run.cold import Call
 from glabench.run.pipeline import Draft, can_run, compile_kernels, passes_gate, release, row_of
 from glabench.run.rotation import rotated_inputs
-from glabench.spec.case import LATER, Case, later
+from glabench.spec.case import Case
 from glabench.spec.settings import Settings
 from glabench.store import Row
 from glabench.systems.base import System
@@ -52,11 +52,8 @@ def run_case(case: Case, sweep: str, settings: Settings, system: System | None =
 def _run(draft: Draft, case: Case, settings: Settings, system: System) -> None:
     if not can_run(draft, case, settings, system):
         return
-    asked = later(vars(case))
-    beyond = ("value_gate", "lengths", "model", "qk_heads")
-    unknown = next((LATER[name].lacking for name in beyond if name in asked), None)
-    if unknown is not None:
-        draft.fail("unsupported", f"the model of a profile knows no {unknown}")
+    if case.unplanned:
+        draft.fail("unsupported", f"the model of a profile knows no {case.unplanned[0]}")
         return
     if settings.device == "cpu":
         _predict(draft, case, settings, system)

@@ -51,7 +51,7 @@ def table(best: pd.DataFrame) -> tuple[str, list[str], list[list[str]]] | None:
 
 def _line(group: pd.DataFrame, facts: list[str], rivals: list[str]) -> list[str]:
     own = group[group["variant"] == OWN].iloc[0]
-    shape = ", ".join(str(int(own[axis])) for axis in "BTHKV") + text.packed(own)
+    shape = ", ".join(str(int(own[axis])) for axis in "BTHKV") + text.further(own)
     found = [group[group["variant"].map(labels.of_system) == name].sort_values("ms") for name in rivals]
     ratios = [_ratios(own, rows.iloc[0]) if len(rows) else "" for rows in found]
     return [shape, SHORT[own["mode"]], conditions(own), *(text.number(own[fact]) for fact in facts), *ratios]

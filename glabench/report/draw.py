@@ -27,6 +27,7 @@ from glabench.report.svg import Hit, hit, inline
 WIDTH, HEIGHT = 4.0, 2.95  # of a panel, inches; text is sized so that it still reads when that is a phone's width
 ENTRY, LETTER = 0.72, 0.067  # of a legend's entry: its line with the room around it, and a letter on average, inches
 LINE = 0.16  # of the name of a category, inches
+PAD = 3.0  # around a panel, points, of which a figure's units have one each
 HEADLINE = 0.18  # a line of a figure's title, inches
 SPREAD = 0.03  # intervals narrower than this share of the value are thinner than the marker, and are not drawn
 SETTINGS = {
@@ -69,8 +70,7 @@ def panel_svg(panel: Panel, name: str, figure: str = "") -> str:
         FigureCanvasSVG(canvas)  # whose measures of text the layout goes by
         axes = canvas.add_subplot()
         title = draw(axes, panel)
-        # Here, and not by the figure itself, which would draw everything twice: once for the layout alone.
-        ConstrainedLayoutEngine().execute(canvas)
+        _fill(axes)
         _fit(axes, title)
         buffer = io.StringIO()
         canvas.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
@@ -91,6 +91,7 @@ def whole(figure: Figure) -> Canvas:
     handles = [_legend_line(key, title, figure.stacked) for key, title in figure.keys]
     canvas.legend(handles=handles, loc="outside lower left", ncols=entries_wide, frameon=False, handlelength=3)
     ConstrainedLayoutEngine().execute(canvas)
+    canvas.set_layout_engine("none")  # it would lay out and draw everything once more for each file
     for axes, title in zip(canvas.axes, titles, strict=True):
         _fit(axes, title)
     return canvas
@@ -103,6 +104,17 @@ def _headline(canvas: Canvas, title: str) -> None:
     if wide > 1:
         words.set_text(textwrap.fill(title, int(len(title) / wide)))
         canvas.set_figheight(canvas.get_figheight() + HEADLINE * words.get_text().count("\n"))
+
+
+def _fill(axes: Axes) -> None:
+    """Makes the only axes of a figure fill it, what stands around them included. matplotlib's layout measures twice,
+    for names of ticks that grow with the axes: ours do not, and to measure is most of what a panel takes."""
+    taken, inner, whole = axes.get_tightbbox(for_layout_only=True), axes.get_window_extent(), axes.figure.bbox
+    assert taken is not None
+    left, bottom = inner.x0 - taken.x0 + PAD, inner.y0 - taken.y0 + PAD
+    right, top = taken.x1 - inner.x1 + PAD, taken.y1 - inner.y1 + PAD
+    width, height = whole.width - left - right, whole.height - bottom - top
+    axes.set_position((left / whole.width, bottom / whole.height, width / whole.width, height / whole.height))
 
 
 def _fit(axes: Axes, title: Text) -> None:
@@ -157,7 +169,8 @@ def draw(axes: Axes, panel: Panel) -> Text:
     """Draws ``panel`` on ``axes``: lines over a length or over nights, dots or bars by category, a scatter, or a
     roofline. Returns its title."""
     pad = 7 if panel.categories else 17
-    title = axes.set_title(panel.title, loc="left", fontsize=10, fontweight="bold", pad=pad)
+    # At y: else matplotlib measures all names of ticks anew, lest one above the axes, which none has, is in its way.
+    title = axes.set_title(panel.title, loc="left", fontsize=10, fontweight="bold", pad=pad, y=1.0)
     if panel.stacked:
         bars.draw(axes, panel)
     elif panel.categories:

@@ -27,6 +27,7 @@ from glabench.report.parts import (
     slug,
     time_tip,
 )
+from glabench.spec.axes import FURTHER
 
 T_LABEL = "sequence length T, tokens"
 CONTEXT_LABEL = "tokens before it, T"
@@ -129,7 +130,7 @@ def held(curve: Curve) -> str:
     """What the curve holds constant: "4 heads of 128×256, 32,768 tokens, bf16"."""
     row = curve.table.iloc[0]
     amount = f"batch {curve.value}" if curve.held == "B" else f"{curve.value:,} tokens in all"
-    return f"{text.heads(row)}, {amount}{text.packed(row)}, {conditions(row)}"
+    return f"{text.heads(row)}, {amount}{text.further(row)}, {conditions(row)}"
 
 
 def name(kind: str, curve: Curve) -> str:
@@ -144,4 +145,4 @@ def name(kind: str, curve: Curve) -> str:
         f"{curve.held}{curve.value}",
         row["dtype"],
     )
-    return slug(*parts, f"g{row['gate']}", state, row["lengths"])
+    return slug(*parts, f"g{row['gate']}", state, *(row[name] for name in FURTHER))

@@ -131,9 +131,9 @@ def _body(rows: Sequence[Row], found: Matrix, view: View, common: int, several: 
 
 
 def shape(at: Mapping[str, Any]) -> tuple[str, ...]:
-    """A shape in two parts, "B4 T2k" and "H16 128", and how it is packed."""
-    batch, length, *heads = text.shape({**at, "lengths": ""}).split()
-    return (f"{batch} {length}", " ".join(heads), *filter(None, [text.packed(at).strip()]))
+    """A shape in two parts, "B4 T2k" and "H16 128", and what is said of it besides."""
+    batch, length, *heads = text.plain(at).split()
+    return (f"{batch} {length}", " ".join(heads), *filter(None, [text.further(at).strip()]))
 
 
 def _cell(row: Row, entry: Entry, bases: Sequence[Entry | None], first: Sequence[Entry], several: bool) -> Cell:

@@ -13,6 +13,7 @@ from glabench.analysis import labels
 from glabench.analysis.compare import QUESTION, by, variants
 from glabench.report import text
 from glabench.report.model import Figure, Panel, Point, Series
+from glabench.spec.axes import BESIDE, FURTHER
 
 MOST_FIGURES = 6  # of one kind; the table has the rest
 MOST_CATEGORIES = 24
@@ -131,7 +132,7 @@ def dots(
     reference: tuple[float, str] | None = None,
 ) -> Panel | None:  # fmt: skip
     """A dot plot with a line for each shape of the table (its first MOST_CATEGORIES); None without a value."""
-    keys = ["T", "B", "H", "K", "V", "dtype", "gate", "initial_state", "lengths", "training", "qk_heads"]
+    keys = ["T", "B", "H", "K", "V", "dtype", "gate", "initial_state", *FURTHER, "training", *BESIDE]
     found_shapes = [rows.iloc[0] for _, rows in by(table[table[value] > 0], keys)]
     in_order = sorted(found_shapes, key=lambda row: [*row[keys[:6]], labels.strength(row["gate"]), row["gate"]])
     shapes = in_order[:MOST_CATEGORIES]

@@ -13,6 +13,7 @@ from glabench.analysis.tuning import PASSES
 from glabench.report import profile_text, text
 from glabench.report.model import Figure, Panel, Point, Roof, Section, Series
 from glabench.report.parts import MOST_CATEGORIES, slug
+from glabench.spec.axes import GATES
 
 MOST_POINTS = 1200  # of a roofline, so that the page stays small
 MOST_PANELS = 6
@@ -159,7 +160,7 @@ def _gap_tip(call: Call) -> str:
 
 def over_floor(found: Sequence[Call], prefix: str) -> tuple[Figure, ...]:
     """Time over the HBM floor by T and by chunk size, a panel a mode."""
-    held = ("H", "K", "V", "dtype", "gate_strength", "gate_dtype", "initial_state", "mode")
+    held = ("H", "K", "V", "dtype", "gate_strength", *GATES, "initial_state", "mode")
     axes: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         ("T", "sequence length T, tokens", held),
         ("chunk", "chunk size, tokens", ("B", "T", *held)),

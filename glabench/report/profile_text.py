@@ -56,8 +56,9 @@ def case(values: Mapping[str, Any]) -> str:
 
 
 def _conditions(values: Mapping[str, Any]) -> list[str]:
-    gate = labels.gate({"gate_strength": 1.0, "gate_dtype": None} | dict(values))
-    gates = {"none": "no gates", "1": ""}.get(gate, f"gates {gate}×".replace(" in ", "× in ").removesuffix("×"))
+    gate = labels.gate({"gate_strength": 1.0} | dict(values))
+    strength, *more = gate.split(" ", 1)
+    gates = {"none": "no gates", "1": ""}.get(gate, " ".join([f"gates {strength}×", *more]))
     dtype = "" if values["dtype"] == "bf16" else str(values["dtype"])
     state = "initial state" if values.get("initial_state") else ""
     return [word for word in (dtype, gates, state) if word]

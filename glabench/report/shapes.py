@@ -25,15 +25,16 @@ from glabench.report.parts import (
     slug,
     time_tip,
 )
+from glabench.spec.axes import BESIDE, FURTHER
 
 K_LABEL = "head dimension K, features"
-HELD = ["device", "B", "T", "dtype", "gate", "initial_state", "lengths"]
+HELD = ["device", "B", "T", "dtype", "gate", "initial_state", *FURTHER]
 
 
 def head_dimension(best: pd.DataFrame) -> tuple[Figure, ...]:
     """Time over the head dimension at constant width (H*V), or else at constant H."""
     found = []
-    wide = best[best["qk_heads"] == 0].assign(width=best["H"] * best["V"])
+    wide = _widths(best)
     for key, group in by(wide, HELD):
         used: set[Any] = set()
         for column in ("width", "H"):
@@ -47,14 +48,20 @@ def head_dimension(best: pd.DataFrame) -> tuple[Figure, ...]:
 
 def widths(rows: pd.DataFrame, least: int = 3) -> list[pd.DataFrame]:
     """Rows of one width in heads of at least so many dimensions."""
-    wide = rows[rows["qk_heads"] == 0].assign(width=rows["H"] * rows["V"])
+    wide = _widths(rows)
     return [group for _, group in by(wide, [*HELD, "width"]) if group["K"].nunique() >= least]
+
+
+def _widths(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows whose width is H*V alike for q, k and v, with it as a column."""
+    plain = (rows[[*BESIDE]] == 0).all(axis=1)
+    return rows[plain].assign(width=rows["H"] * rows["V"])
 
 
 def _head_figure(key: tuple[Any, ...], column: str, value: int, rows: pd.DataFrame) -> Figure:
     row = rows.iloc[0]
     held = f"width {value:,}" if column == "width" else text.count(value, "head")
-    where = f"B{row['B']} T{text.length(row['T'])}{text.packed(row)}, {held}, {conditions(row)}"
+    where = f"B{row['B']} T{text.length(row['T'])}{text.further(row)}, {held}, {conditions(row)}"
     # One V for each K keeps the curves single-valued; the widest stands for the rest, which are in the table.
     single = rows.sort_values("V").drop_duplicates(["variant", "mode", "K"], keep="last")
     panels = by_mode(single, "ms", head, time_tip, K_LABEL, MS)

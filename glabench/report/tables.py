@@ -16,6 +16,7 @@ from glabench.analysis.frame import label, share
 from glabench.hardware.datasheet import DATASHEET
 from glabench.report import text
 from glabench.report.parts import conditions, implementation
+from glabench.spec.axes import BLANKS, FURTHER
 from glabench.spec.work import floor_ms
 from glabench.store import Row
 
@@ -53,24 +54,33 @@ def measurements(table: pd.DataFrame) -> Table:
     """Every row with its question, its time and what follows from it."""
     many = table["device"].nunique() > 1
     beside = [name for name in BESIDE if table[name].notna().any()]
-    packed = bool((table["lengths"] != "").any())
-    columns = ["system", "B", "T", "H", "K", "V", *(["lengths", "padding %"] if packed else []), "dtype", "mode",
+    further = [name for name in FURTHER if (table[name] != BLANKS[name]).any()]
+    said = [column for name in further for column in ([name, "padding %"] if name == "lengths" else [name])]
+    columns = ["system", "B", "T", "H", "K", "V", *said, "dtype", "mode",
                "gate", "status", "time, ms", "± %", "n", *(BESIDE[name] for name in beside), "tokens/s", "MiB",
                "× floor", "error %", "implementation",
                ]  # fmt: skip
     timed_first = table.sort_values("ms", key=lambda ms: ms.isna(), kind="stable")
-    rows = [_measurement(row, many, packed, beside) for row in timed_first.to_dict("records")]
+    rows = [_measurement(row, many, further, beside) for row in timed_first.to_dict("records")]
     shown = (["device"] if many else []) + columns
-    words = {"device", "system", "lengths", "dtype", "mode", "gate", "status", "implementation"}
+    words = {"device", "system", *FURTHER, "dtype", "mode", "gate", "status", "implementation"}
     return Table(tuple(shown), tuple(column not in words for column in shown), tuple(rows))
 
 
 def _size(row: dict[Any, Any], name: str) -> str:
-    """One of B, T, H, K and V, H with heads of q and k where these are fewer."""
-    return text.length(row[name]) if name == "T" else f"{row[name]}{text.shared(row) if name == 'H' else ''}"
+    """One of B, T, H, K and V, with what axes say of it."""
+    return text.length(row[name]) if name == "T" else f"{row[name]}{text.beside(row, name)}"
 
 
-def _measurement(row: dict[Any, Any], with_device: bool, packed: bool, beside: Sequence[str]) -> tuple[Cell, ...]:
+def _further(row: dict[Any, Any], name: str) -> tuple[Cell, ...]:
+    """What an axis says of a row's shape, and of packed sequences their padding."""
+    cell = Cell(str(row[name] or "–"), flag="wrap")
+    return (cell, number_cell(100 * row["padding"], 2)) if name == "lengths" else (cell,)
+
+
+def _measurement(
+    row: dict[Any, Any], with_device: bool, further: Sequence[str], beside: Sequence[str]
+) -> tuple[Cell, ...]:
     width = (row["ms_hi"] - row["ms_lo"]) / 2 / row["ms"] * 100
     over_floor = row["over_floor"] if row["family"] != "attention" else math.nan
     status = row["status"]
@@ -79,7 +89,7 @@ def _measurement(row: dict[Any, Any], with_device: bool, packed: bool, beside: S
         *([Cell(row["device"])] if with_device else []),
         Cell(row["label"]),
         *(Cell(_size(row, name), row[name]) for name in SIZES),
-        *((Cell(row["lengths"] or "–", flag="wrap"), number_cell(100 * row["padding"], 2)) if packed else ()),
+        *(cell for name in further for cell in _further(row, name)),
         Cell(row["dtype"]), Cell(row["mode"]), Cell(row["gate"] + (" + state" if row["initial_state"] else "")),
         Cell(status, flag="" if status == "ok" else "bad"),
         Cell("not timed") if interpreted else number_cell(row["ms"]), number_cell(width, 2),

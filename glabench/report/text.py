@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from glabench.analysis import labels, tuning
-from glabench.spec.lengths import short
+from glabench.spec.axes import AXES, BESIDE, FURTHER
 
 NO_LIMIT = 255  # registers of a thread in a tile that asks for no fewer
 
@@ -64,19 +64,27 @@ def heads(row: Mapping[str, Any]) -> str:
 def shape(row: Mapping[str, Any]) -> str:
     """A shape for an axis: "B2 T16k H16 128", with V where it differs from K; "B1 T8k H96 128 packed uniform:8"; with
     "H64/1" for 64 heads of v that share one of q and k."""
+    return f"{plain(row)}{further(row)}"
+
+
+def plain(row: Mapping[str, Any]) -> str:
+    """A shape's sizes: "B2 T16k H64/1 128"."""
     size = f"{int(row['K'])}" if row["K"] == row["V"] else f"{int(row['K'])}×{int(row['V'])}"
-    return f"B{int(row['B'])} T{length(row['T'])} H{int(row['H'])}{shared(row)} {size}{packed(row)}"
+    batch, tokens, heads = f"{int(row['B'])}", length(row["T"]), f"{int(row['H'])}"
+    sizes = {"B": batch, "T": tokens, "H": heads}
+    return " ".join([*(f"{name}{said}{beside(row, name)}" for name, said in sizes.items()), size])
 
 
-def shared(row: Mapping[str, Any]) -> str:
-    """Heads of q and k, to stand after those of v; nothing where they are as many."""
-    return f"/{int(row['qk_heads'])}" if row.get("qk_heads") else ""
+def beside(row: Mapping[str, Any], size: str) -> str:
+    """What axes say of one of a shape's sizes, to stand after it: "/1" after the heads of v that share one of q and
+    k. Nothing where they have their defaults."""
+    return "".join(AXES[name].mark.format(row[name]) for name in BESIDE if row.get(name) and AXES[name].beside == size)
 
 
-def packed(row: Mapping[str, Any]) -> str:
-    """How sequences are packed, to stand after something; nothing where they are not."""
-    lengths = row.get("lengths")
-    return f" {short(lengths)}" if lengths else ""
+def further(row: Mapping[str, Any]) -> str:
+    """What axes say of a shape besides, to stand after it, as how sequences are packed; nothing where they have their
+    defaults."""
+    return "".join(f" {AXES[name].words(row[name])}" for name in FURTHER if row.get(name))
 
 
 def workload(work: Mapping[str, Any]) -> str:

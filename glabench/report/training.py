@@ -85,7 +85,7 @@ def _shares(rows: pd.DataFrame) -> Panel | None:
         return None
     order = variants(rows)
     profiled.sort(key=lambda row: (row["T"], row["lengths"], order.index(row["variant"])))
-    names = tuple(f"{labels.title(row['variant'])}, T {text.length(row['T'])}{text.packed(row)}" for row in profiled)
+    names = tuple(f"{labels.title(row['variant'])}, T {text.length(row['T'])}{text.further(row)}" for row in profiled)
     drawn = []
     for group, title in GROUPS.items():
         points = tuple(
@@ -109,7 +109,7 @@ def _grouped(kernel_ms: Mapping[str, float]) -> dict[str, float]:
 
 def tip(row: Mapping[str, Any]) -> str:
     """The system, tokens a second, the step's time, memory, and what share of the GPU's peak the step's FLOP are."""
-    where = f"B{row['B']} T{text.length(row['T'])}{text.packed(row)}"
+    where = f"B{row['B']} T{text.length(row['T'])}{text.further(row)}"
     lines = [row["label"], f"{where}, {text.number(row['ms'])} ms a step"]
     lines.append(f"{text.rate(row['rate'])} tokens/s, queued in {text.number(row['host_ms'])} ms")
     if (share := mfu(row)) is not None:
@@ -140,7 +140,7 @@ def against(table: pd.DataFrame) -> list[Against]:
     """Every rival that was measured with ours."""
     found = []
     for (_, _, training, lengths), rows in by(steps_of(table), [*KEPT, "lengths"]):
-        where = f"{training},{text.packed({'lengths': lengths})}".rstrip(",")
+        where = f"{training},{text.further({'lengths': lengths})}".rstrip(",")
         for rival in variants(rows, RIVALS):
             compared = []
             for (_, t), here in by(rows, ["B", "T"]):

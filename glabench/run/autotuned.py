@@ -2,10 +2,11 @@
 
 Triton's ``@autotune`` compiles one config after another, in the process that times cases: hundreds for a shape of FLA's
 GLA, minutes in which the GPU waits. Here the first call is made beforehand, in as many processes as there are cores,
-with an autotuner that compiles its configs and launches none. The processes share Triton's cache on the disk, and each
-goes through the configs in an order of its own: those that meet at a kernel, of two cases or, where a core has no other
-left (``glabench.run.untimed``), of the same, share its work. Which config is the fastest
-stays the rival's own finding, at its first call in the process that times.
+with an autotuner that compiles its configs and launches none. The processes share Triton's cache on the disk, and
+claim each config before they compile it (``glabench.claims``): those that meet at a kernel, of two cases or, where a
+core has no other left (``glabench.run.untimed``), of the same, share its work, and as nothing is launched nobody waits
+at it for the others. Which config is the fastest stays the rival's own finding, at its first call in the process that
+times.
 
 That call would decide for all later ones: keys of FLA's autotuners have neither batch nor length in them, nor often the
 head dimension, and what won is kept on the disk. A user's process trains at one shape and tunes there. Here the next
@@ -27,6 +28,7 @@ import torch
 from triton.runtime import driver
 from triton.runtime.autotuner import Autotuner
 
+from glabench.claims import Claims
 from glabench.run import gate
 from glabench.run.train import made
 from glabench.spec.case import Case
@@ -40,6 +42,7 @@ LONG = 1024  # tokens; what a kernel is compiled for depends on a length by what
 # A config is measured as long as Triton does (125 ms) unless a first look says that it takes this many times as long as
 # the best so far. How long the look is, in ms: (warming up, samples).
 CLEARLY_SLOWER = 1.1
+CLAIMS = Claims.of_environment()
 LOOK_MS = (1, 5)
 
 
@@ -59,6 +62,7 @@ def compile_ahead(system: System, case: Case) -> None:
             operator, asked = system.operator_of(short)
             gate.run_once(operator, operator.draw_inputs(asked, "cuda"), asked, asked.mode in ("bwd", "fwdbwd"))
     torch.cuda.synchronize()  # kernels without an autotuner did run
+    CLAIMS.wait()
 
 
 def call_block(system: LanguageModelSystem, case: Case, device: torch.device) -> None:
@@ -85,11 +89,24 @@ def _compile(tuner: Any, *args: Any, **options: Any) -> None:
     tuner.nargs = dict(zip(tuner.arg_names, args, strict=False))  # what leaves out configs by the arguments reads it
     configs = list(tuner.prune_configs(options) if len(tuner.configs) > 1 else tuner.configs)
     random.Random(os.getpid()).shuffle(configs)
+    kernel = f"{tuner.base_fn.__module__} {tuner.base_fn.__name__} {[*map(_kind, args)]}"
+    kernel += f" {[(name, _kind(value)) for name, value in options.items() if name not in ('grid', 'warmup')]}"
     for config in configs:
-        with suppress(Exception):
-            tuner.fn.run(*args, **(options | {"warmup": True}), **config.all_kwargs())
+        with CLAIMS.take(f"{kernel} {config}") as ours, suppress(Exception):
+            if ours:
+                tuner.fn.run(*args, **(options | {"warmup": True}), **config.all_kwargs())
     tuner.nargs = None
     tuner.best_config = configs[0]  # any will do: mamba_ssm asks what its kernel ran with, to size what it reads next
+
+
+def _kind(value: object) -> str:
+    """What of an argument a kernel is compiled for, or more, the same in every process."""
+    if isinstance(value, torch.Tensor):
+        return f"{value.dtype} {value.data_ptr() % 16 == 0}"
+    if isinstance(value, (tuple, list)):
+        return str([_kind(one) for one in value])
+    plain = value is None or isinstance(value, (bool, int, float, str, torch.dtype))
+    return str(value) if plain else type(value).__qualname__
 
 
 @contextmanager

@@ -5,6 +5,9 @@ The child, ``python -m glabench.run.child --fd N --module M``, reads one JSON ob
 libraries may print what they like. It leads a process group of its own and takes it down when stdin ends, so that
 nothing outlives a killed parent.
 
+Meanwhile it may ask for something (``glabench.run.parent``): a line {"note": ..} on the same descriptor, and a line
+that comes back once it is heard.
+
 ``Child`` is the parent's side: it starts the process when it is needed and keeps it for the next request.
 """
 
@@ -24,8 +27,11 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
+
+from glabench.run import parent
 
 TAIL = 2000  # bytes of a dead child's output that are kept
 MAX_ANSWER_BYTES = 64 * 2**20  # as long as a line of results may be
@@ -56,11 +62,13 @@ class Child:
     module: offers ``handle(request: dict) -> dict``; an exception in it ends the process.
     env: changes to this process's environment, such as TRITON_INTERPRET=1 or the number of threads; None removes.
     imports: modules that the process imports as it starts, before there is a request.
+    told: is given what the process tells while it works on a request.
     """
 
     module: str
     env: dict[str, str | None] = field(default_factory=dict)
     imports: tuple[str, ...] = ()
+    told: Callable[[dict[str, Any]], None] | None = None
     _process: subprocess.Popen[bytes] | None = field(default=None, init=False, repr=False)
     _answers: int = field(default=-1, init=False, repr=False)
     _output: BinaryIO | None = field(default=None, init=False, repr=False)
@@ -71,7 +79,8 @@ class Child:
     @property
     def pid(self) -> int | None:
         """The running process's id."""
-        return self._process.pid if self._process is not None and self._process.poll() is None else None
+        process = self._process  # another thread may close it
+        return process.pid if process is not None and process.poll() is None else None
 
     def start(self) -> None:
         """Start the process, unless it runs already, so that its imports are done when the first request comes."""
@@ -90,7 +99,12 @@ class Child:
         try:
             self._start_or_die()
             self._send(request)
-            return _answer(self._receive(limit_s))
+            deadline = time.monotonic() + limit_s
+            while (note := (answer := _answer(self._receive(deadline))).get("note")) is not None:
+                if self.told is not None:
+                    self.told(note)
+                self._send({"heard": True})
+            return answer
         except TimeoutError:
             self.stop()
             raise ChildTimeout(limit_s) from None
@@ -158,10 +172,9 @@ class Child:
         process.stdin.write(json.dumps(request).encode() + b"\n")
         process.stdin.flush()
 
-    def _receive(self, limit_s: float) -> str:
-        """The next line of the process. TimeoutError after ``limit_s`` seconds, EOFError when the process is gone,
+    def _receive(self, deadline: float) -> str:
+        """The next line of the process. TimeoutError when it is later than that, EOFError when the process is gone,
         ValueError when the line is too long or not in UTF-8."""
-        deadline = time.monotonic() + limit_s
         buffer = bytearray()
         while not buffer.endswith(b"\n"):
             left = deadline - time.monotonic()
@@ -251,6 +264,7 @@ def main() -> None:
     requests: queue.Queue[str] = queue.Queue()
     threading.Thread(target=_listen, args=(requests,), daemon=True).start()
     with os.fdopen(options.fd, "w", encoding="utf-8") as answers:
+        parent.connect(answers, requests)
         handle = importlib.import_module(options.module).handle
         for name in options.imports:
             importlib.import_module(name)

@@ -5,21 +5,23 @@ Nothing here imports torch: what a case needs happens in workers (``glabench.run
 
 from __future__ import annotations
 
-import os
+import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from glabench import store
+from glabench import claims, store
 from glabench.hardware import environment
 from glabench.run.attempts import Attempts, still_holds
-from glabench.run.gpus import counted_as_by_nvml, only_this
+from glabench.run.gpus import only_this
 from glabench.run.parts import merge, parts
+from glabench.run.processes import cores, worker_env
+from glabench.run.quiet import Calm
 from glabench.run.sharing import Shared
 from glabench.run.untimed import ALONE_S, Job, Untimed
 from glabench.run.worker import PIPELINE, Worker
@@ -27,10 +29,7 @@ from glabench.spec.case import Case
 from glabench.spec.settings import Device, Part, Settings
 from glabench.store import Appender, Row
 
-# Untimed work runs in as many processes as there are cores, each with one thread.
-ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-
-# What the first case on a GPU would import, for seconds: torch does at its first checkpoint, as the reference has.
+# What the first case on a GPU would import, for seconds: torch does at its first checkpoint, which models have.
 FIRST_CASE = ("torch._dynamo",)
 
 
@@ -62,6 +61,8 @@ class Driver:
     imports: what the processes that time cases import besides, while kernels compile.
     later: ids of the cases that are neither compiled nor timed before all others have their rows.
     alone_s: see ``glabench.run.untimed.Untimed``.
+    beside: whether what is left is compiled while a case is timed, as soon as it is compiled itself, but for its
+    samples (``glabench.run.quiet``). One GPU's cases alone.
     """
 
     sweep: str
@@ -77,10 +78,14 @@ class Driver:
     imports: tuple[str, ...] = ()
     later: frozenset[str] = frozenset()
     alone_s: float = ALONE_S
+    beside: bool = False
     _attempts: Attempts = field(default_factory=Attempts, init=False)
     _workers: list[Worker] = field(default_factory=list, init=False)
     _halves: dict[str, Row] = field(default_factory=dict, init=False)
     _untimed: Untimed = field(default_factory=lambda: Untimed(()), init=False)
+    _calm: Calm = field(default_factory=Calm, init=False)
+    _claims: str = field(default="", init=False)
+    _prepared: dict[str, list[dict[str, Any]]] = field(default_factory=dict, init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
     _stopped: bool = field(default=False, init=False)
     _outcome: Outcome = field(default_factory=Outcome, init=False)
@@ -96,15 +101,44 @@ class Driver:
             workers = [self._worker("all", gpu) for gpu in self.gpus or (None,)] if timed else []
             for worker in workers:
                 worker.start()
-            for last in (False, True):
-                turn = [case for case in cases if (case.id in self.later) is last]
-                self._run_untimed([Job(case, part) for case in turn for part in self._parts(case) if part != "all"])
-                self._run_timed([case for case in turn if "all" in self._parts(case)], workers)
+            turns = [[case for case in cases if (case.id in self.later) is last] for last in (False, True)]
+            with tempfile.TemporaryDirectory(prefix="glabench-", ignore_cleanup_errors=True) as self._claims:
+                if self.beside and len(workers) == 1:
+                    self._run_beside(turns, workers[0])
+                else:
+                    for turn in turns:
+                        self._run_untimed(self._jobs(turn))
+                        self._run_timed([case for case in turn if "all" in self._parts(case)], workers)
         except KeyboardInterrupt:
             self._outcome.interrupted = True
         finally:
             self._stop()
         return self._outcome
+
+    def _run_beside(self, turns: Sequence[Sequence[Case]], worker: Worker) -> None:
+        """Each case as soon as it is compiled, while the rest is; those of the last turn once all is."""
+        first, last = ([case for case in turn if "all" in self._parts(case)] for turn in turns)
+        ready = self._jobs([case for turn in turns for case in turn])
+        with ThreadPoolExecutor(1) as pool:
+            compiling = pool.submit(self._run_untimed, ready)
+            try:
+                for case in first[:1]:
+                    self._prepared[case.id] = worker.prepare(case, self.settings, self.limit_s)
+                for case in first:
+                    ready.wait(case)
+                    self._run_job(worker, Job(case, "all"))
+                ready.wait()
+                compiling.result()
+                self._time(partial(next, iter(last), None), worker)
+            except BaseException:
+                self._stop()  # before the pool waits for its thread
+                raise
+
+    def _jobs(self, cases: Sequence[Case]) -> Untimed:
+        """What of the cases is not timed."""
+        jobs = [Job(case, part) for case in cases for part in self._parts(case) if part != "all"]
+        self._untimed = Untimed(jobs, self.alone_s)
+        return self._untimed
 
     def _run_timed(self, cases: Sequence[Case], workers: Sequence[Worker]) -> None:
         if len(workers) > 1:
@@ -119,14 +153,15 @@ class Driver:
         while not self._stopped and (case := take()) is not None:
             self._run_job(worker, Job(case, "all"))
 
-    def _run_untimed(self, jobs: Sequence[Job]) -> None:
+    def _run_untimed(self, untimed: Untimed) -> None:
         """Gates and compilations side by side; a process is kept for one kind of part as long as there are any."""
-        self._untimed = Untimed(jobs, self.alone_s)
+        jobs = untimed.jobs
         kinds: tuple[Part, Part] = ("gate", "compile")
-        count = cores() if any(job.shared for job in jobs) else min(cores(), len(jobs))
+        most = max(1, cores() - self.beside)  # what is timed beside them has a core
+        count = most if any(job.shared for job in jobs) else min(most, len(jobs))
         gpus = self.gpus or (None,)  # the processes that compile each open one: not all of them the same
         self._side_by_side(
-            [partial(self._work, self._untimed, kinds[index % 2], gpus[index % len(gpus)]) for index in range(count)]
+            [partial(self._work, untimed, kinds[index % 2], gpus[index % len(gpus)]) for index in range(count)]
         )
 
     def _side_by_side(self, calls: Sequence[Callable[[], None]]) -> None:
@@ -154,6 +189,7 @@ class Driver:
         for kind in (part, other):
             worker: Worker | None = None
             while (job := untimed.take(kind)) is not None:
+                self._calm.wait()
                 worker = worker or self._worker(kind, gpu)
                 self._run_job(worker, job)
                 untimed.finished(job)
@@ -164,28 +200,40 @@ class Driver:
     def _help(self, untimed: Untimed, gpu: str | None) -> None:
         """Do jobs that other threads are at, too; what becomes of them there is what counts."""
         helped: list[Job] = []
-        while True:
-            worker = self._worker("compile", gpu)
-            job = untimed.to_help(worker, helped)
-            if job is None:
-                return
+        worker = self._worker("compile", gpu, helps=True)
+        while (job := untimed.to_help(worker, helped)) is not None:
+            self._calm.wait()
             worker.run(job.case, self.sweep, self.settings.with_part(job.part), self.limit_s)
-            worker.close()
             helped.append(job)
+            if not untimed.helped(job, worker):
+                worker = self._worker("compile", gpu, helps=True)
+        worker.close()
 
-    def _worker(self, part: Part, gpu: str | None) -> Worker:
+    def _worker(self, part: Part, gpu: str | None, helps: bool = False) -> Worker:
         imports = self.imports if part == "all" else ()
         env = worker_env(part, max(1, len(self.gpus))) | only_this(gpu)
-        worker = Worker(env, known_environment(self.device), self.pipeline, imports)
+        if part == "compile":
+            env |= {claims.FOLDER: self._claims, claims.HELPS: "1" if helps else None}
+        told = self._calm.told if part == "all" else None
+        worker = Worker(env, known_environment(self.device), self.pipeline, imports, told)
         with self._lock:
             self._workers.append(worker)
+        if part != "all":
+            self._calm.add(worker)
         return worker
 
     def _run_job(self, worker: Worker, job: Job) -> None:
         if self._stopped:
             return
         self.progress.running(job.case, job.part)
-        row = self._attempts.run(worker, job.case, self.sweep, self.settings.with_part(job.part), self.limit_s)
+        try:
+            row = self._attempts.run(worker, job.case, self.sweep, self.settings.with_part(job.part), self.limit_s)
+        finally:
+            if job.part == "all":
+                self._calm.still(False)  # where the process died while it took samples
+        if job.part == "all" and (before := self._prepared.pop(job.case.id, [])):
+            took = sum(sum(one["seconds"].values()) for one in before)
+            row = replace(row, spent=[*before, *(row.spent or ())], wall_s=row.wall_s + took)
         with self._lock:
             if not self._stopped:
                 self._finish(row, job)
@@ -209,6 +257,7 @@ class Driver:
         """Kill the workers. The lock is not taken: a thread may hold it, and a row it writes meanwhile is valid."""
         self._stopped = True
         self._untimed.stop()
+        self._calm.still(False)  # who waits for its end, ends
         for worker in list(self._workers):
             worker.close()
 
@@ -255,29 +304,3 @@ def run_environment(device: Device) -> dict[str, Any]:
     """``known_environment``, and the threads of what is timed on a CPU: what decides whether rows are finished."""
     threads = {"omp_num_threads": worker_env("all")["OMP_NUM_THREADS"]} if device == "cpu" else {}
     return known_environment(device) | threads
-
-
-def worker_env(part: Part, timing: int = 1) -> dict[str, str | None]:
-    """The environment of a process for this kind of part: Triton reads TRITON_INTERPRET once, when it is imported.
-
-    What is timed on a CPU leaves one core to the rest of the machine, unless OMP_NUM_THREADS says otherwise: a team
-    of threads waits for its slowest, and where another program takes a core the times come out ten times too long.
-    Where ``timing`` processes time cases at once, each on its own GPU, they divide the cores.
-
-    Triton's cache is named: torch.compile and Helion move it for their whole process where it is not, and whatever is
-    timed there after them would be compiled again.
-    """
-    env: dict[str, str | None] = {"TRITON_CACHE_DIR": str(environment.triton_cache()), **counted_as_by_nvml()}
-    if part == "gate":
-        return env | {"TRITON_INTERPRET": "1", **ONE_THREAD}
-    env["TRITON_INTERPRET"] = None
-    if part == "compile":
-        return env | ONE_THREAD
-    return env | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, (cores() - 1) // timing))}
-
-
-def cores() -> int:
-    """The cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import torch
 
 from glabench.run.cold import Renew, keep
+from glabench.spec.axes import AXES, later
 from glabench.spec.case import Case
 from glabench.spec.settings import Settings
 from glabench.systems.base import System
@@ -25,11 +26,12 @@ GRADIENTS = ("do", "dstate")
 
 def varied(case: Case) -> tuple[str, ...]:
     """The tensors of `Inputs` that may hold other numbers from call to call. For mode bwd the gradients alone, for the
-    forward pass was done before; a step's state is carried on by the system."""
+    forward pass was done before; a step's state is carried on by the system, and some axes hold what they made."""
     if case.mode == "bwd":
         return GRADIENTS
     unread = {"fwd": GRADIENTS, "step": (*GRADIENTS, "initial_state")}.get(case.mode, ())
-    return tuple(name for name in Inputs.__dataclass_fields__ if name not in ("packed", *unread))
+    steady = {name for axis in later(vars(case)) for name in AXES[axis].steady}
+    return tuple(name for name in Inputs.__dataclass_fields__ if name not in ("packed", *unread, *steady))
 
 
 def renewal(system: System, case: Case, sets: Sequence[Inputs], settings: Settings) -> Renew:

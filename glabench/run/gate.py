@@ -17,6 +17,7 @@ import torch
 from glabench.phases import Phases
 from glabench.run import oracle
 from glabench.run.errors import distance
+from glabench.spec.axes import AXES, later
 from glabench.spec.case import Case
 from glabench.spec.settings import Settings
 from glabench.systems.base import System
@@ -58,9 +59,16 @@ def reduced(case: Case, system: System, settings: Settings, interpreter: bool) -
     else:
         fewer, tokens = replace(case, B=1, H=H, attn_heads=heads), settings.gate_tokens_cpu
     if case.sequences is None:
-        return replace(fewer, T=min(case.T, tokens))
+        return _of_few(replace(fewer, T=min(case.T, tokens)))
     few = [min(length, tokens // SEQUENCES) for length in case.sequences[:SEQUENCES]]
-    return replace(fewer, T=sum(few), lengths=",".join(map(str, few)))
+    return _of_few(replace(fewer, T=sum(few), lengths=",".join(map(str, few))))
+
+
+def _of_few(case: Case) -> Case:
+    """With axes whose values are in tokens as they are for so few."""
+    some = {name: axis.fewer for name, axis in AXES.items() if axis.fewer is not None}
+    asked = {name: value for name, value in later(vars(case)).items() if name in some}
+    return replace(case, **{name: some[name](value, case.T) for name, value in asked.items()})
 
 
 def check(system: System, case: Case, settings: Settings, where: str, phases: Phases | None = None) -> Verdict:

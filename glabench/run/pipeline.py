@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -13,11 +13,13 @@ from typing import Any
 import torch
 
 from glabench import failures
+from glabench.claims import Claims
 from glabench.hardware.environment import environment, tried_again
 from glabench.phases import Phases
-from glabench.run import audit, eager, forward_parts, gate, measure, memory
+from glabench.run import audit, eager, forward_parts, gate, measure, memory, oracle
 from glabench.run.fresh import renewal
 from glabench.run.parts import merge, parts
+from glabench.run.quiet import quiet
 from glabench.run.rotation import rotated_inputs
 from glabench.run.untouched import Untouched
 from glabench.spec.case import Case
@@ -54,6 +56,20 @@ def run_case(case: Case, sweep: str, settings: Settings, system: System | None =
     ``system`` replaces the one that the catalog names; for tests.
     """
     return row_of(_run, case, sweep, settings, system)
+
+
+def prepare(case: Case, settings: Settings) -> list[dict[str, Any]]:
+    """All that the case needs in its process before its kernels are there: what this machine is, and the right answer,
+    which the process keeps. What it took, as a row has it. An error is left to the case itself."""
+    draft = Draft()
+    with suppress(Exception):
+        with draft.phases("machine"):
+            environment(settings.device)
+        system = _load(draft, case)
+        if can_run(draft, case, settings, system) and case.mode != "train":
+            with draft.phases("reference"):
+                oracle.answer(oracle.ask(_asked(case, settings, system), settings.device, settings.gate_pairs))
+    return [draft.phases.spent(settings.part).to_dict()]
 
 
 def row_of(stages: Stages, case: Case, sweep: str, settings: Settings, system: System | None) -> Row:
@@ -168,7 +184,7 @@ def _measure(draft: Draft, case: Case, settings: Settings, system: System) -> bo
     with draft.phases("inputs"):
         sets = rotated_inputs(case, settings, system)
         renew = renewal(system, case, sets, settings)
-    with draft.phases("samples"):
+    with quiet(), draft.phases("samples"):
         run = measure.calls(system, case, sets)
         timing = measure.measure(run, settings, renew)
         if settings.device == "cuda":
@@ -190,7 +206,7 @@ def _measure(draft: Draft, case: Case, settings: Settings, system: System) -> bo
     if settings.forward_parts and forward_parts.asked(case):
         del sets, run  # the parts have inputs of their own
         release(settings)
-        with draft.phases("samples"):
+        with quiet(), draft.phases("samples"):
             timing.time["parts"] = _parts(case, settings, system)
     return True
 
@@ -207,7 +223,7 @@ def _train(draft: Draft, case: Case, settings: Settings, system: System) -> None
     if not verdict.passed or settings.part == "gate":
         return
     release(settings)
-    with draft.phases("samples"):
+    with quiet(), draft.phases("samples"):
         found = training.measure(system, case, settings)
     draft.found |= {"time": found.timing.time, "clocks": found.timing.clocks, "memory": found.memory}
 
@@ -234,9 +250,13 @@ def compile_kernels(draft: Draft, case: Case, settings: Settings, system: System
 
     here = local_arch() if settings.device == "cuda" else None
     archs = settings.archs if here is None else (here,)
+    claims = Claims.of_environment()
     with draft.phases("compile"):
-        entries = [entry for arch in archs for entry in cross_compile(system.launches(case, arch), arch, draft.phases)]
+        launches = {arch: system.launches(case, arch) for arch in archs}
+        entries = [one for arch in archs for one in cross_compile(launches[arch], arch, draft.phases, claims)]
     draft.found["compiled"] = entries
+    if claims.helps:
+        return  # others' is the row
     failed = {arch: next((e for e in entries if e["arch"] == arch and e["error"]), None) for arch in archs}
     if settings.part == "compile" and all(failed.values()):
         entry = failed[archs[0]]

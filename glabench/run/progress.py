@@ -12,7 +12,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, T
 from rich.progress import Progress as RichProgress
 from rich.text import Text
 
-from glabench.spec.case import LATER, Case, later
+from glabench.spec.axes import AXES, later
+from glabench.spec.case import Case
 from glabench.spec.settings import Part
 from glabench.spec.shape import named
 from glabench.store import Row
@@ -35,7 +36,7 @@ def describe(case: Case) -> str:
     parts += [case.dtype, case.mode]
     if case.gate_strength not in (None, 1.0):
         parts.append(f"gate {case.gate_strength:g}")
-    parts += [LATER[name].words(value) for name, value in later(vars(case)).items()]
+    parts += [AXES[name].words(value) for name, value in later(vars(case)).items()]
     if case.initial_state:
         parts.append("state")
     return " ".join(parts)

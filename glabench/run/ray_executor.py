@@ -17,9 +17,10 @@ from glabench import store
 from glabench.errors import UserError, in_one_line
 from glabench.hardware.environment import tried_again
 from glabench.run.attempts import Attempts
-from glabench.run.driver import Driver, Outcome, known_environment, run_environment, worker_env
+from glabench.run.driver import Driver, Outcome, known_environment, run_environment
 from glabench.run.order import longest_first
 from glabench.run.parts import merge
+from glabench.run.processes import worker_env
 from glabench.run.worker import Worker
 from glabench.spec.case import Case
 from glabench.spec.settings import Device, Part, Settings

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from glabench.spec.case import Execution
+from glabench.spec.axes import Execution
 from glabench.systems.inputs import packed
 from glabench.systems.models.model import NO_TARGET, Config, LanguageModel, in_one_graph
 

@@ -27,7 +27,8 @@ from glabench.phases import Phases
 from glabench.run.gate import FLOOR, Verdict, allowed
 from glabench.run.train import Trainer, forget_compiled
 from glabench.spec import lengths
-from glabench.spec.case import Case, Execution
+from glabench.spec.axes import Execution
+from glabench.spec.case import Case
 from glabench.spec.models import CONFIGS
 from glabench.spec.settings import Settings
 from glabench.systems.base import load

@@ -1,8 +1,8 @@
 """What is not timed, taken by many threads, one job at a time; whoever finds none left helps with the longest.
 
 A rival that tunes itself compiles hundreds of configs for a shape: minutes, while the other cores have long been idle
-and no case is timed yet. Each process goes through the configs in an order of its own and finds on the disk what others
-have compiled (``glabench.run.autotuned``), so a second process that compiles the same case shares its work.
+and no case is timed yet. Each process compiles what no other has claimed (``glabench.claims``), so a second one that
+compiles the same case, a rival's or ours, shares its work.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 
 from glabench.run.worker import Worker
 from glabench.spec.case import Case
-from glabench.spec.catalog import CATALOG
 from glabench.spec.settings import Part
 
 # Seconds that a job of a sweep takes before it is helped with: a process for it has imported torch and opened the GPU
@@ -34,7 +33,7 @@ class Job:
     @property
     def shared(self) -> bool:
         """Whether two processes that do it do it sooner than one."""
-        return self.part == "compile" and CATALOG[self.case.system].autotuned
+        return self.part == "compile"
 
 
 @dataclass
@@ -48,6 +47,7 @@ class Untimed:
     threads."""
 
     def __init__(self, jobs: Sequence[Job], alone_s: float = ALONE_S) -> None:
+        self.jobs = tuple(jobs)
         self._alone_s = alone_s
         self._left: dict[Part, deque[Job]] = {
             part: deque(job for job in jobs if job.part == part) for part in ("gate", "compile")
@@ -90,6 +90,24 @@ class Untimed:
                     return job
                 self._changed.wait(LOOK_S)
             return None
+
+    def helped(self, job: Job, helper: Worker) -> bool:
+        """Told when a helper has done what it could: whether it can do more, and was not stopped with the job."""
+        with self._changed:
+            one = self._running.get(job)
+            if one is None or helper not in one.helpers:
+                return False
+            one.helpers.remove(helper)
+            return True
+
+    def wait(self, case: Case | None = None) -> None:
+        """Until all jobs are done of the case, by default all there are, or no more are given out."""
+        with self._changed:
+            while not self._stopped and any(case in (None, job.case) for job in self._open()):
+                self._changed.wait(LOOK_S)
+
+    def _open(self) -> list[Job]:
+        return [*self._running, *(job for left in self._left.values() for job in left)]
 
     def stop(self) -> None:
         """Give out no more, and wake who waits."""

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import importlib
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -30,17 +31,19 @@ class Worker:
     environment: what goes into the rows of a child that died before it could say anything itself.
     pipeline: the module whose ``run_case`` the child calls.
     imports: what else the child imports before its first case.
+    told: is given what the child tells while it runs a case; see `glabench.run.quiet`.
     """
 
     env: dict[str, str | None] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
     pipeline: str = PIPELINE
     imports: tuple[str, ...] = ()
+    told: Callable[[dict[str, Any]], None] | None = None
     _child: Child = field(init=False, repr=False)
     _known: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self._child = Child("glabench.run.worker", self.env, imports=(self.pipeline, *self.imports))
+        self._child = Child("glabench.run.worker", self.env, imports=(self.pipeline, *self.imports), told=self.told)
 
     @property
     def pid(self) -> int | None:
@@ -87,6 +90,16 @@ class Worker:
         died = Spent(settings.part, round(began, 3), {"died": round(took, 3)})
         return replace(row, started=started, wall_s=took, spent=[died.to_dict()])
 
+    def prepare(self, case: Case, settings: Settings, limit_s: float) -> list[dict[str, Any]]:
+        """What the case needs and can have before its kernels are compiled: see `pipeline.prepare`. What that took, as
+        a row has it; nothing where it came to nothing, which the case itself will tell of."""
+        request = {"pipeline": self.pipeline, "case": case.to_dict(), "settings": settings.to_dict(), "ahead": True}
+        try:
+            return list(self._child.ask(request, limit_s)["spent"])
+        except (ChildTimeout, ChildDied, LookupError, TypeError, ValueError):
+            self._child.stop()
+            return []
+
     def row_without(self, case: Case, sweep: str, status: str, reason: str, **more: Any) -> Row:
         """The row of a case whose process did not say what it came to."""
         facts = self._known or self.environment
@@ -119,9 +132,12 @@ def _with_start(row: Row, took_s: float) -> Row:
 
 
 def handle(request: dict[str, Any]) -> dict[str, Any]:
-    """The child's side: run the case, and answer {"row": its row as JSON}."""
-    run_case = importlib.import_module(request["pipeline"]).run_case
-    settings = Settings.from_dict(request["settings"])
-    row: Row = run_case(Case.from_dict(request["case"]), request["sweep"], settings)
+    """The child's side: run the case, and answer {"row": its row as JSON}; or get ready for it, and answer {"spent":
+    what that took}."""
+    pipeline = importlib.import_module(request["pipeline"])
+    case, settings = Case.from_dict(request["case"]), Settings.from_dict(request["settings"])
+    if request.get("ahead"):
+        return {"spent": pipeline.prepare(case, settings)}
+    row: Row = pipeline.run_case(case, request["sweep"], settings)
     gc.freeze()  # what outlives a case stays: the next one's collections need not look at torch's 200,000 objects again
     return {"row": store.to_json(row)}

@@ -4,58 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, Literal
 
 from glabench.spec import lengths as packing
+from glabench.spec.axes import AXES, Axes, Dtype, later
 
-Dtype = Literal["bf16", "fp16", "fp32"]
 Mode = Literal["fwd", "bwd", "fwdbwd", "step", "train"]
-Model = Literal["340m", "1.3b", "tiny"]
-Execution = Literal["compiled", "graph"]
 
 # Bytes per element of q, k, v, g and o.
 DTYPE_BYTES: dict[str, int] = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 
 @dataclass(frozen=True)
-class LaterAxis:
-    """An axis that cases did not always have. With its default a case is what it was before, and so is its id.
-
-    Systems take one where their entry in the catalog has it under ``takes``.
-    """
-
-    default: Any
-    lacking: str  # what a system that does not take it has not
-    words: Callable[[Any], str]  # another value than the default, in a few words
-
-
-LATER: dict[str, LaterAxis] = {
-    "value_gate": LaterAxis(False, "gates on the value side", lambda value: "value gate"),
-    "gate_dtype": LaterAxis(None, "gates in another dtype than q", lambda value: f"gates in {value}"),
-    "lengths": LaterAxis(None, "packed sequences", packing.short),
-    "model": LaterAxis(None, "model around it", str),
-    "execution": LaterAxis(None, "training step to compile", str),
-    "recompute": LaterAxis(None, "states to compute again", lambda value: "recomputed"),
-    "qk_heads": LaterAxis(None, "heads of q and k that several of v share", lambda value: f"{value} heads of q and k"),
-}
-
-
-def later(case: Mapping[str, Any]) -> dict[str, Any]:
-    """The later axes that a case, given as a dict, has another value of than the default."""
-    found = {name: case.get(name, axis.default) for name, axis in LATER.items()}
-    return {name: value for name, value in found.items() if value not in (None, LATER[name].default)}
-
-
-@dataclass(frozen=True)
-class Case:
+class Case(Axes):
     """One point of a sweep. H, K and V describe gated linear attention, and so the question that is asked; an
     attention baseline answers it at the same width with its own heads (``attn_heads`` x ``attn_dim``).
 
     A field that a system has no use for (the schedule of an attention baseline, say) is None, so that the same
-    case is never measured twice under two names.
+    case is never measured twice under two names. Fields that came later are those of `Axes`.
     """
 
     system: str
@@ -72,22 +40,6 @@ class Case:
     # g = gate_strength * logsigmoid(N(0,1)); 0 is a gate that never closes; None is no gate at all (g=None)
     gate_strength: float | None = 1.0
     initial_state: bool = False
-    # gates on the value side besides, gv = gate_strength * logsigmoid(N(0,1)), of strength 1 where there is no g
-    value_gate: bool = False
-    # of gates on either side, where it is not that of q: fp32 beside 16-bit inputs
-    gate_dtype: Dtype | None = None
-    # of sequences packed into a batch of 1, T tokens in all: see `glabench.spec.lengths`
-    lengths: str | None = None
-    # of a language model around the operator, for mode "train": see `glabench.spec.models`
-    model: Model | None = None
-    # of a training step, where it is not eager: each block and the loss compiled, or so compiled, the whole of it in a
-    # CUDA graph
-    execution: Execution | None = None
-    # True where nothing of the states is kept for the backward pass, which computes them again
-    recompute: bool | None = None
-    # of q and k, where they are fewer than the H of v: each is that of H / qk_heads heads beside one another; so are
-    # gates of every feature, and gates of a head are those of v's
-    qk_heads: int | None = None
     attn_heads: int | None = None
     attn_dim: int | None = None
     seed: int = 0
@@ -98,8 +50,13 @@ class Case:
         longer than all else that is done to expand a case."""
         named = {name: getattr(self, name) for name in CASE_FIELDS}
         used = later(named)
-        text = json.dumps({name: x for name, x in named.items() if name not in LATER or name in used}, sort_keys=True)
+        text = json.dumps({name: x for name, x in named.items() if name not in AXES or name in used}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    @property
+    def unplanned(self) -> list[str]:
+        """What of the case plans, the cost model and lists of launches know nothing of, in words."""
+        return [AXES[name].lacking for name in later(vars(self)) if not AXES[name].planned]
 
     @property
     def attention_shape(self) -> tuple[int, int]:
@@ -129,7 +86,8 @@ class Case:
 
     def to_dict(self) -> dict[str, Any]:
         """Its fields; of later axes no None, as in rows of before there were these."""
-        return {name: value for name, value in asdict(self).items() if name not in LATER or value is not None}
+        found = {name: getattr(self, name) for name in CASE_FIELDS}
+        return {name: value for name, value in found.items() if name not in AXES or value is not None}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Case:
@@ -137,4 +95,10 @@ class Case:
         return cls(**values)
 
 
-CASE_FIELDS: tuple[str, ...] = tuple(f.name for f in fields(Case))
+def _in_order() -> tuple[str, ...]:
+    own = [f.name for f in fields(Case) if f.name not in AXES]
+    place = own.index("attn_heads")
+    return (*own[:place], *AXES, *own[place:])
+
+
+CASE_FIELDS: tuple[str, ...] = _in_order()  # as rows have them

@@ -18,9 +18,9 @@ TRAINING = ("fwd", "bwd", "fwdbwd")
 WITH_STEP = (*TRAINING, "step")
 SCHEDULE = frozenset({"chunk", "sub_chunk", "materialize"})
 ONE_LEVEL = frozenset({"chunk", "materialize"})  # without sub-chunks
-GATES, PACKED = frozenset({"gate_dtype"}), frozenset({"lengths"})
+GATES, PACKED = frozenset({"gate_dtype", "resets"}), frozenset({"lengths"})
 HEADS = frozenset({"qk_heads"})
-OPERATOR = frozenset({"value_gate", "gate_dtype", "lengths"})  # of an operator, without a model around it
+OPERATOR = GATES | PACKED | {"value_gate"}  # of an operator, without a model around it
 STEP = frozenset({"model", "execution"})  # of a training step
 
 # The selective scan that is measured beside a layer is Mamba's: twice the layer's width in channels of 16 states.
@@ -169,7 +169,7 @@ _SYSTEMS = (
             "fla-core's chunkwise retention, autotuned by itself", FLA_REPO, takes=PACKED, autotuned=True),
     _scalar("mlstm_tfla", "mLSTM, TFLA (one gate a head)", "simple", "mlstm_tfla:MlstmTfla",
             "mlstm_kernels' chunkwise mLSTM with sigmoid gates, its input gates open", TFLA_PAPER,
-            takes=GATES),
+            takes=frozenset({"gate_dtype"})),
     _scalar("mamba2_ssd", "Mamba-2's SSD", "ssd", "mamba2_ssd:Mamba2Ssd",
             "mamba_ssm's mamba_chunk_scan_combined where it is installed, else simple_gla; the row says which",
             SSD_PAPER, triton=True, takes=HEADS, autotuned=True),

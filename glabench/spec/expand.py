@@ -9,6 +9,7 @@ from typing import Any
 
 from glabench.errors import UserError
 from glabench.spec import lengths
+from glabench.spec.axes import AXES, GATES, Misfit, other_gates
 from glabench.spec.case import Case
 from glabench.spec.catalog import CATALOG, SCHEDULE
 from glabench.spec.models import CONFIGS
@@ -27,9 +28,8 @@ USUAL_HEAD_DIM = 64
 DEFAULT_CHUNK = 64
 DEFAULT_SUB_CHUNK = 64  # at most the chunk
 DEFAULT_MATERIALIZE = True
-DEFAULT_DTYPE, DEFAULT_MODE = "bf16", "fwdbwd"
-
-UNGATED = {"gate_strength": None, "value_gate": False, "gate_dtype": None}  # where a system reads no gates
+# Where a system reads no gates.
+UNGATED = {"gate_strength": None} | {name: AXES[name].default for name in GATES}
 
 MAX_CASES = 100_000  # weeks of a GPU
 
@@ -142,8 +142,10 @@ def _cases(source: Source, block: _Block, defaults: dict[str, Any]) -> list[Case
         misfit = _misfit(values)
         if misfit is None:
             made.append(_case(source, block, values))
-        elif len(varied & set(misfit.names)) < 2:
-            raise source.error(_loc_of(block, *misfit.names), misfit.said)
+            continue
+        names, wrong = misfit
+        if len(varied & set(names)) < 2:
+            raise source.error(_loc_of(block, *names), wrong)
     return made
 
 
@@ -184,82 +186,28 @@ def fitted(values: dict[str, Any]) -> dict[str, Any]:
             schedule["sub_chunk"] = min(DEFAULT_SUB_CHUNK, schedule["chunk"])
         if "materialize" in uses and schedule["materialize"] is None:
             schedule["materialize"] = DEFAULT_MATERIALIZE
-    again = {"recompute": values.get("recompute") or None}
-    if values.get("qk_heads") == values.get("H"):
-        again["qk_heads"] = None
-    return {**values, **schedule, **again, **({} if info.gated else UNGATED), **_usual_gates(values)}
-
-
-def _usual_gates(values: dict[str, Any]) -> dict[str, Any]:
-    """No dtype of gates where it is that of q, or where there are none."""
-    none = values.get("gate_strength", 1.0) is None and not values.get("value_gate", False)
-    usual = none or values.get("gate_dtype") == values.get("dtype", DEFAULT_DTYPE)
-    return {"gate_dtype": None} if usual else {}
-
-
-@dataclass(frozen=True)
-class _Misfit:
-    """Fields whose values do not go together, the one to blame first, and what is wrong."""
-
-    names: tuple[str, ...]
-    said: str
+    said = {**values, **schedule, **({} if info.gated else UNGATED)}
+    return said | {name: axis.fit(said) for name, axis in AXES.items() if axis.fit is not None}
 
 
 def gates_of(dtype: str, gate_dtype: str | None) -> str | None:
     """The dtype of gates of a shape on the command line, as a case has it; UserError for one that does not go with
     the inputs' dtype."""
     values = {"dtype": dtype, "gate_dtype": gate_dtype}
-    values |= _usual_gates(values)
-    if (wrong := _other_gates(values)) is not None:
-        raise UserError(f"--gate-dtype {gate_dtype}: {wrong}")
+    own = AXES["gate_dtype"]
+    assert own.fit is not None
+    values["gate_dtype"] = own.fit(values)
+    if (wrong := other_gates(values)) is not None:
+        raise UserError(f"--gate-dtype {wrong[1].removeprefix('gate_dtype ')}")
     return values["gate_dtype"]
 
 
-def _other_gates(values: dict[str, Any]) -> str | None:
-    """Why gates cannot be of the dtype that they are, where it is not that of q."""
-    gates = values.get("gate_dtype")
-    return None if gates in (None, "fp32") else f"expected {values.get('dtype', DEFAULT_DTYPE)}, as q, or fp32"
-
-
-def _misfit(values: dict[str, Any]) -> _Misfit | None:
+def _misfit(values: dict[str, Any]) -> Misfit | None:
     chunk, sub_chunk = values["chunk"], values["sub_chunk"]
     if sub_chunk is not None and chunk % sub_chunk != 0:
-        return _Misfit(("sub_chunk", "chunk"), f"sub_chunk {sub_chunk} does not divide chunk {chunk}")
-    if (wrong := _other_gates(values)) is not None:
-        return _Misfit(("gate_dtype", "dtype"), f"gate_dtype {values['gate_dtype']}: {wrong}")
-    if (shared := values.get("qk_heads")) is not None and values["H"] % shared:
-        return _Misfit(("qk_heads", "H"), f"qk_heads {shared}: expected a number that divides H {values['H']}")
-    if (untrained := _untrained(values)) is not None:
-        return untrained
-    return None if values.get("lengths") is None else _unpacked(values)
-
-
-def _untrained(values: dict[str, Any]) -> _Misfit | None:
-    """Why what is said of a training step, and whether there is one, do not go together, or None."""
-    model, mode = values.get("model"), values.get("mode", DEFAULT_MODE)
-    if (model is None) != (mode != "train"):
-        said = f"mode train: expected a model, {' or '.join(CONFIGS)}" if model is None else f"model {model}"
-        return _Misfit(("mode", "model"), said if model is None else f"{said}: expected mode train, got {mode}")
-    if model is None and values.get("execution") is not None:
-        return _Misfit(("execution", "mode"), f"execution {values['execution']}: expected mode train, got {mode}")
-    return None
-
-
-def _unpacked(values: dict[str, Any]) -> _Misfit | None:
-    """Why its sequences cannot be packed as the case says, or None."""
-    if values["B"] != 1:
-        said = f"lengths {values['lengths']}: expected B 1, into which sequences are packed, got {values['B']}"
-        return _Misfit(("lengths", "B", "T"), said)
-    if values.get("mode") == "step":
-        return _Misfit(("lengths", "mode"), f"lengths {values['lengths']}: a step has one token of each sequence")
-    try:
-        found = lengths.sequences(values["lengths"], values["T"], values.get("seed", 0))
-    except ValueError as error:
-        return _Misfit(("lengths", "T"), str(error))
-    if values.get("mode") == "train" and max(found) < 2:
-        said = f"lengths {values['lengths']}: expected a document of two tokens, of which one predicts the other"
-        return _Misfit(("lengths", "mode"), said)
-    return None
+        return ("sub_chunk", "chunk"), f"sub_chunk {sub_chunk} does not divide chunk {chunk}"
+    found = (axis.misfit(values) for axis in AXES.values() if axis.misfit is not None)
+    return next((misfit for misfit in found if misfit is not None), None)
 
 
 def _sized(source: Source, block: _Block, values: dict[str, Any]) -> dict[str, Any]:

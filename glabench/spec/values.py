@@ -6,19 +6,27 @@ A block is a mapping from a field (or several, joined by commas: coupled axes) t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_origin
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    create_model,
+)
 from pydantic.fields import FieldInfo
 
 from glabench.errors import did_you_mean
-from glabench.spec.case import Dtype, Execution, Mode, Model
+from glabench.spec.axes import AXES, SIZE, TYPES, Dtype
+from glabench.spec.case import Mode
 from glabench.spec.catalog import CATALOG
-from glabench.spec.lengths import EXPECTED, text_of
 from glabench.spec.shape import TOO_LARGE
 from glabench.spec.source import Loc, Source
 
-SIZE = "an integer > 0 and < 2^31"
 PositiveInt = Annotated[int, Field(gt=0, lt=TOO_LARGE)]
 ChunkSize = Literal[16, 32, 64, 128, 256]
 
@@ -29,8 +37,9 @@ def _known_system(name: str) -> str:
     return name
 
 
-class CaseValues(BaseModel):
-    """The fields of a case that a sweep file sets. The description of each is what an error message expects."""
+class _Values(BaseModel):
+    """The fields of a case that a sweep file sets, but for later axes. The description of each is what an error message
+    expects."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -49,25 +58,33 @@ class CaseValues(BaseModel):
         description="a number >= 0 and <= 1e30, or null for no gate at all"
     )
     initial_state: bool = Field(description="true or false")
-    value_gate: bool = Field(description="true or false")
-    gate_dtype: Dtype | None = Field(description="bf16, fp16, fp32 or null for that of q")
-    lengths: Annotated[str | None, BeforeValidator(text_of)] = Field(description=EXPECTED)
-    model: Model | None = Field(description="340m, 1.3b, tiny or null")
-    execution: Execution | None = Field(description="compiled, graph or null for eager")
-    recompute: bool | None = Field(description="true, or false or null for what the system does by itself")
-    qk_heads: PositiveInt | None = Field(description=f"{SIZE}, or null for the H of v")
     seed: Annotated[int, Field(ge=0, le=2**62)] = Field(description="an integer >= 0 and <= 2^62")
 
 
+def _type_of(name: str) -> Any:
+    """The type of an axis with what is asked of its values."""
+    axis, kind = AXES[name], TYPES[name]
+    if axis.between is not None:
+        low, high = axis.between
+        (number,) = set(get_args(kind)) - {type(None)}
+        return Annotated[number, Field(gt=low, lt=high)] | None
+    return kind if axis.read is None else Annotated[kind, BeforeValidator(axis.read)]
+
+
+_LATER: dict[str, Any] = {name: (_type_of(name), Field(description=axis.expected)) for name, axis in AXES.items()}
+CaseValues: type[BaseModel] = create_model("CaseValues", __base__=_Values, **_LATER)
 FIELDS: tuple[str, ...] = tuple(CaseValues.model_fields)
-NAMES: dict[str, tuple[str, ...]] = {
-    "system": tuple(CATALOG),
-    "dtype": ("bf16", "fp16", "fp32"),
-    "gate_dtype": ("bf16", "fp16", "fp32"),
-    "mode": ("fwd", "bwd", "fwdbwd", "step", "train"),
-    "model": ("340m", "1.3b", "tiny"),
-    "execution": ("compiled", "graph"),
-}
+
+
+def _names(kind: Any) -> tuple[str, ...]:
+    """The values of a type that has a few names; none of another."""
+    if get_origin(kind) is Literal:
+        return tuple(value for value in get_args(kind) if isinstance(value, str))
+    return tuple(name for arm in get_args(kind) for name in _names(arm))
+
+
+_NAMED = {name: _names(info.annotation) for name, info in CaseValues.model_fields.items()}
+NAMES: dict[str, tuple[str, ...]] = {"system": tuple(CATALOG)} | {name: of for name, of in _NAMED.items() if of}
 
 
 def _adapter(info: FieldInfo) -> TypeAdapter[Any]:
@@ -152,7 +169,8 @@ def _values(source: Source, names: tuple[str, ...], given: Any, loc: Loc) -> tup
 
 def _is_one(names: tuple[str, ...], given: list[Any]) -> bool:
     """Whether a list is one value, and not several: the lengths of packed sequences."""
-    return names == ("lengths",) and all(type(one) is int for one in given)
+    alone = AXES.get(names[0]) if len(names) == 1 else None
+    return alone is not None and alone.listed and all(type(one) is int for one in given)
 
 
 def _value(source: Source, name: str, value: Any, loc: Loc) -> Any:

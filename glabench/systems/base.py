@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from glabench.spec.case import LATER, Case, later
+from glabench.spec.axes import AXES, later
+from glabench.spec.case import Case
 from glabench.spec.catalog import CATALOG, SystemInfo
 from glabench.spec.settings import Device
 
@@ -54,7 +55,7 @@ class System(ABC):
         """One line: why it cannot run the case's mode, or an axis of it, as far as the catalog says, or None."""
         if case.mode not in self.info.modes:
             return f"{self.name} has no mode {case.mode}"
-        lacks = (axis.lacking for name, axis in LATER.items() if name in later(vars(case)).keys() - self.info.takes)
+        lacks = (axis.lacking for name, axis in AXES.items() if name in later(vars(case)).keys() - self.info.takes)
         return next((f"{self.name} has no {what}" for what in lacks), None)
 
     @abstractmethod

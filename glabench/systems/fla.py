@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from glabench.hardware.environment import package_version
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from glabench.systems.inputs import Inputs, Packed
 
 INSTALL = "pip install fla-core einops"
+# What gates of -inf are for kernels whose sums over them would be no numbers: exp of it is 0 in float32 as well.
+FORGETS = -104.0
 HOPPER_MAJOR = 9  # of the compute capability
 
 
@@ -35,7 +38,20 @@ class _Fla(System):
         return f"{f'fla-core {core}' if core else f'flash-linear-attention {full}'} {self.function}{heads}"
 
 
-class FlaChunk(_Fla):
+class _SumsGates(_Fla):
+    """In chunks gates are summed, and differences of sums with -inf are no numbers: here gates are finite."""
+
+    def implementation(self, case: Case) -> str:
+        return f"{super().implementation(case)}{f', gates of -inf as {FORGETS:g}' if case.resets else ''}"
+
+    def draw_inputs(self, case: Case, device: str, salt: int = 0) -> Inputs:
+        inputs = super().draw_inputs(case, device, salt)
+        if case.resets is None or inputs.g is None:
+            return inputs
+        return replace(inputs, g=inputs.g.masked_fill(inputs.g.isinf(), FORGETS))
+
+
+class FlaChunk(_SumsGates):
     """``fla.ops.gla.chunk_gla``; it has no ungated path."""
 
     function = "chunk_gla"
@@ -80,7 +96,7 @@ class FlaLinear(_Fla):
         )
 
 
-class FlaSimple(_Fla):
+class FlaSimple(_SumsGates):
     """``fla.ops.simple_gla.chunk_simple_gla``, whose gates are [B, T, H]."""
 
     function = "chunk_simple_gla"

@@ -140,7 +140,7 @@ class Gla(System):
     def form_of(self, case: Case, arch: str) -> Form | None:
         from gla_kernels.ops.forms import Chunkwise
 
-        if case.value_gate or case.lengths or case.qk_heads:
+        if case.unplanned:
             return None
         forward, backward = self.plans(case, arch)
         return Chunkwise(case.K**-0.5, forward, backward or forward, backward is not None)

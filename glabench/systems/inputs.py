@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import random
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from itertools import accumulate
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from glabench.spec.axes import later
 from glabench.spec.case import Case
 from glabench.spec.catalog import CATALOG, Operator, ssm_shape
 
@@ -96,8 +98,15 @@ def make_inputs(case: Case, operator: Operator, device: str, salt: int = 0) -> I
     softplus(N(0, 1)), which with A = -gate_strength makes dt A the gates of every other system.
 
     The operator's own scale (K^-1/2) is applied by the system. Numbers depend on the shape, the case's seed, ``salt``
-    (the number of the set when several are rotated) and the kind of device, on nothing else.
+    (the number of the set when several are rotated) and the kind of device, and on axes that change what was drawn.
     """
+    inputs = _drawn(case, operator, device, salt)
+    for change in (CHANGES[axis] for axis in later(vars(case)) if axis in CHANGES):
+        inputs = change(inputs, case)
+    return inputs
+
+
+def _drawn(case: Case, operator: Operator, device: str, salt: int) -> Inputs:
     generator = torch.Generator(device).manual_seed(1_000_003 * case.seed + salt)
     dtype = DTYPES[case.dtype]
     bounds = None if case.sequences is None else packed(case.sequences, device)
@@ -137,6 +146,26 @@ def make_inputs(case: Case, operator: Operator, device: str, salt: int = 0) -> I
     # drawn last, so that the other numbers are those of the case without them
     gv = gates(case.H, case.V, 1.0 if case.gate_strength is None else case.gate_strength) if case.value_gate else None
     return Inputs(q, k, v, do, g, state, dstate, gv, bounds)
+
+
+def forgetting(case: Case) -> torch.Tensor:
+    """Which rows forget all before them, bool [B, T]: every `Case.resets`-th, the first of each sequence of the batch
+    at a place that the case's seed says."""
+    assert case.resets is not None  # asked for where there are some
+    drawn = random.Random(case.seed)
+    first = torch.tensor([drawn.randrange(case.resets) for _ in range(case.B)])
+    return torch.arange(case.T) % case.resets == first[:, None]
+
+
+def _reset(inputs: Inputs, case: Case) -> Inputs:
+    assert inputs.g is not None  # a case without gates has none that reset
+    return replace(inputs, g=inputs.g.masked_fill(forgetting(case).to(inputs.g.device)[:, :, None, None], -math.inf))
+
+
+# What an axis makes of inputs that were drawn without it, whose other numbers stay.
+CHANGES: dict[str, Callable[[Inputs, Case], Inputs]] = {
+    "resets": _reset,
+}
 
 
 def gate_shape(case: Case, operator: Operator) -> tuple[int, int]:

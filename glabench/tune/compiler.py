@@ -13,7 +13,7 @@ from gla_kernels import Plan, Workload
 from gla_kernels.plan.apply import launches_of
 from glabench.hardware.crosscompile import kernel_key
 from glabench.run.child import Child, ChildDied, ChildTimeout
-from glabench.run.driver import cores, worker_env
+from glabench.run.processes import cores, worker_env
 from glabench.tune.candidate import Candidate, Variant, launch_of
 from glabench.tune.space import Members, Space, joined, members_of
 

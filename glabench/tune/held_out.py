@@ -52,7 +52,7 @@ def held_out(tunings: Sequence[Tuning], at: Sequence[Tuning] | None = None) -> l
     for work, tuning in asked.items():
         own = key_of(work) if at is None else None
         choice = choice_of(work, Table(header, tuple(one for one in entries if key_of(one.work) != own)))
-        found.append(Held(work, _ratio(tuning, choice.plan.to_dict()), choice.origin))
+        found.append(Held(work, cost_of(tuning, choice.plan.to_dict()), choice.origin))
     return found
 
 
@@ -62,7 +62,7 @@ def _latest(tunings: Sequence[Tuning]) -> dict[Workload, Tuning]:
     return {entry_of(one).work: one for one in sorted(won, key=lambda one: one.started)}
 
 
-def _ratio(tuning: Tuning, plan: dict[str, Any]) -> float:
+def cost_of(tuning: Tuning, plan: dict[str, Any]) -> float:
     """The plan's time over that of the tuning's winner."""
     own, sums = winner(tuning), Sums.of(tuning)
     assert own is not None

@@ -28,8 +28,8 @@ from glabench.errors import UserError
 from glabench.hardware import nvml
 from glabench.lines import TUNING_START, Lines
 from glabench.run.child import Child, ChildDied
-from glabench.run.driver import cores
 from glabench.run.gpus import only_this
+from glabench.run.processes import cores
 from glabench.systems.gla import schedule_name
 from glabench.tune.compiler import CompilePool
 from glabench.tune.gpu import Gpu

@@ -16,7 +16,7 @@ from gla_kernels import Machine, Workload, chosen
 from gla_kernels.plan.limits import why_not
 from gla_kernels.plan.space import tiles
 from gla_kernels.schedule import PASSES
-from glabench.run.driver import cores
+from glabench.run.processes import cores
 from glabench.spec.case import Case
 from glabench.spec.catalog import CATALOG
 from glabench.systems.gla import Gla

@@ -54,10 +54,8 @@ def merged(groups: Iterable[Iterable[Workload]]) -> list[list[Workload]]:
 
 
 def is_planned(case: Case) -> bool:
-    """Whether a case is a workload that plans are tuned for: of packed sequences, of gates on the value side and of
-    heads that share q and k none is."""
-    other = case.value_gate or case.lengths or case.qk_heads
-    return case.system == "gla" and case.mode in DIRECTIONS and not other
+    """Whether a case is a workload that plans are tuned for: of packed sequences, for one, none is."""
+    return case.system == "gla" and case.mode in DIRECTIONS and not case.unplanned
 
 
 def of_shape(text: str, dtype: str = "bf16", mode: str = "fwdbwd", gate_dtype: str | None = None) -> list[Workload]:

@@ -16,13 +16,12 @@ cu_seqlens[n] to cu_seqlens[n + 1], none of them knows of another, and states ar
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
+from torch.autograd.function import once_differentiable
 
 # Steps between two states that the recurrence keeps for its backward pass; the steps between are computed again.
 SEGMENT = 64
@@ -84,18 +83,61 @@ def _decays(g: Tensor | None, gv: Tensor | None, dtype: torch.dtype) -> Tensor |
     return of_values if of_keys is None else of_keys * of_values
 
 
-def _walk(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gv: Tensor | None, state: Tensor) -> tuple[Tensor, Tensor]:
+def _states(k: Tensor, v: Tensor, decays: Tensor | None, state: Tensor) -> Tensor:
+    """The state after each token, [B, T, H, K, V]."""
     # What does not depend on the state before is done for all tokens at once: a loop of small operations takes the time
     # of launching them.
-    added = (k.unsqueeze(-1) * v.unsqueeze(-2)).to(state.dtype)
-    decays = _decays(g, gv, state.dtype)
-    each = [None] * q.shape[1] if decays is None else decays.unbind(1)
-    states = []
-    for update, decay in zip(added.unbind(1), each, strict=True):
-        state = state + update if decay is None else torch.addcmul(update, state, decay)
-        states.append(state)
-    o = q.unsqueeze(-2).to(state.dtype) @ torch.stack(states, dim=1)
-    return o.squeeze(-2).to(v.dtype), state
+    states = (k.unsqueeze(-1) * v.unsqueeze(-2)).to(state.dtype)
+    each = [None] * k.shape[1] if decays is None else decays.unbind(1)
+    for now, decay in zip(states.unbind(1), each, strict=True):
+        _carry(now, state, decay)
+        state = now
+    return states
+
+
+def _carry(to: Tensor, state: Tensor, decay: Tensor | None) -> None:
+    """Add the state, decayed, to what is there."""
+    if decay is None:
+        to.add_(state)
+    else:
+        to.addcmul_(state, decay)
+
+
+class _Walk(torch.autograd.Function):
+    """``(o, last state)`` of some tokens, o without the scale. Autograd would keep, and go through, three times as much
+    as the backward recurrence does:  dS_t = q_t^T do_t + Diag(exp g_t+1) dS_t+1 Diag(exp gv_t+1)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gv: Tensor | None, state: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(q, k, v, g, gv, state)
+        states = _states(k, v, _decays(g, gv, state.dtype), state)
+        o = q.unsqueeze(-2).to(state.dtype) @ states
+        return o.squeeze(-2).to(v.dtype), states[:, -1].clone()  # not a view, which would keep them all
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, do: Tensor, d_last: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, g, gv, state = ctx.saved_tensors
+        decays = _decays(g, gv, state.dtype)
+        states = _states(k, v, decays, state)
+        q_wide, k_wide, v_wide, do = (x.to(state.dtype) for x in (q, k, v, do))
+        dq = (states @ do.unsqueeze(-1)).squeeze(-1)
+        grads = q_wide.unsqueeze(-1) * do.unsqueeze(-2)
+        grads[:, -1] += d_last
+        for t in range(grads.shape[1] - 1, 0, -1):
+            _carry(grads[:, t - 1], grads[:, t], None if decays is None else decays[:, t])
+        dk = (grads @ v_wide.unsqueeze(-1)).squeeze(-1)
+        dv = (k_wide.unsqueeze(-2) @ grads).squeeze(-2)
+        if decays is not None:
+            grads *= decays
+        d_state = grads[:, 0].clone()
+        grads[:, 0] *= state  # from here on the terms of the gates' gradients
+        grads[:, 1:] *= states[:, :-1]
+        dg = None if g is None else grads.sum(-1).sum_to_size(g.shape).to(g.dtype)
+        dgv = None if gv is None else grads.sum(-2).sum_to_size(gv.shape).to(gv.dtype)
+        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), dg, dgv, d_state
 
 
 def recurrent(
@@ -115,14 +157,11 @@ def recurrent(
     if cu_seqlens is not None:
         return _one_by_one(recurrent, cu_seqlens, q, k, v, g, initial_state, gv, scale=scale)
     scale, state = _start(q, v, scale, initial_state)
-    # not where nothing is saved by it: the first checkpoint of a process imports Dynamo, two seconds
-    again = torch.is_grad_enabled() and q.shape[1] > SEGMENT
-    walk: Callable[..., tuple[Tensor, Tensor]] = partial(checkpoint, _walk, use_reentrant=False) if again else _walk
     parts = []
     for t in range(0, q.shape[1], SEGMENT):
         rows = slice(t, t + SEGMENT)
         gates = (None if x is None else x[:, rows] for x in (g, gv))
-        o, state = walk(q[:, rows], k[:, rows], v[:, rows], *gates, state)
+        o, state = _Walk.apply(q[:, rows], k[:, rows], v[:, rows], *gates, state)
         parts.append(o)
     o = torch.cat(parts, dim=1) if parts else torch.empty_like(v)
     return o * scale, state

@@ -36,7 +36,8 @@ from glabench import store
 from glabench.commands.running import only, pick_device
 from glabench.errors import UserError
 from glabench.run.child import Child, ChildDied, ChildTimeout
-from glabench.run.driver import FIRST_CASE, Driver, finished, known_environment, worker_env
+from glabench.run.driver import FIRST_CASE, Driver, finished, known_environment
+from glabench.run.processes import worker_env
 from glabench.run.worker import Worker
 from glabench.spec.case import Case
 from glabench.spec.expand import expand

@@ -36,7 +36,7 @@ def path(target: str) -> Path:
 
 def compile_all(target: str, only: int | None = None) -> dict[str, Needs]:
     """What each kernel needs at every shape, or those of one K, by name such as "fwd 128x256 output". In this process:
-    what `glabench compile board` has compiled is in Triton's cache, and to start others takes longer than to read it.
+    what a sweep has compiled is in Triton's cache, and to start others takes longer than to read it.
     """
     capability = int(target.removeprefix("sm_"))
     entries = {
@@ -50,6 +50,11 @@ def compile_all(target: str, only: int | None = None) -> dict[str, Needs]:
     broken = [f"{name}: {entry['error']}" for name, entry in entries.items() if entry["error"]]
     assert not broken, f"{target}: " + "; ".join(broken)
     return {name: {need: entry[need] for need in NEEDS} for name, entry in entries.items()}
+
+
+def of_shape(name: str) -> list[str]:
+    """K and V of a kernel's name."""
+    return name.split()[1].split("x")
 
 
 def changes(target: str, before: dict[str, Needs], after: dict[str, Needs]) -> list[str]:
@@ -66,16 +71,24 @@ def changes(target: str, before: dict[str, Needs], after: dict[str, Needs]) -> l
     return lines
 
 
-@pytest.mark.parametrize("target", TARGETS)
-def test_kernels_need_what_they_needed(target, compiling_process: Callable[..., str]):
+# At night all shapes, which take minutes where nothing is cached: a change to a kernel shows at one K of each target.
+SOME = [("sm_80", "64"), ("sm_90", "128")]
+
+
+@pytest.mark.parametrize(
+    ("target", "only"), [*SOME, *(pytest.param(target, None, marks=pytest.mark.exhaustive) for target in TARGETS)]
+)
+def test_kernels_need_what_they_needed(target, only, compiling_process: Callable[..., str]):
     snapshot = json.loads(path(target).read_text())
     if package_version("triton") != snapshot["triton"]:
         pytest.skip(f"the snapshot is of triton {snapshot['triton']}, here is {package_version('triton')}")
     # in a process that compiles: where kernels are interpreted, Hopper's own are not launched
-    found = changes(target, snapshot["kernels"], json.loads(compiling_process(__file__, target)))
+    before = {name: needs for name, needs in snapshot["kernels"].items() if only in (None, of_shape(name)[0])}
+    found = changes(target, before, json.loads(compiling_process(__file__, target, *([only] if only else []))))
     assert not found, "\n".join(["kernels need something else than in the snapshot:", *found, f"if so meant: {RENEW}"])
 
 
+@pytest.mark.exhaustive
 def test_a_blackwell_gpu_gets_kernels_that_compile(compiling_process: Callable[..., str]):
     """No snapshot: nobody has tuned them there. But what is good on Hopper need not compile (see plan/choose.py): that
     of heads of 64 does not, either, and what does compiles in half the time."""

@@ -40,7 +40,8 @@ def made(rows: tuple[int, ...], rank: int, columns: int, dtype: torch.dtype, dev
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "rank", "columns"), SIZES)
 def test_gates_and_gradients(rows, rank, columns, dtype, gates, biased, least, device):
-    """Gates within one rounding; gradients within two, of the result, and of dz where a product takes it."""
+    """Gates within one rounding; gradients within two, of the result, and of dz where a product takes it, or in float32
+    within twice what PyTorch is off by, which is over two of dW where most gates are as good as their bound."""
     x, w, b, dg = made(rows, rank, columns, dtype, device)
     given = [y.requires_grad_() for y in ([x, w, b] if biased else [x, w])]
     right = [y.detach().double().requires_grad_() for y in given]
@@ -55,10 +56,14 @@ def test_gates_and_gradients(rows, rank, columns, dtype, gates, biased, least, d
     # where a gate is as good as its bound rounding says whether it has a gradient: PyTorch's float32 fails here, too
     near = 0.0 if least is None else atol + ROUNDING[torch.float32] * abs(least)
     dg = dg.to(g.dtype) if least is None else dg.to(g.dtype).masked_fill((expected - least).abs() <= near, 0.0)
-    found = torch.autograd.grad(g, given, dg)
-    for one, wanted in zip(found, torch.autograd.grad(expected, right, dg.double()), strict=True):
+    found, exact = torch.autograd.grad(g, given, dg), torch.autograd.grad(expected, right, dg.double())
+    theirs = torch.autograd.grad(plain(x, w, b if biased else None, 16.0, least), given, dg.to(dtype))
+    for one, other, wanted in zip(found, theirs, exact, strict=True):
         assert one.dtype == dtype
-        assert (one.double() - wanted).norm() <= 2 * ROUNDING[dtype] * wanted.norm()
+        allowed = 2 * ROUNDING[dtype] * wanted.norm()
+        if dtype == torch.float32:
+            allowed = max(allowed, 2 * (other.double() - wanted).norm())
+        assert (one.double() - wanted).norm() <= allowed
 
 
 def test_two_runs_are_the_same_bits(device):

@@ -42,6 +42,27 @@ def test_the_forms_agree_in_float64(inputs, outputs_of, other, gates):
         torch.testing.assert_close(found[name], expected, rtol=1e-9, atol=1e-9, msg=name)
 
 
+def by_definition(q, k, v, g, state, gv=None):
+    """The two equations as they stand, for autograd."""
+    outputs = []
+    for t in range(q.shape[1]):
+        state = state * g[:, t].exp().unsqueeze(-1) * (1 if gv is None else gv[:, t].exp().unsqueeze(-2))
+        state = state + k[:, t].unsqueeze(-1) * v[:, t].unsqueeze(-2)
+        outputs.append((q[:, t].unsqueeze(-2) @ state).squeeze(-2))
+    return torch.stack(outputs, 1) * q.shape[-1] ** -0.5, state
+
+
+@pytest.mark.parametrize("features", [12, 1], ids=["of features", "of heads"])
+@pytest.mark.parametrize("value_gates", [None, 1.0, "infinite"])
+def test_the_judges_gradients_are_those_of_the_definition(inputs, outputs_of, value_gates, features):
+    x = inputs((2, reference.SEGMENT + 9, 2, 12, 20), torch.float64, "infinite", value_gates=value_gates)
+    x = replace(x, g=x.g[..., :features])
+    right = outputs_of(by_definition, x)
+    found = outputs_of(lambda q, k, v, g, s, gv=None: reference.recurrent(q, k, v, g, None, s, gv), x)
+    for name, expected in right.items():
+        torch.testing.assert_close(found[name], expected, rtol=1e-12, atol=1e-12, msg=name)
+
+
 def test_16_bit_inputs_keep_a_float32_state(inputs):
     x = inputs((1, 20, 1, 8, 8), torch.bfloat16, 1.0)
     for form in (reference.recurrent, reference.chunkwise, reference.parallel):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import astuple, dataclass
 from typing import Any
 
-from glabench.spec.case import Case, Dtype, Mode
+from glabench.spec.axes import Dtype
+from glabench.spec.case import Case, Mode
 from glabench.spec.settings import Device
 
 CHECKED = 2048  # tokens of a sequence that is judged: float64 walks over them one by one

@@ -59,10 +59,10 @@ def simple_gla(
     cu_seqlens, state_v_first, check: as in `gla`. Packed sequences share chunks: what is not finite in one may show in
         others, as nowhere else.
     schedule: `Schedule(chunk=64)` by default. chunk: up to 128. materialize: True keeps the states of all chunks in
-        memory, for the backward pass too; False makes the output in one walk over time, for chunks of up to 64 and K
-        of up to 128 in bfloat16 and 64 else, and beyond those by slices of the sequence, whose states share a small
-        buffer; the backward pass then computes states again, a slice at a time. sub_chunk means nothing here: the
-        scores of a chunk are one product.
+        memory, for the backward pass too, but where Hopper's own walks make each gradient, which read none; False makes
+        the output in one walk over time, for chunks of up to 64 and K of up to 128 in bfloat16 and 64 else, and beyond
+        those by slices of the sequence, whose states share a small buffer; the backward pass then computes states
+        again, a slice at a time. sub_chunk means nothing here: the scores of a chunk are one product.
 
     Returns o [B, T, H, V] in the dtype of q, and the final state [B, H, K, V] in float32 or None. Differentiable once
     in q, k, v, g and initial_state, also through the final state. Deterministic: the same inputs give the same bits.

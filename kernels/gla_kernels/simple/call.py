@@ -122,6 +122,15 @@ class Call(CallContext):
         return sizes and B * H * self.native_parts >= NATIVE_WALKS and 0 < B * H * self.n_chunks * K <= MOST_ROWS
 
     @property
+    def walks_apart(self) -> bool:
+        """Whether walks of Hopper's own, one for each, make the gradients of q, k and v, as far as sizes and types go.
+        They keep no states of chunks, and read none: for wide values, of which states are most of the bytes, and where
+        one walk for all of a head leaves SMs idle. Else that one reads q, k and do once, and is faster."""
+        B, _, H, _, V = self.dims
+        pays = V > NATIVE_COLUMNS or 3 * B * H <= FEW_WALKS
+        return self.outputs_natively and pays and 2 * B * H * (self.n_chunks + 1) * V <= MOST_ROWS
+
+    @property
     def outputs_natively(self) -> bool:
         """Whether one walk of Hopper's own makes the outputs, as far as sizes and types go. Smaller tiles leave an SM
         room for several programs of Triton's walk, which are faster."""
@@ -169,6 +178,11 @@ class Call(CallContext):
         """The tile of Hopper's own walks: 64 features a tensor core's operand, and of V what a program does."""
         block_v = min(self.dims[-1], NATIVE_COLUMNS)
         return Tile(WGMMA_ROWS, block_v, num_warps=4, num_stages=2, descriptors=True, hopper=True)
+
+    @property
+    def apart_columns(self) -> int:
+        """Columns of dq and dk that a program makes: as many as an SM has room for, beside 64 rows of V features."""
+        return NATIVE_COLUMNS * NATIVE_COLUMNS // max(NATIVE_COLUMNS, self.dims[-1])
 
     @property
     def native_parts(self) -> int:

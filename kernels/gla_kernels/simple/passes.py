@@ -71,6 +71,7 @@ def forward(call: Call, final: bool, keep: bool, launch: Launcher) -> tuple[Tens
     o, sums, keep = call.v.new_empty(B, T, H, V), decay_sums(call, marks, launch), keep and call.materialize
     natively = native.serves_forward(call)
     walks = natively or call.walks
+    keep = keep and not native.serves_apart(call)
     states = call.state_buffer() if keep or not walks else None
     over = Over(sums, marks, call.initial_state, call.end_states() if final else None)
     pieces, at = [call.whole] if walks else call.slices, over.start
@@ -102,6 +103,9 @@ def backward(
     sums, marks = kept.sums, kept.marks
     over = Over(sums, marks, call.initial_state, None)
     back = Over(sums, marks, d_final, None if call.initial_state is None else call.end_states())
+    if native.serves_apart(call):
+        native.walks_apart(call, sums, do, back.start, back.last, into, launch)
+        return into.q, into.k, into.v, into.g, back.last
     starts = [over.start]
     for piece in call.slices[:-1]:
         starts.append(call.one_state())

@@ -83,7 +83,8 @@ def test_scores_are_those_of_float64_number_by_number(device, gates, dtype, BT, 
         # what a gate lets through that counts as FORGETS
         through = 0.0 if dtype == torch.float32 else math.exp(FORGETS.value)
         least = through * (q[rows].double().abs() @ k[rows].double().abs().T)
-        error, allowed = (found[i, :n, :n].double() - a).abs(), ROUNDING[PRECISION[dtype]] * size + 2 * least + TINY
+        tiny = TINY * (K if device.type == "cuda" else 1)  # tensor cores take each product that is so small for 0
+        error, allowed = (found[i, :n, :n].double() - a).abs(), ROUNDING[PRECISION[dtype]] * size + 2 * least + tiny
         assert (error <= allowed).all(), (error - allowed).max()
         assert not found[i].triu(1).any()
         assert not found[i, n:].any()

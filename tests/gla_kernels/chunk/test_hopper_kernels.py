@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gla_kernels import Plan, Schedule, Workload, default_config
+from gla_kernels import Plan, Schedule, Workload, default_config, reference
 from gla_kernels.chunk.hopper.grad_qk import grad_qk_hopper_kernel
 from gla_kernels.chunk.hopper.grad_qk_runs import grad_qk_runs_hopper_kernel
 from gla_kernels.chunk.hopper.grad_qk_wide import grad_qk_wide_runs_hopper_kernel
@@ -72,18 +72,17 @@ class Sequences:
         x = {name: one.to(gate_type if name == "g" else BF16) for name, one in x.items()}
         first, d_last = torch.randn(B, H, K, V), torch.randn(B, H, K, V)
         q, k, g, v, do = (x[name].double() for name in ("q", "k", "g", "v", "do"))
-        rows_given = tuple(one.requires_grad_() for one in (q, k, g, v))
+        rows_given = tuple(one.requires_grad_() for one in (q, k, v, g))
         state = first.double().requires_grad_()
         befores, rows, self.scale = [state], [], K**-0.5
-        for t in range(T):
-            state = g[:, t].exp()[..., None] * state + k[:, t, :, :, None] * v[:, t, :, None, :]
-            rows.append(torch.einsum("bhk,bhkv->bhv", self.scale * q[:, t], state))
-            if t % 64 == 63 or t == T - 1:
-                state = state.clone()  # so that its gradient knows nothing of the row before
-                befores.append(state)
-        o = torch.stack(rows, 1)
+        for t in range(0, T, 64):
+            of = slice(t, t + 64)
+            row, state = reference.recurrent(q[:, of], k[:, of], v[:, of], g[:, of], None, state)
+            rows.append(row)
+            befores.append(state)
+        o = torch.cat(rows, 1)
         loss = (o * do).sum() + (state * d_last.double()).sum()
-        *d_states, self.dq, self.dk, self.dg, self.dv = torch.autograd.grad(loss, (*befores, *rows_given))
+        *d_states, self.dq, self.dk, self.dv, self.dg = torch.autograd.grad(loss, (*befores, *rows_given))
         self.d_states, self.befores = d_states, [one.detach() for one in befores]
         self.o, g = o.detach(), g.detach()
         g = g.clamp(min=LEAST_GATE.value)

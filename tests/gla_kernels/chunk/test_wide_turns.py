@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from gla_kernels import Plan, Schedule, Workload, chunk, default_config
+from gla_kernels import Plan, Schedule, Workload, chunk, default_config, reference
 from gla_kernels import schedule as config
 from gla_kernels.chunk.problem import Problem
 from gla_kernels.plan.apply import problem_of
@@ -58,12 +58,8 @@ def test_both_directions(launch, place, monkeypatch, shape, gates, gate_type, ke
     g = GATES[gates](torch.nn.functional.logsigmoid(torch.randn(B, T, H, K))).to(gate_type)
     first, d_last = (torch.randn(B, H, K, V) for _ in range(2))
 
-    exact = [x.double().requires_grad_() for x in (q, k, v, g, first)]
-    state, rows = exact[4], []
-    for t in range(T):
-        state = exact[3][:, t].exp()[..., None] * state + exact[1][:, t, :, :, None] * exact[2][:, t, :, None, :]
-        rows.append(torch.einsum("bhk,bhkv->bhv", exact[0][:, t] / 16, state))
-    o = torch.stack(rows, 1)
+    wide_q, wide_k, wide_v, wide_g, start = exact = tuple(x.double().requires_grad_() for x in (q, k, v, g, first))
+    o, state = reference.recurrent(wide_q, wide_k, wide_v, wide_g, None, start)
     right = {"o": o.detach(), "last": state.detach()}
     found = torch.autograd.grad((o * do.double()).sum() + (state * d_last.double()).sum(), exact)
     right |= dict(zip(("dq", "dk", "dv", "dg", "d_first"), found, strict=True))

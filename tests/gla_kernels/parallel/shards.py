@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._pytree import tree_map
 
-TOKENS = {2: (20, 14), 4: (18, 6, 0, 10)}  # of each rank, by how many ranks there are
+TOKENS = {2: (20, 14), 3: (18, 6, 10), 4: (18, 6, 0, 10)}  # of each rank, by how many ranks there are
 T = 34
 DIES = "a rank that dies"
 CUDA = torch.cuda.is_available()
@@ -318,13 +318,15 @@ def _same(x: Tensor, y: Tensor) -> bool:
     return torch.equal(x.view(torch.int32), y.view(torch.int32))
 
 
-# Two ranks take less from one another, and four take longer to start: all cases are of four, all else of two.
+# Two ranks take less from one another, and more take longer to start: all cases are of three, one of which has others
+# on both sides, and again of four, one of which has no tokens; all else of two.
 OF_TWO: dict[str, Callable[[int, int], Any]] = {
     "twice": _twice, "without history": _without_history, "layer": _layer, "mesh": _on_a_mesh, "changed": _changed,
     "compiled": _compiled,
 }  # fmt: skip
 WORKS: dict[int, dict[str, Callable[[int, int], Any]]] = {
-    2: {"cases": _each_case, "unlike": _unlike} | OF_TWO, 4: {"cases": _each_case, "unlike": _unlike},
+    2: {"cases": _each_case, "unlike": _unlike} | OF_TWO, 3: {"cases": _each_case, "unlike": _unlike},
+    4: {"cases": _each_case, "unlike": _unlike},
 }  # fmt: skip
 if CUDA:
     WORKS = {ranks: works | {"exchanges": _exchanges} for ranks, works in WORKS.items()}

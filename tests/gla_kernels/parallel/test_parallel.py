@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(not dist.is_available(), reason="torch has no di
 ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, 3, pytest.param(4, marks=pytest.mark.exhaustive)])
 def test_ranks_find_what_one_would(ranks: int, tmp_path: Path) -> None:
     """All of it in one test, as the processes take longer to start than to compute."""
     enough(ranks)

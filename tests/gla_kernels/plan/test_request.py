@@ -171,8 +171,8 @@ def test_a_config_that_cannot_be_run_is_refused(options, message):
         launches("gla", B=1, T=80, H=1, K=16, V=16, dtype=torch.float32, **options)
 
 
-def test_a_plan_for_another_head_dimension_is_refused():
-    q, v = torch.zeros(1, 80, 1, 16, requires_grad=True), torch.zeros(1, 80, 1, 24)
+def test_a_plan_for_another_head_dimension_is_refused(device):
+    q, v = torch.zeros(1, 80, 1, 16, device=device, requires_grad=True), torch.zeros(1, 80, 1, 24, device=device)
     with pytest.raises(ValueError, match="config: states cannot run for K=16, V=24: block_k=32 is more than"):
         gla(q, q, v, q, config=(None, plan(Schedule(), K=32)))
     with pytest.raises(ValueError, match=r"config: (states|output) cannot run for K=16, V=24: block_k=32 is more than"):

@@ -181,10 +181,13 @@ def test_launches_are_of_as_many_states_as_there_are():
     walked = launches(**shape)
     assert [launch.step for launch in walked[2:]] == ["simple_grad_walk", "sum", "sum"]
     assert walked[2].args["p_dq"].shape == (64 * 2, 2048, 1, 128)  # a part of each head
-    wide = launches(**(shape | {"V": 256}))
+    wide = launches(**(shape | {"K": 64, "V": 256}))
     assert [launch.step for launch in wide[2:]] == ["simple_grad_walk", "sum", "sum", "sum"]  # dq, dk, dg
-    assert wide[2].args["p_dq"].shape == (64 * 2 * 2, 2048, 1, 128)  # and of each half of V
+    assert wide[2].args["p_dq"].shape == (64 * 2 * 2, 2048, 1, 64)  # and of each half of V
     assert wide[2].args["p_dg"].shape == (2 * 2, 2048, 64)
+    apart = launches(**(shape | {"V": 128, "H": 32}))
+    assert [launch.step for launch in apart[2:]] == ["simple_grad_walks", "simple_gates", "sum", "sum"]  # dq, dk
+    assert apart[2].args["p_dq"].shape == (32 * 2, 2048, 1, 128)
     assert all(launch.args["p_q"].shape[2] == 1 for launch in by_passes + walked if "p_q" in launch.args)
 
 

@@ -12,13 +12,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from gla_kernels import Schedule, simple_gla
+from gla_kernels import Schedule, reference, simple_gla
 from gla_kernels.launch import Launch, execute, record
 from gla_kernels.simple import call, native
 from gla_kernels.simple.call import Call
 from gla_kernels.simple.decays import CLOSED
-from gla_kernels.simple.hopper import simple_grad_walk_hopper_kernel, simple_walk_hopper_kernel
-from gla_kernels.simple.native import Walked, walk, walk_back
+from gla_kernels.simple.hopper import (
+    simple_grad_walk_hopper_kernel,
+    simple_grad_walks_hopper_kernel,
+    simple_walk_hopper_kernel,
+)
+from gla_kernels.simple.native import Walked, walk, walk_back, walks_apart
 from gla_kernels.simple.parts import Gradients
 from gla_kernels.tiles.slices import Slice
 
@@ -26,10 +30,14 @@ from gla_kernels.tiles.slices import Slice
 ERROR = {"q": 4e-3, "k": 4e-3, "v": 4e-3, "g": 6e-3, "before": 4e-3, "o": 4e-3, "states": 4e-3, "after": 4e-3}
 CHUNK = 64
 GATES = {
+    "weak": lambda g: g / 64,
     "mild": lambda g: g,
+    "weak, but for some chunks": lambda g: g / torch.where(torch.arange(g.shape[1])[:, None] // CHUNK % 5 > 2, 1, 64),
     "resets": lambda g: torch.where(torch.arange(g.shape[1])[:, None] % 50 == 49, -1e4, g),
     "closed at once": lambda g: torch.where(torch.arange(g.shape[1])[:, None] % 70 == 1, -torch.inf, g),
 }
+
+EVEN = [gates for gates in GATES if "some" not in gates]
 
 
 class Problem:
@@ -48,12 +56,12 @@ class Problem:
         first = torch.randn(B, H, K, V).double().requires_grad_()
         self.scale, self.K, self.V, self.T = K**-0.5, K, V, T
         state, before, rows = first, [], []
-        for t in range(T):
-            if t % CHUNK == 0:
-                before.append(state.detach())
-            state = gate[:, t].exp()[..., None, None] * state + k[:, t, :, :, None] * v[:, t, :, None, :]
-            rows.append(torch.einsum("bhk,bhkv->bhv", self.scale * q[:, t], state))
-        o = torch.stack(rows, 1)
+        for t in range(0, T, CHUNK):
+            before.append(state.detach())
+            of = slice(t, t + CHUNK)
+            row, state = reference.recurrent(q[:, of], k[:, of], v[:, of], gate[:, of, :, None], None, state)
+            rows.append(row)
+        o = torch.cat(rows, 1)
         total = (o * x["do"].double()).sum() + (state * d_last).sum()
         found = torch.autograd.grad(total, [q, k, v, gate, first])
         self.right = dict(zip(("q", "k", "v", "g", "before"), found, strict=True))
@@ -98,6 +106,24 @@ def gradients(p: Problem, run: Any, slices: list[Slice], v_first: bool = False, 
     return {"q": into.q, "k": into.k, "v": into.v, "g": into.g, "before": at.transpose(-1, -2) if v_first else at}
 
 
+def gradients_apart(p: Problem, run: Any, v_first: bool = False, gates: bool = True) -> dict[str, Any]:
+    """By a walk for each."""
+    x, turned = p.x, (lambda s: s.transpose(-1, -2).contiguous()) if v_first else (lambda s: s)
+    asked = Call(x["q"], x["k"], x["v"], p.g, p.scale, turned(p.first), CHUNK, True, 90, None, v_first)
+    q, k, v = (torch.full_like(x[name], math.nan) for name in "qkv")
+    into = Gradients(q, k, v, torch.full_like(p.g, math.nan) if gates else None)
+    before = torch.full_like(turned(p.first), math.nan)
+
+    def launch(one: Launch) -> None:
+        walks = one.kernel is simple_grad_walks_hopper_kernel
+        for left in (one.args["p_few"], one.args["p_sums"]) if walks and gates else ():
+            left.fill_(math.nan)
+        (run if walks else execute)(one)
+
+    walks_apart(asked, p.sums, x["do"], turned(p.d_last), before, into, launch)
+    return {"q": q, "k": k, "v": v, "g": into.g, "before": turned(before)}
+
+
 def outputs(p: Problem, run: Any, slices: list[Slice], v_first: bool = False, keep: bool = True) -> dict[str, Any]:
     """By slices, each of which starts from the state that the one before it left."""
     asked = Call(p.x["q"], p.x["k"], p.x["v"], p.g, p.scale, p.first, CHUNK, True, 90, None, v_first)
@@ -125,7 +151,7 @@ def whole(p: Problem) -> list[Slice]:
     return [Slice(0, 1, 0, -(-p.T // CHUNK))]
 
 
-@pytest.mark.parametrize("gates", GATES)
+@pytest.mark.parametrize("gates", EVEN)
 def test_all_gradients_at_every_gate_strength(place, gates):
     p = problem(64, 64, gates, 150, place.device)
     check(p.right, gradients(p, place.run, whole(p)))
@@ -162,7 +188,26 @@ def test_parts_of_v_and_slices_in_turn(place, v_first):
     check(p.right, gradients(p, place.run, [Slice(0, 1, 0, 2), Slice(0, 1, 2, 3)], v_first))
 
 
-@pytest.mark.parametrize("gates", GATES)
+@pytest.mark.parametrize("gates", EVEN)
+def test_a_walk_for_each_gradient_at_every_gate_strength(place, gates):
+    p = problem(128, 128, gates, 150, place.device)
+    check(p.right, gradients_apart(p, place.run))
+
+
+@pytest.mark.parametrize(("gates", "v_first"), [("weak", True), ("weak, but for some chunks", False)])
+def test_a_walk_for_each_gradient_of_wide_values_and_several_runs(place, gates, v_first):
+    """Where two neighbours of 64 rows let nothing pass no states are left between them."""
+    p = problem(128, 256, gates, 9 * CHUNK + 10, place.device)
+    check(p.right, gradients_apart(p, place.run, v_first))
+
+
+def test_a_walk_for_each_gradient_without_that_of_gates_and_of_shared_heads(place):
+    p = problem(128, 128, "mild", 70, place.device, 2)
+    found = gradients_apart(p, place.run, gates=False)
+    check(p.right | {name: p.right[name].sum(2, keepdim=True) for name in "qk"}, found)
+
+
+@pytest.mark.parametrize("gates", EVEN)
 def test_outputs_and_states_at_every_gate_strength(place, gates):
     p = problem(64, 64, gates, 150, place.device)
     check(p.outputs, outputs(p, place.run, whole(p)))
@@ -189,14 +234,16 @@ def test_outputs_of_heads_that_share_those_of_q_and_k_with_no_states_stored(plac
 def natively(place, monkeypatch, one_by_one):
     """Calls of `simple_gla` go by the walk, however few the heads are; here are its launches."""
     walked = []
+    hoppers = simple_walk_hopper_kernel, simple_grad_walk_hopper_kernel, simple_grad_walks_hopper_kernel
 
     def run(launch: Launch) -> None:
-        own = launch.kernel in (simple_walk_hopper_kernel, simple_grad_walk_hopper_kernel)
+        own = launch.kernel in hoppers
         walked.extend([launch.kernel] * own)
         (place.run if own else execute)(launch)
 
     monkeypatch.setattr(native, "serves", lambda asked: asked.walks_natively)
     monkeypatch.setattr(native, "serves_forward", lambda asked: asked.outputs_natively)
+    monkeypatch.setattr(native, "serves_apart", lambda asked: asked.walks_apart)
     monkeypatch.setattr(call, "NATIVE_WALKS", 1)
     monkeypatch.setattr(record, "execute", run)
     return walked
@@ -204,8 +251,16 @@ def natively(place, monkeypatch, one_by_one):
 
 @pytest.mark.parametrize(
     ("gates", "K", "V", "share"),
-    [(gates, 64, 256, 2) for gates in (0.06, 1.0, 4.0, 16.0, 40.0, "resets", "infinite", "closed")]
-    + [(1.0, 64, 64, 1), ("resets", 128, 256, 1)],
+    [(gates, 64, 256, 2) for gates in (0.06, "infinite")]
+    + [(gates, 64, 64, 1) for gates in (1.0, 4.0, 16.0, 40.0, "closed")]
+    + [(gates, 128, 128, 2) for gates in (0.06, 0.3, 4.0, "infinite")]
+    + [("resets", 128, 256, 1)]
+    + [
+        pytest.param(gates, K, V, 2, marks=pytest.mark.exhaustive)
+        for gates in (1.0, 4.0, 16.0, 40.0, "resets", "closed")
+        for K, V in ((64, 256), (128, 128))
+        if (gates, K) != (4.0, 128)
+    ],
     ids=str,
 )
 def test_calls_against_the_judge(judge, inputs, natively, gates, K, V, share):
@@ -223,4 +278,5 @@ def test_calls_against_the_judge(judge, inputs, natively, gates, K, V, share):
         return run
 
     judge(form, x, repeated)
-    assert set(natively) == {simple_grad_walk_hopper_kernel, *[simple_walk_hopper_kernel] * (K == 128)}
+    apart = {simple_walk_hopper_kernel, simple_grad_walks_hopper_kernel}
+    assert set(natively) == (apart if K == 128 else {simple_grad_walk_hopper_kernel})

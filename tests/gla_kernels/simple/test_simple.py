@@ -233,11 +233,20 @@ def test_launches_are_those_of_each_direction():
     assert bwd == ["simple_states", "simple_grad_qk", "simple_grad_v", "sum"]  # states are kept
     assert both == fwd + bwd
     many = shape | {"H": 32}
-    assert [x.step for x in launches(**many)] == ["simple_decays", "simple_walk", "simple_grad_walk"]
-    halves = launches(**(many | {"H": 16, "V": 256}))  # two programs a head add up dq, dk and dg
+    walks = ["simple_decays", "simple_walk", "simple_grad_walks", "simple_gates"]
+    few = shape | {"H": 16}
+    found = launches(**few)
+    assert [x.step for x in found] == walks
+    assert (found[1].args["p_s"], found[2].grid) == (None, (4 * 16 * 3,))  # no states of chunks; dq, dk, dv
+    wide = launches(**(many | {"H": 16, "V": 256}))
+    assert [x.step for x in wide] == walks
+    assert wide[2].grid == (4 * 16 * (2 + 2 + 2),)  # dq and dk by 64 columns, dv by 128
+    assert [x.step for x in launches(**few, gradient_of_g=False)] == walks[:3]
+    for one in (many, many | {"V": 64}):  # they fill the SMs by one walk
+        assert [x.step for x in launches(**one)] == ["simple_decays", "simple_walk", "simple_grad_walk"]
+    halves = launches(**(many | {"K": 64, "V": 256}))  # two programs a head add up dq, dk and dg
     assert [x.step for x in halves] == ["simple_decays", "simple_walk", "simple_grad_walk", "sum", "sum", "sum"]
-    assert halves[2].grid == (4 * 16 * 2,)
-    assert "sum" not in [x.step for x in launches(**(many | {"V": 64}))]
+    assert halves[2].grid == (4 * 32 * 2,)
     portable = [x.step for x in launches(**many, capability=80)]
     assert portable == ["simple_decays", "simple_walk", "simple_walk", "simple_grad_qk", "sum"]  # there, and back
     walked = [x.step for x in launches(**shape, schedule=Schedule(64, materialize=False))]

@@ -9,7 +9,8 @@ import pytest
 
 from glabench.analysis.frame import frame
 from glabench.report import figures, headline, training
-from glabench.spec.case import Case, Execution
+from glabench.spec.axes import Execution
+from glabench.spec.case import Case
 from glabench.store import Row
 
 SHAPE: dict[str, Any] = {"H": 4, "K": 256, "V": 512, "mode": "train", "model": "1.3b"}

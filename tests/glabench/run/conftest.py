@@ -9,8 +9,14 @@ import pytest
 
 # What run_case does is chosen by the case's seed. Every call adds a line to the file named by CALLS.
 MISBEHAVING = """
-import os, signal, subprocess, sys, time
+import contextlib, os, signal, subprocess, sys, time
+from glabench.run.quiet import quiet
 from glabench.store import Row
+
+def prepare(case, settings):
+    with open(os.environ["CALLS"], "a") as file:
+        print(case.id, "ahead", os.getpid(), None, None, file=file)
+    return [{"part": settings.part, "began": time.time(), "seconds": {"reference": 1.5}}]
 
 def run_case(case, sweep, settings):
     with open(os.environ["CALLS"], "a") as file:
@@ -55,6 +61,22 @@ def run_case(case, sweep, settings):
         open(mark, "w").close()
         while not os.path.exists(mark + ".helped"):
             time.sleep(0.01)
+    if case.seed == 14 and settings.part == "compile":  # until another case was timed
+        with open(os.environ["CALLS"] + ".compiling", "w") as file:
+            file.write(str(os.getpid()))
+        while not os.path.exists(os.environ["CALLS"] + ".timed"):
+            time.sleep(0.01)
+    if case.seed in (15, 16) and settings.part == "all":  # takes samples, and says how the process that compiles is
+        compiling = os.environ["CALLS"] + ".compiling"
+        while not os.path.exists(compiling) or not open(compiling).read():
+            time.sleep(0.01)
+        for state in (contextlib.nullcontext(), quiet()):
+            with state, open(os.environ["CALLS"] + ".states", "a") as file:
+                print(open(f"/proc/{open(compiling).read()}/stat").read().split(") ")[1][0], file=file, flush=True)
+                if not isinstance(state, contextlib.nullcontext):  # it ends once it goes on
+                    open(os.environ["CALLS"] + ".timed", "w").close()
+                    if case.seed == 16:
+                        os.kill(os.getpid(), signal.SIGKILL)
     facts = {"fingerprint": "f", "device_slug": "d", "said_by": "child"}
     spent = [{"part": settings.part, "began": time.time(), "seconds": {"gate": 0.0}}] if case.seed == 12 else None
     return Row(case.id, sweep, case.to_dict(), status, implementation=settings.part, environment=facts, started="2026",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from triton import Config
 from triton.runtime.autotuner import Autotuner
 
+from glabench.claims import Claims
 from glabench.phases import spent_of
 from glabench.run import autotuned
 from glabench.run.autotuned import (
@@ -80,6 +82,18 @@ def test_processes_begin_with_different_configs(monkeypatch: pytest.MonkeyPatch)
             tuner(kernel).run("x", 5, grid=(1,), warmup=False)
         begun.add(kernel.ran[0]["WIDTH"])
     assert begun == set(WIDTHS)
+
+
+def test_what_another_process_has_claimed_is_not_compiled_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels = [Kernel(), Kernel(), Kernel()]
+    for kernel, length in zip(kernels, (100, 100, 101), strict=True):
+        monkeypatch.setattr(autotuned, "CLAIMS", Claims(tmp_path))
+        with compiling():
+            tuner(kernel).run(torch.zeros(4), length, grid=(1,), warmup=False)
+        autotuned.CLAIMS.wait()
+    assert [len(kernel.ran) for kernel in kernels] == [len(WIDTHS), 0, len(WIDTHS)]
 
 
 def test_configs_that_the_arguments_rule_out_are_not_compiled() -> None:

@@ -18,6 +18,7 @@ from glabench.hardware.environment import tried_again
 from glabench.lines import Lines
 from glabench.phases import spent_of
 from glabench.run import driver as driver_module
+from glabench.run import processes
 from glabench.run.attempts import Attempts
 from glabench.run.driver import Driver, finished
 from glabench.run.untimed import ALONE_S
@@ -61,6 +62,7 @@ def drive(
     imports: tuple[str, ...] = (),
     later: frozenset[str] = frozenset(),
     alone_s: float = ALONE_S,
+    beside: bool = False,
 ) -> driver_module.Outcome:
     with Appender(path) as out:
         return Driver(
@@ -76,6 +78,7 @@ def drive(
             imports=imports,
             later=later,
             alone_s=alone_s,
+            beside=beside,
         ).run(cases)
 
 
@@ -120,6 +123,42 @@ def test_later_cases_are_compiled_once_all_others_have_their_rows(tmp_path: Path
     made = [(made, part) for made, part, _ in called(calls)]
     assert made == [(gla, "compile"), (gla, "all"), (fa2, "all"), (fla, "compile"), (fla, "all")]
     assert len({line.split()[2] for line in calls.read_text().splitlines() if line.split()[1] == "all"}) == 1
+
+
+def test_what_is_compiled_is_timed_while_the_rest_compiles(tmp_path: Path, calls: Path) -> None:
+    cases = [case("fla", 14), case("gla", 15), case("fa2")]
+    drive(tmp_path / "rows.jsonl", cases, device="cuda", later=frozenset({cases[0].id}), alone_s=600, beside=True)
+    fla, gla, fa2 = (one.id for one in cases)
+    made = [(made, part) for made, part, _ in called(calls)]
+    assert [one for one in made if one[1] != "compile"] == [(gla, "ahead"), (gla, "all"), (fa2, "all"), (fla, "all")]
+    assert {one for one in made if one[1] == "compile"} == {(gla, "compile"), (fla, "compile")}
+    rows = {row.case_id: row for row in store.read(tmp_path / "rows.jsonl")}
+    assert [row.status for row in rows.values()] == ["ok"] * 3
+    assert list(rows) == [gla, fa2, fla]
+    assert [one.seconds for one in spent_of(rows[gla])] == [{"reference": 1.5}]  # what was done ahead is in its row
+    assert rows[gla].wall_s >= 1.5
+    assert calls.with_suffix(".states").read_text().split()[1] == "T"  # stopped, while samples were taken
+
+
+def test_what_compiles_goes_on_when_the_process_that_takes_samples_dies(tmp_path: Path, calls: Path) -> None:
+    cases = [case("gla", 16), case("fla", 14)]
+    drive(tmp_path / "rows.jsonl", cases, device="cuda", later=frozenset({cases[1].id}), alone_s=600, beside=True)
+    assert [row.status for row in store.read(tmp_path / "rows.jsonl")] == ["crashed", "ok"]
+    assert "T" in calls.with_suffix(".states").read_text().split()
+
+
+def test_ctrl_c_ends_what_compiles_beside(tmp_path: Path, calls: Path) -> None:
+    def stop(rows: int) -> None:
+        raise KeyboardInterrupt
+
+    cases = [case("gla", 7), case("fla", 2)]
+    outcome = drive(tmp_path / "rows.jsonl", cases, device="cuda", listener=Listener(stop),
+                    later=frozenset({cases[1].id}), alone_s=600, beside=True)  # fmt: skip
+    assert outcome.interrupted
+    assert len(list(store.read(tmp_path / "rows.jsonl"))) == 1
+    for pid in {line.split()[2] for line in calls.read_text().splitlines()}:
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(pid), 0)
 
 
 def test_what_times_alone_imports_what_timing_needs(tmp_path: Path, calls: Path) -> None:
@@ -287,7 +326,7 @@ def test_rows_of_other_settings_limits_and_threads_are_not_finished(
     with Appender(path) as out:
         parts: tuple[Part, ...] = ("all", "all", "gate")
         for one, part, status in zip((timed, slow, gate), parts, ("ok", "timeout", "ok"), strict=True):
-            worker = Worker(driver_module.worker_env(part))
+            worker = Worker(processes.worker_env(part))
             answer = Row(one.id, "tiny", one.to_dict(), status, environment=here)
             monkeypatch.setattr(worker, "run", lambda *asked, answer=answer: answer)
             out.append(Attempts().run(worker, one, "tiny", cpu.with_part(part), 5))
@@ -316,19 +355,19 @@ def test_what_is_known_without_torch_decides_what_is_finished() -> None:
 
 def test_timed_work_leaves_a_core_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(driver_module, "cores", lambda: 8)
-    assert driver_module.worker_env("all")["OMP_NUM_THREADS"] == "7"
-    assert driver_module.worker_env("all", 4)["OMP_NUM_THREADS"] == "1"
-    assert driver_module.worker_env("gate")["OMP_NUM_THREADS"] == "1"
+    monkeypatch.setattr(processes, "cores", lambda: 8)
+    assert processes.worker_env("all")["OMP_NUM_THREADS"] == "7"
+    assert processes.worker_env("all", 4)["OMP_NUM_THREADS"] == "1"
+    assert processes.worker_env("gate")["OMP_NUM_THREADS"] == "1"
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    assert driver_module.worker_env("all")["OMP_NUM_THREADS"] == "3"
+    assert processes.worker_env("all")["OMP_NUM_THREADS"] == "3"
 
 
 @pytest.mark.parametrize("part", ["gate", "compile", "all"])
 def test_every_process_counts_gpus_as_who_names_them(part: Part, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else rows are of another GPU than a rerun looks for, where a machine's GPUs differ."""
     monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
-    assert driver_module.worker_env(part)["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    assert processes.worker_env(part)["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
 
 
 @pytest.mark.parametrize("part", ["gate", "compile", "all"])
@@ -339,6 +378,6 @@ def test_every_process_finds_triton_s_cache_where_triton_has_it(
     triton = pytest.importorskip("triton")
     for variable in ("TRITON_CACHE_DIR", "TRITON_HOME"):
         monkeypatch.delenv(variable, raising=False)
-        assert driver_module.worker_env(part)["TRITON_CACHE_DIR"] == triton.knobs.cache.dir
+        assert processes.worker_env(part)["TRITON_CACHE_DIR"] == triton.knobs.cache.dir
         monkeypatch.setenv(variable, str(tmp_path / variable))
-        assert driver_module.worker_env(part)["TRITON_CACHE_DIR"] == triton.knobs.cache.dir
+        assert processes.worker_env(part)["TRITON_CACHE_DIR"] == triton.knobs.cache.dir

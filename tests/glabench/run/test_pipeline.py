@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
+import queue
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,8 +17,9 @@ import torch
 from glabench import store
 from glabench.hardware.environment import tried_again
 from glabench.phases import spent_of
+from glabench.run import oracle, parent
 from glabench.run.parts import merge, parts
-from glabench.run.pipeline import run_case
+from glabench.run.pipeline import prepare, run_case
 from glabench.spec.case import Case
 from glabench.spec.catalog import CATALOG
 from glabench.spec.settings import Device, Part, Settings
@@ -153,6 +156,46 @@ def test_a_sound_case_is_a_whole_row(system: str) -> None:
     (spent,) = spent_of(row)
     assert {"reference", "compile", "gate", "samples", "inputs", "release"} <= set(spent.seconds)
     assert spent.total_s == pytest.approx(row.wall_s, abs=0.1)
+
+
+def test_what_is_prepared_is_not_done_again() -> None:
+    def worked_out(case: Case) -> int:
+        """How many right answers a run of the case had to work out."""
+        before = oracle.answer.cache_info().misses
+        assert run_case(case, "test", SETTINGS).status == "ok"
+        return oracle.answer.cache_info().misses - before
+
+    alone, prepared = replace(CASE, seed=71), replace(CASE, seed=72)
+    (spent,) = prepare(prepared, SETTINGS)
+    assert {"machine", "reference"} <= spent["seconds"].keys()
+    assert worked_out(prepared) == worked_out(alone) - 1
+
+
+def test_a_case_that_cannot_run_is_prepared_for_nothing() -> None:
+    (spent,) = prepare(replace(CASE, system="fla", chunk=None), SETTINGS)
+    assert "reference" not in spent["seconds"]
+
+
+def test_it_is_quiet_while_samples_are_taken_and_at_no_other_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers, heard = io.StringIO(), queue.Queue[str]()
+    for _ in range(2):
+        heard.put("{}")
+    monkeypatch.setattr(parent, "_line", (answers, heard))
+    asked: list[int] = []  # how often the parent had been asked at each call
+
+    class Watched(type(load(CASE.system))):  # type: ignore[misc]  # whichever class it is
+        def forward(self, inputs: Inputs, case: Case) -> tuple[torch.Tensor, torch.Tensor | None]:
+            asked.append(answers.getvalue().count("quiet"))
+            return super().forward(inputs, case)
+
+    assert run_case(CASE, "test", SETTINGS, Watched(CATALOG[CASE.system])).status == "ok"
+    assert [json.loads(line) for line in answers.getvalue().splitlines()] == [
+        {"note": {"quiet": True}}, {"note": {"quiet": False}},
+    ]  # fmt: skip
+    assert asked == sorted(asked)
+    assert asked.count(0) == 2  # the gate's calls
+    assert asked.count(1) >= SETTINGS.min_samples
+    assert asked.count(2) >= 1  # what is judged, and the peak of memory
 
 
 def test_a_step_is_a_whole_row() -> None:

@@ -19,7 +19,8 @@ from glabench.run import train_gate, training
 from glabench.run.gate import Verdict
 from glabench.run.pipeline import run_case
 from glabench.run.train import batch_of, forget_compiled
-from glabench.spec.case import Case, Dtype, Execution
+from glabench.spec.axes import Dtype, Execution
+from glabench.spec.case import Case
 from glabench.spec.models import CONFIGS
 from glabench.spec.settings import Settings
 from glabench.systems.base import load

@@ -49,10 +49,42 @@ def test_jobs_of_a_kind_are_given_out_once_and_in_order() -> None:
     assert [left.take("gate") for _ in range(2)] == [gate, None]
 
 
-def test_only_what_rivals_compile_by_themselves_is_helped_with(clock: list[float]) -> None:
-    left = begun(job("gla", "gate"), job("gla"))
+def test_only_what_compiles_is_helped_with(clock: list[float]) -> None:
+    compiles = job("gla")
+    left = begun(job("gla", "gate"), compiles)
     clock[0] += 10 * ALONE_S
-    assert left.to_help(Helper(), ()) is None
+    assert left.to_help(Helper(), ()) == compiles
+    assert left.to_help(Helper(), [compiles]) is None
+
+
+def test_a_helper_that_is_done_helps_on_unless_its_job_was_done_before(clock: list[float]) -> None:
+    first, second = job("fla"), job("fla", seed=1)
+    left = begun(first, second)
+    clock[0] += ALONE_S
+    helper, late = Helper(), Helper()
+    assert [left.to_help(one, ()) for one in (helper, late)] == [first, second]
+    assert left.helped(first, helper)
+    left.finished(first)
+    assert not helper.closed
+    left.finished(second)
+    assert late.closed
+    assert not left.helped(second, late)
+
+
+def test_who_waits_for_a_case_waits_for_its_jobs_alone() -> None:
+    ready, slow = job("gla"), job("fla")
+    left = Untimed([ready, slow])
+    assert left.take("compile") == ready
+    waiting = [threading.Thread(target=left.wait, args=args) for args in ((ready.case,), ())]
+    for one in waiting:
+        one.start()
+    left.finished(ready)
+    waiting[0].join(10)
+    assert [one.is_alive() for one in waiting] == [False, True]
+    left.take("compile")
+    left.finished(slow)
+    waiting[1].join(10)
+    assert not waiting[1].is_alive()
 
 
 def test_help_goes_where_there_is_least_and_then_to_what_takes_longest(clock: list[float]) -> None:

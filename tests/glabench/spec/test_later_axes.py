@@ -7,12 +7,18 @@ from dataclasses import replace
 
 import pytest
 
+from glabench.analysis import labels
+from glabench.analysis.columns import of_gates
 from glabench.errors import UserError
-from glabench.spec.case import LATER, Case, later
+from glabench.nested import fault
+from glabench.run.progress import describe
+from glabench.spec.axes import AXES, GATES, later
+from glabench.spec.case import Case
 from glabench.spec.catalog import CATALOG
 from glabench.spec.expand import expand, gates_of
 from glabench.spec.lengths import EXPECTED
 from glabench.spec.sweep import Sweep
+from glabench.tools.axes import DOCS, written
 
 Write = Callable[[str], Sweep]
 CASE = Case("gla", 1, 64, 2, 16, 16)
@@ -27,7 +33,7 @@ def test_defaults_leave_ids_and_rows_as_they_were() -> None:
     assert {"gate_dtype", "lengths"}.isdisjoint(CASE.to_dict())
     assert CASE.to_dict()["value_gate"] is False
     assert later(CASE.to_dict()) == {}
-    assert {axis.default for axis in LATER.values()} == {False, None}
+    assert {axis.default for axis in AXES.values()} == {False, None}
 
 
 def test_other_values_are_other_cases_and_come_back() -> None:
@@ -39,8 +45,62 @@ def test_other_values_are_other_cases_and_come_back() -> None:
         assert list(later(case.to_dict())) in (["gate_dtype"], ["lengths"], ["qk_heads"])
 
 
+TRAINED = {"mode": "train", "model": "tiny", "system": "gla_lm", "H": "2", "K": "16", "V": "32"}
+# Of each axis a value that is not its default, as a sweep file gives it, and what else that takes.
+OTHERS: dict[str, dict[str, str]] = {
+    "value_gate": {"value_gate": "true"},
+    "gate_dtype": {"gate_dtype": "fp32"},
+    "lengths": {"lengths": "[60, 4]", "B": "1"},
+    "model": TRAINED,
+    "execution": {**TRAINED, "execution": "graph"},
+    "recompute": {**TRAINED, "recompute": "true"},
+    "qk_heads": {"qk_heads": "2"},
+    "resets": {"resets": "16"},
+}
+
+
+@pytest.mark.parametrize("name", AXES)
+def test_another_value_is_another_case_that_is_said(sweep_of: Write, name: str) -> None:
+    """From a sweep file to a row, its schema and the words that a table has: of every axis there is."""
+    fields = {"system": "gla", "B": "2", "T": "64", "H": "4", "K": "32", "V": "64"} | OTHERS[name]
+    (case,) = cases(sweep_of(f"title: x\ncases: [{{{', '.join(map(': '.join, fields.items()))}}}]\n"))
+    asked = later(case.to_dict())
+    assert asked[name] == getattr(case, name) != AXES[name].default
+    assert replace(case, **{name: AXES[name].default}).id != case.id
+    assert Case.from_dict(case.to_dict()) == case
+    assert fault({"case": case.to_dict()}) is None
+    assert AXES[name].words(asked[name]) in describe(case)
+    taken = {system for system, info in CATALOG.items() if name in info.takes}
+    assert case.system in taken < set(CATALOG)
+    if name in GATES:
+        key = labels.gate(case.to_dict())
+        assert labels.gate_parts(key)[1][name] == GATES[name].said.format(asked[name])
+        assert labels.strength(key) == 1.0
+
+
+def test_gates_in_words() -> None:
+    case = replace(CASE, resets=512, value_gate=True, gate_dtype="fp32", gate_strength=8.0).to_dict()
+    key = labels.gate(case)
+    assert key == "8 + value side in fp32 reset each 512"
+    assert labels.gating(key) == ["gate strength 8 in fp32", "gates on both sides", "gates reset each 512 tokens"]
+    assert of_gates(key, (key, "8 + value side in fp32")) == "gates reset each 512 tokens"
+    assert of_gates("1", ("1", "1 reset each 64")) == "gates never reset"
+
+
+def test_gates_that_are_not_there_do_not_reset(sweep_of: Write) -> None:
+    text = "title: x\nPOINT\naxes: {system: [gla, fa2], gate_strength: [null, 1], resets: [null, 16]}\n"
+    assert [(c.system, c.gate_strength, c.resets) for c in cases(sweep_of(text))] == [
+        ("gla", None, None), ("gla", 1.0, None), ("gla", 1.0, 16), ("fa2", None, None),
+    ]  # fmt: skip
+
+
+def test_the_table_of_the_docs_is_what_is_said_of_axes() -> None:
+    text = DOCS.read_text(encoding="utf-8")
+    assert written(text) == text, "python -m glabench.tools.axes writes it"
+
+
 def test_systems_take_axes_that_there_are() -> None:
-    assert all(info.takes <= LATER.keys() for info in CATALOG.values())
+    assert all(info.takes <= AXES.keys() for info in CATALOG.values())
 
 
 def test_the_dtype_of_q_is_none_of_its_own(sweep_of: Write) -> None:
@@ -127,6 +187,8 @@ def test_lengths_that_do_not_fit_are_dropped_where_both_vary(sweep_of: Write) ->
         ("B: 1, mode: step, lengths: 'uniform:4'", "lengths uniform:4: a step has one token of each sequence"),
         ("B: 1, qk_heads: 3", "qk_heads 3: expected a number that divides H 4"),
         ("B: 1, qk_heads: 0", r"qk_heads: expected an integer > 0 and < 2\^31, or null for the H of v, got 0"),
+        ("B: 1, mode: step, resets: 16", "resets 16: a step has one token of each sequence"),
+        ("B: 1, resets: 0", "resets: expected an integer > 0"),
         ("B: 1, gate_dtype: fp16", "gate_dtype fp16: expected bf16, as q, or fp32"),
         ("B: 1, gate_dtype: float32", "gate_dtype: expected bf16, fp16, fp32 or null for that of q, got 'float32'"),
         ("B: 1, dtype: fp32, gate_dtype: bf16", "gate_dtype bf16: expected fp32, as q, or fp32"),

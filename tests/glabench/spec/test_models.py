@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from glabench.errors import UserError
-from glabench.spec.case import Case, later
+from glabench.spec.axes import later
+from glabench.spec.case import Case
 from glabench.spec.catalog import CATALOG
 from glabench.spec.expand import expand
 from glabench.spec.models import CONFIGS

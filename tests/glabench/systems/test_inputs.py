@@ -8,9 +8,13 @@ from typing import Any
 import pytest
 import torch
 
+from glabench.run.fresh import varied
+from glabench.run.gate import check, reduced
 from glabench.spec.case import Case
 from glabench.spec.catalog import CATALOG
-from glabench.systems.inputs import input_bytes, make_inputs
+from glabench.spec.settings import Settings
+from glabench.systems.base import load
+from glabench.systems.inputs import forgetting, input_bytes, make_inputs
 
 CASE = Case("gla", 2, 20, 3, 8, 12, "bf16", chunk=64, initial_state=True)
 
@@ -124,3 +128,37 @@ def test_bounds_are_one_tensor_for_all_sets_and_no_leaf() -> None:
     assert one.cu_seqlens is two.cu_seqlens
     assert one.with_grad().cu_seqlens is one.cu_seqlens
     assert "packed" not in dict(one.tensors())
+
+
+def test_rows_that_reset_have_gates_of_minus_infinity_and_nothing_else_changes() -> None:
+    case = Case("gla", 3, 50, 2, 8, 12, resets=16, seed=4)
+    plain, found = make_inputs(replace(case, resets=None), "gla", "cpu"), make_inputs(case, "gla", "cpu")
+    assert plain.g is not None
+    assert found.g is not None
+    rows = forgetting(case)
+    assert {tuple(row.nonzero().flatten().diff().tolist()) for row in rows} <= {(16, 16), (16, 16, 16)}
+    assert len({int(row.nonzero()[0]) for row in rows}) > 1  # sequences do not all begin alike
+    assert torch.equal(found.g.isinf().all(-1).all(-1), rows)
+    assert torch.equal(found.g[~rows], plain.g[~rows])
+    assert torch.equal(found.v, plain.v)
+    assert "g" not in varied(case)  # other numbers in every sample, but not where rows reset
+    assert "g" in varied(replace(case, resets=None))
+    assert make_inputs(replace(case, system="simple_gla"), "simple", "cpu").g.isinf().sum() == 2 * rows.sum()  # type: ignore[union-attr]
+
+
+def test_flas_chunks_are_given_finite_gates_that_forget() -> None:
+    for name in ("fla", "fla_simple", "fla_recurrent"):
+        system, case = load(name), Case(name, 1, 40, 2, 8, 8, resets=8)
+        g = system.draw_inputs(case, "cpu").g
+        assert g is not None
+        assert bool(g.isinf().any()) == (name == "fla_recurrent")
+        assert (g.exp() == 0)[:, forgetting(case)[0]].all()
+        assert ("-104" in system.implementation(case)) == (name != "fla_recurrent")
+
+
+@pytest.mark.parametrize("name", ["recurrent_torch", "chunkwise_torch", "parallel_torch"])
+def test_what_resets_is_right(name: str) -> None:
+    case = Case(name, 1, 80, 2, 16, 16, dtype="fp32", resets=20, chunk=64 if name == "chunkwise_torch" else None)
+    assert check(load(name), case, Settings(device="cpu"), "cpu").passed
+    fewer = reduced(replace(case, T=4096, resets=512), load(name), Settings(device="cpu"), interpreter=True)
+    assert (fewer.T, fewer.resets) == (165, 41)  # so that some rows reset there, too

@@ -18,7 +18,6 @@ from glabench.tune.candidate import candidates_of
 from glabench.tune.held_out import held_out, main
 from glabench.tuning_store import Finalist, Trial, Tuning, to_json
 
-HEADER = asdict(header_of(Machine(90, "NVIDIA H200", 2**37)))
 HERE = Workload("fwd", 4, 2048, 16, 64, 64, "fp16")
 SAME_CLASS, OTHER_CLASS = replace(HERE, T=2000), replace(HERE, B=6)
 GOOD = by_model(HERE, 90)
@@ -35,8 +34,9 @@ def alike(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     choose._predicted.cache_clear()
 
 
-def tuned(work: Workload, plan: Plan, measured: dict[Plan, float], header: dict[str, object] = HEADER) -> Tuning:
-    """One that the plan won. measured: ms of each pass of plans."""
+def tuned(work: Workload, plan: Plan, measured: dict[Plan, float], **header: object) -> Tuning:
+    """One that the plan won. measured: ms of each pass of plans; header: what of it is otherwise."""
+    header = asdict(header_of(Machine(90, "NVIDIA H200", 2**37))) | header
     trials = tuple(
         Trial(one.to_dict(), predicted_ms=1.0, status="ok", samples_ms=(ms,) * 3)
         for which, ms in measured.items()
@@ -97,7 +97,7 @@ def test_a_plan_that_was_not_measured_has_no_ratio(tmp_path: Path, capsys: pytes
     ("make", "said"),
     [
         (lambda: [replace(tuned(HERE, GOOD, {GOOD: 1.0}), winner=None)], "found 0 such"),
-        (lambda: [tuned(HERE, GOOD, {}), tuned(OTHER_CLASS, GOOD, {}, HEADER | {"device": "other"})], "found 2 such"),
+        (lambda: [tuned(HERE, GOOD, {}), tuned(OTHER_CLASS, GOOD, {}, device="other")], "found 2 such"),
     ],
 )
 def test_records_that_do_not_belong_together_are_refused(make: Callable[[], list[Tuning]], said: str) -> None:

@@ -84,7 +84,7 @@ def _load_part(
 
 
 @gluon.jit
-def _added(b_s, s_k, s_v, decay, b_f, OUT: gl.constexpr):
+def added(b_s, s_k, s_v, decay, b_f, OUT: gl.constexpr):
     """64 features of the state after a chunk, begun: E S + (f K)^T V."""
     b_k = rounded(features_first(s_k) * b_f[None, :])
     b_k = gl.convert_layout(b_k, gl.DotOperandLayout(0, OUT, 2), True)
@@ -129,9 +129,9 @@ def _state_part(
         b_f = s_c[3].index(stage).load(gl.SliceLayout(0, ACCUMULATOR))
         mbarrier.wait(full.index(stage), turn)
         mbarrier.wait(full_v.index(at), phase)
-        b_sa = _added(b_sa, s_k[0].index(stage), s_v.index(at), decay, b_f, OUT)
+        b_sa = added(b_sa, s_k[0].index(stage), s_v.index(at), decay, b_f, OUT)
         if NK == 2:
-            b_sb = _added(b_sb, s_k[1].index(stage), s_v.index(at), decay, b_f, OUT)
+            b_sb = added(b_sb, s_k[1].index(stage), s_v.index(at), decay, b_f, OUT)
             b_sa, b_sb = warpgroup_mma_wait(0, (b_sa, b_sb))
         else:
             b_sa = warpgroup_mma_wait(0, (b_sa,))
