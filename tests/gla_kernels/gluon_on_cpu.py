@@ -52,6 +52,9 @@ class Shared:
     def permute(self, order: Sequence[int]) -> Shared:
         return Shared(self.data.permute(*order))
 
+    def slice(self, start: int, length: int, dim: int) -> Shared:
+        return Shared(self.data.narrow(dim, start, length))
+
     def reshape(self, shape: Sequence[int]) -> Shared:
         return Shared(self.data.view(*shape))
 
@@ -322,7 +325,7 @@ class Layout:
 
 class gl:
     bfloat16, float32, float64 = torch.bfloat16, torch.float32, torch.float64
-    int32, int64 = torch.int32, torch.int64
+    int8, int32, int64 = torch.int8, torch.int32, torch.int64
     NVMMADistributedLayout = NVMMASharedLayout = SwizzledSharedLayout = BlockedLayout = Layout
     DotOperandLayout = SliceLayout = Layout
     constexpr = staticmethod(lambda x: x)
@@ -367,6 +370,7 @@ def _cut_off(x: Tensor, rest: Tensor, at: int) -> tuple[Tensor, Tensor]:
 
 ASSEMBLY: dict[str, Callable[..., Any]] = {
     "wide": lambda x: x.float(),
+    "bits": lambda x: x.view(torch.int32),
     "rounded": lambda x: x.to(torch.bfloat16),
     "leading": lambda x: _leading(x).to(torch.bfloat16),
     "rest": lambda x: x - _leading(x),

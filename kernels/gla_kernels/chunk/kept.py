@@ -51,14 +51,18 @@ class Frames(NamedTuple):
     """Of gates on the value side, each chunk's columns (value_gates/frames.py).
 
     halves [B*H, chunks, V], float32: log2 of the frame, or of all the decay of a column without one; strong [B*H,
-    chunks, V / 64], int32: 1 where there is such a column. low [B, T, H, V], bfloat16: room for what is left of a
-    walk's result where that is rounded. gamma, float32 [B*H, segments, V]: room for log2 of what segments decay by.
+    chunks, V / 64], int32: 1 where there is such a column. low [B, T, H, V], int8: room for what is left of a walk's
+    result where that is rounded (hopper/frames.py). gamma, float32 [B*H, segments, V]: room for log2 of what segments
+    decay by. gates [B, T, H, V]: by which a walk leads o out of frames, or do into them; of, like o: room for
+    either as it is in frames, then.
     """
 
     halves: Tensor | None = None
     strong: Tensor | None = None
     low: Tensor | None = None
     gamma: Tensor | None = None
+    gates: Tensor | None = None
+    of: Tensor | None = None
 
 
 class Gradients(NamedTuple):

@@ -200,8 +200,8 @@ class Problem(CallContext):
     @property
     def framed(self) -> dict[str, Any]:
         """Arguments of a pass that knows of frames of the value side."""
-        halves, strong, low, gamma = self.frames or Frames()
-        return {"p_hv": halves, "p_strong": strong, "p_low": low, "p_gamma_v": gamma}
+        halves, strong, low, gamma, gates, of = self.frames or Frames()
+        return {"p_hv": halves, "p_strong": strong, "p_low": low, "p_gamma_v": gamma, "p_gv": gates, "p_of": of}
 
     @property
     def chain_end(self) -> Tensor | None:

@@ -100,7 +100,7 @@ def room_of(function: str, x: Inputs, asked: tuple[Any, ...] | None, recompute: 
     if function == "simple_gla":  # and its sums of gates, in float64
         return states + heads * chunks * chunk * 8 + 2 * ALIGNMENT
     if x.gv is not None and x.cu_seqlens is None and _rides(x, asked):  # u and o in two parts, and decays of both sides
-        return states + 6 * B * T * H * V + 4 * heads * chunks * (K + 2 * V) + 7 * ALIGNMENT
+        return states + 5 * B * T * H * V + 4 * heads * chunks * (K + 2 * V) + 7 * ALIGNMENT
     if x.gv is not None:  # and the state before the first chunk
         return states + heads * K * V * 4 + 2 * ALIGNMENT if kept else 0
     # and half of the decay of each row block, of 32 rows or more

@@ -19,7 +19,7 @@ from .operands import load_operand, load_tile, store_state, store_tile
 # arguments of kernels by what they hold
 ROWS_OF_K = frozenset(("q", "k", "g", "dq", "dk", "dg", "qdq", "qd", "kd"))  # [B, T, H, K]
 ROWS_OF_SCORES = frozenset(("a",))  # [B, T, H, two parts of a row block's rows]
-ROWS_OF_V = frozenset(("v", "o", "do", "dv"))  # [B, T, H, V]
+ROWS_OF_V = frozenset(("v", "gv", "o", "of", "do", "dv"))  # [B, T, H, V]
 
 ALIGNED = 16  # bytes that a descriptor's base and strides are multiples of
 LONGEST = 256  # side of a block

@@ -61,6 +61,12 @@ def wide(b_x):
 
 
 @gluon.jit
+def bits(b_x):
+    """float32 as int32, bit by bit."""
+    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [b_x], dtype=gl.int32, is_pure=True, pack=1)
+
+
+@gluon.jit
 def rounded(b_x):
     """float32 rounded to bfloat16."""
     return gl.inline_asm_elementwise(

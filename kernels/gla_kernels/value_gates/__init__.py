@@ -5,8 +5,8 @@
 Chunk by chunk as in `chunk`. With the sum over pairs of rows of (A of the key side) * (dA of the value side) the
 operator is the same from either side, so that each kernel serves both: a walk over time for the states and back for
 their gradients, and what a side's rows get by the other side's scores. That is one kernel for chunks that are mild on
-both sides (mild.py), as most are; the others are left to two that are right at any gate strength (scores.py, apply.py),
-and look for them on the device (guard.py).
+both sides (mild.py), as most are; the others are left to one that is right at any gate strength (strong.py), and looks
+for them on the device (guard.py).
 
 Where Hopper's own kernels serve the call without gates of the value side, these ride on its walks instead: by_walks.py.
 
@@ -19,13 +19,12 @@ import torch
 from torch import Tensor
 
 from ..launch import Launcher, settle_keys
-from .apply import gv_apply_kernel
 from .mild import gv_mild_kernel
 from .problem import MAX_CHUNK, Problem, Side
-from .scores import gv_scores_kernel
+from .strong import gv_strong_kernel
 from .walk import gv_walk_kernel
 
-settle_keys(gv_walk_kernel, gv_mild_kernel, gv_scores_kernel, gv_apply_kernel)
+settle_keys(gv_walk_kernel, gv_mild_kernel, gv_strong_kernel)
 
 # The chunks' states where they are materialized, and the state before each slice.
 Kept = tuple[Tensor | None, list[Tensor]]
@@ -37,14 +36,13 @@ def forward(p: Problem, launch: Launcher) -> tuple[Tensor, Tensor, Kept]:
     o = torch.empty_like(p.v)
     keys, values = p.sides(None)
     state, boundary = p.first(p.initial_state, launch), []
-    states, scores = p.state_buffer(), p.scores_buffer()
+    states = p.state_buffer()
     for piece in p.slices:
         boundary.append(state)
         state = p.one_state()
         launch(p.walk(piece, (keys, values), boundary[-1], states, state))
         launch(p.mild(piece, values, keys, (states, None), (o, None, None)))
-        launch(p.scores(piece, keys, values, scores))
-        launch(p.apply(piece, values, keys, scores, (states, None), (o, None, None)))
+        launch(p.strong(piece, (keys, values), (states, None), {"p_o": o}))
     return o, state, (states if p.schedule.materialize else None, boundary)
 
 
@@ -60,8 +58,8 @@ def backward(
     keys, values = p.sides(do)
     stored, boundary = kept if kept is not None else (None, _boundary_states(p, (keys, values), launch))
     states = p.state_buffer() if stored is None else stored
-    grads, scores = p.state_buffer(), p.scores_buffer()
-    around = (states, grads)
+    grads = p.state_buffer()
+    around, into = (states, grads), {"p_dq": dq, "p_dk": dk, "p_dg": dg, "p_dv": dv, "p_dgv": dgv}
     d_state = p.first(d_final, launch)
     for piece, state in zip(reversed(p.slices), reversed(boundary), strict=True):
         if stored is None:
@@ -70,8 +68,7 @@ def backward(
         launch(p.walk(piece, (keys, values), d_after, grads, d_state, reverse=True))
         for side, other, out in ((values, keys, (None, dv, dgv)), (keys, values, (dq, dk, dg))):
             launch(p.mild(piece, side, other, around, out))
-            launch(p.scores(piece, other, side, scores))
-            launch(p.apply(piece, side, other, scores, around, out))
+        launch(p.strong(piece, (keys, values), around, into))
     return dq, dk, dv, dg, dgv, d_state
 
 

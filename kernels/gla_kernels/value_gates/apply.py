@@ -5,7 +5,7 @@ strength: for chunks that are not mild (mild.py).
     Y_j = sum_{i>=j} A_ij e^{c_i - c_j} x_i + e^{after_j} (w_j e^{afteru_j}) dS
 
 c: the sums of the gates g over the chunk up to a row, "after" those after it; cu, afteru those of the other side's gu.
-S: the state before the chunk, dS: the gradient of the state after it. One kernel is all of these:
+S: the state before the chunk, dS: the gradient of the state after it. One function is all of these, tile by tile:
 
     x, y, g         A                        u, w, gu         X     Y     the gradient of g
     do, v, gv       scores of (q, k, g)      q, k, g          o     dv    dgv
@@ -24,7 +24,6 @@ from ..tiles.gates import frame, limited
 from ..tiles.halving import frame_pairs, frame_sums, level_pairs, level_sums, log_decay
 from ..tiles.operands import dot_half, load_operand, load_tile, operand, store_tile
 from ..tiles.products import product
-from .guard import are_mild
 from .halving import around_sums, gate_gradient, levels
 from .walk import decayed_rows, total_decay
 
@@ -143,64 +142,19 @@ def _rows(
     return b_dg
 
 
-@triton.jit(do_not_specialize=["T", "n_here", "first_chunk"])
-def gv_apply_kernel(
-    p_x, p_y, p_g, p_h, p_a, p_u, p_w, p_gu, p_hu, p_s, p_ds, p_dx, p_dy, p_dg, scale, T, H, n_here, first_chunk,
-    D: tl.constexpr, E: tl.constexpr, C: tl.constexpr, SUB: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
-    SHARE: tl.constexpr, Y: tl.constexpr, STORE_X: tl.constexpr, TRANSPOSED: tl.constexpr, FRAMED: tl.constexpr,
-    GATED: tl.constexpr, GATED_U: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """X, and with Y also Y and the gradient of g, of n_here chunks from first_chunk on, of those that are not mild: a
-    program SHARE chunks and a tile of D.
-
-    p_x, p_y, p_g, and the results p_dx, p_dy, p_dg: [B, T, H, D]; p_u, p_w, p_gu: [B, T, H, E]. p_a [B*H, n_here, C, C]
-    and p_s, p_ds [B*H, n_here, E, D], or [.., D, E] where TRANSPOSED; p_h [B*H, n_here, D], p_hu [B*H, n_here, E]: see
-    guard.py. X and Y are made one after the other, so that few tiles are in registers at once; X itself is only stored
-    if STORE_X. Arguments that only what is not made would need are None. FRAMED: states are in the frames of chunks, of
-    which p_h or p_hu, that of the value side, tells (frames.py).
-    """
-    ND: tl.constexpr = (D + BD - 1) // BD
-    n_shares = tl.cdiv(n_here, SHARE)
-    i_p = tl.program_id(0)
-    i_d, i_first, i_bh = i_p % ND, ((i_p // ND) % n_shares) * SHARE, (i_p // (ND * n_shares)).to(tl.int64)
-    if p_h is not None:
-        p_h += i_bh * n_here * D
-    if p_hu is not None:
-        p_hu += i_bh * n_here * E
-    i_head = (i_bh // H) * T * H + i_bh % H
-    i_own, i_other = i_head * D, i_head * E
-    p_y, p_u = p_y + i_own, p_u + i_other
-    p_g = p_g + i_own if GATED else p_y
-    p_gu = p_gu + i_other if GATED_U else p_y
-    p_dx = p_dx + i_own if STORE_X else p_y
-    if Y:
-        p_x, p_w, p_dy = p_x + i_own, p_w + i_other, p_dy + i_own
-    else:
-        p_x, p_w, p_dy, p_ds = p_y, p_u, p_y, p_s
-    p_dg = p_dg + i_own if GATED and Y else p_y
-    o_d = i_d * BD + tl.arange(0, BD)
-    if not are_mild(p_h, p_hu, i_first, n_here, D, E, SHARE, PRECISION):
-        for i_c in tl.range(i_first, tl.minimum(i_first + SHARE, n_here), disable_licm=True):
-            if not are_mild(p_h, p_hu, i_c, n_here, D, E, 1, PRECISION):
-                i_here = i_bh * n_here + i_c
-                p_f = p_y
-                if FRAMED:
-                    p_f = p_hu + i_c * E if TRANSPOSED else p_h + i_c * D
-                _chunk(
-                    p_x, p_y, p_g, p_a + i_here * C * C, p_u, p_w, p_gu, p_s + i_here * D * E, p_ds + i_here * D * E,
-                    p_f, p_dx, p_dy, p_dg, scale, (first_chunk + i_c) * C, T, H, o_d,
-                    D, E, C, SUB, BE, Y, STORE_X, TRANSPOSED, FRAMED, GATED, GATED_U, DOT, PRECISION,
-                )  # fmt: skip
-
-
 @triton.jit
-def _chunk(
+def apply_tile(
     p_x, p_y, p_g, p_a, p_u, p_w, p_gu, p_s, p_ds, p_f, p_dx, p_dy, p_dg, scale, i_row, T, H, o_d,
     D: tl.constexpr, E: tl.constexpr, C: tl.constexpr, SUB: tl.constexpr, BE: tl.constexpr,
     Y: tl.constexpr, STORE_X: tl.constexpr, TRANSPOSED: tl.constexpr, FRAMED: tl.constexpr,
     GATED: tl.constexpr, GATED_U: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """X, Y and the gradient of g of one chunk and a tile of D."""
+    """X, and with Y also Y and the gradient of g, of one chunk and a tile of D.
+
+    p_x, p_y, p_g, and the results p_dx, p_dy, p_dg: [T, H, D] of one head; p_u, p_w, p_gu: [T, H, E]. p_a [C, C]; p_s,
+    p_ds [E, D], or [D, E] where TRANSPOSED; p_f: frames of these states where FRAMED. X and Y are made one after the
+    other, so that few tiles are in registers at once; X itself is only stored if STORE_X.
+    """
     GRAD: tl.constexpr = GATED and Y
     stride, stride_u = H * D, H * E
     b_dg = tl.zeros([C, o_d.shape[0]], dtype=tl.float32)

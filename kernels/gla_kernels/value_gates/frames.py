@@ -12,169 +12,204 @@ rows of the chunk, so
 
     dgv_t = sum over the chunk's rows from t on of (o' do' - u du) + sum over K of S' dS'
 
-with dS' the gradient of S'. o' and du come in two parts of bfloat16: of one, what does not cancel leaves an error of
-some hundredths of dgv.
+with dS' the gradient of S'. o' and du come in two parts, of bfloat16 and a byte: of the first alone, what does not
+cancel leaves an error of some hundredths of dgv.
 
 A column that decays by more than LIMIT over the chunk keeps the state's own frame: u = v e^(gates after the row) and
 do' = do e^b are right at any gate strength, and so is a state that is multiplied by e^(sum of gates), too, before a
 chunk adds to it. So states and their gradients are right for any gates. Of a chunk with such a column, or with strong
-gates of the keys, nothing else is: scores.py and apply.py do the rest.
+gates of the keys, nothing else is: strong.py does the rest.
 """
 
-# mypy: disallow-untyped-defs=False
+# A thread has columns of its own and goes from row to row, so that no sum over rows is passed on between threads: by
+# tiles these kernels took twice the instructions. What is on its way at once is loaded before any of it is worked on.
+
+# mypy: disallow-untyped-defs=False, disable-error-code="assignment, var-annotated"
 import triton
 import triton.language as tl
 
-from ..tiles.gates import LOG2E, STRONG_COLUMN, after_rows, frame, limited, up_to_rows
-from ..tiles.operands import load_state, load_tile, store_tile
-from .guard import are_mild
-from .walk import total_decay
+from ..tiles.gates import LOG2E, STRONG_COLUMN, frame, limited
+from .guard import are_mild, mild_each
 
 # Powers of two that a column may decay by over a chunk: two halves of it, from one chunk's frame to the next one's, are
 # then a number in float32. Gates logsigmoid(randn) come to 74 +- 6 over 64 rows.
 LIMIT: tl.constexpr = tl.constexpr(120.0)
+STATES: tl.constexpr = tl.constexpr(16)  # rows of a state that are on their way at once
 
 
 @triton.jit
-def _centred(b_g, b_h, C: tl.constexpr, DOT: tl.constexpr):
-    """Log2 of e^C, or of e^b of columns that keep the state's frame, [C, BV]."""
-    return up_to_rows(b_g, C, DOT) - frame(b_h)[None, :]
+def _place(TILES: tl.constexpr, n_here, REVERSE: tl.constexpr):
+    """A program's tile of columns, chunk, and head, the chunks one after another. REVERSE: from the last one on. A walk
+    reads first what is in the cache yet, or what it wrote last is read first."""
+    i_p = tl.program_id(0)
+    if REVERSE:
+        i_p = tl.num_programs(0) - 1 - i_p
+    n_heads = tl.num_programs(0) // (TILES * n_here)
+    return i_p % TILES, i_p // (TILES * n_heads), ((i_p // TILES) % n_heads).to(tl.int64)
+
+
+@triton.jit
+def _rows_at(i_bh, T, H, o_d, D: tl.constexpr):
+    """Where columns o_d of a head's first row are, and how far it is to the next row."""
+    return ((i_bh // H) * T * H + i_bh % H) * D + o_d, H * D
 
 
 @triton.jit(do_not_specialize=["T", "n_here"])
 def gv_enter_kernel(
-    p_v, p_g, p_u, p_h, p_strong, T, H, n_here,
-    V: tl.constexpr, C: tl.constexpr, BV: tl.constexpr, DOT: tl.constexpr,
-):  # fmt: skip
-    """u [B, T, H, V] of v and gv, a program a chunk and tile of V. p_h [B*H, n_here, V], float32: h of each chunk's
-    columns, or log2 of all that one beyond LIMIT decays by. p_strong [B*H, n_here, tiles of V]: 1 where there is such a
-    column, else 0."""
-    NV: tl.constexpr = (V + BV - 1) // BV
-    i_p = tl.program_id(0)
-    i_v, i_c, i_bh = i_p % NV, (i_p // NV) % n_here, (i_p // (NV * n_here)).to(tl.int64)
-    i_head, i_row, i_here = ((i_bh // H) * T * H + i_bh % H) * V, i_c * C, i_bh * n_here + i_c
+    p_v, p_g, p_u, p_h, p_strong, T, H, n_here, V: tl.constexpr, C: tl.constexpr, BV: tl.constexpr, R: tl.constexpr
+):
+    """u [B, T, H, V] of v and gv, a program a chunk and BV columns of V, R rows at once. p_h [B*H, n_here, V], float32:
+    h of each chunk's columns, or log2 of all that one beyond LIMIT decays by. p_strong [B*H, n_here, tiles of V]: 1
+    where there is such a column, else 0."""
+    NV: tl.constexpr = V // BV
+    i_v, i_c, i_bh = _place(NV, n_here, True)
     o_v = i_v * BV + tl.arange(0, BV)
-    b_g = limited(load_tile(p_g + i_head, i_row, T, H * V, o_v, V, C))
-    b_v = load_tile(p_v + i_head, i_row, T, H * V, o_v, V, C)
-    b_total = total_decay(b_g)
+    i_here = i_bh * n_here + i_c
+    o_head, stride = _rows_at(i_bh, T, H, o_v, V)
+    i_last = i_c.to(tl.int64) * C + C - 1
+    b_total = tl.zeros([BV], dtype=tl.float32)
+    for i_part in tl.range(0, C // R, num_stages=1):
+        for r in tl.static_range(R):
+            i_row = i_last - i_part * R - r
+            b_g = tl.load(p_g + o_head + i_row * stride, mask=i_row < T, other=0.0)
+            b_total += limited(b_g).to(tl.float32) * LOG2E
     b_h = tl.where(b_total > -LIMIT, 0.5 * b_total, b_total)
-    tl.store(p_h + i_here * V + o_v, b_h, mask=o_v < V)
-    least = tl.min(b_h, axis=0)
-    tl.store(p_strong + i_here * NV + i_v, (least <= STRONG_COLUMN).to(tl.int32))
-    b_e = -_centred(b_g, b_h, C, DOT)
-    if least <= STRONG_COLUMN:
-        b_after = after_rows(b_g, p_g + i_head, i_row, T, H * V, o_v, V, C, DOT)
-        b_e = tl.where((b_h > STRONG_COLUMN)[None, :], b_e, b_after)
-    store_tile(p_u + i_head, b_v.to(tl.float32) * tl.exp2(b_e), i_row, T, H * V, o_v, V, C)
+    tl.store(p_h + i_here * V + o_v, b_h)
+    tl.store(p_strong + i_here * NV + i_v, (tl.min(b_h, axis=0) <= STRONG_COLUMN).to(tl.int32))
+    b_after = -frame(b_h)  # of the gates after the row, from the middle on: log2 of e^-C
+    for i_part in tl.range(0, C // R, num_stages=1):
+        rows = ()
+        for r in tl.static_range(R):
+            i_row = i_last - i_part * R - r
+            o, m = o_head + i_row * stride, i_row < T
+            rows += ((tl.load(p_g + o, mask=m, other=0.0), tl.load(p_v + o, mask=m, other=0.0)),)
+        for r in tl.static_range(R):
+            i_row = i_last - i_part * R - r
+            b_g, b_v = rows[r]
+            b_u = b_v.to(tl.float32) * tl.exp2(b_after)
+            tl.store(p_u + o_head + i_row * stride, b_u.to(p_u.dtype.element_ty), mask=i_row < T)
+            b_after += limited(b_g).to(tl.float32) * LOG2E
 
 
 @triton.jit(do_not_specialize=["T", "n_here"])
 def gv_scale_kernel(
     p_x, p_g, p_h, p_hu, p_y, T, H, n_here,
-    D: tl.constexpr, E: tl.constexpr, C: tl.constexpr, BD: tl.constexpr, GUARDED: tl.constexpr,
-    DOT: tl.constexpr, PRECISION: tl.constexpr,
+    D: tl.constexpr, E: tl.constexpr, C: tl.constexpr, BD: tl.constexpr, R: tl.constexpr, GUARDED: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """y = x e^C: o of o', or do' of do, [B, T, H, D], a program a chunk and tile of D = V. p_h [B*H, n_here, D]: as
-    `gv_enter_kernel` leaves it. GUARDED: of chunks alone that are mild on both sides; p_hu [B*H, n_here, E]: log2 of
-    half of the decay of the keys' side."""
-    ND: tl.constexpr = (D + BD - 1) // BD
-    i_p = tl.program_id(0)
-    i_d, i_c, i_bh = i_p % ND, (i_p // ND) % n_here, (i_p // (ND * n_here)).to(tl.int64)
-    i_head, i_row = ((i_bh // H) * T * H + i_bh % H) * D, i_c * C
+    """y = x e^C: o of o', or do' of do, [B, T, H, D], a program a chunk and BD columns of D = V, R rows at once. p_h
+    [B*H, n_here, D]: as `gv_enter_kernel` leaves it. GUARDED: of chunks alone that are mild on both sides; p_hu [B*H,
+    n_here, E]: log2 of half of the decay of the keys' side."""
+    i_d, i_c, i_bh = _place(D // BD, n_here, GUARDED)
     o_d = i_d * BD + tl.arange(0, BD)
-    b_x = load_tile(p_x + i_head, i_row, T, H * D, o_d, D, C)
-    b_g = limited(load_tile(p_g + i_head, i_row, T, H * D, o_d, D, C))
+    o_head, stride = _rows_at(i_bh, T, H, o_d, D)
+    i_first = i_c.to(tl.int64) * C
     p_h += i_bh * n_here * D
-    b_h = tl.load(p_h + i_c * D + o_d, mask=o_d < D, other=0.0)
+    b_c = -frame(tl.load(p_h + i_c * D + o_d))  # up to the row
     wanted = True
     if GUARDED:
         wanted = are_mild(p_h, p_hu + i_bh * n_here * E, i_c, n_here, D, E, 1, PRECISION)
     if wanted:
-        b_y = b_x.to(tl.float32) * tl.exp2(_centred(b_g, b_h, C, DOT))
-        store_tile(p_y + i_head, b_y, i_row, T, H * D, o_d, D, C)
+        for i_part in tl.range(0, C // R, num_stages=1):
+            rows = ()
+            for r in tl.static_range(R):
+                i_row = i_first + i_part * R + r
+                o, m = o_head + i_row * stride, i_row < T
+                rows += ((tl.load(p_g + o, mask=m, other=0.0), tl.load(p_x + o, mask=m, other=0.0)),)
+            for r in tl.static_range(R):
+                i_row = i_first + i_part * R + r
+                b_g, b_x = rows[r]
+                b_c += limited(b_g).to(tl.float32) * LOG2E
+                b_y = b_x.to(tl.float32) * tl.exp2(b_c)
+                tl.store(p_y + o_head + i_row * stride, b_y.to(p_y.dtype.element_ty), mask=i_row < T)
 
 
 @triton.jit
 def _states_product(
-    p_s, p_ds, b_f, b_df, o_d, E: tl.constexpr, D: tl.constexpr, BE: tl.constexpr, V_FIRST: tl.constexpr
+    p_s, p_ds, b_f, b_df, o_d, D: tl.constexpr, E: tl.constexpr, R: tl.constexpr, V_FIRST: tl.constexpr
 ):
-    """sum_e S dS, float32 [BD], of a state [E, D], V_FIRST [D, E], and its gradient, each of a frame, log2."""
+    """sum_e S dS, float32 [BD], of a state [E, D], V_FIRST [D, E], and its gradient [E, D], each of a frame, log2; R
+    rows of them are on their way at once."""
     b_sum = tl.zeros([o_d.shape[0]], dtype=tl.float32)
-    for i_e in tl.range(0, (E + BE - 1) // BE, num_stages=1):
-        o_e = i_e * BE + tl.arange(0, BE)
-        b_s = load_state(p_s, o_e, o_d, E, D, V_FIRST) * tl.exp2(-b_f)[None, :]
-        b_sum += tl.sum(b_s * (load_state(p_ds, o_e, o_d, E, D) * tl.exp2(-b_df)[None, :]), axis=0)
-    return b_sum
+    b_e = tl.exp2(-b_f)
+    for i_e in tl.range(0, E // R, num_stages=1):
+        rows = ()
+        for r in tl.static_range(R):
+            o_e = i_e * R + r
+            b_s = tl.load(p_s + (o_d * E + o_e if V_FIRST else o_e * D + o_d))
+            rows += ((b_s, tl.load(p_ds + o_e * D + o_d)),)
+        for r in tl.static_range(R):
+            b_s, b_ds = rows[r]
+            b_sum += b_s.to(tl.float32) * b_e * b_ds.to(tl.float32)
+    return b_sum * tl.exp2(-b_df)
 
 
 @triton.jit
-def _product(p_x, p_low, p_y, i_row, T, stride, o_d, D: tl.constexpr, R: tl.constexpr):
-    """x, of two parts, and x y: rows, float32 [R, BD]."""
-    b_x = load_tile(p_x, i_row, T, stride, o_d, D, R).to(tl.float32)
-    b_x += load_tile(p_low, i_row, T, stride, o_d, D, R).to(tl.float32)
-    return b_x, b_x * load_tile(p_y, i_row, T, stride, o_d, D, R).to(tl.float32)
+def _of_two_parts(b_x, b_low):
+    """What was rounded to bfloat16, with what that left, in 256ths of what the last bit stands for: float32."""
+    b_bits = b_x.to(tl.float32).to(tl.int32, bitcast=True) + (b_low.to(tl.int32) << 8)
+    return (b_bits + 128).to(tl.float32, bitcast=True)  # in the middle of all that have this byte
 
 
 @triton.jit(do_not_specialize=["T", "n_here"])
 def gv_leave_kernel(
     p_x, p_xl, p_u, p_do, p_du, p_dul, p_g, p_h, p_hu, p_s, p_few, p_ds, p_st, p_dv, p_dg, T, H, n_here,
-    D: tl.constexpr, E: tl.constexpr, C: tl.constexpr, R: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
+    D: tl.constexpr, E: tl.constexpr, C: tl.constexpr, R: tl.constexpr, BD: tl.constexpr,
     RUN: tl.constexpr, FEW: tl.constexpr, HAS_ST: tl.constexpr, V_FIRST: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dv and dgv [B, T, H, D] of chunks that are mild on both sides, a program RUN of them and a tile of D = V, R rows
-    at a time, from the last ones on: sums along so few rows are cheap, and no tile waits in registers.
+    """dv and dgv [B, T, H, D] of chunks that are mild on both sides, a program RUN of them and BD columns of D = V, row
+    after row from the last one on. A thread has columns of its own, so that sums over rows pass nothing on; R rows are
+    on their way at once.
 
-    p_x, p_xl: both parts of o'; p_du, p_dul: of du; p_u, p_do: u and do', all [B, T, H, D]. p_s, p_ds [B*H, n_here, E,
-    D]: states before and gradients after each chunk, in their frames; FEW: p_s only before those that are not mild, and
-    p_few [B*H, runs, E, D] before every RUN-th one. p_st: the state after the last row, [E, D] or V_FIRST [D, E] in
-    float32, with HAS_ST, if it has a gradient. The sum of S' dS' is made anew at the end of a run and
-    before a chunk that is not mild: from a mild chunk to the one before it changes by the sum of o' do' - u du.
+    p_x, p_xl: both parts of o', bfloat16 and int8; p_du, p_dul: of du; p_u, p_do: u and do', all [B, T, H, D]. p_s,
+    p_ds [B*H, n_here, E, D]: states before and gradients after each chunk, in their frames; FEW: p_s only before those
+    that are not mild, and p_few [B*H, runs, E, D] before every RUN-th one. p_st: the state after the last row, [E, D]
+    or V_FIRST [D, E] in float32, with HAS_ST, if it has a gradient. The sum of S' dS' is made anew at the end of a run
+    and before a chunk that is not mild: from a mild chunk to the one before it changes by the sum of o' do' - u du.
     """
-    ND: tl.constexpr = (D + BD - 1) // BD
+    ND: tl.constexpr = D // BD
     n_runs = tl.cdiv(n_here, RUN)
-    i_p = tl.program_id(0)
+    i_p = tl.num_programs(0) - 1 - tl.program_id(0)  # what was read last, by `grad_qk`, is in the cache yet
     i_d, i_run, i_bh = i_p % ND, (i_p // ND) % n_runs, (i_p // (ND * n_runs)).to(tl.int64)
-    i_head, stride = ((i_bh // H) * T * H + i_bh % H) * D, H * D
-    p_x, p_xl, p_u, p_do = p_x + i_head, p_xl + i_head, p_u + i_head, p_do + i_head
-    p_du, p_dul, p_g, p_dv, p_dg = p_du + i_head, p_dul + i_head, p_g + i_head, p_dv + i_head, p_dg + i_head
-    p_h, p_hu = p_h + i_bh * n_here * D, p_hu + i_bh * n_here * E
-    p_st = p_st + i_bh * E * D if HAS_ST else p_dv
-    p_s, p_ds = p_s + i_bh * n_here * E * D, p_ds + i_bh * n_here * E * D
     o_d = i_d * BD + tl.arange(0, BD)
-    m_d = o_d < D
+    o_head, stride = _rows_at(i_bh, T, H, o_d, D)
+    p_h, p_hu = p_h + i_bh * n_here * D, p_hu + i_bh * n_here * E
+    p_s, p_ds = p_s + i_bh * n_here * E * D, p_ds + i_bh * n_here * E * D
+    b_mild, o_run = mild_each(p_h, p_hu, i_run * RUN, n_here, D, E, RUN, PRECISION), tl.arange(0, RUN)
     b_sum = tl.zeros([BD], dtype=tl.float32)  # what passes the end of the rows that come next
     known = False
     for i_back in tl.range(0, RUN, num_stages=1):
         i_c = (i_run * RUN + RUN - 1 - i_back).to(tl.int64)
-        mild = False
-        if i_c < n_here:
-            mild = are_mild(p_h, p_hu, i_c, n_here, D, E, 1, PRECISION)
+        mild = (i_c < n_here) & (tl.sum(tl.where(o_run == RUN - 1 - i_back, b_mild, 0), axis=0) > 0)
         if mild:
-            b_h = tl.load(p_h + i_c * D + o_d, mask=m_d, other=0.0)
+            b_h = tl.load(p_h + i_c * D + o_d)
             if not known:
                 b_sum = tl.zeros([BD], dtype=tl.float32)
                 p_after = p_ds + i_c * E * D
                 if i_c + 1 < n_here:
-                    b_f = frame(tl.load(p_h + (i_c + 1) * D + o_d, mask=m_d, other=0.0))
+                    b_f = frame(tl.load(p_h + (i_c + 1) * D + o_d))
                     p_next = p_s + (i_c + 1) * E * D
                     if FEW:
                         if (i_c + 1) % RUN == 0:
                             p_next = p_few + (i_bh * n_runs + i_run + 1) * E * D
-                    b_sum = _states_product(p_next, p_after, b_f, b_h, o_d, E, D, BE, False)
+                    b_sum = _states_product(p_next, p_after, b_f, b_h, o_d, D, E, STATES, False)
                 elif HAS_ST:
-                    b_sum = _states_product(p_st, p_after, b_sum, b_h, o_d, E, D, BE, V_FIRST)
-            b_after = -b_h  # of the gates after the rows, from the middle on
+                    b_sum = _states_product(p_st + i_bh * E * D, p_after, b_sum, b_h, o_d, D, E, STATES, V_FIRST)
+            b_after = -b_h  # of the gates after the row, from the middle on
             for i_part in tl.range(0, C // R, num_stages=1):
-                i_row = (i_c * C + C - R - i_part * R).to(tl.int32)
-                b_g = load_tile(p_g, i_row, T, stride, o_d, D, R).to(tl.float32) * LOG2E
-                _, b_diff = _product(p_x, p_xl, p_do, i_row, T, stride, o_d, D, R)
-                b_du, b_new = _product(p_du, p_dul, p_u, i_row, T, stride, o_d, D, R)
-                b_diff -= b_new
-                b_from = tl.cumsum(b_g, axis=0, reverse=True)
-                b_dg = tl.cumsum(b_diff, axis=0, reverse=True) + b_sum[None, :]
-                b_dv = b_du * tl.exp2(b_from - b_g + b_after[None, :])
-                b_after += tl.sum(b_g, axis=0)
-                b_sum += tl.sum(b_diff, axis=0)
-                store_tile(p_dv, b_dv, i_row, T, stride, o_d, D, R)
-                store_tile(p_dg, b_dg, i_row, T, stride, o_d, D, R)
+                i_last, rows = i_c * C + C - 1 - i_part * R, ()
+                for r in tl.static_range(R):
+                    o, m = o_head + (i_last - r) * stride, i_last - r < T
+                    b_g, b_u = tl.load(p_g + o, mask=m, other=0.0), tl.load(p_u + o, mask=m, other=0.0)
+                    b_x, b_xl = tl.load(p_x + o, mask=m, other=0.0), tl.load(p_xl + o, mask=m, other=0)
+                    b_du, b_dul = tl.load(p_du + o, mask=m, other=0.0), tl.load(p_dul + o, mask=m, other=0)
+                    rows += ((b_g, b_u, tl.load(p_do + o, mask=m, other=0.0), b_x, b_xl, b_du, b_dul),)
+                for r in tl.static_range(R):
+                    o, m = o_head + (i_last - r) * stride, i_last - r < T
+                    b_g, b_u, b_do, b_x, b_xl, b_du, b_dul = rows[r]
+                    b_wide = _of_two_parts(b_du, b_dul)
+                    b_sum += _of_two_parts(b_x, b_xl) * b_do.to(tl.float32) - b_wide * b_u.to(tl.float32)
+                    tl.store(p_dg + o, b_sum.to(p_dg.dtype.element_ty), mask=m)
+                    tl.store(p_dv + o, (b_wide * tl.exp2(b_after)).to(p_dv.dtype.element_ty), mask=m)
+                    b_after += b_g.to(tl.float32) * LOG2E
         known = mild

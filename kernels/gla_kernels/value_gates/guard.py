@@ -1,8 +1,7 @@
 """Which chunks are mild on both sides: decays may then be counted from a chunk's middle (mild.py).
 
 The walk over time leaves log2 of half of each chunk's decay, a row of features for either side; None of a side without
-gates. What is not mild is left to the kernels of scores.py and apply.py: they run after those for mild chunks, over the
-same chunks. A program looks at several of a head at once, and mostly finds nothing to do.
+gates. What is not mild is left to the kernel of strong.py: it runs after those for mild chunks, over the same chunks.
 """
 
 # mypy: disallow-untyped-defs=False
@@ -29,8 +28,13 @@ def load_halves(p_h, i_first, n_here, D: tl.constexpr, SHARE: tl.constexpr):
 def mild(b_h, b_hu, PRECISION: tl.constexpr):
     """Whether on neither side a feature decays by more than `gates.row_block_limit` over a chunk, from `load_halves` of
     both."""
-    least = tl.minimum(tl.min(tl.min(b_h, axis=1), axis=0), tl.min(tl.min(b_hu, axis=1), axis=0))
-    return least > -0.5 * row_block_limit(True, PRECISION)
+    return tl.min(least_of(b_h, b_hu), axis=0) > -0.5 * row_block_limit(True, PRECISION)
+
+
+@triton.jit
+def least_of(b_h, b_hu):
+    """Of each chunk the least half decay of both sides, float32 [SHARE]."""
+    return tl.minimum(tl.min(b_h, axis=1), tl.min(b_hu, axis=1))
 
 
 @triton.jit
@@ -40,3 +44,12 @@ def are_mild(
     """Whether all of SHARE chunks from i_first on are: p_h [n_here, D], p_hu [n_here, E], of one head."""
     b_h, b_hu = load_halves(p_h, i_first, n_here, D, SHARE), load_halves(p_hu, i_first, n_here, E, SHARE)
     return mild(b_h, b_hu, PRECISION)
+
+
+@triton.jit
+def mild_each(
+    p_h, p_hu, i_first, n_here, D: tl.constexpr, E: tl.constexpr, SHARE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """`are_mild` of each of the chunks, int32 [SHARE]."""
+    b_h, b_hu = load_halves(p_h, i_first, n_here, D, SHARE), load_halves(p_hu, i_first, n_here, E, SHARE)
+    return (least_of(b_h, b_hu) > -0.5 * row_block_limit(True, PRECISION)).to(tl.int32)

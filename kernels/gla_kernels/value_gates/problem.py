@@ -15,9 +15,8 @@ from ..launch import Launch, Launcher
 from ..schedule import DEFAULT_SHARED_BYTES, MAX_REGISTERS, SAFE_COLUMNS, WGMMA_ROWS, Schedule, cdiv, padded
 from ..tiles.context import CallContext
 from ..tiles.slices import Slice, segments_at_once, slices_of
-from .apply import gv_apply_kernel
 from .mild import gv_mild_kernel
-from .scores import gv_scores_kernel
+from .strong import gv_strong_kernel
 from .walk import gv_walk_kernel
 
 MAX_CHUNK = 64  # scores of a chunk are one tile of registers
@@ -83,7 +82,7 @@ class Problem(CallContext):
         at_once = n_chunks
         if not self.schedule.materialize:
             inputs = sum(x.nbytes for x in (self.q, self.k, self.v, self.g, self.gv) if x is not None)
-            at_once = segments_at_once(B * H * (K * V * self.state_dtype.itemsize + chunk * chunk * 4), inputs)
+            at_once = segments_at_once(B * H * K * V * self.state_dtype.itemsize, inputs)
         return list(slices_of(n_chunks, n_chunks, 1, at_once))
 
     def chunks_of(self, piece: Slice) -> int:
@@ -101,12 +100,6 @@ class Problem(CallContext):
         """The side of the keys and that of the values, with room for their half decays."""
         keys = Side(self.q, self.k, self.g, self.halves_buffer(self.g), True)
         return keys, Side(do, self.v, self.gv, self.halves_buffer(self.gv), False)
-
-    def scores_buffer(self) -> Tensor:
-        """Room for the scores of a slice's chunks, float32 [B*H, chunks, chunk, chunk]."""
-        B, _, H, _, _ = self.dims
-        chunk = self.schedule.chunk
-        return self.q.new_empty(B * H, self.slices[0].chunks, chunk, chunk, dtype=torch.float32)
 
     def one_state(self) -> Tensor:
         """Room for one state of every head, or the gradient of one, float32, as the call's own lie."""
@@ -161,30 +154,27 @@ class Problem(CallContext):
         )  # fmt: skip
         return replace(launch, max_registers=REGISTERS)
 
-    def scores(self, piece: Slice, side: Side, other: Side, into: Tensor) -> Launch:
-        """Scores of a side's queries and keys, of the chunks that are not mild."""
-        share = self._share(piece)
+    def strong(
+        self, piece: Slice, sides: tuple[Side, Side], states: tuple[Tensor, Tensor | None],
+        out: dict[str, Tensor | None],
+    ) -> Launch:  # fmt: skip
+        """What `mild` leaves out, of both sides: ``out`` by the kernel's names, of o or of all gradients."""
+        B, _, H, K, V = self.dims
+        keys, values = sides
+        share, chunk = self._share(piece), self.schedule.chunk
+        programs = cdiv(self.chunks_of(piece), share)
         args = {
-            "p_x": side.queries, "p_y": side.keys, "p_g": side.gates, "p_h": side.halves, "p_hu": other.halves,
-            "p_a": into, "scale": self.scale,
+            "p_q": self.q, "p_k": self.k, "p_g": self.g, "p_v": self.v, "p_gv": self.gv, "p_do": values.queries,
+            "p_hk": keys.halves, "p_hv": values.halves, "p_s": states[0], "p_ds": states[1],
+            "p_a": self.q.new_empty(B * H * programs, chunk, chunk, dtype=torch.float32), "scale": self.scale,
+            **{name: out.get(name) for name in ("p_o", "p_dq", "p_dk", "p_dg", "p_dv", "p_dgv")},
         }  # fmt: skip
         constexprs = {
-            "D": side.dim, "E": other.dim, "BD": self._columns(side.dim), "SUB": self.schedule.rows, "SHARE": share,
-            "GATED": side.gates is not None,
+            "K": K, "V": V, "BK": self._columns(K), "BV": self._columns(V), "SUB": self.schedule.rows, "SHARE": share,
+            "BACK": "p_o" not in out, "FRAMED": self.framed, "GATED_K": self.g is not None,
+            "GATED_V": self.gv is not None,
         }  # fmt: skip
-        return self._launch(gv_scores_kernel, piece, cdiv(self.chunks_of(piece), share), args, constexprs)
-
-    def apply(
-        self, piece: Slice, side: Side, other: Side, scores: Tensor, states: tuple[Tensor, Tensor | None],
-        out: tuple[Tensor | None, Tensor | None, Tensor | None],
-    ) -> Launch:  # fmt: skip
-        """As `mild`, a launch of the chunks that are not mild, from the other side's scores."""
-        share = self._share(piece)
-        args, constexprs = self._sums(side, other, states, out)
-        args, constexprs = args | {"p_a": scores}, constexprs | {"SUB": self.schedule.rows, "SHARE": share}
-        constexprs["FRAMED"] = self.framed
-        programs = cdiv(side.dim, constexprs["BD"]) * cdiv(self.chunks_of(piece), share)
-        return self._launch(gv_apply_kernel, piece, programs, args, constexprs)
+        return self._launch(gv_strong_kernel, piece, programs, args, constexprs)
 
     def _sums(
         self, side: Side, other: Side, states: tuple[Tensor, Tensor | None],

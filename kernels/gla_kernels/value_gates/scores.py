@@ -14,43 +14,15 @@ from ..tiles.gates import limited
 from ..tiles.halving import decayed_scores
 from ..tiles.operands import load_tile
 from ..tiles.products import product
-from .guard import are_mild
 from .halving import levels
 
 
-@triton.jit(do_not_specialize=["T", "n_here", "first_chunk"])
-def gv_scores_kernel(
-    p_x, p_y, p_g, p_h, p_hu, p_a, scale, T, H, n_here, first_chunk,
-    D: tl.constexpr, E: tl.constexpr, C: tl.constexpr, SUB: tl.constexpr, BD: tl.constexpr, SHARE: tl.constexpr,
-    GATED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """p_a [B*H, n_here, C, C], float32, of n_here chunks from first_chunk on, of those that are not mild; p_x, p_y, p_g
-    [B, T, H, D]. p_h [B*H, n_here, D] and p_hu [B*H, n_here, E] of the other side: see guard.py."""
-    n_shares = tl.cdiv(n_here, SHARE)
-    i_p = tl.program_id(0)
-    i_first, i_bh = (i_p % n_shares) * SHARE, (i_p // n_shares).to(tl.int64)
-    if p_h is not None:
-        p_h += i_bh * n_here * D
-    if p_hu is not None:
-        p_hu += i_bh * n_here * E
-    if not are_mild(p_h, p_hu, i_first, n_here, D, E, SHARE, PRECISION):
-        i_head = ((i_bh // H) * T * H + i_bh % H) * D
-        if GATED:
-            p_g += i_head
-        for i_c in tl.range(i_first, tl.minimum(i_first + SHARE, n_here), disable_licm=True):
-            if not are_mild(p_h, p_hu, i_c, n_here, D, E, 1, PRECISION):
-                _scores(
-                    p_x + i_head, p_y + i_head, p_g, p_a + (i_bh * n_here + i_c) * C * C, scale,
-                    (first_chunk + i_c) * C, T, H * D, D, C, SUB, BD, GATED, DOT, PRECISION,
-                )  # fmt: skip
-
-
 @triton.jit
-def _scores(
+def store_scores(
     p_x, p_y, p_g, p_a, scale, i_row, T, stride, D: tl.constexpr, C: tl.constexpr, SUB: tl.constexpr,
     BD: tl.constexpr, GATED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """p_a [C, C] of one chunk."""
+    """p_a [C, C], float32, of one chunk; p_x, p_y, p_g [T, H, D] of one head."""
     o_r = tl.arange(0, C)
     b_a = tl.zeros([C, C], dtype=tl.float32)
     for i_d in tl.range(0, (D + BD - 1) // BD, num_stages=1):

@@ -52,7 +52,7 @@ def test_16_bits(judge, inputs, dtype):
 
 @pytest.mark.parametrize(
     ("gates", "value_gates", "left_out"),
-    [(1.0, 0.06, ("gv_scores", "gv_apply")), (None, 1.0, ("gv_scores", "gv_apply")), (0.06, "closed", ("gv_mild",))],
+    [(1.0, 0.06, ("gv_strong",)), (None, 1.0, ("gv_strong",)), (0.06, "closed", ("gv_mild",))],
     ids=name,
 )
 def test_which_kernel_takes_a_chunk(judge, inputs, monkeypatch, gates, value_gates, left_out):
@@ -140,9 +140,9 @@ def test_what_there_is_only_without_them(inputs):
 
 def test_launches_of_a_call():
     found = launches("gla", B=1, T=100, H=2, K=32, V=64, dtype=torch.bfloat16, value_gated=True)
-    side = ["gv_mild", "gv_scores", "gv_apply"]  # what is mild, and what is not
-    walked = ["copy", "gv_walk", *side]  # from a state of zeros
-    assert [launch.step for launch in found] == [*walked, *walked, *side]
+    walked = ["copy", "gv_walk", "gv_mild"]  # from a state of zeros
+    strong = "gv_strong"  # what is not mild
+    assert [launch.step for launch in found] == [*walked, strong, *walked, "gv_mild", strong]
 
 
 @pytest.mark.gpu

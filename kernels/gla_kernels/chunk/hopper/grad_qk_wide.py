@@ -268,10 +268,10 @@ def _products_part(
 
 @gluon.jit(do_not_specialize=["n_blocks", "n_here", "first_chunk", "n_stored", "n_few", "every", "n_rows"])
 def grad_qk_wide_runs_hopper_kernel(
-    d_q, d_k, d_v, d_g, d_do, d_s, d_few, d_ds, p_h, p_marks, p_edges, p_sn, d_dq, d_dk, d_dg,
+    d_q, d_k, d_v, d_g, d_do, d_s, d_few, d_ds, p_h, p_marks, p_edges, p_sn, p_hv, p_strong, d_dq, d_dk, d_dg,
     scale, H, n_blocks, n_here, first_chunk, n_stored, n_few, every, n_rows, n_heads,
     K: gl.constexpr, V: gl.constexpr, STAGES: gl.constexpr,
-    PACKED: gl.constexpr, HAS_SN: gl.constexpr, V_FIRST: gl.constexpr,
+    PACKED: gl.constexpr, HAS_SN: gl.constexpr, V_FIRST: gl.constexpr, FRAMED: gl.constexpr,
 ):  # fmt: skip
     """As `grad_qk_runs_hopper_kernel`. STAGES is 2 or more."""
     NV: gl.constexpr = V // ROWS
@@ -283,6 +283,10 @@ def grad_qk_wide_runs_hopper_kernel(
     t_q, t_k, t_g, t_high, t_low, t_dg, s_do, s_v, s_ds, s_s, s_u = places(
         d_q, d_k, d_g, d_do, d_v, d_ds, d_few, NV, STAGES
     )
+    if FRAMED:
+        i_first = (i_batch * H + i_out // V) * n_blocks + i_row0 // ROWS
+        p_hv += i_first.to(gl.int64) * V
+        p_strong += i_first.to(gl.int64) * NV
     s_l = s_u
     if not WIDE:
         s_l = gl.allocate_shared_memory(gl.bfloat16, [ROWS, ROWS], SHARED)
@@ -312,8 +316,9 @@ def grad_qk_wide_runs_hopper_kernel(
                 state_part,
                 (
                     d_s, t_k.index(0), t_g.index(0), s_v, s_ds, s_s, s_l, s_h, s_phi,
-                    full, done, empty, first, made, rows, let, summed, p_marks, p_edges, p_sn, n_rows,
-                    i_out // V, n_heads, i_col % K, i_row0, i_state, count, K, V, STAGES, PACKED, HAS_SN, V_FIRST,
+                    full, done, empty, first, made, rows, let, summed, p_marks, p_edges, p_sn, p_hv, p_strong, n_rows,
+                    i_out // V, n_heads, i_col % K, i_row0, i_state, count,
+                    K, V, STAGES, PACKED, HAS_SN, V_FIRST, FRAMED,
                 ),
             ),
             (

@@ -13,6 +13,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from ...launch.tritons import async_store, barrier
 from ...tiles.hopper import ACCUMULATOR, EVERYWHERE, ROWS, matrix
+from .frames import decay, frame, is_strong
 from .grad_qk_rows import after_rows, decayed_keys, first_state, from_tail, gates_begun, stage_of, zero_of_tile
 from .layouts import CLOSED_HALF, LEAST_HALF, limit
 from .packed import head_and_tail, passes
@@ -50,12 +51,15 @@ def cut_off(b_x, b_rest, AT: gl.constexpr):
 
 @gluon.jit
 def _decayed(
-    s_s, b_rest, b_f, passing, tail, p_sn, p_marks, n_rows, i_row, i_head, n_heads, i_feature, b_begun,
-    i_v: gl.constexpr, K: gl.constexpr, V: gl.constexpr,
-    PACKED: gl.constexpr, HAS_SN: gl.constexpr, V_FIRST: gl.constexpr,
+    s_s, b_rest, b_f, passing, tail, p_sn, p_marks, p_hv, strong, n_rows, i_row, i_head, n_heads, i_feature,
+    b_begun, i_v: gl.constexpr, K: gl.constexpr, V: gl.constexpr,
+    PACKED: gl.constexpr, HAS_SN: gl.constexpr, V_FIRST: gl.constexpr, FRAMED: gl.constexpr,
 ):  # fmt: skip
     """A tile of the state before the chunk, decayed by it."""
     b_s = with_rest(s_s.index(i_v).load(ACCUMULATOR), b_rest[i_v // 4], i_v % 4) * b_f[:, None]
+    if FRAMED:
+        if strong:
+            b_s = b_s * decay(gl.load(p_hv + i_v * ROWS + gl.arange(0, ROWS, gl.SliceLayout(0, ACCUMULATOR))))[None, :]
     if PACKED:
         if HAS_SN:
             if (not passing) & (tail < ROWS):
@@ -79,12 +83,13 @@ def _begin(b_kd, b_next, b_z, s_s, s_v, s_ds, full, i_c, i_v: gl.constexpr, NV: 
 @gluon.jit
 def state_part(
     d_s, s_k, s_g, s_v, s_ds, s_s, s_l, s_h, s_phi, full, done, empty, first, made, rows, let, summed,
-    p_marks, p_edges, p_sn, n_rows, i_head, n_heads, i_feature, i_row0, i_state, count,
+    p_marks, p_edges, p_sn, p_hv, p_strong, n_rows, i_head, n_heads, i_feature, i_row0, i_state, count,
     K: gl.constexpr, V: gl.constexpr, STAGES: gl.constexpr,
-    PACKED: gl.constexpr, HAS_SN: gl.constexpr, V_FIRST: gl.constexpr,
+    PACKED: gl.constexpr, HAS_SN: gl.constexpr, V_FIRST: gl.constexpr, FRAMED: gl.constexpr,
 ):  # fmt: skip
     """Lead the state along, and sum S dS over V, which is the diagonal of S dS^T. Each next tile is on its way while a
-    tile is rounded. After the last chunk the state is laid down as well: nobody reads it."""
+    tile is rounded. After the last chunk the state is laid down as well: nobody reads it. FRAMED: p_hv and p_strong are
+    of the run's first chunk."""
     NV: gl.constexpr = V // ROWS
     b_zero = gl.zeros([ROWS, ROWS], gl.float32, ACCUMULATOR)
     b_rest = ()
@@ -117,6 +122,10 @@ def state_part(
         barrier()  # every warp is done with g, k and h
         mbarrier.arrive(let)
         wanted = not mild  # the strong kernel asks for the state
+        strong, p_after = mild, p_hv
+        if FRAMED:
+            strong, p_after = is_strong(p_strong, i_c, V), p_hv + gl.where(i_c + 1 < count, V, 0)
+            wanted = wanted | strong
         if PACKED:
             wanted = wanted | ((head > 0) & (not passing))  # and so does `edges`, where a sequence ends
         if wanted:
@@ -126,16 +135,19 @@ def state_part(
             barrier()
 
         b_next = _decayed(
-            s_s, b_rest, b_f, passing, tail, p_sn, p_marks, n_rows, i_row, i_head, n_heads, i_feature, b_begun,
-            0, K, V, PACKED, HAS_SN, V_FIRST,
+            s_s, b_rest, b_f, passing, tail, p_sn, p_marks, p_hv, strong, n_rows, i_row, i_head, n_heads, i_feature,
+            b_begun, 0, K, V, PACKED, HAS_SN, V_FIRST, FRAMED,
         )  # fmt: skip
         b_next, b_z = _begin(b_kd, b_next, b_zero, s_s, s_v, s_ds, full, i_c, 0, NV, STAGES)
         for i_v in gl.static_range(NV):
             b_now = b_next
+            if FRAMED:
+                o_v = i_v * ROWS + gl.arange(0, ROWS, gl.SliceLayout(0, ACCUMULATOR)) + nil
+                b_frame = gl.exp2(frame(gl.load(p_hv + o_v)) + frame(gl.load(p_after + o_v)))
             if i_v + 1 < NV:
                 b_next = _decayed(
-                    s_s, b_rest, b_f, passing, tail, p_sn, p_marks, n_rows, i_row, i_head, n_heads, i_feature, b_begun,
-                    i_v + 1, K, V, PACKED, HAS_SN, V_FIRST,
+                    s_s, b_rest, b_f, passing, tail, p_sn, p_marks, p_hv, strong, n_rows, i_row, i_head, n_heads,
+                    i_feature, b_begun, i_v + 1, K, V, PACKED, HAS_SN, V_FIRST, FRAMED,
                 )  # fmt: skip
             b_now, b_z = warpgroup_mma_wait(0, (b_now, b_z))
             at, turn = stage_of(i_c, i_v, NV, STAGES)
@@ -144,6 +156,8 @@ def state_part(
             mbarrier.arrive(empty.index(at))
             if i_v + 1 < NV:
                 b_next, b_z = _begin(b_kd, b_next, b_z, s_s, s_v, s_ds, full, i_c, i_v + 1, NV, STAGES)
+            if FRAMED:
+                b_now = b_now * b_frame[None, :]
             b_sh, b_left = cut_off(b_now, b_rest[i_v // 4], i_v % 4)
             b_rest = b_rest[: i_v // 4] + (b_left,) + b_rest[i_v // 4 + 1 :]  # noqa: RUF005
             s_s.index(i_v).store(b_sh)
@@ -155,3 +169,5 @@ def state_part(
             barrier()  # the state lies there
             mbarrier.arrive(made.index(i_v))
         mbarrier.arrive(summed)
+        if FRAMED:
+            p_hv = p_after

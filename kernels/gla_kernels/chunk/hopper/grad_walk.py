@@ -22,6 +22,9 @@ Gates in float32 have the room of two blocks' in bfloat16, and are sent for as s
 The scores' part cuts them in two where they lie, and C takes two products. So Q's low part has a place of its own, and
 dv is laid down where A^T's parts were.
 
+Gates of the value side have one place: the walk's part sums a block's, M g, has dO in its frames where dO lies, and
+sends for the next block's. For their room dv of 128 columns is laid down where A^T's parts were.
+
 Barriers: one for each pair of tiles of q, k, g and dO that may be on its way; `full`: scores -> walk, A^T's parts and
 the operands lie there; `empty`: walk -> scores, it is done with them. Each of the latter counts one arrival a block.
 """
@@ -39,7 +42,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from ...launch.tritons import async_load, async_store, barrier, reinterpreted
 from ...tiles.hopper import LINE, ROWS, SHARED, SPREAD, TILE_BYTES, barriers, each, matrix, rounded, state_at
-from .frames import COLUMNS, decay, frame, is_strong, store_low
+from .frames import COLUMNS, decay, enter, frame, is_strong, send_gates, store_low
 from .grad_walk_scores import scores_part
 from .layouts import LOG2_E, barriers_each, halves, is_mild
 from .packed import as_factor, head_and_tail, passes, sequence_of
@@ -81,15 +84,16 @@ def _decay_of_head(p_g, i_row, stride, head, OUT: gl.constexpr):
 
 @gluon.jit
 def _walk_part(
-    d_do, d_ds, d_dv, p_h, p_dst, p_ds0, p_g, p_marks, p_edges, p_dsn, p_hv, p_strong, p_low,
-    s_q, s_k, s_do, s_ds, s_dv, s_ah, s_al, bar_do, bar_full, bar_empty,
+    d_do, d_gv, d_of, d_ds, d_dv, p_h, p_dst, p_ds0, p_g, p_marks, p_edges, p_dsn, p_hv, p_strong, p_low,
+    s_q, s_k, s_do, s_gv, s_ds, s_dv, s_ah, s_al, bar_do, bar_gv, bar_full, bar_empty,
     i_batch, i_row0, i_out, i_v, i_state, i_beyond, n_rows, stride, i_head, n_heads, store_ds0, has_after, n_here,
     T, stride_v,
     K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr, HAS_DST: gl.constexpr, STORE_DS0: gl.constexpr,
     PACKED: gl.constexpr, HAS_DSN: gl.constexpr, V_FIRST: gl.constexpr, DST_V_FIRST: gl.constexpr,
-    WIDE: gl.constexpr, FRAMED: gl.constexpr,
+    LENT: gl.constexpr, FRAMED: gl.constexpr,
 ):  # fmt: skip
-    """dS, led backward in time, and dv. WIDE: dv leaves from where A^T's parts are."""
+    """dS, led backward in time, and dv. LENT: dv leaves from where A^T's parts are. With d_gv do is led into frames
+    where it lies."""
     NK: gl.constexpr = K // ROWS
     OUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BV, 16])
     for i in gl.static_range(2):
@@ -97,6 +101,8 @@ def _walk_part(
     barrier()
     for i in gl.static_range(2):
         _send_for_do(gl.to_tensor(i), n_here, d_do, s_do, bar_do, i_batch, i_row0, i_out)
+    if d_gv is not None:
+        send_gates(d_gv, s_gv, bar_gv, i_batch, i_row0 + (n_here - 1) * ROWS, i_out, n_here > 0)
     b_zero = gl.zeros([ROWS, BV], gl.float32, OUT)
     b_da, b_db = b_zero, b_zero  # dS: features 0..63, 64..127
     o_f, o_v = gl.arange(0, ROWS, gl.SliceLayout(1, OUT)), i_v * BV + gl.arange(0, BV, gl.SliceLayout(0, OUT))
@@ -147,6 +153,11 @@ def _walk_part(
         # dv first, then what the block adds to dS
         t_do = matrix(s_do.index(i & 1))
         mbarrier.wait(bar_do.index(i & 1), (i >> 1) & 1)
+        if d_gv is not None:
+            mbarrier.wait(bar_gv.index(0), i & 1)
+            enter(t_do, s_gv, p_hv + i_b * V, strong, i_row)
+            async_store(d_of, [i_batch, i_row, i_out], s_do.index(i & 1))
+            send_gates(d_gv, s_gv, bar_gv, i_batch, i_row - ROWS, i_out, i + 1 < n_here)
         mbarrier.wait(bar_full, i & 1)
         b_dv = warpgroup_mma(s_ah, t_do, b_zero, use_acc=False, is_async=True)
         b_dv = warpgroup_mma(s_al, t_do, b_dv, is_async=True)
@@ -186,7 +197,7 @@ def _walk_part(
                     b_db = gl.load(p_at + NEXT + o_s) * b_e[:, None]
             b_db = warpgroup_mma(matrix(s_q[1].index(i % 3)).permute((1, 0)), t_do, b_db, is_async=True)
         b_dv = warpgroup_mma_wait(NK, (b_dv,))
-        if WIDE:
+        if LENT:
             barrier()  # every warp is done with A^T
         matrix(s_dv).store(rounded(b_dv))
         if FRAMED:
@@ -203,7 +214,7 @@ def _walk_part(
             b_da = warpgroup_mma_wait(0, (b_da,))
         b_da = b_da * after_a[:, None]
         _expect_do(i + 2, n_here, bar_do, BV)
-        tma.store_wait(0 if WIDE else 1)  # dS has left, dv may still be leaving
+        tma.store_wait(0 if LENT else 1)  # dS has left, dv may still be leaving
         barrier()  # every warp is done with what scores left and with dO
         mbarrier.arrive(bar_empty, count=1)
         _send_for_do(i + 2, n_here, d_do, s_do, bar_do, i_batch, i_row0, i_out)
@@ -225,7 +236,7 @@ def _walk_part(
 
 @gluon.jit(do_not_specialize=["T", "n_seg", "first_seg", "n_end", "n_stored", "seg_rows", "n_rows"])
 def grad_walk_hopper_kernel(
-    d_q, d_k, d_g, d_do, p_h, p_dst, d_ds, p_ds0, p_g, p_marks, p_edges, p_dsn, p_hv, p_strong, p_low, d_dv,
+    d_q, d_k, d_g, d_do, d_gv, d_of, p_h, p_dst, d_ds, p_ds0, p_g, p_marks, p_edges, p_dsn, p_hv, p_strong, p_low, d_dv,
     scale, T, H, n_seg, first_seg, n_end, n_stored, seg_rows, n_rows, n_heads,
     K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr, HAS_DST: gl.constexpr, STORE_DS0: gl.constexpr,
     PACKED: gl.constexpr, HAS_DSN: gl.constexpr, V_FIRST: gl.constexpr, DST_V_FIRST: gl.constexpr,
@@ -234,7 +245,8 @@ def grad_walk_hopper_kernel(
     """dv [B, T, H, V] of n_seg segments from first_seg on, of row blocks that are mild; all else as
     `grad_states_kernel` has it, with a gradient after every row block. bf16; K is 64 or 128, BV 64 or 128.
     p_h [B*H, n_blocks, K]: see `states_kernel`. scale > 0. FRAMED: do and dv are in frames of the value side, see
-    `walk.walk_hopper_kernel`; p_low is given what dv, rounded, leaves."""
+    `walk.walk_hopper_kernel`; p_low is given what dv, rounded, leaves. With p_gv [B, T, H, V], bfloat16 and of that
+    side, do is led into frames here, and p_of, like do, is given it. Beside bfloat16 gates only."""
     NK: gl.constexpr = K // ROWS
     NV: gl.constexpr = V // BV
     i_p = gl.program_id(0)
@@ -269,13 +281,18 @@ def grad_walk_hopper_kernel(
     s_g = each(GATE, [1 if WIDE else 2, 1, ROWS, ROWS], OF_GATES, NK)
     s_do = gl.allocate_shared_memory(gl.bfloat16, [2, 1, ROWS, BV], OF_ROWS)
     s_ds = each(gl.bfloat16, [ROWS, BV], OF_STATES, NK)
+    LENT: gl.constexpr = WIDE or (d_gv is not None and BV > ROWS)
+    s_ql, s_gv, bar_gv = s_g, s_do, ()
+    if d_gv is not None:
+        s_gv = gl.allocate_shared_memory(gl.bfloat16, [1, 1, ROWS, BV], OF_ROWS)
+        bar_gv = barriers(1)
     if WIDE:  # float32 gates have twice the room, but once, and no part of Q comes to where they were
         s_ql = each(gl.bfloat16, [1, 1, ROWS, ROWS], OF_ROWS, NK)
+    if LENT:
         s_a = gl.allocate_shared_memory(gl.bfloat16, [2, ROWS, ROWS], SHARED)
         s_ah, s_al = s_a.index(0), s_a.index(1)
         s_dv = reinterpreted(s_a, gl.bfloat16, [1, ROWS, BV], OF_ROWS)
     else:
-        s_ql = s_g
         s_dv = gl.allocate_shared_memory(gl.bfloat16, [1, ROWS, BV], OF_ROWS)
         s_ah = gl.allocate_shared_memory(gl.bfloat16, [ROWS, ROWS], SHARED)
         s_al = gl.allocate_shared_memory(gl.bfloat16, [ROWS, ROWS], SHARED)
@@ -291,11 +308,12 @@ def grad_walk_hopper_kernel(
             (
                 _walk_part,
                 (
-                    d_do, d_ds, d_dv, p_h, p_dst, p_ds0, p_g, p_marks, p_edges, p_dsn, p_hv, p_strong, p_low,
-                    s_q, s_k, s_do, s_ds, s_dv, s_ah, s_al, bar_do, bar_full, bar_empty,
+                    d_do, d_gv, d_of, d_ds, d_dv,
+                    p_h, p_dst, p_ds0, p_g, p_marks, p_edges, p_dsn, p_hv, p_strong, p_low,
+                    s_q, s_k, s_do, s_gv, s_ds, s_dv, s_ah, s_al, bar_do, bar_gv, bar_full, bar_empty,
                     i_batch, i_row0, i_out, i_v, i_state, i_beyond, n_rows, H * K, i_h, n_heads, i_seg == 0,
                     first + n_here < n_blocks, n_here, T, H * V,
-                    K, V, BV, HAS_DST, STORE_DS0, PACKED, HAS_DSN, V_FIRST, DST_V_FIRST, WIDE, FRAMED,
+                    K, V, BV, HAS_DST, STORE_DS0, PACKED, HAS_DSN, V_FIRST, DST_V_FIRST, LENT, FRAMED,
                 ),
             ),
             (

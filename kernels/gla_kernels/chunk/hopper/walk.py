@@ -22,6 +22,10 @@ where v of its block was. The state's part reads gates into registers, in two pa
 operands of D, and leaves C = h - D in their place, in float32: the output's part has no product of gates, and no M.
 With two places a block's last gates came half a block after its first ones, and the output's part waited for them.
 
+Gates of the value side have one place. The output's part sends for a block's as soon as it is done with those of the
+block before, and sums them, M g, beside the block's last products. For their room o of 128 columns leaves from v's
+place.
+
 Barriers, two of each, for even and odd blocks; each counts one arrival a block, in `full*` the one with the expected
 bytes:
 
@@ -92,7 +96,7 @@ def _load_part(
 
 @gluon.jit(do_not_specialize=["T", "n_seg", "first_seg", "n_start", "n_stored", "seg_rows", "n_few", "every", "n_rows"])
 def walk_hopper_kernel(
-    d_q, d_k, d_v, d_g, p_s0, d_s, d_few, p_h, p_st, p_marks, p_edges, p_sn, p_hv, p_strong, p_low, d_o,
+    d_q, d_k, d_v, d_g, d_gv, p_s0, d_s, d_few, p_h, p_st, p_marks, p_edges, p_sn, p_hv, p_strong, p_of, p_low, d_o,
     scale, T, H, n_seg, first_seg, n_start, n_stored, seg_rows, n_few, every, n_rows, n_heads,
     K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr,
     HAS_S0: gl.constexpr, STORE_S: gl.constexpr, STORE_FEW: gl.constexpr, STORE_ST: gl.constexpr,
@@ -105,8 +109,9 @@ def walk_hopper_kernel(
     row blocks of the sequence. bf16; K is 64 or 128, BV 64 or 128. The rest as in `states_kernel`.
 
     FRAMED: v and o are in frames of the value side, of which p_hv [B*H, n_blocks, V], float32, and p_strong [B*H,
-    n_blocks, V / 64] tell (value_gates/frames.py). STORE_LOW: p_low [B, T, H, V], bfloat16, is given what is left of o
-    where it is rounded."""
+    n_blocks, V / 64] tell (value_gates/frames.py). STORE_LOW: p_low [B, T, H, V], int8, is given
+    what is left of o where it is rounded. With p_gv [B, T, H, V], bfloat16 and of that side, o is led out of frames,
+    where all is mild; what it was there goes to p_of, like o, with STORE_LOW. Beside bfloat16 gates only."""
     NK: gl.constexpr = K // ROWS
     NV: gl.constexpr = V // BV
     i_p = gl.program_id(0)
@@ -130,6 +135,8 @@ def walk_hopper_kernel(
         p_strong += (i_bh.to(gl.int64) * n_blocks + first) * (V // ROWS)
     if STORE_LOW:
         p_low += i_batch.to(gl.int64) * T * H * V + i_out
+        if d_gv is not None:
+            p_of += i_batch.to(gl.int64) * T * H * V + i_out
 
     GATE: gl.constexpr = d_g.dtype
     WIDE: gl.constexpr = GATE == gl.float32
@@ -146,13 +153,17 @@ def walk_hopper_kernel(
     s_h, s_e = each(gl.float32, [2, ROWS], LINE, NK), each(gl.float32, [2, ROWS], LINE, NK)
     s_v = gl.allocate_shared_memory(gl.bfloat16, [2, 1, ROWS, BV], OF_ROWS)
     s_l = gl.allocate_shared_memory(gl.bfloat16, [ROWS, ROWS], SHARED)
-    s_m, s_o = s_l, s_v
-    full_g, empty_g = (), ()
+    s_m, s_o, s_gv = s_l, s_v, s_v
+    full_g, empty_g, full_gv = (), (), ()
     if WIDE:
         full_g, empty_g = barriers(NK + 1), barriers(NK + 1)
     else:
-        s_o = gl.allocate_shared_memory(gl.bfloat16, [1, 1, ROWS, BV], OF_ROWS)
         s_m = gl.allocate_shared_memory(gl.bfloat16, [ROWS, ROWS], SHARED)
+        if d_gv is None or BV == ROWS:
+            s_o = gl.allocate_shared_memory(gl.bfloat16, [1, 1, ROWS, BV], OF_ROWS)
+    if d_gv is not None:
+        s_gv = gl.allocate_shared_memory(gl.bfloat16, [1, 1, ROWS, BV], OF_ROWS)
+        full_gv = barriers(1)
     full, full_v, taken, made = barriers(2), barriers(2), barriers(2), barriers(2)
     empty, empty_v = barriers(2), barriers(2)
     o_i, o_j = (
@@ -170,8 +181,8 @@ def walk_hopper_kernel(
             (
                 output_part,
                 (
-                    d_o, p_low, p_marks, p_edges, s_q, s_k, s_v, s_g, s_s, s_o, s_m, s_h, s_e,
-                    full, full_v, taken, made, empty, empty_v, empty_g,
+                    d_o, d_gv, p_of, p_low, p_marks, p_edges, s_q, s_k, s_v, s_g, s_gv, s_s, s_o, s_m, s_h, s_e,
+                    full, full_v, full_gv, taken, made, empty, empty_v, empty_g,
                     scale, i_batch, i_row0, i_out, n_here, T, H * V, K, BV, PACKED, STORE_LOW,
                 ),
             ),

@@ -14,7 +14,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from ...launch.tritons import async_store, barrier
 from ...tiles.hopper import ACCUMULATOR, ROWS, cut, matrix, rounded, wide
-from .frames import store_low
+from .frames import send_gates, store_high, store_low
 from .layouts import LEAST_HALF, LOG2_E, by_parts, inverse_exp2, least_half_of, turn_of
 from .packed import firsts_of_rows, head_and_tail, same_scores
 
@@ -24,6 +24,13 @@ def _sums(s_g, s_m, at):
     """M g of 64 features, begun."""
     b_zero = gl.zeros([ROWS, ROWS], gl.float32, ACCUMULATOR)
     return warpgroup_mma(s_m, matrix(s_g.index(at)), b_zero, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def _value_sums(s_gv, s_m, BV: gl.constexpr, OUT: gl.constexpr):
+    """M g of BV columns of the value side, begun."""
+    b_zero = gl.zeros([ROWS, BV], gl.float32, OUT)
+    return warpgroup_mma(s_m, matrix(s_gv.index(0)), b_zero, use_acc=False, is_async=True)
 
 
 @gluon.jit
@@ -59,17 +66,27 @@ def _scores(b_qh, b_ql, s_q, s_k, at, b_a, FIRST: gl.constexpr):
 
 
 @gluon.jit
+def _leave(p_of, p_low, b_out, i_row, T, stride, OUT: gl.constexpr, APART: gl.constexpr):
+    """Both parts of o in its frames, of which the first one is o itself if not APART."""
+    if APART:
+        store_high(p_of, b_out, i_row, T, stride, OUT)
+    store_low(p_low, b_out, i_row, T, stride, OUT)
+
+
+@gluon.jit
 def output_part(
-    d_o, p_low, p_marks, p_edges, s_q, s_k, s_v, s_g, s_s, s_o, s_m, s_h, s_e,
-    full, full_v, taken, made, empty, empty_v, empty_g,
+    d_o, d_gv, p_of, p_low, p_marks, p_edges, s_q, s_k, s_v, s_g, s_gv, s_s, s_o, s_m, s_h, s_e,
+    full, full_v, full_gv, taken, made, empty, empty_v, empty_g,
     scale, i_batch, i_row0, i_out, n_here, T, stride,
     K: gl.constexpr, BV: gl.constexpr, PACKED: gl.constexpr, STORE_LOW: gl.constexpr,
 ):  # fmt: skip
-    """O of every block. Its last product ends in the next turn, while that one's keys are prepared."""
+    """O of every block. Its last product ends in the next turn, while that one's keys are prepared. With d_gv it is led
+    out of its frames there, by the sums of gates of the value side that came for the block meanwhile."""
     OUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BV, 16])
     LEFT: gl.constexpr = gl.DotOperandLayout(0, OUT, 2)
     NK: gl.constexpr = K // ROWS
     WIDE: gl.constexpr = s_g[0].dtype == gl.float32
+    LENT: gl.constexpr = WIDE or (d_gv is not None and BV > ROWS)  # whether o leaves from where v of its block was
     b_o = warpgroup_mma_init(gl.zeros([ROWS, BV], gl.float32, OUT))
     mild = n_here < 0  # of the block before
     if PACKED:
@@ -86,7 +103,7 @@ def output_part(
         head = ROWS
         if PACKED:
             head = next_head
-        s_out = s_o.index(at ^ 1 if WIDE else 0)
+        s_out = s_o.index(at ^ 1 if LENT else 0)
         if WIDE:
             mbarrier.wait(taken.index(at), phase)
             turn, _ = turn_of(i, 0, NK)
@@ -95,26 +112,35 @@ def output_part(
             b_c = b_c0 * LOG2_E
         b_qw = _keys(b_c, s_q[0], s_k[0], at, taken, phase, not WIDE)
         b_x = wide(b_qw) * gl.exp2(b_c)
-        b_out, b_x = warpgroup_mma_wait(0, (b_o, b_x))  # with b_x, or the compiler makes it only after the wait
+        if d_gv is None:
+            b_out, b_x = warpgroup_mma_wait(0, (b_o, b_x))  # with b_x, or the compiler makes it only after the wait
+        else:
+            mbarrier.wait(full_gv.index(0), (i - 1) & 1, pred=i > 0)
+            b_cv = _value_sums(s_gv, s_m, BV, OUT)
+            b_out, b_x, b_cv = warpgroup_mma_wait(0, (b_o, b_x, b_cv))
         b_out = b_out * scale
         if STORE_LOW:
             if i > 0:
-                store_low(p_low, b_out, i_row0 + (i - 1) * ROWS, T, stride, OUT)
+                _leave(p_of, p_low, b_out, i_row0 + (i - 1) * ROWS, T, stride, OUT, d_gv is not None)
+        if d_gv is not None:
+            b_out = b_out * gl.exp2(b_cv * LOG2_E)
         b_out = rounded(b_out)
         b_qh, b_ql, b_qd = _queries(b_x, s_e[0], at, head, PACKED)
         fence_async_shared()
         tma.store_wait(0)
         barrier()  # the keys lie there; every warp is done with the block before; its o may be laid down
+        if d_gv is not None:
+            send_gates(d_gv, s_gv, full_gv, i_batch, i_row0 + i * ROWS, i_out, True)
         if WIDE:
             mbarrier.arrive(empty_g.index(turn))
         elif NK == 2:
             b_c1 = _sums(s_g[1], s_m, at)
         b_a = gl.zeros([ROWS, ROWS], gl.float32, ACCUMULATOR)
         b_a = _scores(b_qh, b_ql, s_q[0], s_k[0], at, b_a, True)
-        if not WIDE:
+        if not LENT:
             matrix(s_out).store(b_out)
         mbarrier.wait(made.index(at), phase)  # which comes after the state's part has read the v of the block before
-        if WIDE:
+        if LENT:
             if i > 0:  # else a v comes there
                 matrix(s_out).store(b_out)
         else:
@@ -160,11 +186,11 @@ def output_part(
         else:
             b_o, b_c0 = warpgroup_mma_wait(0, (b_o, b_c0))
         b_o = warpgroup_mma_init(b_o)
-        if WIDE:
+        if LENT:
             tma.store_wait(0)
         barrier()  # every warp is done with q, k, g, h and the state
         mbarrier.arrive(empty.index(at))
-        if WIDE:
+        if LENT:
             mbarrier.arrive(empty_v.index(at ^ 1), pred=i > 0)
         if PACKED:
             i_next = i_row0 + gl.minimum(i + 1, n_here - 1) * ROWS
@@ -173,13 +199,19 @@ def output_part(
         b_v = matrix(s_v.index(at))
         b_o = warpgroup_mma(gl.convert_layout(b_ah, LEFT, True), b_v, b_o, is_async=True)
         b_o = warpgroup_mma(gl.convert_layout(b_al, LEFT, True), b_v, b_o, is_async=True)
-    b_out = warpgroup_mma_wait(0, (b_o,))
+    if d_gv is None:
+        b_out = warpgroup_mma_wait(0, (b_o,))
+    else:
+        mbarrier.wait(full_gv.index(0), (n_here - 1) & 1)
+        b_out, b_cv = warpgroup_mma_wait(0, (b_o, _value_sums(s_gv, s_m, BV, OUT)))
     tma.store_wait(0)
     barrier()
-    s_out = s_o.index(n_here & 1 if WIDE else 0)  # not where the state's part reads v
+    s_out = s_o.index(n_here & 1 if LENT else 0)  # not where the state's part reads v
     b_out = b_out * scale
     if STORE_LOW:
-        store_low(p_low, b_out, i_row0 + (n_here - 1) * ROWS, T, stride, OUT)
+        _leave(p_of, p_low, b_out, i_row0 + (n_here - 1) * ROWS, T, stride, OUT, d_gv is not None)
+    if d_gv is not None:
+        b_out = b_out * gl.exp2(b_cv * LOG2_E)
     matrix(s_out).store(rounded(b_out))
     fence_async_shared()
     barrier()
