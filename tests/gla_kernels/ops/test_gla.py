@@ -136,7 +136,9 @@ def passes_of(monkeypatch, call, x) -> list[str]:
         (Schedule(64, 32, False), Schedule(64, 32), False, False),
     ],
 )
-def test_states_kept_for_the_backward_pass(monkeypatch, inputs, outputs_of, forward, backward, recompute, kept):
+def test_states_kept_for_the_backward_pass(
+    monkeypatch, one_by_one, inputs, outputs_of, forward, backward, recompute, kept
+):
     x = inputs((1, 90, 1, 16, 16), torch.float32, 1.0)
     plans = (Plan(forward, default_config(16, 16, 4, forward)), Plan(backward, default_config(16, 16, 4, backward)))
 

@@ -18,6 +18,7 @@ from gla_kernels.launch import record
 from gla_kernels.ops.form import Inputs
 from gla_kernels.ops.grouped import together
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SMALL = Schedule(16)
 
 
@@ -110,7 +111,7 @@ def test_states_with_values_first_are_those_the_other_way_about(grouped):
     assert torch.equal(state, turned.mT)
 
 
-def test_nothing_is_repeated_or_copied(grouped, monkeypatch):
+def test_nothing_is_repeated_or_copied(grouped, monkeypatch, one_by_one):
     """The kernels get q, k, g and v where they lie, and o comes out where the caller has it."""
     seen: set[int] = set()
     monkeypatch.setattr(record, "execute", lambda one: seen.update(
@@ -166,7 +167,7 @@ def test_a_step_in_a_graph_updates_the_state(grouped):
 
 def test_fake_tensors_get_shapes():
     with FakeTensorMode():
-        q, v = torch.empty(2, 8, 2, 16), torch.empty(2, 8, 6, 24)
+        q, v = (torch.empty(2, 8, H, d, device=DEVICE) for H, d in ((2, 16), (6, 24)))
         o, state = gla(q, q, v, q, output_final_state=True)
         assert o.shape == v.shape
         assert state is not None

@@ -55,7 +55,7 @@ def test_16_bits(judge, inputs, dtype):
     [(1.0, 0.06, ("gv_strong",)), (None, 1.0, ("gv_strong",)), (0.06, "closed", ("gv_mild",))],
     ids=name,
 )
-def test_which_kernel_takes_a_chunk(judge, inputs, monkeypatch, gates, value_gates, left_out):
+def test_which_kernel_takes_a_chunk(judge, inputs, monkeypatch, one_by_one, gates, value_gates, left_out):
     def some(launch):
         if launch.step not in left_out:
             execute(launch)
