@@ -47,12 +47,19 @@ def test_gates_on_the_value_side(judge, packed, inputs, gates, value_gates):
 
 @pytest.mark.parametrize(("K", "V"), [(8, 12), (12, 12)])
 @pytest.mark.parametrize("value_gates", [None, 1.0])
-def test_states_with_v_first_of_a_batch(inputs, outputs_of, same_sums, K, V, value_gates):
+def test_states_with_v_first_of_a_batch(judge, inputs, outputs_of, K, V, value_gates):
+    """Against float64; in the interpreter to the bit what the others give, while a GPU's lanes then hold a state the
+    other way about, and add up in another order."""
+
+    def turned(q, k, v, g, s, gv=None):
+        o, final = form(v_first=True)(q, k, v, g, s.mT.contiguous(), gv)
+        return o, final.mT
+
     x = inputs((2, 9, 2, K, V), torch.float32, 1.0, value_gates=value_gates)
-    right = outputs_of(form(), x)
-    x.initial_state, x.d_final = x.initial_state.mT.contiguous(), x.d_final.mT.contiguous()
-    for name, found in outputs_of(form(v_first=True), x).items():
-        assert same_sums(found.mT if name in ("final_state", "d_initial") else found, right[name]), name
+    judge(turned, x)
+    if not torch.cuda.is_available():
+        found, right = outputs_of(turned, x), outputs_of(form(), x)
+        assert all(torch.equal(found[name], right[name]) for name in right)
 
 
 def test_each_sequence_as_by_itself(packed, inputs, outputs_of):
