@@ -32,9 +32,10 @@ PROGRAMS = 1024
 
 
 class Framed(NamedTuple):
-    """What a forward pass leaves: u and both parts of o' [B, T, H, V], bfloat16, bfloat16 and int8; the state before
-    every so many chunks [B*H, .., K, V]; log2 of half of each chunk's decay, float32 [B*H, chunks, K]; of the value
-    side `chunk.kept.Frames`; and the final state, None where nobody asked for it."""
+    """What a forward pass leaves: u and both parts of o [B, T, H, V], bfloat16, bfloat16 and int8, of which the first
+    is the result itself, but of o' where not `_emerges`; the state before every so many chunks [B*H, .., K, V]; log2 of
+    half of each chunk's decay, float32 [B*H, chunks, K]; of the value side `chunk.kept.Frames`; and the final state,
+    None where nobody asked for it."""
 
     u: Tensor
     o: Tensor
@@ -125,25 +126,24 @@ def _walked(
     assert x.gv is not None
     B, _, H, _, V = p.dims
     u, emerges = torch.empty_like(x.v), _emerges(x)
-    framed = o if emerges and not keep else torch.empty_like(x.v)
+    into = o if emerges else torch.empty_like(x.v)
     low = torch.empty_like(x.v, dtype=torch.int8) if keep else None
     of_columns = x.v.new_empty(B * H, p.n_chunks, V, dtype=torch.float32)
     tiles = cdiv(V, COLUMNS)
     strong = x.v.new_empty(B * H, p.n_chunks, tiles, dtype=torch.int32)
     args = {"p_v": x.v, "p_g": x.gv, "p_u": u, "p_h": of_columns, "p_strong": strong}
     launch(_of_chunks(x, gv_enter_kernel, args, {"V": V, "BV": COLUMNS, "R": MANY_ROWS}))
-    frames = Frames(of_columns, strong, low, _gamma(p), x.gv if emerges else None, framed if emerges else None)
+    frames = Frames(of_columns, strong, low, _gamma(p), x.gv if emerges else None)
     p = replace(p, v=u, frames=frames)
     halves, states = p.half_decays(), p.state_buffer()
     assert halves is not None
     final_state = p.final_buffer() if final else None
     starts, every = segment_starts(p, None, None, launch), _apart(x) if keep else 0
     few = p.few_states(p.slices[0], every) if every > 1 else None
-    into = o if emerges else framed
     walked = fused_scan(p, p.slices[0], starts, states, halves, final_state, into, few, every, None, launch)
     assert walked
     kept = states if few is None else few
-    left = Framed(u, framed, framed if low is None else low, kept, halves, of_columns, strong, final_state)
+    left = Framed(u, into, into if low is None else low, kept, halves, of_columns, strong, final_state)
     return left, states, final_state
 
 
@@ -180,7 +180,7 @@ def _left(
     }  # fmt: skip
     every = _apart(x)
     sizes = {
-        "D": V, "E": K, "R": ROWS, "BD": COLUMNS, "RUN": every, "FEW": every > 1,
+        "D": V, "E": K, "R": ROWS, "BD": COLUMNS, "RUN": every, "FEW": every > 1, "EMERGED": _emerges(x),
         "HAS_ST": d_final is not None, "V_FIRST": x.v_first,
     }  # fmt: skip
     return _of_chunks(x, gv_leave_kernel, args, sizes, every)

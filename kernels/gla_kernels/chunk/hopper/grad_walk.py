@@ -201,7 +201,7 @@ def _walk_part(
             barrier()  # every warp is done with A^T
         matrix(s_dv).store(rounded(b_dv))
         if FRAMED:
-            store_low(p_low, b_dv, i_row, T, stride_v, OUT)
+            store_low(p_low, b_dv, i_row, T, stride_v)
         fence_async_shared()
         barrier()
         # sent always, so that there are as many copies on their way whatever the gates
