@@ -78,12 +78,15 @@ def backward(
     assert x.gv is not None
     if left is None:
         left, _, _ = _walked(walks[0], x, torch.empty_like(x.v), d_final is not None, True, launch)
-    dv, d_in, du = (torch.empty_like(x.v) for _ in range(3))
+    dv, d_in = torch.empty_like(x.v), torch.empty_like(x.v)
     low = torch.empty_like(x.v, dtype=torch.int8)
     dgv = torch.empty_like(x.gv)
     d_initial = None if x.initial_state is None else torch.empty_like(x.initial_state)
-    into = Gradients(torch.empty_like(x.q), torch.empty_like(x.k), du, torch.empty_like(x.g), d_initial)
     enters = _emerges(x) and walks[1].n_seg == 1  # else do is read before the walk
+    tile = walks[1].config.grad_walk
+    led_out = enters and tile is not None and tile.block_v == COLUMNS  # as grad_walk_hopper_kernel does
+    du = dv if led_out else torch.empty_like(x.v)
+    into = Gradients(torch.empty_like(x.q), torch.empty_like(x.k), du, torch.empty_like(x.g), d_initial)
     if not enters:
         launch(_scaled(x, do, left, d_in, guarded=False))
     led = (x.gv, d_in) if enters else (None, None)
@@ -96,7 +99,7 @@ def backward(
     native = make_grad_qk(p, piece, d_in, left.states, every, states, grads, left.halves, into, launch)
     assert walked
     assert native
-    launch(_left(x, left, states, d_in, du, low, grads, d_final, dv, dgv))
+    launch(_left(x, left, states, d_in, du, low, grads, d_final, None if led_out else dv, dgv))
     keys, values = _sides(x, do, left)
     out = {"p_dq": into.q, "p_dk": into.k, "p_dg": into.g, "p_dv": dv, "p_dgv": dgv}
     launch(x.strong(x.slices[0], (keys, values), (states, grads), out))
@@ -169,9 +172,10 @@ def _scaled(x: Problem, rows: Tensor, left: Framed, into: Tensor, guarded: bool)
 
 def _left(
     x: Problem, left: Framed, states: Tensor, do: Tensor, du: Tensor, low: Tensor, grads: Tensor,
-    d_final: Tensor | None, dv: Tensor, dgv: Tensor,
+    d_final: Tensor | None, dv: Tensor | None, dgv: Tensor,
 ) -> Launch:  # fmt: skip
-    """A launch that makes dv and dgv where all is mild. do, du: in frames, as is what du, rounded, leaves, ``low``."""
+    """A launch that makes dv and dgv where all is mild. do, du: in frames, as is what du, rounded, leaves, ``low``; or
+    du is dv, and None is to be made of it."""
     _, _, _, K, V = x.dims
     args = {
         "p_x": left.o, "p_xl": left.low, "p_u": left.u, "p_do": do, "p_du": du, "p_dul": low, "p_g": x.gv,

@@ -169,8 +169,8 @@ def gv_leave_kernel(
     after row from the last one on. A thread has columns of its own, so that sums over rows pass nothing on; R rows are
     on their way at once.
 
-    p_x, p_xl: both parts of o', EMERGED of o, bfloat16 and int8; p_du, p_dul: of du; p_u, p_do: u and do', all [B, T,
-    H, D]. p_s,
+    p_x, p_xl: both parts of o', EMERGED of o, bfloat16 and int8; p_du, p_dul: of du, or without p_dv of dv, which is
+    not made then; p_u, p_do: u and do', all [B, T, H, D]. p_s,
     p_ds [B*H, n_here, E, D]: states before and gradients after each chunk, in their frames; FEW: p_s only before those
     that are not mild, and p_few [B*H, runs, E, D] before every RUN-th one. p_st: the state after the last row, [E, D]
     or V_FIRST [D, E] in float32, with HAS_ST, if it has a gradient. The sum of S' dS' is made anew at the end of a run
@@ -218,12 +218,15 @@ def gv_leave_kernel(
                 for r in tl.static_range(R):
                     o, m = o_head + (i_last - r) * stride, i_last - r < T
                     b_g, b_u, b_do, b_x, b_xl, b_du, b_dul = rows[r]
-                    b_wide, b_e = _of_two_parts(b_du, b_dul), tl.exp2(b_after)
-                    b_o = _of_two_parts(b_x, b_xl)
+                    b_o, b_wide = _of_two_parts(b_x, b_xl), _of_two_parts(b_du, b_dul)
                     if EMERGED:
-                        b_o *= b_e
+                        b_o *= tl.exp2(b_after)
+                    if p_dv is None:
+                        b_wide *= tl.exp2(-b_after)
+                    else:
+                        b_dv = b_wide * tl.exp2(b_after)
+                        tl.store(p_dv + o, b_dv.to(p_dv.dtype.element_ty), mask=m)
                     b_sum += b_o * b_do.to(tl.float32) - b_wide * b_u.to(tl.float32)
                     tl.store(p_dg + o, b_sum.to(p_dg.dtype.element_ty), mask=m)
-                    tl.store(p_dv + o, (b_wide * b_e).to(p_dv.dtype.element_ty), mask=m)
                     b_after += b_g.to(tl.float32) * LOG2E
         known = mild

@@ -59,7 +59,7 @@ def send_gates(d_gv, s_gv, bar_gv, i_batch, i_row, i_out, there):
 @gluon.jit
 def enter(s_do, s_gv, p_row, strong, i_row):
     """do e^C where do lies; of a block that has columns without a frame (strong), of these e^(sum of gates up to the
-    row). p_row: of what is kept of its columns. 64 columns at a time, for registers."""
+    row). p_row: of what is kept of its columns. 64 columns at a time, for registers. Answers C of the last ones."""
     nil = gl.minimum(i_row, 0)  # else M is made before the loop over blocks, and spilled
     o_i = gl.arange(0, ROWS, gl.SliceLayout(1, OPERAND))[:, None] + nil
     o_j = gl.arange(0, ROWS, gl.SliceLayout(0, OPERAND))[None, :] + nil
@@ -79,6 +79,7 @@ def enter(s_do, s_gv, p_row, strong, i_row):
         s_part.store(rounded(wide(s_part.load(ACCUMULATOR)) * gl.exp2(b_c)))
     fence_async_shared()
     barrier()
+    return b_c
 
 
 @gluon.jit
