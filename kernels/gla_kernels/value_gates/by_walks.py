@@ -96,7 +96,9 @@ def backward(
     states = left.states if every == 1 else p.state_buffer()
     ends = segment_ends(p, d_in, None, launch)
     walked = fused_grad_scan(p, piece, do if enters else d_in, ends, grads, d_initial, left.halves, du, None, launch)
-    native = make_grad_qk(p, piece, d_in, left.states, every, states, grads, left.halves, into, launch)
+    kept = max(1, p.states_apart // every) if every > 1 else 1
+    run = every * kept
+    native = make_grad_qk(p, piece, d_in, left.states, run, states, grads, left.halves, into, launch, kept)
     assert walked
     assert native
     launch(_left(x, left, states, d_in, du, low, grads, d_final, None if led_out else dv, dgv))
@@ -107,7 +109,8 @@ def backward(
 
 
 def _apart(x: Problem) -> int:
-    """Chunks from one state that is kept to the next, over which Hopper's own grad_qk leads it along: 1 for all."""
+    """Chunks from one state that is kept to the next: 1 for all. Hopper's own grad_qk leads a state along over several
+    times as many."""
     B, _, H, _, V = x.dims
     chunks, tiles, run = x.chunks_of(x.slices[0]), B * H * cdiv(V, COLUMNS), RUN
     while run > 1 and tiles * cdiv(chunks, run) < PROGRAMS:
