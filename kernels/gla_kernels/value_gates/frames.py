@@ -13,7 +13,9 @@ rows of the chunk, so
     dgv_t = sum over the chunk's rows from t on of (o' do' - u du) + sum over K of S' dS'
 
 with dS' the gradient of S'. o' and du come in two parts, of bfloat16 and a byte: of the first alone, what does not
-cancel leaves an error of some hundredths of dgv.
+cancel leaves an error of some hundredths of dgv. So would o do and v dv, element by element the same but for rounding:
+products are of u and do' as these were rounded. Where a walk has led o or dv out of frames itself, it is led in again,
+with its byte.
 
 A column that decays by more than LIMIT over the chunk keeps the state's own frame: u = v e^(gates after the row) and
 do' = do e^b are right at any gate strength, and so is a state that is multiplied by e^(sum of gates), too, before a

@@ -201,9 +201,9 @@ def _walk_part(
             barrier()  # every warp is done with A^T
         if d_gv is not None and BV == ROWS:
             b_dv = b_dv * inverse_exp2(b_c)
-        matrix(s_dv).store(rounded(b_dv))
         if FRAMED:
             store_low(p_low, b_dv, i_row, T, stride_v)
+        matrix(s_dv).store(rounded(b_dv))
         fence_async_shared()
         barrier()
         # sent always, so that there are as many copies on their way whatever the gates
