@@ -161,6 +161,12 @@ class Count:
             self._read(name, first * size, False)
             self._read(name, (count - first) * size, True)
 
+    def start(self, given: str, name: str, count: int = 1) -> None:
+        """The states, or their gradients, that programs start from, where the launch is given any."""
+        if self.s.constexprs[given]:
+            self.load_states(count, name)
+            self.vector += count * self.s.state
+
     def _read(self, name: str, elements: int, again: bool) -> None:
         self.read[name] = self.read.get(name, 0) + elements
         if again:
