@@ -118,6 +118,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         assert impl == "mosaic_gpu"
         calls.append((kind, tuple(g.shape), sorted(options)))
         gates = g[..., None] if kind == "simple_gla" else g
+        q, k = (x.repeat_interleave(v.shape[2] // x.shape[2], 2) for x in (q, k))  # which simple_gla alone takes
         o, state = reference.recurrent(q, k, v, gates, initial_state=options.get("initial_state"))
         return o, state if options.get("output_final_state") else None
 
@@ -129,8 +130,13 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     return calls
 
 
-@pytest.mark.parametrize("name", ["jla", "jla_simple"])
-@pytest.mark.parametrize("changes", [{}, {"mode": "fwd"}, {"initial_state": True}])
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        *((name, one) for name in ("jla", "jla_simple") for one in ({}, {"mode": "fwd"}, {"initial_state": True})),
+        ("jla_simple", {"qk_heads": 1}),
+    ],
+)
 def test_kernels_of_jax_are_asked_what_the_operator_is(
     asked: list[tuple[Any, ...]], name: str, changes: dict[str, Any]
 ) -> None:
@@ -245,9 +251,8 @@ def test_flash_attention_4_is_called_as_its_signature_has_it(monkeypatch: pytest
     """That of flash-attn-4 4.0.0b36, which returns row sums besides, None where nobody asked."""
 
     def flash_attn_func(q: Any, k: Any, v: Any, *, causal: bool) -> tuple[torch.Tensor, None]:
-        heads_first = (x.transpose(1, 2) for x in (q, k, v))
-        found = torch.nn.functional.scaled_dot_product_attention(*heads_first, is_causal=causal)
-        return found.transpose(1, 2), None
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal).transpose(1, 2), None
 
     install(monkeypatch, "flash_attn.cute", flash_attn_func=flash_attn_func)
     verdict = gate.check(load("fa4"), replace(CASE, system="fa4", attn_heads=2, attn_dim=16), SETTINGS, "cpu")
