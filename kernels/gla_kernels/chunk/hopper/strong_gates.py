@@ -303,33 +303,23 @@ def _scores(
 
 
 @gluon.jit
-def _send(
-    d_q, d_k, d_g, d_x, d_s, t_q, t_k, s_g, s_x, s_s, bar, i_batch, i_row, i_col, i_out, i_state, i_v,
-    K: gl.constexpr, BV: gl.constexpr,
-):  # fmt: skip
-    """For all that a chunk needs, but for x where gates are in float32."""
-    NK: gl.constexpr = K // ROWS
-    WIDE: gl.constexpr = d_g.dtype == gl.float32
-    if WIDE:
-        mbarrier.expect(bar, 4 * NK * TILE_BYTES + NK * (BV // ROWS) * TILE_BYTES)
-    else:
-        mbarrier.expect(bar, 3 * NK * TILE_BYTES + (1 + NK) * (BV // ROWS) * TILE_BYTES)
+def _send_rows(d_q, d_k, d_g, t_q, t_k, s_g, bar, i_batch, i_row, i_col, NK: gl.constexpr):
+    """For a chunk's gates, queries and keys."""
+    mbarrier.expect(bar, (4 if d_g.dtype == gl.float32 else 3) * NK * TILE_BYTES)
     for t in gl.static_range(NK):
         async_load(d_g, [i_batch, i_row, i_col + t * ROWS], bar, s_g.index(t))
         async_load(d_q, [i_batch, i_row, i_col + t * ROWS], bar, t_q[t])
         async_load(d_k, [i_batch, i_row, i_col + t * ROWS], bar, t_k[t])
-    if not WIDE:
-        async_load(d_x, [i_batch, i_row, i_out], bar, s_x.index(0))
-    for t in gl.static_range(NK):
-        async_load(d_s, [i_state + t * ROWS, i_v], bar, s_s.index(t))
 
 
 @gluon.jit
-def _send_tile(d_x, d_s, s_x, s_s, bar, i_batch, i_row, i_out, i_state, i_v, K: gl.constexpr, BV: gl.constexpr):
-    """For one tile of V more: of x, from column i_out on, and of the state, from i_v on."""
-    NK: gl.constexpr = K // ROWS
-    mbarrier.expect(bar, (1 + NK) * (BV // ROWS) * TILE_BYTES)
-    async_load(d_x, [i_batch, i_row, i_out], bar, s_x.index(0))
+def _send_tile(
+    d_x, d_s, s_x, s_s, bar, i_batch, i_row, i_out, i_state, i_v, NK: gl.constexpr, BV: gl.constexpr, X: gl.constexpr
+):  # fmt: skip
+    """For a tile of V: of the state, from column i_v on, and of x, from i_out on; not X: but for x."""
+    mbarrier.expect(bar, (NK + X) * (BV // ROWS) * TILE_BYTES)
+    if X:
+        async_load(d_x, [i_batch, i_row, i_out], bar, s_x.index(0))
     for t in gl.static_range(NK):
         async_load(d_s, [i_state + t * ROWS, i_v], bar, s_s.index(t))
 
@@ -363,7 +353,7 @@ def _rows_part(
             t_q, t_k = _tiles(s_q, 0, NK), _tiles(s_k, 0, NK)
         s_g = gl.allocate_shared_memory(d_g.dtype, [NK, 1, ROWS, ROWS], d_g.layout)
         s_s = gl.allocate_shared_memory(gl.bfloat16, [NK, ROWS, BV], d_s.layout)
-        bar = barriers(1).index(0)
+        bar, bar_s = barriers(1).index(0), barriers(1).index(0)
         if WIDE:  # x comes to where scores' operands were, so that two programs still fit an SM
             s_parts = gl.allocate_shared_memory(gl.bfloat16, [2, ROWS, ROWS], SHARED)
             s_high, s_low = s_parts.index(0), s_parts.index(1)
@@ -391,10 +381,9 @@ def _rows_part(
                 i_row, i_state = (first_chunk + i_c) * ROWS, (i_bh * n_stored + i_c) * K
                 i_col = i_v * (RUN * BV)
                 i_out = i_h * V + i_col
-                _send(
-                    d_q, d_k, d_g, d_x, d_s, t_q, t_k, s_g, s_x, s_s, bar, i_batch, i_row, i_h * K, i_out, i_state,
-                    i_col, K, BV,
-                )  # fmt: skip
+                if RUN > 1 or (bits << 1 >> (i_c - i_first)) & 1 == 0:  # else the chunk before has sent for them
+                    _send_rows(d_q, d_k, d_g, t_q, t_k, s_g, bar, i_batch, i_row, i_h * K, NK)
+                _send_tile(d_x, d_s, s_x, s_s, bar_s, i_batch, i_row, i_out, i_state, i_col, NK, BV, not WIDE)
                 mbarrier.wait(bar, turn & 1)
                 turn += 1
                 b_a = _scores(t_q, t_k, s_g, s_high, s_low, nil, p_marks, n_rows, i_row, NK, BACK, PACKED)
@@ -415,8 +404,17 @@ def _rows_part(
                         o_i, _ = rows(nil)
                         b_x = gl.where((o_i >= tail) if BACK else (o_i < head), b_x, 0.0)
                     b_x = gl.convert_layout(rounded(b_x), LEFT, True)
-                    b_y = warpgroup_mma(b_x, s_s.index(t), b_y, is_async=True)
+                    if t == 0:
+                        mbarrier.wait(bar_s, (turn & 1) ^ 1)
+                    b_y = warpgroup_mma(b_x, s_s.index(t + nil), b_y, is_async=True)
                     b_rows = b_rows + (b_x,)  # noqa: RUF005
+                if RUN == 1:
+                    if (i_c + 1 < i_end) & (
+                        (bits >> (i_c - i_first) >> 1) & 1 != 0
+                    ):  # the next one is not mild, either
+                        fence_async_shared()
+                        barrier()  # every warp is done with gates and rows
+                        _send_rows(d_q, d_k, d_g, t_q, t_k, s_g, bar, i_batch, i_row + ROWS, i_h * K, NK)
                 if BACK:
                     b_a = b_a * scale
                 b_high = leading(b_a)
@@ -426,7 +424,19 @@ def _rows_part(
                     fence_async_shared()
                     barrier()  # every warp is done with gates and rows
                     _send_tile(
-                        d_x, d_s, t_x[1], t_s[1], bars.index(1), i_batch, i_row, i_out + BV, i_state, i_col + BV, K, BV
+                        d_x,
+                        d_s,
+                        t_x[1],
+                        t_s[1],
+                        bars.index(1),
+                        i_batch,
+                        i_row,
+                        i_out + BV,
+                        i_state,
+                        i_col + BV,
+                        NK,
+                        BV,
+                        True,
                     )
                 if WIDE:
                     mbarrier.wait(bar_x, (turn & 1) ^ 1)
@@ -436,7 +446,7 @@ def _rows_part(
                         b_y = gl.zeros([ROWS, BV], gl.float32, OUT)
                         for t in gl.static_range(NK):
                             b_y = warpgroup_mma(b_rows[t], t_s[i % 2].index(t + nil), b_y, is_async=True)
-                    s_at = t_x[i % 2].index(nil if RUN > 1 else 0)
+                    s_at = t_x[i % 2].index(nil)
                     b_y = warpgroup_mma(b_high, matrix(s_at), b_y, is_async=True)
                     b_y = warpgroup_mma(b_low, matrix(s_at), b_y, is_async=True)
                     b_y = warpgroup_mma_wait(0, (b_y,))
@@ -452,7 +462,7 @@ def _rows_part(
                         barrier()
                         _send_tile(
                             d_x, d_s, t_x[i % 2], t_s[i % 2], bars.index(i % 2), i_batch, i_row, i_out + (i + 2) * BV,
-                            i_state, i_col + (i + 2) * BV, K, BV,
+                            i_state, i_col + (i + 2) * BV, NK, BV, True,
                         )  # fmt: skip
                 tma.store_wait(0)
                 barrier()
