@@ -41,7 +41,7 @@ class Sizes:
         self.in_k, self.in_v = -(-self.K // self.BK), -(-self.V // self.BV)  # tiles along K and along V
         # of them, each in a program of its own
         self.over_k = 1 if launch.step in LOOPS_OVER_K else self.in_k
-        self.over_v = 1 if launch.step in LOOPS_OVER_V else self.in_v
+        self.over_v = 1 if launch.step in LOOPS_OVER_V else self.in_v // c.get("RUN", 1)  # tiles of V a program
         self.tiles = self.over_k * self.over_v
         self.programs = math.prod(launch.grid)
         self.heads = self.programs // (self.tiles * slices) if slices else 0  # of all sequences
