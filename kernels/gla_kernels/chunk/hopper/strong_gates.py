@@ -369,7 +369,7 @@ def _rows_part(
                 s_next = reinterpreted(s_g, gl.bfloat16, [1, 1, ROWS, BV], OF_ROWS)
             else:
                 s_next = gl.allocate_shared_memory(gl.bfloat16, [1, 1, ROWS, BV], OF_ROWS)
-            t_x, t_s = (s_x, s_next), (s_s, reinterpreted(s_rows, gl.bfloat16, [NK, ROWS, BV], OF_STATES))
+            t_x, t_s = (s_x, s_next), (s_s, reinterpreted(s_rows, gl.bfloat16, [NK, ROWS, BV], OF_STATES))  # type: ignore[assignment]
             bars = barriers(2)
         fence_async_shared()
         barrier()
@@ -407,11 +407,10 @@ def _rows_part(
                     if t == 0:
                         mbarrier.wait(bar_s, (turn & 1) ^ 1)
                     b_y = warpgroup_mma(b_x, s_s.index(t + nil), b_y, is_async=True)
-                    b_rows = b_rows + (b_x,)  # noqa: RUF005
+                    b_rows = b_rows + (b_x,)  # type: ignore[assignment]  # noqa: RUF005
                 if RUN == 1:
-                    if (i_c + 1 < i_end) & (
-                        (bits >> (i_c - i_first) >> 1) & 1 != 0
-                    ):  # the next one is not mild, either
+                    # the next chunk's, if that is not mild, either
+                    if (i_c + 1 < i_end) & ((bits >> (i_c - i_first) >> 1) & 1 != 0):
                         fence_async_shared()
                         barrier()  # every warp is done with gates and rows
                         _send_rows(d_q, d_k, d_g, t_q, t_k, s_g, bar, i_batch, i_row + ROWS, i_h * K, NK)
@@ -424,20 +423,9 @@ def _rows_part(
                     fence_async_shared()
                     barrier()  # every warp is done with gates and rows
                     _send_tile(
-                        d_x,
-                        d_s,
-                        t_x[1],
-                        t_s[1],
-                        bars.index(1),
-                        i_batch,
-                        i_row,
-                        i_out + BV,
-                        i_state,
-                        i_col + BV,
-                        NK,
-                        BV,
-                        True,
-                    )
+                        d_x, d_s, t_x[1], t_s[1], bars.index(1), i_batch, i_row, i_out + BV, i_state, i_col + BV,  # type: ignore[misc]
+                        NK, BV, True,
+                    )  # fmt: skip
                 if WIDE:
                     mbarrier.wait(bar_x, (turn & 1) ^ 1)
                 for i in gl.static_range(RUN):
