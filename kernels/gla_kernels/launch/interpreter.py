@@ -5,7 +5,7 @@ every call of an inner function has it look again, and find all of it replaced. 
 of integers it works out in 64 bits whether it overflows, then drops the answer, unless it was asked to debug. At small
 shapes most of what is left is to describe values, not to compute them: each operation spells out anew the type, the
 shape and NumPy's dtype of its operands, of which a kernel has few different ones. `lean` remembers what is replaced and
-what was described (the operators' part of it: see interpreter_operators.py), and leaves the rest out. And bfloat16,
+what was described (more in interpreter_operators.py and interpreter_memory.py), and leaves the rest out. And bfloat16,
 which NumPy has not, is cut out of float32 by one shift, where Triton takes exponents apart. Not a bit of any result
 changes.
 """
@@ -24,6 +24,7 @@ from triton._C.libtriton import ir
 from triton.language.semantic import TritonSemantic
 from triton.runtime.errors import InterpreterError
 
+from .interpreter_memory import Memory
 from .interpreter_operators import Operators
 from .tritons import index_of
 
@@ -77,13 +78,15 @@ def lean() -> Iterator[None]:
 def _patching_once(interpreter: Any, patch_lang: Callable[[Any], Any], checked: bool) -> Callable[[Any], Any]:
     """checked: whether integers are checked for overflow, which Triton's own operators do."""
     replaced: dict[tuple[Any, ...], list[tuple[Any, str, Any, Any]]] = {}
+    builder = interpreter.interpreter_builder
 
     def patch_once(fn: Any) -> Any:
         """What the interpreter calls before a kernel or an inner function runs. Answers what undoes it."""
         languages = _languages(fn)
         if not _is_original(languages):
             return interpreter._LangPatchScope()  # of no changes
-        known = replaced.get(languages)
+        watching = (*(value for name, value in vars(builder).items() if name.startswith("create_")),)  # a test's, say
+        known = replaced.get((languages, watching))
         if known and all(getattr(owner, name, original) is original for owner, name, original, _ in known):
             scope = interpreter._LangPatchScope()
             for owner, name, _, value in known:
@@ -93,7 +96,8 @@ def _patching_once(interpreter: Any, patch_lang: Callable[[Any], Any], checked: 
         scope.set_attr(tl.core.tensor, "__index__", index_of)
         if not checked:
             Operators(interpreter).replace(scope.set_attr)
-        replaced[languages] = _changed(scope)
+            Memory(interpreter).replace(scope.set_attr)
+        replaced[languages, watching] = _changed(scope)
         return scope
 
     return patch_once
@@ -178,7 +182,7 @@ def _conversions(convert: Callable[..., Any]) -> Callable[..., Any]:
             return convert(x, of, to, rounding)
         bits: Any = np.ascontiguousarray(x).view(np.uint16 if widens else np.uint32)
         size = bits & (0x7FFF if widens else 0x7FFFFFFF)
-        if ((size < (0x80 if widens else 0x800000)) & (size != 0)).any():
+        if np.count_nonzero(size - 1 < (0x7F if widens else 0x7FFFFF)):  # 0 - 1 is the largest number here
             return convert(x, of, to, rounding)
         if widens:
             return bits.astype(np.uint32) << 16

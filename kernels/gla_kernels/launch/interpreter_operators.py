@@ -1,9 +1,9 @@
-"""Sums, products, comparisons, choices and loads of Triton's interpreter, without asking twice what they are.
+"""Sums, products, comparisons, choices and casts of Triton's interpreter, without asking twice what they are.
 
 Of each ``b_x + b_y`` Triton asks anew whether these are numbers, pointers or tiles, what type the sum has and which
 operand must be cast, and copies both into one shape. All of that follows from the two types, so here it is worked out
-once for each pair of them. What then computes is the function of NumPy's that the interpreter's builder calls.
-Where there is more to do, or something to refuse, Triton is asked.
+once for each pair of them. What then computes is the function of NumPy's that the interpreter's builder calls. Where
+somebody has put another into the builder, where there is more to do, or something to refuse, Triton is asked.
 """
 
 from __future__ import annotations
@@ -14,18 +14,20 @@ from typing import Any
 import numpy as np
 import triton.language as tl
 
-from .tritons import masked_load
-
-# What NumPy calls them.
-_NUMBERS = {"add": np.add, "sub": np.subtract, "mul": np.multiply}
-_BITS = {"and": np.bitwise_and, "or": np.bitwise_or}
+# What NumPy calls them, and the interpreter's builder for floats and for integers.
+_NUMBERS = {
+    "add": (np.add, "create_fadd", "create_add"),
+    "sub": (np.subtract, "create_fsub", "create_sub"),
+    "mul": (np.multiply, "create_fmul", "create_mul"),
+}
+_BITS = {"and": (np.bitwise_and, "", "create_and"), "or": (np.bitwise_or, "", "create_or")}
 _FLAGS = {
-    "lt": np.less,
-    "le": np.less_equal,
-    "gt": np.greater,
-    "ge": np.greater_equal,
-    "eq": np.equal,
-    "ne": np.not_equal,
+    "lt": (np.less, "create_fcmpOLT", "create_icmpSLT"),
+    "le": (np.less_equal, "create_fcmpOLE", "create_icmpSLE"),
+    "gt": (np.greater, "create_fcmpOGT", "create_icmpSGT"),
+    "ge": (np.greater_equal, "create_fcmpOGE", "create_icmpSGE"),
+    "eq": (np.equal, "create_fcmpOEQ", "create_icmpEQ"),
+    "ne": (np.not_equal, "create_fcmpUNE", "create_icmpNE"),
 }
 _NAMES: dict[str, Any] = _NUMBERS | _BITS | _FLAGS
 _COLUMN, _ROW = (slice(None), None), (None, slice(None))
@@ -42,6 +44,7 @@ class Operators:
     def __init__(self, interpreter: Any) -> None:
         self._builder, self._semantic = interpreter.interpreter_builder, interpreter.interpreter_semantic
         self._handle = interpreter.TensorHandle
+        self._watched = {name for name in vars(self._builder) if name.startswith("create_")}  # not the class's own
         self._constants: dict[tuple[Any, ...], Any] = {}
 
     def replace(self, put: Callable[[Any, str, Operation], None]) -> None:
@@ -54,7 +57,6 @@ class Operators:
         put(tensor, "__getitem__", self._indexed(tensor.__getitem__))
         put(tensor, "to", self._to(tensor.to))
         put(tl, "where", self._where(tl.where))
-        put(tl, "load", self._load(tl.load))
 
     def _maker(self, type_: Any) -> Callable[[Any, Any], Any]:
         """``make(data, element)``: a tile, or a number, of this type, from an array of as many numbers. element: what
@@ -98,12 +100,14 @@ class Operators:
         """Of two arrays an operator makes which, from that which tile or number, and which of both is a tile beside a
         number: NumPy may repeat that only where the tile is contiguous. Elsewhere Triton must copy it into the tile's
         shape: how a tile lies in memory decides how the result does, and so in which order it is summed."""
+        compute, of_floats, of_integers = _NAMES[name]
+        called = "create_addptr" if left.scalar.is_ptr() else of_floats if left.scalar.is_floating() else of_integers
         type_ = result_type(name, left, right)
-        if type_ is None:
+        if type_ is None or called in self._watched:
             return None, None, None
         tile = None if left.is_block() == right.is_block() else int(right.is_block())
         if not left.scalar.is_ptr():
-            return _NAMES[name], self._maker(type_), tile
+            return compute, self._maker(type_), tile
         width = max(1, left.scalar.element_ty.primitive_bitwidth // 8)
         return lambda x, y: x + width * y.astype(np.uint64), self._maker(type_), tile
 
@@ -156,7 +160,7 @@ class Operators:
 
     def _where(self, triton: Operation) -> Operation:
         known: dict[tuple[str, str, str], Any] = {}
-        tensor = tl.core.tensor
+        tensor, watched = tl.core.tensor, "create_select" in self._watched
 
         def where(condition: Any, x: Any, y: Any) -> Any:
             """Of two tiles, or of a tile and a number."""
@@ -170,31 +174,13 @@ class Operators:
             key = condition.type.name, a.type.name, b.type.name
             if key not in known:
                 type_ = selected_type(condition.type, a.type, b.type)
-                known[key] = None if type_ is None else self._maker(type_)
+                known[key] = None if type_ is None or watched else self._maker(type_)
             make = known[key]
             if make is None or not _whole(condition, a, b):
                 return triton(condition, x, y)
             return make(np.where(condition.handle.data, a.handle.data, b.handle.data), b.handle.dtype.scalar)
 
         return where
-
-    def _load(self, triton: Operation) -> Operation:
-        known: dict[tuple[str, str], Any] = {}
-        numbers = masked_load(self._builder)
-
-        def load(pointer: Any, mask: Any = None, other: Any = None, **options: Any) -> Any:
-            """A tile, 0 where the mask is false."""
-            zero = type(other) in (int, float) and other == 0 and not options
-            if not zero or not isinstance(mask, tl.core.tensor):
-                return triton(pointer, mask, other, **options)
-            key = pointer.type.name, mask.type.name
-            if key not in known:
-                known[key] = _tile_of_numbers(pointer, mask)
-            if known[key] is None:
-                return triton(pointer, mask, other, **options)
-            return tl.core.tensor(numbers(pointer.handle, mask.handle), known[key])
-
-        return load
 
     def _constant(self, value: Any, dtype: Any, own_type: bool) -> Any:
         """A number as Triton makes it: of its own type, or of that of the other operand where it has no say in it."""
@@ -263,16 +249,6 @@ def cast_type(of: Any, to: Any) -> Any:
     if not ((one in _CAST | {"int1"} and other in _CAST) or {one, other} in ({"fp32", half} for half in _HALF)):
         return None
     return _type_of(to, list(of.shape) if of.is_block() else [])
-
-
-def _tile_of_numbers(pointer: Any, mask: Any) -> Any:
-    """The type of a tile that is loaded from pointers to numbers, which flags are not, with a mask of their shape; None
-    if these are not."""
-    if not pointer.type.is_block() or not mask.type.is_block() or not pointer.dtype.is_ptr():
-        return None
-    if pointer.type.shape != mask.type.shape or pointer.dtype.element_ty == tl.int1:
-        return None
-    return tl.core.block_type(pointer.dtype.element_ty, list(pointer.type.shape))
 
 
 def _type_of(element: Any, shape: list[int]) -> Any:
