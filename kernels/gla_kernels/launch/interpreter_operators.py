@@ -187,7 +187,7 @@ class Operators:
         kind = type(value)
         if kind is not int and kind is not float:
             return None
-        key = kind, value or str(value), None if own_type else dtype.name  # 0.0 is -0.0, but they are two numbers
+        key = kind, value, None if own_type else dtype.name
         if key not in self._constants:
             self._constants[key] = self._new_constant(value, dtype, own_type)
         return self._constants[key]
