@@ -319,7 +319,7 @@ def test_what_strong_gates_cost() -> None:
     faster = [spread((theirs / ours[one]).dropna()) for one in resets]
     assert f"there `gla` is {faster[0]} and {faster[1]} times as fast as FLA" in said
     differ = (rows["fla"].max(axis=1) / theirs - 1).max()
-    assert f"its times differ by {100 * differ:.1f} % at most whatever the gates are" in said
+    assert f"Its times differ by {100 * differ:.1f} % at most whatever the gates are" in said
 
 
 def test_chunk_by_sub_chunk() -> None:
