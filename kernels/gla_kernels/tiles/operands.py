@@ -87,11 +87,12 @@ def operand(b_x, DOT: tl.constexpr, PRECISION: tl.constexpr):
     """x exactly as a tensor core will read it: cast to DOT, and a float32 rounded to tf32 where that is what is left.
 
     The hardware would cut the bits off by itself; rounding first is unbiased, and lets two kernels agree on the value.
-    What is no number stays none: products leave it as 0x7fffffff, which as an integer is too large to be rounded.
+    What is no number stays none: products leave it as 0x7fffffff, which rounding as an integer would turn into -0.
     """
     if DOT == tl.float32 and PRECISION == "tf32":
-        b_bits = tl.minimum(b_x.to(tl.float32).to(tl.int32, bitcast=True), 0x7FFFEFFF)
-        b_y = ((b_bits + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+        b_y = b_x.to(tl.float32)
+        b_bits = (b_y.to(tl.int32, bitcast=True) + 0x1000) & -0x2000
+        b_y = tl.where(b_y == b_y, b_bits.to(tl.float32, bitcast=True), b_y)
     else:
         b_y = b_x.to(DOT)
     return b_y
