@@ -113,6 +113,9 @@ def test_the_board_in_readme_and_by_geometric_means() -> None:
     assert ahead.to_dict() == {"fa2": 0, "cudnn": 2}
     assert set(faster.index[faster["cudnn"] < 1].get_level_values("mode")) == {"fwd"}
     assert "Attention is ahead at two forward passes, by cuDNN" in said
+    small = times(BOARD, value="wall_ms").loc[8, 1024, 8, 64, 64, "fwdbwd"]
+    assert f"at (8, 1024, 8, 64, 64) it takes {small['gla']:.3f} ms" in said
+    assert small["cudnn"] < small["gla"]
     older = times(OF_H200, value="over_floor")["gla"]
     means = [f"{geomean(older.xs(mode, level='mode')):.1f}" for mode in MODES]
     assert f"{means[0]} times the floor forward, {means[1]} forward and backward. They are from" in said
