@@ -24,7 +24,18 @@ from typing import Any
 import pytest
 import torch
 
+
+def own_gpu(worker: str | None, listed: str | None, there: int) -> str | None:
+    """What CUDA_VISIBLE_DEVICES is for a process that shares the tests, gw0, gw1 ..: one of the GPUs ``listed`` there,
+    or of as many as there are, in turns. None where nothing is to change."""
+    gpus = [str(index) for index in range(there)] if listed is None else [one for one in listed.split(",") if one]
+    return gpus[int(worker.removeprefix("gw")) % len(gpus)] if worker and len(gpus) > 1 else None
+
+
 gc.disable()  # until tests are collected: what is imported and collected stays
+GPUS = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))  # before CUDA is asked, which looks at the variable once
+if (gpu := own_gpu(os.environ.get("PYTEST_XDIST_WORKER"), os.environ.get("CUDA_VISIBLE_DEVICES"), GPUS)) is not None:
+    os.environ["CUDA_VISIBLE_DEVICES"] = gpu
 CUDA = torch.cuda.is_available()
 
 if not CUDA:
@@ -92,6 +103,11 @@ def _covering(combinations: list[dict[str, object]], size: int = 2) -> set[int]:
         missing -= groups[best]
         seen.update(groups[best])
     return kept
+
+
+@pytest.fixture(name="own_gpu")
+def _own_gpu() -> Callable[[str | None, str | None, int], str | None]:
+    return own_gpu
 
 
 @pytest.fixture(scope="session")

@@ -89,3 +89,13 @@ def test_a_terminal_that_knows_only_ascii_gets_question_marks(
 ) -> None:
     monkeypatch.setenv("PYTHONIOENCODING", "ascii")
     assert python_process("-m", "glabench", "ls").stdout.isascii()
+
+
+def test_processes_that_compile_import_no_dynamo(python_process: Process) -> None:
+    """It takes as long as torch itself; what is timed by torch.compile or a checkpoint imports it."""
+    code = (
+        "import sys, glabench.run.pipeline, glabench.run.autotuned; print('torch' in sys.modules, *sorted(sys.modules))"
+    )
+    there, *names = python_process("-c", code).stdout.split()
+    assert there == "True"
+    assert "torch._dynamo" not in names

@@ -12,8 +12,8 @@ from glabench.spec.axes import GATES
 
 FLA = ("fla", "fla_recurrent", "fla_linear", "fla_simple", "fla_retention", "gla_lm_fla")
 # The order of baselines after FLA, of which the first stands where FLA does not; then ours, then what is in neither.
-RIVALS = ("helion", "fa2", "fa3", "cudnn", "flex", "sdpa", "transformer_lm", "mlstm_tfla", "mamba2_ssd", "mamba_scan",
-          "lightning2")  # fmt: skip
+RIVALS = ("helion", "jla", "tileops", "fa2", "fa3", "fa4", "cudnn", "flex", "sdpa", "transformer_lm", "jla_simple",
+          "mlstm_tfla", "mamba2_ssd", "mamba_scan", "lightning2")  # fmt: skip
 OURS = ("gla", "gla:w", "gla:wo", "gla_recurrent", "simple_gla", "retention", "gla_lm", "recurrent_torch")
 MOST_GATES = 8
 

@@ -31,7 +31,8 @@ NCU_PLACES = (
 # Packages whose version can change a result.
 RESULT_PACKAGES = (
     "torch", "triton", "fla-core", "flash-linear-attention", "flash-attn", "flash-attn-3", "helion", "mamba-ssm",
-    "causal-conv1d", "mlstm-kernels",
+    "causal-conv1d", "mlstm-kernels", "flash-attn-4", "nvidia-cutlass-dsl", "quack-kernels", "jax-linear-attention",
+    "jax", "tileops", "tilelang",
 )  # fmt: skip
 # A folder outside of any package that a variable names, and what in it can change a result.
 HELION_EXAMPLES = "GLABENCH_HELION_EXAMPLES"

@@ -30,7 +30,6 @@ from triton.runtime.autotuner import Autotuner
 
 from glabench.claims import Claims
 from glabench.run import gate
-from glabench.run.train import made
 from glabench.spec.case import Case
 from glabench.spec.models import CONFIGS
 from glabench.systems.base import System
@@ -67,6 +66,8 @@ def compile_ahead(system: System, case: Case) -> None:
 
 def call_block(system: LanguageModelSystem, case: Case, device: torch.device) -> None:
     """Forward and backward through one block of the case's model."""
+    from glabench.run.train import made  # imports the models, and those torch._dynamo, for seconds
+
     (block, *_), width = made(lambda: system.model(case), device).blocks, CONFIGS[case.model or "tiny"].width
     x = torch.randn(case.B, case.T, width, device=device, dtype=DTYPES[case.dtype], requires_grad=True)
     y = block(x)

@@ -43,6 +43,9 @@ SSD_PAPER = "Dao and Gu 2024, Transformers are SSMs: State Space Duality, arXiv:
 RETNET_PAPER = "Sun et al. 2023, Retentive Network: A Successor to Transformer, arXiv:2307.08621"
 TFLA_PAPER = "Beck et al. 2025, Tiled Flash Linear Attention, arXiv:2503.14376"
 FA3_PAPER = "Shah et al. 2024, FlashAttention-3, arXiv:2407.08608"
+FA4_REPO = "https://github.com/Dao-AILab/flash-attention/tree/main/flash_attn/cute"
+JLA_REPO = "https://github.com/jla-org/jax-linear-attention"
+TILEOPS_REPO = "https://github.com/tile-ai/TileOPs"
 FLEX_DOCS = "https://docs.pytorch.org/docs/stable/nn.attention.flex_attention.html"
 FLA_REPO = "https://github.com/fla-org/flash-linear-attention"
 HELION_REPO = "https://github.com/pytorch/helion"
@@ -152,6 +155,8 @@ _SYSTEMS = (
                WITH_STEP, PACKED | HEADS),
     _attention("fa3", "FlashAttention-3", "fa3:FlashAttention3",
                "flash_attn_interface where it is installed; for Hopper", FA3_PAPER),
+    _attention("fa4", "FlashAttention-4", "fa4:FlashAttention4",
+               "flash_attn.cute where flash-attn-4 is installed; for Hopper and newer", FA4_REPO),
     _attention("cudnn", "Attention, cuDNN", "cudnn:CudnnAttention",
                "softmax attention through torch SDPA's cuDNN backend", SDPA_DOCS, WITH_STEP),
     _attention("flex", "FlexAttention, causal", "flex:FlexAttention",
@@ -179,6 +184,13 @@ _SYSTEMS = (
     _gla("helion", "Helion full GLA", "helion:HelionGla",
          "chunkwise GLA of Helion's examples, with the configs tuned for them; the row says how they were tuned",
          HELION_REPO),
+    _gla("jla", "jax-linear-attention GLA", "jla:JlaGla",
+         "GLA in Pallas Mosaic GPU, for Hopper, called on PyTorch's tensors", JLA_REPO,
+         takes=frozenset({"gate_dtype"})),
+    _scalar("jla_simple", "jax-linear-attention (one gate a head)", "simple", "jla:JlaSimple",
+            "the same package's linear attention with one gate a head", JLA_REPO,
+            takes=HEADS | frozenset({"gate_dtype"})),
+    _gla("tileops", "TileOPs GLA", "tileops:TileOpsGla", "chunkwise GLA in TileLang, tuned by itself", TILEOPS_REPO),
     _model("gla_lm", "GLA Transformer", "gla", "a language model with the GLA layer of section 4.4, by gla", GLA_PAPER,
            axes=SCHEDULE, takes=frozenset({"recompute"}) | PACKED, triton=True, cls="OurModelSystem"),
     _model("gla_lm_fla", "GLA Transformer, FLA's operator", "fla", "the same model, by fla-core's chunk_gla", FLA_REPO,
@@ -198,6 +210,6 @@ _SYSTEMS = (
 CATALOG: dict[str, SystemInfo] = {info.name: info for info in _SYSTEMS}
 
 # What `gla` is measured beside where nobody says: the other kernels for the same operator, and softmax attention.
-RIVALS = ("fla", "helion", "fa2", "fa3", "cudnn", "flex")
+RIVALS = ("fla", "helion", "jla", "tileops", "fa2", "fa3", "fa4", "cudnn", "flex")
 # What of these forms a CPU can time.
 ON_CPU = ("sdpa", "chunkwise_torch", "parallel_torch", "recurrent_torch")

@@ -43,8 +43,9 @@ class FlashAttention2(System):
 
     @property
     def packaged(self) -> bool:
-        """Whether the flash_attn package is there."""
-        return importlib.util.find_spec("flash_attn") is not None
+        """Whether the flash_attn package is there: of FlashAttention-4 alone it is a folder without code of its own."""
+        spec = importlib.util.find_spec("flash_attn")
+        return spec is not None and spec.origin is not None
 
     def implementation(self, case: Case) -> str:
         if self.packaged:

@@ -101,6 +101,10 @@ class FlaSimple(_SumsGates):
 
     function = "chunk_simple_gla"
 
+    def implementation(self, case: Case) -> str:
+        """With Triton's version, on which it depends whether there is a backward pass."""
+        return f"{super().implementation(case)}, triton {package_version('triton')}"
+
     def unsupported(self, case: Case, device: Device) -> str | None:
         if case.gate_strength is None:
             return "chunk_simple_gla is measured with gates; fla_linear is FLA without them"
@@ -164,18 +168,18 @@ def odd_refusal(case: Case) -> str | None:
 
 
 def hopper_refusal(case: Case, device: Device) -> str | None:
-    """Why FLA's backward pass with a gate a head raises an error on this GPU, or None: its own check, which without
-    tilelang finds Triton's kernel wrong on Hopper."""
+    """Why FLA's backward pass with a gate a head raises an error on this GPU, or None: its own check, which finds
+    Triton's kernel wrong on Hopper. TileLang's takes states of q's dtype alone, and FLA keeps them in float32."""
     triton = tuple(int(part) for part in re.findall(r"\d+", package_version("triton") or "")[:3])
     if case.mode == "fwd" or device != "cuda" or not (3, 4) <= triton < (3, 7, 1):
         return None
     import torch
 
-    if importlib.util.find_spec("tilelang") or not torch.cuda.is_available():
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != HOPPER_MAJOR:
         return None
-    if torch.cuda.get_device_capability()[0] != HOPPER_MAJOR:
+    if case.dtype == "fp32" and importlib.util.find_spec("tilelang"):
         return None
-    return "FLA's backward pass with a gate a head needs triton >= 3.7.1 or tilelang on Hopper"
+    return "FLA's backward pass with a gate a head needs triton >= 3.7.1 on Hopper; in fp32 alone tilelang will do"
 
 
 class FlaRecurrent(_Fla):

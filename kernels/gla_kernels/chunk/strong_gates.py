@@ -45,18 +45,26 @@ def share_of(n_here: int, warps: int, most: int) -> int:
     return share
 
 
+def run_of(tiles: int, chunks: int, warps: int) -> int:
+    """Tiles of V that a program goes through, of so many: all of them, for a chunk's scores are made once a program;
+    fewer where chunks of all heads are so few that a GPU takes more programs, each of its warps, at once."""
+    runs = [run for run in range(1, tiles + 1) if tiles % run == 0]
+    return next((run for run in runs if tiles // run * chunks * warps <= WARPS), tiles)
+
+
 def strong_gates_of(p: Problem, kernel: Any, args: dict[str, Any], piece: Slice, stored: Tensor) -> Launch:
-    """A launch of what Hopper's kernels leave undone of a slice: a program a share of its chunks and a tile, of 64
-    features for the gradients of q and k, of columns of V for o and dv."""
+    """A launch of what Hopper's kernels leave undone of a slice: a program a share of its chunks and a tile of 64
+    features for the gradients of q and k, a run of tiles of V for o and dv."""
     B, _, H, K, V = p.dims
     args, packed = p.with_sequences(args | p.chunks_of(piece, stored), "p_sn", None)
     tile = Tile(WGMMA_ROWS, WGMMA_ROWS, num_warps=4, num_stages=2, descriptors=True, hopper=True)
-    columns = K // tile.block_k
+    tiles, run = K // tile.block_k, 1
     if kernel is not grad_qk_strong_kernel:
         tile = replace(tile, block_v=WIDEST if V % WIDEST == 0 else WGMMA_ROWS)
-        columns = V // tile.block_v
-    share = share_of(args["n_here"], columns * B * H * tile.num_warps, MOST)
-    programs = cdiv(args["n_here"], share) * columns
-    flags = packed | {"MOST": MOST, "STAGES": tile.num_stages, "EARLY": True}
+        tiles = V // tile.block_v
+        run = run_of(tiles, args["n_here"] * B * H, tile.num_warps)
+    share = share_of(args["n_here"], tiles // run * B * H * tile.num_warps, MOST)
+    programs = cdiv(args["n_here"], share) * (tiles // run)
+    flags = packed | {"MOST": MOST, "STAGES": tile.num_stages, "RUN": run, "EARLY": True}
     launch = p.launch_of(kernel, tile, programs, args | {"share": share}, **flags)
     return replace(launch, early=True)

@@ -41,7 +41,7 @@ class Sizes:
         self.in_k, self.in_v = -(-self.K // self.BK), -(-self.V // self.BV)  # tiles along K and along V
         # of them, each in a program of its own
         self.over_k = 1 if launch.step in LOOPS_OVER_K else self.in_k
-        self.over_v = 1 if launch.step in LOOPS_OVER_V else self.in_v
+        self.over_v = 1 if launch.step in LOOPS_OVER_V else self.in_v // c.get("RUN", 1)  # tiles of V a program
         self.tiles = self.over_k * self.over_v
         self.programs = math.prod(launch.grid)
         self.heads = self.programs // (self.tiles * slices) if slices else 0  # of all sequences
@@ -160,6 +160,12 @@ class Count:
             self.states.setdefault(name, first * size)
             self._read(name, first * size, False)
             self._read(name, (count - first) * size, True)
+
+    def start(self, given: str, name: str, count: int = 1) -> None:
+        """The states, or their gradients, that programs start from, where the launch is given any."""
+        if self.s.constexprs[given]:
+            self.load_states(count, name)
+            self.vector += count * self.s.state
 
     def _read(self, name: str, elements: int, again: bool) -> None:
         self.read[name] = self.read.get(name, 0) + elements

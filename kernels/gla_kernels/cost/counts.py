@@ -16,15 +16,9 @@ from collections.abc import Callable
 
 from ..tiles.gates import MIN_COLUMNS
 from .counting import GAMMA, HALVES, STRONG, Count
+from .recurrent import RECURRENT
 
 ONES = MIN_COLUMNS.value  # columns of what gates are multiplied by for the sum of all rows
-
-
-def _start(c: Count, given: str, name: str, count: int = 1) -> None:
-    """The states, or their gradients, that programs start from, where the launch is given any."""
-    if c.s.constexprs[given]:
-        c.load_states(count, name)
-        c.vector += count * c.s.state
 
 
 def _summed_gates(c: Count, times: int, along_rows: int) -> None:
@@ -86,7 +80,7 @@ def _states(c: Count) -> None:
     s = c.s
     if "UNITS" in s.constexprs:
         return _prepared_ends(c, "kd", "v", "s")
-    _start(c, "HAS_S0", "s0", s.segments)
+    c.start("HAS_S0", "s0", s.segments)
     c.store_states(-(-s.T // s.every), "s")
     c.load(s.T, "k", "v", "g")
     if s.gated:
@@ -107,7 +101,7 @@ def _grad_states(c: Count) -> None:
     s = c.s
     if "UNITS" in s.constexprs:
         return _prepared_ends(c, "qd", "do", "ds")
-    _start(c, "HAS_DST", "dst", s.segments)
+    c.start("HAS_DST", "dst", s.segments)
     c.store_states(-(-s.T // s.every), "ds")
     c.load(s.T, "q", "do", "g")
     c.dot(s.blocks, s.keys * s.BV)
@@ -124,7 +118,7 @@ def _grad_states(c: Count) -> None:
 
 def _combine(c: Count) -> None:
     s = c.s
-    _start(c, "HAS_FIRST", "first")
+    c.start("HAS_FIRST", "first")
     c.load_states(s.turns, "add")
     c.load_halves(s.turns, name=GAMMA)
     if s.gated:
@@ -241,7 +235,7 @@ def _walk(c: Count) -> None:
     """states and output at once, of chunks of one row block."""
     s = c.s
     blocks = s.blocks * s.in_k
-    _start(c, "HAS_S0", "s0", s.segments)
+    c.start("HAS_S0", "s0", s.segments)
     c.store_states(s.blocks * s.constexprs["STORE_S"], "s")
     c.store_states(s.few * s.constexprs.get("STORE_FEW", False), "few")
     c.store_states(s.constexprs["STORE_ST"], "st")
@@ -265,7 +259,7 @@ def _grad_walk(c: Count) -> None:
     """grad_states and grad_v at once, of chunks of one row block."""
     s = c.s
     blocks = s.blocks * s.in_k
-    _start(c, "HAS_DST", "dst", s.segments)
+    c.start("HAS_DST", "dst", s.segments)
     c.store_states(s.blocks, "ds")
     c.store_states(s.constexprs["STORE_DS0"], "ds0")
     if "GROUPS" in s.constexprs:
@@ -383,74 +377,6 @@ def _sums_from(c: Count) -> None:
     c.vector += s.blocks * twice * s.keys
 
 
-# --- The recurrent kernels: token by token ----------------------------------------------------------------------------
-
-
-def _update(c: Count) -> None:
-    """A token's gate and its outer product, into the state or its gradient."""
-    s = c.s
-    c.load(s.T, "g")
-    if s.gated:
-        c.exps += s.T * s.BK
-        c.vector += s.T * s.state
-    c.vector += 2 * s.T * s.state
-
-
-def _recurrent_output(c: Count) -> None:
-    _start(c, "HAS_S0", "s0")
-    c.load(c.s.T, "q", "k", "v")
-    _update(c)
-    c.vector += 2 * c.s.T * c.s.state
-    c.store(c.s.T, "o")
-    c.store_states(c.s.constexprs["STORE_ST"], "st")
-
-
-def _recurrent_grad_q(c: Count) -> None:
-    _start(c, "HAS_S0", "s0")
-    c.load(c.s.T, "k", "v", "do")
-    _update(c)
-    c.vector += 2 * c.s.T * c.s.state
-    if c.s.gated:
-        c.load(c.s.T, "q")
-        c.store(c.s.T, "qdq")
-    c.store(c.s.T, "dq")
-
-
-def _recurrent_grad_k(c: Count) -> None:
-    s = c.s
-    _start(c, "HAS_DST", "dst")
-    c.load(s.T, "q", "v", "do")
-    _update(c)
-    c.vector += 2 * s.T * s.state
-    if s.gated:
-        if s.constexprs["HAS_DST"]:
-            c.load_states(1, "st")
-            c.vector += 2 * s.state
-        c.load(s.T, "k", "qdq")
-        c.load(s.T, "g", again=True)
-        c.exps += s.T * s.BK
-        c.store(s.T, "dg")
-    c.store(s.T, "dk")
-    c.store_states(s.constexprs["STORE_DS0"], "ds0")
-
-
-def _recurrent_grad_v(c: Count) -> None:
-    _start(c, "HAS_DST", "dst")
-    c.load(c.s.T, "q", "k", "do")
-    _update(c)
-    c.vector += 2 * c.s.T * c.s.state
-    c.store(c.s.T, "dv")
-
-
-def _step(c: Count) -> None:
-    c.load_states(1, "s")
-    c.load(1, "q", "k", "v")
-    _update(c)
-    c.vector += 2 * c.s.state
-    c.store(1, "o")
-    c.store_states(1, "s")
-
-
 KERNELS: dict[str, Callable[[Count], None]] = {
     "states": _states,
     "combine": _combine,
@@ -462,9 +388,5 @@ KERNELS: dict[str, Callable[[Count], None]] = {
     "walk": _walk,
     "grad_walk": _grad_walk,
     **dict.fromkeys(STRONG, _strong),
-    "recurrent_output": _recurrent_output,
-    "recurrent_grad_q": _recurrent_grad_q,
-    "recurrent_grad_k": _recurrent_grad_k,
-    "recurrent_grad_v": _recurrent_grad_v,
-    "step": _step,
+    **RECURRENT,
 }

@@ -1,18 +1,19 @@
 """Triton's interpreter without work that changes nothing.
 
-A kernel that starts has the interpreter replace Triton's language by one for NumPy. Every call of an inner function has
-it look through the whole language again, and find all of it replaced. And of every sum, difference and product of
-integers it works out in 64 bits whether it overflows, then drops the answer, unless it was asked to debug. At small
+A kernel that starts has the interpreter look through Triton's language for what to replace by functions of NumPy, and
+every call of an inner function has it look again, and find all of it replaced. And of every sum, difference and product
+of integers it works out in 64 bits whether it overflows, then drops the answer, unless it was asked to debug. At small
 shapes most of what is left is to describe values, not to compute them: each operation spells out anew the type, the
-shape and NumPy's dtype of its operands, of which a kernel has few different ones. `lean` leaves the first two out and
-remembers the third (the operators' part of it: see interpreter_operators.py). And bfloat16, which NumPy has not, is cut
-out of float32 by one shift, where Triton takes exponents apart. Not a bit of any result changes.
+shape and NumPy's dtype of its operands, of which a kernel has few different ones. `lean` remembers what is replaced and
+what was described (more in interpreter_operators.py and interpreter_memory.py), and leaves the rest out. And bfloat16,
+which NumPy has not, is cut out of float32 by one shift, where Triton takes exponents apart. Not a bit of any result
+changes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -21,60 +22,93 @@ import numpy as np
 import triton.language as tl
 from triton._C.libtriton import ir
 from triton.language.semantic import TritonSemantic
+from triton.runtime.errors import InterpreterError
 
+from .interpreter_memory import Memory
 from .interpreter_operators import Operators
 from .tritons import index_of
 
 _MEMBERS = (
     "_patch_lang", "_patch_attr", "_LangPatchScope", "_get_np_dtype", "_convert_float", "TensorHandle",
-    "interpreter_builder", "interpreter_semantic",
+    "InterpretedFunction", "interpreter_builder", "interpreter_semantic",
 )  # fmt: skip
 
 
 @contextmanager
 def lean() -> Iterator[None]:
     """While this is entered, kernels that Triton interprets run without that work."""
-    from unittest.mock import patch  # both here: a GPU has no use for them
-
-    from triton.runtime import interpreter
+    from triton.runtime import interpreter  # here: a GPU has no use for it
 
     described = hasattr(tl.core, "block_type") and hasattr(TritonSemantic, "broadcast_impl_value")
     if not described or not all(hasattr(interpreter, name) for name in _MEMBERS):
         yield  # names inside Triton may move; without them the interpreter runs as it is
         return
-    builder = interpreter.interpreter_builder
+    builder, function = interpreter.interpreter_builder, interpreter.InterpretedFunction
     options = replace(builder.options, sanitize_overflow=builder.options.sanitize_overflow and builder.options.debug)
-    with ExitStack() as changes:
+    patch_lang = _patching_once(interpreter, interpreter._patch_lang, options.sanitize_overflow)
+    changes = [
+        (owner, name, value, getattr(owner, name))
         for owner, name, value in (
-            (interpreter, "_patch_lang", _patching_once(interpreter, options.sanitize_overflow)),
+            (interpreter, "_patch_lang", patch_lang),
             (interpreter, "_patch_attr", _patching_attribute(interpreter)),
             (interpreter, "_get_np_dtype", _np_dtypes(interpreter._get_np_dtype)),
             (interpreter, "_convert_float", _conversions(interpreter._convert_float)),
             (interpreter.TensorHandle, "__init__", _handles(interpreter.TensorHandle.__init__)),
+            (function, "__call__", _calls(function.__call__)),
             (builder, "options", options),
             (tl.core.block_type, "__init__", _block_types(tl.core.block_type.__init__)),
+            (tl.core.dtype, "__eq__", _equality(tl.core.dtype.__eq__)),
             (tl.core.tensor, "__init__", _tensors(tl.core.tensor.__init__)),
             (TritonSemantic, "broadcast_impl_value", _broadcasts(TritonSemantic.broadcast_impl_value)),
-        ):
-            changes.enter_context(patch.object(owner, name, value))
+        )
+    ]
+    try:
+        for owner, name, value, _ in changes:
+            setattr(owner, name, value)
         yield
+    finally:
+        for owner, name, _, original in changes:
+            setattr(owner, name, original)
 
 
-def _patching_once(interpreter: Any, checked: bool) -> Callable[[Any], Any]:
+# What follows remembers as long as the process runs, for each function of Triton's that it stands in for.
+
+
+@cache
+def _patching_once(interpreter: Any, patch_lang: Callable[[Any], Any], checked: bool) -> Callable[[Any], Any]:
     """checked: whether integers are checked for overflow, which Triton's own operators do."""
-    patch_lang = interpreter._patch_lang
+    replaced: dict[tuple[Any, ...], list[tuple[Any, str, Any, Any]]] = {}
+    builder = interpreter.interpreter_builder
 
     def patch_once(fn: Any) -> Any:
         """What the interpreter calls before a kernel or an inner function runs. Answers what undoes it."""
-        if not any(tl.core.is_builtin(language.load) for language in _languages(fn)):
+        languages = _languages(fn)
+        if not _is_original(languages):
             return interpreter._LangPatchScope()  # of no changes
+        watching = (*(value for name, value in vars(builder).items() if name.startswith("create_")),)  # a test's, say
+        known = replaced.get((languages, watching))
+        if known and all(getattr(owner, name, original) is original for owner, name, original, _ in known):
+            scope = interpreter._LangPatchScope()
+            for owner, name, _, value in known:
+                scope.set_attr(owner, name, value)
+            return scope
         scope = patch_lang(fn)
         scope.set_attr(tl.core.tensor, "__index__", index_of)
         if not checked:
             Operators(interpreter).replace(scope.set_attr)
+            Memory(interpreter).replace(scope.set_attr)
+        replaced[languages, watching] = _changed(scope)
         return scope
 
     return patch_once
+
+
+def _changed(scope: Any) -> list[tuple[Any, str, Any, Any]]:
+    """Whose members a scope of patches has replaced, their names, what they were and what they are now, each once."""
+    first = dict[tuple[int, str], tuple[Any, str, Any]]()
+    for owner, name, original in scope._changes:
+        first.setdefault((id(owner), name), (owner, name, original))
+    return [(owner, name, original, getattr(owner, name)) for owner, name, original in first.values()]
 
 
 @cache
@@ -83,21 +117,47 @@ def _languages(fn: Any) -> tuple[Any, ...]:
     return tuple(value for value in fn.__globals__.values() if value is tl or value is tl.core)
 
 
+def _is_original(languages: tuple[Any, ...]) -> bool:
+    return any(tl.core.is_builtin(language.load) for language in languages)
+
+
+@cache
+def _calls(call: Callable[..., Any]) -> Callable[..., Any]:
+    """A call of an inner function, whose languages are those of its kernel."""
+
+    def called(self: Any, *args: Any, **kwargs: Any) -> Any:
+        fn = self.rewritten_fn.get(self.fn)
+        if fn is None or _is_original(_languages(self.fn)):
+            return call(self, *args, **kwargs)
+        try:
+            return fn(*args, **kwargs)
+        except Exception as error:
+            raise InterpreterError(repr(error)) from error
+
+    return called
+
+
+_BUILTIN = tl.core.builtin(lambda: None).__code__
+
+
+@cache
 def _patching_attribute(interpreter: Any) -> Callable[..., None]:
     semantic = interpreter.interpreter_semantic
 
     def patch_attribute(owner: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
         """Put a function of the language's that is told for whom in the place of one that asks for it."""
+        function = member.__wrapped__ if getattr(member, "__code__", None) is _BUILTIN else member
 
         def told(*args: Any, **kwargs: Any) -> Any:
             kwargs["_semantic"] = semantic
-            return member(*args, **kwargs)
+            return function(*args, **kwargs)
 
         scope.set_attr(owner, name, told)
 
     return patch_attribute
 
 
+@cache
 def _np_dtypes(of: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """NumPy's dtype of a type, which is that of its elements."""
     known: dict[str, Any] = {}
@@ -111,6 +171,7 @@ def _np_dtypes(of: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return np_dtype
 
 
+@cache
 def _conversions(convert: Callable[..., Any]) -> Callable[..., Any]:
     """From bfloat16 to float32 and back, of bits, as Triton's interpreter does it: cut off, or rounded up at a half
     without the carry into the exponent. What has an exponent of 0 and is not 0 is left to Triton."""
@@ -121,7 +182,7 @@ def _conversions(convert: Callable[..., Any]) -> Callable[..., Any]:
             return convert(x, of, to, rounding)
         bits: Any = np.ascontiguousarray(x).view(np.uint16 if widens else np.uint32)
         size = bits & (0x7FFF if widens else 0x7FFFFFFF)
-        if ((size < (0x80 if widens else 0x800000)) & (size != 0)).any():
+        if np.count_nonzero(size - 1 < (0x7F if widens else 0x7FFFFF)):  # 0 - 1 is the largest number here
             return convert(x, of, to, rounding)
         if widens:
             return bits.astype(np.uint32) << 16
@@ -133,6 +194,7 @@ def _conversions(convert: Callable[..., Any]) -> Callable[..., Any]:
     return converted
 
 
+@cache
 def _handles(init: Callable[..., None]) -> Callable[..., None]:
     """An array with the type of its elements, which says how large these may be."""
     sizes: dict[str, int] = {}
@@ -147,6 +209,7 @@ def _handles(init: Callable[..., None]) -> Callable[..., None]:
     return handle
 
 
+@cache
 def _block_types(init: Callable[..., None]) -> Callable[..., None]:
     """The type of a tile, which follows from that of its elements and its sizes."""
     known: dict[tuple[Any, ...], dict[str, Any]] = {}
@@ -163,6 +226,17 @@ def _block_types(init: Callable[..., None]) -> Callable[..., None]:
     return block_type
 
 
+@cache
+def _equality(equal: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]:
+    """Whether two types of elements are the same, which mostly one asks of a type and itself."""
+
+    def eq(self: Any, other: Any) -> bool:
+        return self is other or equal(self, other)
+
+    return eq
+
+
+@cache
 def _tensors(init: Callable[..., None]) -> Callable[..., None]:
     """A tile or a number: its shape follows from its type."""
     known: dict[str, dict[str, Any]] = {}
@@ -179,6 +253,7 @@ def _tensors(init: Callable[..., None]) -> Callable[..., None]:
     return tensor
 
 
+@cache
 def _broadcasts(broadcast: Callable[..., Any]) -> Callable[..., Any]:
     """Two operands in one shape, which they mostly have."""
 

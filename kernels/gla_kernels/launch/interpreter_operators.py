@@ -1,9 +1,9 @@
-"""Sums, products, comparisons, choices and loads of Triton's interpreter, without asking twice what they are.
+"""Sums, products, comparisons, choices and casts of Triton's interpreter, without asking twice what they are.
 
 Of each ``b_x + b_y`` Triton asks anew whether these are numbers, pointers or tiles, what type the sum has and which
 operand must be cast, and copies both into one shape. All of that follows from the two types, so here it is worked out
-once for each pair of them. What then computes is the interpreter's builder as ever, which leaves the shapes to NumPy.
-Where there is more to do, or something to refuse, Triton is asked.
+once for each pair of them. What then computes is the function of NumPy's that the interpreter's builder calls. Where
+somebody has put another into the builder, where there is more to do, or something to refuse, Triton is asked.
 """
 
 from __future__ import annotations
@@ -11,27 +11,29 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import triton.language as tl
 
-from .tritons import masked_load
-
-# What the interpreter's builder calls them: for floats, for integers.
+# What NumPy calls them, and the interpreter's builder for floats and for integers.
 _NUMBERS = {
-    "add": ("create_fadd", "create_add"),
-    "sub": ("create_fsub", "create_sub"),
-    "mul": ("create_fmul", "create_mul"),
+    "add": (np.add, "create_fadd", "create_add"),
+    "sub": (np.subtract, "create_fsub", "create_sub"),
+    "mul": (np.multiply, "create_fmul", "create_mul"),
 }
-_BITS = {"and": ("", "create_and"), "or": ("", "create_or")}
+_BITS = {"and": (np.bitwise_and, "", "create_and"), "or": (np.bitwise_or, "", "create_or")}
 _FLAGS = {
-    "lt": ("create_fcmpOLT", "create_icmpSLT"),
-    "le": ("create_fcmpOLE", "create_icmpSLE"),
-    "gt": ("create_fcmpOGT", "create_icmpSGT"),
-    "ge": ("create_fcmpOGE", "create_icmpSGE"),
-    "eq": ("create_fcmpOEQ", "create_icmpEQ"),
-    "ne": ("create_fcmpUNE", "create_icmpNE"),
+    "lt": (np.less, "create_fcmpOLT", "create_icmpSLT"),
+    "le": (np.less_equal, "create_fcmpOLE", "create_icmpSLE"),
+    "gt": (np.greater, "create_fcmpOGT", "create_icmpSGT"),
+    "ge": (np.greater_equal, "create_fcmpOGE", "create_icmpSGE"),
+    "eq": (np.equal, "create_fcmpOEQ", "create_icmpEQ"),
+    "ne": (np.not_equal, "create_fcmpUNE", "create_icmpNE"),
 }
-_NAMES = _NUMBERS | _BITS | _FLAGS
+_NAMES: dict[str, Any] = _NUMBERS | _BITS | _FLAGS
 _COLUMN, _ROW = (slice(None), None), (None, slice(None))
+# Types that NumPy casts into each other as Triton does; those of 16 bits only to float32 and from it.
+_CAST = {"int8", "int16", "int32", "int64", "fp32", "fp64"}
+_HALF = {"fp16", "bf16"}
 
 Operation = Callable[..., Any]
 
@@ -42,6 +44,7 @@ class Operators:
     def __init__(self, interpreter: Any) -> None:
         self._builder, self._semantic = interpreter.interpreter_builder, interpreter.interpreter_semantic
         self._handle = interpreter.TensorHandle
+        self._watched = {name for name in vars(self._builder) if name.startswith("create_")}  # not the class's own
         self._constants: dict[tuple[Any, ...], Any] = {}
 
     def replace(self, put: Callable[[Any, str, Operation], None]) -> None:
@@ -52,16 +55,31 @@ class Operators:
         for name in _NUMBERS:
             put(tensor, f"__r{name}__", self._reflected(name, getattr(tensor, f"__r{name}__")))
         put(tensor, "__getitem__", self._indexed(tensor.__getitem__))
+        put(tensor, "to", self._to(tensor.to))
         put(tl, "where", self._where(tl.where))
-        put(tl, "load", self._load(tl.load))
+
+    def _maker(self, type_: Any) -> Callable[[Any, Any], Any]:
+        """``make(data, element)``: a tile, or a number, of this type, from an array of as many numbers. element: what
+        Triton calls those of its array, which is another type for flags."""
+        new, tensor, new_handle = object.__new__, tl.core.tensor, self._handle
+        described = {**vars(tensor(None, type_)), "type": type_, "dtype": type_.scalar}
+
+        def make(data: Any, element: Any) -> Any:
+            handle, made, values = new(new_handle), new(tensor), described.copy()
+            handle.__dict__ = {"data": data, "dtype": element, "attr": {}}
+            values["handle"] = handle
+            made.__dict__ = values
+            return made
+
+        return make
 
     def _operator(self, name: str, triton: Operation) -> Operation:
-        known: dict[tuple[str, str], tuple[Any, Any, bool]] = {}
+        known: dict[tuple[str, str], tuple[Any, Any, Any]] = {}
         tensor, own_type = tl.core.tensor, name in _FLAGS
 
         def operator(left: Any, right: Any) -> Any:
             other = right
-            if not isinstance(right, tensor):
+            if right.__class__ is not tensor:
                 if isinstance(right, tl.constexpr):
                     right = right.value
                 other = right if isinstance(right, tensor) else self._constant(right, left.dtype, own_type)
@@ -69,14 +87,29 @@ class Operators:
                     return triton(left, right)
             key = left.type.name, other.type.name
             if key not in known:
-                alike = left.type.is_block() == other.type.is_block()
-                known[key] = result_type(name, left.type, other.type), self._compute(name, left.dtype), alike
-            type_, compute, alike = known[key]
-            if type_ is None or not (alike or self._whole(left, other)):
+                known[key] = self._computation(name, left.type, other.type)
+            compute, make, tile = known[key]
+            x, y = left.handle.data, other.handle.data
+            if compute is None or not (tile is None or (y if tile else x).flags.c_contiguous):
                 return triton(left, right)
-            return tensor(compute(left.handle, other.handle), type_)
+            return make(compute(x, y), left.handle.dtype.scalar)
 
         return operator
+
+    def _computation(self, name: str, left: Any, right: Any) -> tuple[Any, Any, Any]:
+        """Of two arrays an operator makes which, from that which tile or number, and which of both is a tile beside a
+        number: NumPy may repeat that only where the tile is contiguous. Elsewhere Triton must copy it into the tile's
+        shape: how a tile lies in memory decides how the result does, and so in which order it is summed."""
+        compute, of_floats, of_integers = _NAMES[name]
+        called = "create_addptr" if left.scalar.is_ptr() else of_floats if left.scalar.is_floating() else of_integers
+        type_ = result_type(name, left, right)
+        if type_ is None or called in self._watched:
+            return None, None, None
+        tile = None if left.is_block() == right.is_block() else int(right.is_block())
+        if not left.scalar.is_ptr():
+            return compute, self._maker(type_), tile
+        width = max(1, left.scalar.element_ty.primitive_bitwidth // 8)
+        return lambda x, y: x + width * y.astype(np.uint64), self._maker(type_), tile
 
     def _reflected(self, name: str, triton: Operation) -> Operation:
         operator = self._operator(name, lambda left, right: None)
@@ -89,70 +122,72 @@ class Operators:
 
         return reflected
 
-    def _compute(self, name: str, element: Any) -> Any:
-        """What the builder does for an operator of these elements."""
-        of_floats, of_integers = _NAMES[name]
-        if element.is_ptr():
-            return self._builder.create_addptr
-        return getattr(self._builder, of_floats if element.is_floating() else of_integers, None)
-
     def _indexed(self, triton: Operation) -> Operation:
         known: dict[tuple[str, bool], Any] = {}
 
         def indexed(tile: Any, index: Any) -> Any:
             """``b_x[:, None]`` and ``b_x[None, :]`` of a row of numbers."""
-            if len(tile.shape) != 1 or index not in (_COLUMN, _ROW):
+            if len(tile.type.shape) != 1 or index not in (_COLUMN, _ROW):
                 return triton(tile, index)
-            key = tile.type.name, index == _COLUMN
+            key = tile.type.name, index[1] is None
             if key not in known:
-                known[key] = tl.core.block_type(tile.dtype, [*tile.type.shape, 1] if key[1] else [1, *tile.type.shape])
-            type_ = known[key]
-            return tl.core.tensor(self._handle(tile.handle.data.reshape(type_.shape), tile.handle.dtype.scalar), type_)
+                shape = (*tile.type.shape, 1) if key[1] else (1, *tile.type.shape)
+                known[key] = shape, self._maker(tl.core.block_type(tile.dtype, list(shape)))
+            shape, make = known[key]
+            return make(tile.handle.data.reshape(shape), tile.handle.dtype.scalar)
 
         return indexed
 
+    def _to(self, triton: Operation) -> Operation:
+        known: dict[tuple[str, str], Any] = {}
+
+        def to(tile: Any, dtype: Any, *how: Any, **named: Any) -> Any:
+            """A tile, or a number, as it is or of other elements, rounded as ever."""
+            if isinstance(dtype, tl.constexpr):
+                dtype = dtype.value
+            if how or named or not isinstance(dtype, tl.dtype):
+                return triton(tile, dtype, *how, **named)
+            if dtype.name == tile.dtype.name:
+                return tile
+            key = tile.type.name, dtype.name
+            if key not in known:
+                known[key] = cast_type(tile.type, dtype)
+            if known[key] is None:
+                return triton(tile, dtype)
+            return tl.core.tensor(self._builder.cast_impl(tile.handle, known[key]), known[key])
+
+        return to
+
     def _where(self, triton: Operation) -> Operation:
         known: dict[tuple[str, str, str], Any] = {}
+        tensor, watched = tl.core.tensor, "create_select" in self._watched
 
         def where(condition: Any, x: Any, y: Any) -> Any:
             """Of two tiles, or of a tile and a number."""
-            tile = x if isinstance(x, tl.core.tensor) else y
-            if not (isinstance(condition, tl.core.tensor) and isinstance(tile, tl.core.tensor)):
+            tile = x if isinstance(x, tensor) else y
+            if not (isinstance(condition, tensor) and isinstance(tile, tensor)):
                 return triton(condition, x, y)
-            a, b = (v if isinstance(v, tl.core.tensor) else self._constant(v, tile.dtype, False) for v in (x, y))
+            a = x if tile is x else self._constant(x, tile.dtype, False)
+            b = y if isinstance(y, tensor) else self._constant(y, tile.dtype, False)
             if a is None or b is None:
                 return triton(condition, x, y)
             key = condition.type.name, a.type.name, b.type.name
             if key not in known:
-                known[key] = selected_type(condition.type, a.type, b.type)
-            type_ = known[key]
-            if type_ is None or not self._whole(condition, a, b):
+                type_ = selected_type(condition.type, a.type, b.type)
+                known[key] = None if type_ is None or watched else self._maker(type_)
+            make = known[key]
+            if make is None or not _whole(condition, a, b):
                 return triton(condition, x, y)
-            return tl.core.tensor(self._builder.create_select(condition.handle, a.handle, b.handle), type_)
+            return make(np.where(condition.handle.data, a.handle.data, b.handle.data), b.handle.dtype.scalar)
 
         return where
 
-    def _load(self, triton: Operation) -> Operation:
-        known: dict[str, Any] = {}
-        numbers = masked_load(self._builder)
-
-        def load(pointer: Any, mask: Any = None, other: Any = None, **options: Any) -> Any:
-            """A tile, 0 where the mask is false."""
-            zero = type(other) in (int, float) and other == 0 and not options
-            if not zero or not isinstance(mask, tl.core.tensor) or not _tile_of_numbers(pointer, mask):
-                return triton(pointer, mask, other, **options)
-            name = pointer.type.name
-            if name not in known:
-                known[name] = tl.core.block_type(pointer.dtype.element_ty, list(pointer.type.shape))
-            return tl.core.tensor(numbers(pointer.handle, mask.handle), known[name])
-
-        return load
-
     def _constant(self, value: Any, dtype: Any, own_type: bool) -> Any:
         """A number as Triton makes it: of its own type, or of that of the other operand where it has no say in it."""
-        key = type(value), value, None if own_type else dtype.name
-        if type(value) not in (int, float):
+        kind = type(value)
+        if kind is not int and kind is not float:
             return None
+        key = kind, value, None if own_type else dtype.name
         if key not in self._constants:
             self._constants[key] = self._new_constant(value, dtype, own_type)
         return self._constants[key]
@@ -164,12 +199,11 @@ class Operators:
             return None
         return self._semantic.scalar_constant(value, dtype=dtype)
 
-    @staticmethod
-    def _whole(*operands: Any) -> bool:
-        """Whether NumPy may repeat a number beside tiles. Where these are not contiguous Triton must copy it into their
-        shape: how a tile lies in memory decides how the result does, and so in which order it is summed."""
-        tiles = [x.handle.data for x in operands if x.type.is_block()]
-        return len(tiles) in (0, len(operands)) or all(tile.flags.c_contiguous for tile in tiles)
+
+def _whole(*operands: Any) -> bool:
+    """Whether NumPy may repeat a number beside tiles: see `Operators._computation`."""
+    tiles = [x.handle.data for x in operands if x.type.is_block()]
+    return len(tiles) == len(operands) or all(tile.flags.c_contiguous for tile in tiles)
 
 
 def result_type(name: str, left: Any, right: Any) -> Any:
@@ -208,11 +242,13 @@ def common_shape(*types: Any) -> list[int] | None:
     return None if any(len(size) > 1 for size in sizes) else [max(size, default=1) for size in sizes]
 
 
-def _tile_of_numbers(pointer: Any, mask: Any) -> bool:
-    """Whether these are pointers to numbers, flags being none, and a mask of their shape."""
-    if not pointer.type.is_block() or not mask.type.is_block() or not pointer.dtype.is_ptr():
-        return False
-    return bool(pointer.type.shape == mask.type.shape and pointer.dtype.element_ty != tl.int1)
+def cast_type(of: Any, to: Any) -> Any:
+    """The type of a tile or a number of type ``of`` whose elements become ``to`` in one step; None where Triton takes
+    more."""
+    one, other = of.scalar.name, to.name
+    if not ((one in _CAST | {"int1"} and other in _CAST) or {one, other} in ({"fp32", half} for half in _HALF)):
+        return None
+    return _type_of(to, list(of.shape) if of.is_block() else [])
 
 
 def _type_of(element: Any, shape: list[int]) -> Any:

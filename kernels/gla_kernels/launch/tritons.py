@@ -38,6 +38,13 @@ def masked_load(builder: Any) -> Callable[[Any, Any], Any]:
     return lambda pointers, mask: load(pointers, mask, None, *([None] * caches), False)
 
 
+def masked_store(builder: Any) -> Callable[[Any, Any, Any], Any]:
+    """Likewise the interpreter's store: pointers, tile, mask."""
+    store = builder.create_masked_store
+    caches = len(inspect.signature(store).parameters) - 3
+    return lambda pointers, tile, mask: store(pointers, tile, mask, *([None] * caches))
+
+
 def index_of(number: Any) -> int:
     """An interpreted number of integers as Python's: of the array of one that Triton 3.6 keeps it in NumPy 2.4 makes
     none."""

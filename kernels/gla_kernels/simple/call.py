@@ -192,9 +192,11 @@ class Call(CallContext):
     def group_tile(self) -> Tile:
         """The tile of dq and dk summed over heads: twice the warps, for what one head gives and the sums so far. For an
         H100, with chunks of 64, these are 240 registers a thread; four warps spill 640 bytes, and with 128 rows eight
-        spill 1.4 KB and sixteen 0.8."""
-        tile = self.tile(64, 64)
-        return replace(tile, num_warps=2 * tile.num_warps)
+        spill 1.4 KB and sixteen 0.8. At least 32 columns, in float32, too: with 16
+        ptxas 12.8 loses operands of products, and a process's first call gave another dq and dg than later ones."""
+        tile, least = self.tile(64, 64), 2 * MIN_TILE
+        block_k, block_v = max(tile.block_k, least), max(tile.block_v, least)
+        return replace(tile, block_k=block_k, block_v=block_v, num_warps=2 * tile.num_warps)
 
     def share(self, columns: int) -> int:
         """How many heads of a group a program adds up for dq and dk, of so many tiles of K: all, if that leaves

@@ -14,10 +14,12 @@ from torch import Tensor
 
 from gla_kernels import Plan, Schedule, default_config
 from gla_kernels.chunk import strong_gates
+from gla_kernels.chunk.packing import of_sequences
 from gla_kernels.chunk.strong_gates import (
     grad_qk_strong_kernel,
     grad_v_strong_kernel,
     output_strong_kernel,
+    run_of,
     strong_gates_of,
 )
 from gla_kernels.cost.work import work_of
@@ -37,6 +39,11 @@ def filled(x: Any, kernel: Any, place: Any) -> dict[str, Tensor]:
     p, (args, into) = x.problem(), x.arguments(*OUTPUTS[kernel])
     place.run(strong_gates_of(p, kernel, args, p.whole, x.given["s"]))
     return into
+
+
+def some_mild(g: Tensor) -> Tensor:
+    """Strong gates, but for the third chunk."""
+    return torch.where((torch.arange(g.shape[1]) // 64 == 2)[:, None, None], g, 20 * g)
 
 
 def check(x: Any, kernel: Any, place: Any) -> None:
@@ -90,13 +97,45 @@ def test_head_dimensions(kernel, K, V, gate_type, place, chunks):
 @TYPES
 @pytest.mark.parametrize("V", [64, 192, 256])
 def test_a_program_goes_from_chunk_to_chunk(kernel, V, gate_type, monkeypatch, place, chunks):
-    def gates(g: Tensor) -> Tensor:
-        return torch.where((torch.arange(330) // 64 == 2)[:, None, None], g, 20 * g)
-
     monkeypatch.setattr(strong_gates, "WARPS", 1)
-    x = chunks((1, 330, 1, 64, V), gates, gate_type)
+    x = chunks((1, 330, 1, 64, V), some_mild, gate_type)
     assert x.mild.flatten().tolist() == [False, False, True, False, False, False]
     check(x, kernel, place)
+
+
+@pytest.mark.pairwise
+@TYPES
+@pytest.mark.parametrize("kernel", [output_strong_kernel, grad_v_strong_kernel], ids=["o", "dv"])
+@pytest.mark.parametrize("packed", [False, True], ids=["alike", "packed"])
+@pytest.mark.parametrize(("K", "V", "run"), [(128, 256, 2), (64, 192, 3), (64, 320, 5), (64, 512, 4), (64, 512, 2)])
+def test_the_same_bits_however_many_tiles_of_v_a_program_goes_through(
+    kernel, K, V, run, packed, gate_type, monkeypatch, launch, place, chunks
+):
+    x, tiles = chunks((1, 330, 1, K, V), some_mild, gate_type), V // (128 if V % 128 == 0 else 64)
+    p = x.problem()
+    if packed:
+        p = of_sequences(p, torch.tensor([0, 40, 64, 150, 151, 330], device=place.device), True, launch)
+
+    def found(run: int) -> Tensor:
+        monkeypatch.setattr(strong_gates, "run_of", lambda *_: run)
+        monkeypatch.setattr(strong_gates, "WARPS", 1)  # programs go from chunk to chunk
+        args, into = x.arguments(*OUTPUTS[kernel])
+        one = strong_gates_of(p, kernel, args, p.whole, x.given["s"])
+        assert (one.constants["RUN"], one.grid[0]) == (run, tiles // run)
+        launch(one)
+        (y,) = into.values()
+        return y
+
+    apart, together = found(1), found(run)
+    assert apart.isnan().any(-1).logical_not().sum() == 330 - 64
+    assert torch.equal(apart.view(torch.int16), together.view(torch.int16))
+
+
+def test_scores_are_made_once_where_that_leaves_programs_enough():
+    assert [run_of(1, chunks, 4) for chunks in (1, 100_000)] == [1, 1]
+    assert [run_of(2, chunks, 4) for chunks in (1, 128, 129, 4096)] == [1, 1, 2, 2]
+    assert [run_of(4, chunks, 4) for chunks in (64, 65, 128, 129)] == [1, 2, 2, 4]
+    assert [run_of(3, chunks, 4) for chunks in (85, 86)] == [1, 3]
 
 
 @KERNELS
@@ -128,7 +167,8 @@ def test_rows_before_a_reset_do_not_show_behind_it(place, chunks):
 
 
 @KERNELS
-def test_what_is_read_where_all_is_mild_is_what_is_counted(kernel, monkeypatch, place, chunks):
+@pytest.mark.parametrize("warps", [strong_gates.WARPS, 1])
+def test_what_is_read_where_all_is_mild_is_what_is_counted(kernel, warps, monkeypatch, place, chunks):
     if place.device != "cpu":
         pytest.skip("counts what the source reads")
     language, read = place.run.__globals__["gl"], []
@@ -139,6 +179,7 @@ def test_what_is_read_where_all_is_mild_is_what_is_counted(kernel, monkeypatch, 
         return found
 
     monkeypatch.setattr(language, "load", load)
+    monkeypatch.setattr(strong_gates, "WARPS", warps)
     x = chunks((1, 330, 2, 128, 256), lambda g: g)
     p, (args, _) = x.problem(), x.arguments(*OUTPUTS[kernel])
     launch = strong_gates_of(p, kernel, args, p.whole, x.given["s"])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gla_kernels.fla import which
+from gla_kernels.fla import Acceleration, which
 
 # The parameters in flash-linear-attention 0.6.0.
 PARAMETERS = {
@@ -43,7 +43,8 @@ def counted_afresh() -> None:
 @pytest.fixture
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The folder of a package ``fla`` whose functions return their names and what they are given. Its own modules are
-    imported from each other, as FLA's are; nothing is imported yet."""
+    imported from each other, as FLA's are; nothing is imported yet. What is left accelerated ends with it."""
+    monkeypatch.setattr(Acceleration, "_under_way", 0)
     hidden = {name: sys.modules.pop(name) for name in list(sys.modules) if name.split(".")[0] == "fla"}
     loaded = dict(which.THEIRS)
     which.THEIRS.clear()

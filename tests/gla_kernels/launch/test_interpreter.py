@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import wraps
 from typing import Any
 
 import numpy as np
@@ -66,19 +68,26 @@ def state_of_triton() -> tuple[Any, ...]:
     return *language, options, *described, *operators
 
 
+@contextmanager
+def by_itself() -> Iterator[None]:
+    """Triton's interpreter without ours. Skips the test where it is known not to run these kernels."""
+    try:
+        yield
+    except InterpreterError as error:
+        fault = next((why for text, why in OWN_FAULTS.items() if text in str(error)), None)
+        if fault is None:
+            raise
+        pytest.skip(f"Triton's interpreter by itself cannot run these kernels: {fault}")
+
+
 # NumPy has float16 as it has float32: what operators make of it is compared with Triton's below.
 @pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.exhaustive)], ids=str)
 def test_not_a_bit_changes(monkeypatch, inputs, outputs_of, dtype):
     x = inputs((1, 35, 1, 16, 20), dtype, "resets")
     found = outputs_of(form, x)
     monkeypatch.setattr(run, "lean", nullcontext)
-    try:
+    with by_itself():
         plain = outputs_of(form, x)
-    except InterpreterError as error:
-        fault = next((why for text, why in OWN_FAULTS.items() if text in str(error)), None)
-        if fault is None:
-            raise
-        pytest.skip(f"Triton's interpreter by itself cannot run these kernels: {fault}")
     assert found.keys() == plain.keys()
     for name, out in found.items():
         assert torch.equal(out, plain[name]), name
@@ -143,6 +152,65 @@ def test_operators_compute_what_tritons_own_do(dtype):
     assert all(len(part.unique()) > 1 for part in right)
 
 
+@triton.jit
+def memory_kernel(p_x, p_i, p_out, N: tl.constexpr, M: tl.constexpr):
+    """x and i [N, M] -> out [5, N, M] float32: masks of other shapes than the tile's or none, and every cast."""
+    o_n, o_m = tl.arange(0, N), tl.arange(0, M)
+    o_x = o_n[:, None] * M + o_m[None, :]
+    here, elsewhere = tl.program_id(0) < 1, tl.program_id(0) > 0
+    b_x, b_i = tl.load(p_x + o_x), tl.load(p_i + o_x, mask=here, other=0)
+    tl.store(p_out + o_x, b_x + tl.load(p_x + o_x, mask=elsewhere, other=0.0))
+    p_out += N * M
+    tl.store(p_out + o_x, tl.load(p_x + o_x, mask=(o_n < 3)[:, None], other=0.0), mask=(o_m > 1)[None, :])
+    p_out += N * M
+    tl.store(p_out + o_x, b_x, mask=here)
+    tl.store(p_out + o_x, -b_x, mask=elsewhere)
+    p_out += N * M
+    tl.store(p_out + o_x, b_x.to(tl.int32).to(tl.int8).to(tl.float32) + (b_x > 0).to(tl.int64).to(tl.float64))
+    p_out += N * M
+    tl.store(p_out + o_x, b_x.to(tl.bfloat16).to(tl.float32) + b_i.to(tl.int64).to(tl.float16))
+
+
+def test_loads_stores_and_casts_are_those_of_triton():
+    x, i = 3 * torch.randn(8, 4), torch.randint(-99, 99, (8, 4), dtype=torch.int32)
+    found, right = torch.zeros(5, 8, 4), torch.zeros(5, 8, 4)
+    with lean():
+        memory_kernel[(1,)](x, i, found, 8, 4)
+    with by_itself():
+        memory_kernel[(1,)](x, i, right, 8, 4)
+    assert torch.equal(found, right)
+    assert all(part.any() for part in right)
+
+
+def test_who_watches_the_builder_sees_every_operation(monkeypatch):
+    """Also one that watches later than the first launch, and no longer once that is over."""
+    builder, seen = interpreter.interpreter_builder, list[str]()
+    x, out = torch.randn(16, 8), torch.zeros(4, 16, 8)
+    names = "create_fadd", "create_fmul", "create_icmpSLT", "create_select", "create_masked_load", "create_masked_store"
+
+    def watched(name: str, operation: Any) -> Any:
+        @wraps(operation)
+        def run(*args: Any, **options: Any) -> Any:
+            seen.append(name)
+            return operation(*args, **options)
+
+        return run
+
+    def launched() -> int:
+        seen.clear()
+        with lean():
+            operations_kernel[(1,)](x, out, 16, 8, 0.7, 2**30)
+        return len(seen)
+
+    assert launched() == 0
+    with monkeypatch.context() as patch:
+        for name in names:
+            patch.setattr(builder, name, watched(name, getattr(builder, name)), raising=False)
+        assert launched() > 10
+        assert set(seen) == set(names)
+    assert launched() == 0
+
+
 @pytest.mark.parametrize("rounding", [None, *ir.ROUNDING_MODE.__members__.values()], ids=str)
 def test_bfloat16_has_the_bits_that_triton_makes(rounding):
     """All numbers of 16 bits, and some of 32; with and without those with an exponent of 0, which Triton takes over."""
@@ -188,7 +256,7 @@ def test_tiles_that_do_not_fit_are_still_refused(wrong):
         unfit_kernel[(1,)](torch.zeros(8), *wrong)
 
 
-def test_the_language_is_replaced_once_a_launch_and_put_back(monkeypatch):
+def test_the_language_is_looked_through_once_and_put_back(monkeypatch):
     replaced: list[str] = []
 
     def patch(fn: Any, original: Any = interpreter._patch_lang) -> Any:
@@ -202,7 +270,7 @@ def test_the_language_is_replaced_once_a_launch_and_put_back(monkeypatch):
         with lean():
             outer_kernel[(2,)](x, 3)
     assert x.tolist() == [8.0, 9.0, 10.0]
-    assert replaced == ["outer_kernel"] * 2
+    assert replaced == ["outer_kernel"]  # of what is replaced the second launch knows
     assert state_of_triton() == before
     assert before[0]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from glabench.hardware.descriptors import Code, lost_in, parse
@@ -71,3 +73,19 @@ def test_code_after_an_end_is_only_reached_by_a_jump() -> None:
     lines = parse(code("@P0 BRA `(.L_x_1)", "EXIT", ".L_x_1:", "UMOV UR4, 0x1", "BRA `(.L_x_1)"))
     assert [line.after for line in lines] == [(2, 1), (), (3,), (2,)]
     assert Code(lines).written[3] == {4: frozenset([2])}
+
+
+NARROW = """
+import torch
+from gla_kernels.ops.simple_gla import launches
+from glabench.hardware.crosscompile import compile_launch
+from glabench.hardware.descriptors import lost
+found = launches(B=2, T=20, H=4, K=16, V=16, dtype=torch.float32, qk_heads=2, initial_state=True, mode="bwd")
+(launch,) = (one for one in found if one.step == "simple_grad_qk_group")
+print(launch.step, len(lost(compile_launch(launch, "sm_90").asm["cubin"])))
+"""
+
+
+def test_heads_of_16_features_in_float32_lose_none(compiling_process: Callable[..., str]) -> None:
+    """Of dq and dk summed over heads: with 16 columns, 27 products read what lay elsewhere."""
+    assert compiling_process("-c", NARROW).split() == ["simple_grad_qk_group", "0"]

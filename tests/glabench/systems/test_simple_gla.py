@@ -131,8 +131,13 @@ def test_fla_says_where_its_kernels_are_wrong(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(fla, "package_version", lambda name: "3.6.0")
     assert "triton >= 3.7.1" in str(system.unsupported(case, "cuda"))
     assert system.unsupported(replace(case, mode="fwd"), "cuda") is None
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)  # tilelang, too
+    assert system.unsupported(replace(case, dtype="fp32"), "cuda") is None
+    for dtype in ("bf16", "fp16"):
+        assert "in fp32 alone" in str(system.unsupported(replace(case, dtype=dtype), "cuda"))
     monkeypatch.setattr(fla, "package_version", lambda name: "3.7.1+git")
     assert system.unsupported(case, "cuda") is None
+    assert system.implementation(case).endswith("chunk_simple_gla, triton 3.7.1+git")
     monkeypatch.setattr(fla, "package_version", lambda name: "3.6.0")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
     assert system.unsupported(case, "cuda") is None

@@ -12,8 +12,8 @@ try:
     from .grad_qk_wide import grad_qk_wide_runs_hopper_kernel
     from .grad_walk import grad_walk_hopper_kernel
     from .prepare import prepare_hopper_kernel
-    from .strong_gates import grad_v_strong_hopper_kernel, output_strong_hopper_kernel
     from .strong_grad_qk import grad_qk_strong_hopper_kernel
+    from .strong_rows import grad_v_strong_hopper_kernel, output_strong_hopper_kernel
     from .walk import walk_hopper_kernel
     from .wide_ends import grad_states_wide_hopper_kernel, states_wide_hopper_kernel
     from .wide_walk import grad_walk_wide_hopper_kernel, walk_wide_hopper_kernel

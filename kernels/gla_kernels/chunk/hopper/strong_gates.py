@@ -1,4 +1,5 @@
-"""What Hopper's own kernels leave undone, in Gluon: chunks of one row block of 64 that decay by too much for an anchor.
+"""Chunks of one row block of 64 that decay by too much for an anchor, which Hopper's own kernels leave undone, in
+Gluon: which they are, and their scores. strong_rows.py and strong_grad_qk.py have the kernels.
 
 Their scores come by halving. Two rows j < i of a chunk lie in different halves of just one of its blocks of 2, 4, 8 ..
 64 rows. From the border in that block's middle, both decays are sums of the gates between and at most 1:
@@ -24,30 +25,23 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
-    mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ...launch.tritons import async_load, async_store, barrier, reinterpreted
+from ...launch.tritons import barrier
 from ...tiles.hopper import (
     ACCUMULATOR,
     OPERAND,
     ROWS,
-    SHARED,
     SPREAD,
-    TILE_BYTES,
-    barriers,
     cut,
     leading,
     matrix,
-    rounded,
     wide,
 )
 from .layouts import LEAST_HALF, LOG2_E, by_parts, cut_gates, parts_of
-from .packed import ends, firsts_of_rows, head_and_tail, same_scores
+from .packed import ends, firsts_of_rows, same_scores
 
 FORGETS = gl.constexpr(-18.0)  # natural logarithm: 2^-26. The middle of 8 such gates is within LEAST_HALF
 PARTS = gl.constexpr(3)  # products of `by_parts`
@@ -251,8 +245,8 @@ def _add_scores(b_a, b_x, b_y, s_high, s_low, t: gl.constexpr):
 
 
 @gluon.jit
-def _scores(
-    s_q, s_k, s_g, s_high, s_low, nil, p_marks, n_rows, i_row,
+def scores(
+    t_q, t_k, s_g, s_high, s_low, nil, p_marks, n_rows, i_row,
     NK: gl.constexpr, BACK: gl.constexpr, PACKED: gl.constexpr,
 ):  # fmt: skip
     """Scores of a chunk's rows, [ROWS, ROWS], or, BACK, their transpose. Gates are clamped here."""
@@ -267,7 +261,7 @@ def _scores(
     b_gates, b_a = begin_each(from_middle(levels, nil), s_g, NK), b_zero
     for t in gl.static_range(NK):
         b_c = warpgroup_mma_wait(PARTS if t else (NK - 1) * PARTS_OF_G, (b_gates[t],)) * LOG2_E
-        b_q, b_k = wide(matrix(s_q.index(t)).load(ACCUMULATOR)), wide(matrix(s_k.index(t)).load(ACCUMULATOR))
+        b_q, b_k = wide(matrix(t_q[t]).load(ACCUMULATOR)), wide(matrix(t_k[t]).load(ACCUMULATOR))
         b_self += gl.sum(b_q * b_k, axis=1)
         b_q, b_k = b_q * gl.exp2(b_c), b_k * gl.exp2(-b_c)
         b_a = _add_scores(b_a, b_k if BACK else b_q, b_q if BACK else b_k, s_high, s_low, t)
@@ -279,7 +273,7 @@ def _scores(
         b_gates, b_new = begin_each(to_border(half, nil), s_g, NK), b_zero
         for t in gl.static_range(NK):
             b_e = gl.exp2(warpgroup_mma_wait(PARTS if t else (NK - 1) * PARTS_OF_G, (b_gates[t],)) * LOG2_E)
-            b_z = wide(rows_of_level(half, s_q.index(t), s_k.index(t), nil)) * b_e
+            b_z = wide(rows_of_level(half, t_q[t], t_k[t], nil)) * b_e
             b_new = _add_scores(b_new, b_z, b_z, s_high, s_low, t)
         b_new = warpgroup_mma_wait(0, (b_new,))
         half8 = half >> 3
@@ -291,146 +285,3 @@ def _scores(
         else:
             b_a = same_scores(b_a, firsts_of_rows(p_marks, i_row))
     return b_a
-
-
-@gluon.jit
-def _send(
-    d_q, d_k, d_g, d_x, d_s, s_q, s_k, s_g, s_x, s_s, bar, i_batch, i_row, i_col, i_out, i_state, i_v,
-    K: gl.constexpr, BV: gl.constexpr,
-):  # fmt: skip
-    """For all that a chunk needs, but for x where gates are in float32."""
-    NK: gl.constexpr = K // ROWS
-    WIDE: gl.constexpr = d_g.dtype == gl.float32
-    if WIDE:
-        mbarrier.expect(bar, 4 * NK * TILE_BYTES + NK * (BV // ROWS) * TILE_BYTES)
-    else:
-        mbarrier.expect(bar, 3 * NK * TILE_BYTES + (1 + NK) * (BV // ROWS) * TILE_BYTES)
-    for t in gl.static_range(NK):
-        async_load(d_g, [i_batch, i_row, i_col + t * ROWS], bar, s_g.index(t))
-        async_load(d_q, [i_batch, i_row, i_col + t * ROWS], bar, s_q.index(t))
-        async_load(d_k, [i_batch, i_row, i_col + t * ROWS], bar, s_k.index(t))
-    if not WIDE:
-        async_load(d_x, [i_batch, i_row, i_out], bar, s_x)
-    for t in gl.static_range(NK):
-        async_load(d_s, [i_state + t * ROWS, i_v], bar, s_s.index(t))
-
-
-@gluon.jit
-def _rows_part(
-    d_q, d_k, d_g, d_x, d_s, d_y, p_h, p_marks, p_edges,
-    scale, H, n_blocks, n_here, first_chunk, n_stored, share, n_rows,
-    K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr, MOST: gl.constexpr, BACK: gl.constexpr, PACKED: gl.constexpr,
-):  # fmt: skip
-    """Rows of o of the chunks of a share that are not mild, from x = v and the states; BACK: of dv, from x = do and the
-    gradients of states."""
-    NK: gl.constexpr = K // ROWS
-    NV: gl.constexpr = V // BV
-    WIDE: gl.constexpr = d_g.dtype == gl.float32
-    PARTS_OF_G: gl.constexpr = 2 if WIDE else 1
-    OUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BV, 16])
-    LEFT: gl.constexpr = gl.DotOperandLayout(0, OUT, 2)
-    i_v, i_bh, i_first, i_end, p_h, bits = share_of(p_h, n_blocks, n_here, first_chunk, share, K, K, NV, MOST)
-    if bits != 0:
-        s_q = gl.allocate_shared_memory(gl.bfloat16, [NK, 1, ROWS, ROWS], d_q.layout)
-        s_k = gl.allocate_shared_memory(gl.bfloat16, [NK, 1, ROWS, ROWS], d_k.layout)
-        s_g = gl.allocate_shared_memory(d_g.dtype, [NK, 1, ROWS, ROWS], d_g.layout)
-        s_s = gl.allocate_shared_memory(gl.bfloat16, [NK, ROWS, BV], d_s.layout)
-        bar = barriers(1).index(0)
-        if WIDE:  # x comes to where scores' operands were, so that two programs still fit an SM
-            s_parts = gl.allocate_shared_memory(gl.bfloat16, [2, ROWS, ROWS], SHARED)
-            s_high, s_low = s_parts.index(0), s_parts.index(1)
-            OF_ROWS: gl.constexpr = d_x.layout
-            s_x = reinterpreted(s_parts, gl.bfloat16, [1, ROWS, BV], OF_ROWS)
-            bar_x = barriers(1).index(0)
-        else:
-            s_x = gl.allocate_shared_memory(gl.bfloat16, [1, ROWS, BV], d_x.layout)
-            s_high = gl.allocate_shared_memory(gl.bfloat16, [ROWS, ROWS], SHARED)
-            s_low = gl.allocate_shared_memory(gl.bfloat16, [ROWS, ROWS], SHARED)
-        fence_async_shared()
-        barrier()
-        i_batch, i_h = i_bh // H, i_bh % H
-        turn = gl.to_tensor(0)
-        for i_c in range(i_first, i_end):
-            if (bits >> (i_c - i_first)) & 1 != 0:
-                nil = hidden_zero(i_c)
-                i_row, i_state = (first_chunk + i_c) * ROWS, (i_bh * n_stored + i_c) * K
-                i_out = i_h * V + i_v * BV
-                _send(
-                    d_q, d_k, d_g, d_x, d_s, s_q, s_k, s_g, s_x, s_s, bar, i_batch, i_row, i_h * K, i_out, i_state,
-                    i_v * BV, K, BV,
-                )  # fmt: skip
-                mbarrier.wait(bar, turn & 1)
-                turn += 1
-                b_a = _scores(s_q, s_k, s_g, s_high, s_low, nil, p_marks, n_rows, i_row, NK, BACK, PACKED)
-                if WIDE:
-                    fence_async_shared()
-                    barrier()  # every warp is done with the scores' operands
-                    mbarrier.expect(bar_x, BV // ROWS * TILE_BYTES)
-                    async_load(d_x, [i_batch, i_row, i_out], bar_x, s_x)
-                head, tail = ROWS, 0
-                if PACKED:
-                    head, tail = head_and_tail(p_edges, i_row)
-                b_y = gl.zeros([ROWS, BV], gl.float32, OUT)
-                b_gates = begin_each(after(nil) if BACK else up_to(nil), s_g, NK)
-                for t in gl.static_range(NK):
-                    b_e = gl.exp2(warpgroup_mma_wait((NK - 1) * (1 if t else PARTS_OF_G), (b_gates[t],)) * LOG2_E)
-                    b_x = wide(matrix((s_k if BACK else s_q).index(t)).load(ACCUMULATOR)) * b_e
-                    if PACKED:
-                        o_i, _ = rows(nil)
-                        b_x = gl.where((o_i >= tail) if BACK else (o_i < head), b_x, 0.0)
-                    b_x = gl.convert_layout(rounded(b_x), LEFT, True)
-                    b_y = warpgroup_mma(b_x, s_s.index(t), b_y, is_async=True)
-                if BACK:
-                    b_a = b_a * scale
-                b_high = leading(b_a)
-                b_low = rounded(b_a - wide(b_high))
-                if WIDE:
-                    mbarrier.wait(bar_x, (turn & 1) ^ 1)
-                b_y = warpgroup_mma(gl.convert_layout(b_high, LEFT, True), matrix(s_x), b_y, is_async=True)
-                b_y = warpgroup_mma(gl.convert_layout(b_low, LEFT, True), matrix(s_x), b_y, is_async=True)
-                b_y = warpgroup_mma_wait(0, (b_y,))
-                if not BACK:
-                    b_y = b_y * scale
-                barrier()  # every warp is done with x
-                matrix(s_x).store(rounded(b_y))
-                fence_async_shared()
-                barrier()
-                async_store(d_y, [i_batch, i_row, i_out], s_x)
-                tma.store_wait(0)
-                barrier()
-
-
-@gluon.jit(do_not_specialize=["n_blocks", "n_here", "first_chunk", "n_stored", "share", "n_rows"])
-def output_strong_hopper_kernel(
-    d_q, d_k, d_v, d_g, d_s, p_h, p_marks, p_edges, d_o,
-    scale, H, n_blocks, n_here, first_chunk, n_stored, share, n_rows,
-    K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr, MOST: gl.constexpr, EARLY: gl.constexpr, PACKED: gl.constexpr,
-):  # fmt: skip
-    """o [B, T, H, V] of n_here chunks from first_chunk on: of those that are not mild. For the tensors see
-    `output.output_kernel`. EARLY: it may have begun before the walk whose states it reads was done."""
-    if EARLY:
-        gdc_wait()
-    _rows_part(
-        d_q, d_k, d_g, d_v, d_s, d_o, p_h, p_marks, p_edges,
-        scale, H, n_blocks, n_here, first_chunk, n_stored, share, n_rows,
-        K, V, BV, MOST, False, PACKED,
-    )  # fmt: skip
-
-
-@gluon.jit(do_not_specialize=["n_blocks", "n_here", "first_chunk", "n_stored", "share", "n_rows"])
-def grad_v_strong_hopper_kernel(
-    d_q, d_k, d_g, d_do, d_ds, p_h, p_marks, p_edges, d_dv,
-    scale, H, n_blocks, n_here, first_chunk, n_stored, share, n_rows,
-    K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr, MOST: gl.constexpr, EARLY: gl.constexpr, PACKED: gl.constexpr,
-):  # fmt: skip
-    """dv [B, T, H, V] of n_here chunks from first_chunk on: of those that are not mild. For the tensors see
-    `grad_v.grad_v_kernel`. EARLY: it may have begun before the launch before it was done, and so may the next one."""
-    if EARLY:
-        gdc_launch_dependents()
-    _rows_part(
-        d_q, d_k, d_g, d_do, d_ds, d_dv, p_h, p_marks, p_edges,
-        scale, H, n_blocks, n_here, first_chunk, n_stored, share, n_rows,
-        K, V, BV, MOST, True, PACKED,
-    )  # fmt: skip
-    if EARLY:
-        gdc_wait()  # whoever waits for this launch waits for the one before it

@@ -202,7 +202,7 @@ def grad_qk_strong_hopper_kernel(
 ):  # fmt: skip
     """dq, dk and dg [B, T, H, K] of n_here chunks from first_chunk on: of those tiles of 64 features that are not mild.
     For the tensors see `grad_qk.grad_qk_kernel`, for V and STAGES `grad_qk_hopper_kernel`; for EARLY
-    `strong_gates.grad_v_strong_hopper_kernel`."""
+    `strong_rows.grad_v_strong_hopper_kernel`."""
     NK: gl.constexpr = K // ROWS
     NV: gl.constexpr = V // ROWS
     SENT: gl.constexpr = STAGES if STAGES < NV else NV
