@@ -59,10 +59,10 @@ class Driver:
     ``glabench.run.sharing``; none is one worker, on the GPU that CUDA takes.
     pipeline, split: the module whose ``run_case`` workers call, and the parts in which it runs a case.
     imports: what the processes that time cases import besides, while kernels compile.
-    later: ids of the cases that are neither compiled nor timed before all others have their rows.
+    later: ids of the cases that are not timed before all others have their rows, and, unless ``beside``, not compiled.
     alone_s: see ``glabench.run.untimed.Untimed``.
-    beside: whether what is left is compiled while a case is timed, as soon as it is compiled itself, but for its
-    samples (``glabench.run.quiet``). One GPU's cases alone.
+    beside: whether a case is timed as soon as it is compiled itself, while others are, but for its samples
+    (``glabench.run.quiet``). One GPU's cases alone.
     """
 
     sweep: str
@@ -116,20 +116,20 @@ class Driver:
         return self._outcome
 
     def _run_beside(self, turns: Sequence[Sequence[Case]], worker: Worker) -> None:
-        """Each case as soon as it is compiled, while the rest is; those of the last turn once all is."""
-        first, last = ([case for case in turn if "all" in self._parts(case)] for turn in turns)
-        ready = self._jobs([case for turn in turns for case in turn])
+        """Each case as soon as it is compiled, while the rest is."""
+        untimed = self._jobs([case for turn in turns for case in turn])
         with ThreadPoolExecutor(1) as pool:
-            compiling = pool.submit(self._run_untimed, ready)
+            compiling = pool.submit(self._run_untimed, untimed)
             try:
-                for case in first[:1]:
+                left = [[case for case in turn if "all" in self._parts(case)] for turn in turns]
+                for case in left[0][:1]:
                     self._prepared[case.id] = worker.prepare(case, self.settings, self.limit_s)
-                for case in first:
-                    ready.wait(case)
-                    self._run_job(worker, Job(case, "all"))
-                ready.wait()
+                for turn in left:
+                    while turn:
+                        case = untimed.ready(turn)
+                        turn.remove(case)
+                        self._run_job(worker, Job(case, "all"))
                 compiling.result()
-                self._time(partial(next, iter(last), None), worker)
             except BaseException:
                 self._stop()  # before the pool waits for its thread
                 raise
