@@ -10,6 +10,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -18,13 +19,14 @@ from typing import Any, Protocol
 from glabench import claims, store
 from glabench.hardware import environment
 from glabench.run.attempts import Attempts, still_holds
+from glabench.run.forks import Forks
 from glabench.run.gpus import only_this
 from glabench.run.parts import merge, parts
 from glabench.run.processes import cores, worker_env
 from glabench.run.quiet import Calm
 from glabench.run.sharing import Shared
 from glabench.run.untimed import ALONE_S, Job, Untimed
-from glabench.run.worker import PIPELINE, Worker
+from glabench.run.worker import MODULE, PIPELINE, Worker
 from glabench.spec.case import Case
 from glabench.spec.settings import Device, Part, Settings
 from glabench.store import Appender, Row
@@ -84,6 +86,7 @@ class Driver:
     _halves: dict[str, Row] = field(default_factory=dict, init=False)
     _untimed: Untimed = field(default_factory=lambda: Untimed(()), init=False)
     _calm: Calm = field(default_factory=Calm, init=False)
+    _forks: Forks | None = field(default=None, init=False)
     _claims: str = field(default="", init=False)
     _prepared: dict[str, list[dict[str, Any]]] = field(default_factory=dict, init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
@@ -98,6 +101,7 @@ class Driver:
         """
         timed = any("all" in self._parts(case) for case in cases)
         try:
+            self._start_forks(cases)
             workers = [self._worker("all", gpu) for gpu in self.gpus or (None,)] if timed else []
             for worker in workers:
                 worker.start()
@@ -114,6 +118,13 @@ class Driver:
         finally:
             self._stop()
         return self._outcome
+
+    def _start_forks(self, cases: Sequence[Case]) -> None:
+        """What a GPU machine's processes that compile, one a core, are forked from: it imports torch once for all."""
+        if self.device == "cuda" and any("compile" in self._parts(case) for case in cases):
+            with suppress(OSError):  # each imports by itself then
+                self._forks = Forks(worker_env("compile"), (MODULE, self.pipeline))
+                self._calm.add(self._forks)
 
     def _run_beside(self, turns: Sequence[Sequence[Case]], worker: Worker) -> None:
         """Each case as soon as it is compiled, while the rest is."""
@@ -215,7 +226,8 @@ class Driver:
         if part == "compile":
             env |= {claims.FOLDER: self._claims, claims.HELPS: "1" if helps else None}
         told = self._calm.told if part == "all" else None
-        worker = Worker(env, known_environment(self.device), self.pipeline, imports, told)
+        forks = self._forks if part == "compile" else None
+        worker = Worker(env, known_environment(self.device), self.pipeline, imports, told, forks)
         with self._lock:
             self._workers.append(worker)
         if part != "all":
@@ -258,8 +270,12 @@ class Driver:
         self._stopped = True
         self._untimed.stop()
         self._calm.still(False)  # who waits for its end, ends
+        if self._forks is not None:
+            self._forks.stop()
         for worker in list(self._workers):
             worker.close()
+        if self._forks is not None:
+            self._forks.close()
 
 
 def finished(

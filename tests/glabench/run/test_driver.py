@@ -257,6 +257,20 @@ def test_processes_that_compile_are_spread_over_the_gpus(
     assert {words[4] for words in made if words[1] == "compile"} == {"3", "5"}
 
 
+def test_processes_that_compile_for_a_gpu_here_import_once_for_all(
+    tmp_path: Path, calls: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mark, module = calls.with_name("imported"), calls.with_name("misbehaving.py")
+    module.write_text(f"import os; print(os.getpid(), file=open({str(mark)!r}, 'a'))\n{module.read_text()}")
+    monkeypatch.setattr(driver_module, "cores", lambda: 3)
+    drive(tmp_path / "rows.jsonl", [case("gla", seed) for seed in (7, 10, 12)], device="cuda")
+    made = [line.split() for line in calls.read_text().splitlines()]
+    compiled = {words[2] for words in made if words[1] == "compile"}
+    assert len(compiled) > 1
+    assert len(mark.read_text().split()) == 2  # what they are forked from, and what times
+    assert not compiled & set(mark.read_text().split())
+
+
 def test_a_disk_that_is_full_ends_the_sweep_and_the_next_one_goes_on(
     tmp_path: Path, calls: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
