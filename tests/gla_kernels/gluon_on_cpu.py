@@ -327,7 +327,7 @@ class gl:
     bfloat16, float32, float64 = torch.bfloat16, torch.float32, torch.float64
     int8, int32, int64 = torch.int8, torch.int32, torch.int64
     NVMMADistributedLayout = NVMMASharedLayout = SwizzledSharedLayout = BlockedLayout = Layout
-    DotOperandLayout = SliceLayout = Layout
+    DotOperandLayout = SliceLayout = DistributedLinearLayout = Layout
     constexpr = staticmethod(lambda x: x)
     static_range = range
     program_id: Callable[[int], Tensor]

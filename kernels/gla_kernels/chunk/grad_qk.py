@@ -142,11 +142,11 @@ def stages_of(V: int) -> int:
 
 def make_grad_qk(
     p: "Problem", piece: Slice, do: Tensor, few: Tensor, every: int, states: Tensor, grads: Tensor,
-    halves: Tensor | None, into: "Gradients", launch: Launcher,
+    halves: Tensor | None, into: "Gradients", launch: Launcher, kept: int = 1,
 ) -> bool:  # fmt: skip
-    """Fill the slice's rows of the gradients of q, k, g. few [B*H, .., K, V]: the states before every so many chunks.
-    Returns whether Hopper's own kernel did, but for what is not mild; it fills in ``states`` of that. Any other wants
-    ``states`` of all chunks."""
+    """Fill the slice's rows of the gradients of q, k, g. few [B*H, .., K, V]: the states before every so many chunks,
+    or ``kept`` as many, if not every chunk's. Returns whether Hopper's own kernel did, but for what is not mild; it
+    fills in ``states`` of that. Any other wants ``states`` of all chunks."""
     args = {
         "p_q": p.q, "p_k": p.k, "p_v": p.v, "p_g": p.g, "p_do": do, "p_s": states, "p_ds": grads, "p_h": halves,
         "p_dq": into.q, "p_dk": into.k, "p_dg": into.g,
@@ -159,7 +159,7 @@ def make_grad_qk(
     else:
         run, V = args | {"p_few": few, "n_few": few.shape[1]}, p.dims[-1]
         kernel = grad_qk_runs_hopper_kernel if V <= NARROW else grad_qk_wide_runs_hopper_kernel
-        flags["STAGES"] = stages_of(V)
+        flags |= {"STAGES": stages_of(V), "KEPT": kept}
         native = p.hopper_launch(kernel, tile, p.of_chunks, run, piece, states, every, **flags)
         assert native is not None  # `Problem.states_apart` has seen to it
     launch(native or p.of_chunks(grad_qk_kernel, tile, args | {"p_g": p.gates}, piece, states))

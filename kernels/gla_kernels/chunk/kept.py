@@ -52,9 +52,9 @@ class Frames(NamedTuple):
 
     halves [B*H, chunks, V], float32: log2 of the frame, or of all the decay of a column without one; strong [B*H,
     chunks, V / 64], int32: 1 where there is such a column. low [B, T, H, V], int8: room for what is left of a walk's
-    result where that is rounded (hopper/frames.py). gamma, float32 [B*H, segments, V]: room for log2 of what segments
-    decay by. gates [B, T, H, V]: by which a walk leads o out of frames, or do into them; of, like o: room for
-    either as it is in frames, then.
+    result where that is rounded (hopper/frames.py), of each 64 columns those together that a thread has of a product:
+    column 8 j + 2 i + c at 16 i + 2 j + c. gamma, float32 [B*H, segments, V]: room for log2 of what segments decay by.
+    gates [B, T, H, V]: by which a walk leads o out of frames, or do into them; of, like do: room for it as it is there.
     """
 
     halves: Tensor | None = None

@@ -24,7 +24,8 @@ class _Call(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, prepared: Prepared, *inputs: Tensor | None) -> tuple[Tensor, Tensor | None]:
         o, final_state, left, read = prepared.forward(Inputs(*inputs))  # type: ignore[arg-type]
-        ctx.save_for_backward(*read, final_state if prepared.leaves_final else None, left)
+        results = (x if needed else None for x, needed in zip((o, final_state), prepared.leaves, strict=True))
+        ctx.save_for_backward(*read, *results, left)
         ctx.set_materialize_grads(False)
         ctx.prepared = prepared
         return o, final_state
@@ -48,12 +49,12 @@ _apply = super(torch.autograd.Function, _Call).apply
 
 
 def _gradients(ctx: Any, do: Tensor | None, d_final: Tensor | None) -> tuple[Any, ...]:
-    *given, final_state, left = ctx.saved_tensors  # read once: a checkpoint hands them out once
-    final_state, left = (None if x is None else laid_out(x) for x in (final_state, left))
+    *given, o, final_state, left = ctx.saved_tensors  # read once: a checkpoint hands them out once
+    o, final_state, left = (None if x is None else laid_out(x) for x in (o, final_state, left))
     do = given[2].new_zeros(output_shape(Inputs(*given))) if do is None else laid_out(do)
     d_final = None if d_final is None else laid_out(d_final)
     needed = ctx.needs_input_grad[1 : 1 + DIFFERENTIATED]
-    return None, *ctx.prepared.backward(Inputs(*given), final_state, left, do, d_final, needed), None
+    return None, *ctx.prepared.backward(Inputs(*given), (o, final_state), left, do, d_final, needed), None
 
 
 _once = once_differentiable(_gradients)

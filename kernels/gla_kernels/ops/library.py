@@ -99,8 +99,9 @@ def room_of(function: str, x: Inputs, asked: tuple[Any, ...] | None, recompute: 
     states = heads * chunks * K * V * (2 if x.q.dtype == torch.bfloat16 else 4) if kept else 0
     if function == "simple_gla":  # and its sums of gates, in float64
         return states + heads * chunks * chunk * 8 + 2 * ALIGNMENT
-    if x.gv is not None and x.cu_seqlens is None and _rides(x, asked):  # u and o in two parts, and decays of both sides
-        return states + 5 * B * T * H * V + 4 * heads * chunks * (K + 2 * V) + 7 * ALIGNMENT
+    if x.gv is not None and x.cu_seqlens is None and _rides(x, asked):  # u, what o is off by, decays of both sides
+        in_frames = 0 if x.gv.dtype == torch.bfloat16 else 2  # and o there, where it is no result
+        return states + (3 + in_frames) * B * T * H * V + 4 * heads * chunks * (K + 2 * V) + 7 * ALIGNMENT
     if x.gv is not None:  # and the state before the first chunk
         return states + heads * K * V * 4 + 2 * ALIGNMENT if kept else 0
     # and half of the decay of each row block, of 32 rows or more

@@ -73,6 +73,11 @@ class _Gradients(torch.autograd.Function):
         raise RuntimeError("gla is differentiable once, and the gradient of its gradient is asked for")
 
 
+def _may_leave_o(x: Inputs) -> bool:
+    """Whether a backward pass may need o, if anything is left for it (value_gates/by_walks.py)."""
+    return x.gv is not None
+
+
 class Call(torch.autograd.Function):
     """o, the final state if it is asked for, copies of rows, and what is left for the backward pass if there is room,
     by the operators."""
@@ -91,7 +96,7 @@ class Call(torch.autograd.Function):
         # of rows, the backward pass reads the copies
         given = [copies[rows.index(i)] if i in rows else x for i, x in enumerate(given)]
         ctx.mark_non_differentiable(*copies, *left)
-        ctx.save_for_backward(*given, *output[1:results], *left)
+        ctx.save_for_backward(*given, *output[0 if left and _may_leave_o(Inputs(*given)) else 1 : results], *left)
         ctx.set_materialize_grads(False)
 
     @staticmethod
@@ -141,13 +146,15 @@ def _forward_shapes(*inputs: Any) -> list[Tensor]:
 
 def _backward(*inputs: Any) -> list[Tensor]:
     """The gradients that are needed, in the order of the inputs, of which the copies count where there are such. left:
-    what else `_forward` returned after o."""
+    what else `_forward` returned, o if it `_may_leave_o`."""
     *tensors, left, do, d_final, needed, rows, scale, final, room, text = inputs
     x = Inputs(*tensors)
-    final_state, block = laid_out(left[0]) if final else None, laid_out(left[-1]) if room else None
+    block = laid_out(left[-1]) if room else None
+    o = laid_out(left[0]) if room and _may_leave_o(x) else None
+    final_state = laid_out(left[0 if o is None else 1]) if final else None
     d_final = None if d_final is None else laid_out(d_final)
     runs = _prepared(x, rows, scale, final, room, text)
-    grads = runs.backward(x, final_state, block, laid_out(do), d_final, tuple(needed))
+    grads = runs.backward(x, (o, final_state), block, laid_out(do), d_final, tuple(needed))
     return [grad for grad, wanted in zip(grads, needed, strict=True) if wanted and grad is not None]
 
 
@@ -192,8 +199,8 @@ def _backward_of_many(info: Any, in_dims: Any, *inputs: Any) -> tuple[list[Tenso
     _refuse_packed(tensors[-1])
     at_left, at_do, at_final = in_dims[TENSORS_GIVEN : TENSORS_GIVEN + 3]
     given = [_folded(x, at, count) for x, at in zip(tensors, in_dims[:TENSORS_GIVEN], strict=True)]
-    if final:
-        left = [_folded(left[0], at_left[0], count), *left[1:]]
+    results = (1 if final else 0) + (1 if room and _may_leave_o(Inputs(*given)) else 0)
+    left = [*(_folded(x, at, count) for x, at in zip(left[:results], at_left, strict=False)), *left[results:]]
     if room and left[-1].shape[0] != room * count:  # only this pass is of many: torch.func.jacrev
         # what the forward pass has left is of fewer sequences, and is made again, of all of them
         left = [*left[:-1], torch.ops.gla_kernels.forward(*given, rows, scale, final, room * count, text)[-1]]

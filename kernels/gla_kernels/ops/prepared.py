@@ -22,9 +22,9 @@ from ..launch.record import Program, Sort, record
 from ..launch.run import ALIGNED, listened_to
 from .form import Form, Inputs
 
-# Of a backward program's addresses, that of what the forward pass left: the call's tensors and the final state have the
+# Of a backward program's addresses, that of what the forward pass left: the call's tensors and its results have the
 # first ones, and the gradients of the results come after it.
-LEFT = len(Inputs._fields) + 1
+LEFT = len(Inputs._fields) + 2
 
 Needed = tuple[bool, ...]  # of which of the call's tensors the gradient is wanted
 
@@ -60,17 +60,18 @@ class Prepared:
         return o, final_state, left, inputs
 
     def backward(
-        self, inputs: Inputs, final_state: Tensor | None, left: Tensor | None, do: Tensor, d_final: Tensor | None,
-        needed: Needed,
+        self, inputs: Inputs, results: tuple[Tensor | None, Tensor | None], left: Tensor | None, do: Tensor,
+        d_final: Tensor | None, needed: Needed,
     ) -> Sequence[Tensor | None]:  # fmt: skip
-        """The gradients of the call's tensors, in their order; None of what there is not. inputs, final_state, left: as
-        `forward` returned them, wherever inputs have come to lie since; final_state only if the call `leaves_final`."""
+        """The gradients of the call's tensors, in their order; None of what there is not. inputs, left, and results, o
+        and the final state: as `forward` returned them, wherever inputs have come to lie since; of results only those
+        that `leaves` tells of."""
         inputs = _as(self._sorts, inputs)
         key = d_final is not None, needed
         ready = self._backward.get(key)
         if ready is None:
             ready = self._backward[key] = Ready(self._backward_program(*key), self._sorts, self.device)
-        return ready((*inputs, final_state, left, do, d_final))[0]
+        return ready((*inputs, *results, left, do, d_final))[0]
 
     @property
     def left_bytes(self) -> int:
@@ -78,10 +79,11 @@ class Prepared:
         return self._forward.program.left_bytes
 
     @cached_property
-    def leaves_final(self) -> bool:
-        """Whether the backward pass needs the final state."""
+    def leaves(self) -> tuple[bool, bool]:
+        """Whether the backward pass needs o, and the final state."""
         program = self._forward.program
-        return any(x is not None and x.base == program.at_results + 1 for x in program.left)
+        bases = {x.base for x in program.left if x is not None}
+        return program.at_results in bases, program.at_results + 1 in bases
 
     @cached_property
     def _forward(self) -> Ready:
@@ -104,8 +106,8 @@ class Prepared:
         forward = self._forward.program
         inputs, (o, state, *_) = self._on_meta(), forward.results
         assert o is not None
-        final_state = None if state is None else state.on_meta()
-        known: dict[int, Tensor | None] = {**dict(enumerate(inputs)), forward.at_results + 1: final_state}
+        results = o.on_meta(), None if state is None else state.on_meta()
+        known: dict[int, Tensor | None] = {**dict(enumerate(inputs)), **dict(enumerate(results, forward.at_results))}
         known |= {forward.at_results + 2 + n: inputs[i] for n, i in enumerate(self.rows)}
         left = [None if x is None else known.get(x.base, x.sort.on_meta()) for x in forward.left]
         do, d_state = o.on_meta(), state.on_meta() if d_final and state is not None else None
@@ -118,7 +120,7 @@ class Prepared:
         def host(launch: Launcher) -> tuple[Sequence[Tensor | None], Sequence[Tensor | None]]:
             return self.form.backward(inputs, tuple(left), do, d_state, needed, launch), ()
 
-        return record(host, [*inputs, final_state, None, do, d_state], blocks)
+        return record(host, [*inputs, *results, None, do, d_state], blocks)
 
     def _on_meta(self) -> Inputs:
         return Inputs(*(None if x is None else x.on_meta() for x in self._sorts))  # type: ignore[arg-type]

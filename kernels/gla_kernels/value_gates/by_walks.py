@@ -32,9 +32,10 @@ PROGRAMS = 1024
 
 
 class Framed(NamedTuple):
-    """What a forward pass leaves: u and both parts of o' [B, T, H, V], bfloat16, bfloat16 and int8; the state before
-    every so many chunks [B*H, .., K, V]; log2 of half of each chunk's decay, float32 [B*H, chunks, K]; of the value
-    side `chunk.kept.Frames`; and the final state, None where nobody asked for it."""
+    """What a forward pass leaves: u and both parts of o [B, T, H, V], bfloat16, bfloat16 and int8, of which the first
+    is the result itself, but of o' where not `_emerges`; the state before every so many chunks [B*H, .., K, V]; log2 of
+    half of each chunk's decay, float32 [B*H, chunks, K]; of the value side `chunk.kept.Frames`; and the final state,
+    None where nobody asked for it."""
 
     u: Tensor
     o: Tensor
@@ -77,12 +78,15 @@ def backward(
     assert x.gv is not None
     if left is None:
         left, _, _ = _walked(walks[0], x, torch.empty_like(x.v), d_final is not None, True, launch)
-    dv, d_in, du = (torch.empty_like(x.v) for _ in range(3))
+    dv, d_in = torch.empty_like(x.v), torch.empty_like(x.v)
     low = torch.empty_like(x.v, dtype=torch.int8)
     dgv = torch.empty_like(x.gv)
     d_initial = None if x.initial_state is None else torch.empty_like(x.initial_state)
-    into = Gradients(torch.empty_like(x.q), torch.empty_like(x.k), du, torch.empty_like(x.g), d_initial)
     enters = _emerges(x) and walks[1].n_seg == 1  # else do is read before the walk
+    tile = walks[1].config.grad_walk
+    led_out = enters and tile is not None and tile.block_v == COLUMNS  # as grad_walk_hopper_kernel does
+    du = dv if led_out else torch.empty_like(x.v)
+    into = Gradients(torch.empty_like(x.q), torch.empty_like(x.k), du, torch.empty_like(x.g), d_initial)
     if not enters:
         launch(_scaled(x, do, left, d_in, guarded=False))
     led = (x.gv, d_in) if enters else (None, None)
@@ -92,10 +96,12 @@ def backward(
     states = left.states if every == 1 else p.state_buffer()
     ends = segment_ends(p, d_in, None, launch)
     walked = fused_grad_scan(p, piece, do if enters else d_in, ends, grads, d_initial, left.halves, du, None, launch)
-    native = make_grad_qk(p, piece, d_in, left.states, every, states, grads, left.halves, into, launch)
+    kept = max(1, p.states_apart // every) if every > 1 else 1
+    run = every * kept
+    native = make_grad_qk(p, piece, d_in, left.states, run, states, grads, left.halves, into, launch, kept)
     assert walked
     assert native
-    launch(_left(x, left, states, d_in, du, low, grads, d_final, dv, dgv))
+    launch(_left(x, left, states, d_in, du, low, grads, d_final, None if led_out else dv, dgv))
     keys, values = _sides(x, do, left)
     out = {"p_dq": into.q, "p_dk": into.k, "p_dg": into.g, "p_dv": dv, "p_dgv": dgv}
     launch(x.strong(x.slices[0], (keys, values), (states, grads), out))
@@ -103,7 +109,8 @@ def backward(
 
 
 def _apart(x: Problem) -> int:
-    """Chunks from one state that is kept to the next, over which Hopper's own grad_qk leads it along: 1 for all."""
+    """Chunks from one state that is kept to the next: 1 for all. Hopper's own grad_qk leads a state along over several
+    times as many."""
     B, _, H, _, V = x.dims
     chunks, tiles, run = x.chunks_of(x.slices[0]), B * H * cdiv(V, COLUMNS), RUN
     while run > 1 and tiles * cdiv(chunks, run) < PROGRAMS:
@@ -125,25 +132,24 @@ def _walked(
     assert x.gv is not None
     B, _, H, _, V = p.dims
     u, emerges = torch.empty_like(x.v), _emerges(x)
-    framed = o if emerges and not keep else torch.empty_like(x.v)
+    into = o if emerges else torch.empty_like(x.v)
     low = torch.empty_like(x.v, dtype=torch.int8) if keep else None
     of_columns = x.v.new_empty(B * H, p.n_chunks, V, dtype=torch.float32)
     tiles = cdiv(V, COLUMNS)
     strong = x.v.new_empty(B * H, p.n_chunks, tiles, dtype=torch.int32)
     args = {"p_v": x.v, "p_g": x.gv, "p_u": u, "p_h": of_columns, "p_strong": strong}
     launch(_of_chunks(x, gv_enter_kernel, args, {"V": V, "BV": COLUMNS, "R": MANY_ROWS}))
-    frames = Frames(of_columns, strong, low, _gamma(p), x.gv if emerges else None, framed if emerges else None)
+    frames = Frames(of_columns, strong, low, _gamma(p), x.gv if emerges else None)
     p = replace(p, v=u, frames=frames)
     halves, states = p.half_decays(), p.state_buffer()
     assert halves is not None
     final_state = p.final_buffer() if final else None
     starts, every = segment_starts(p, None, None, launch), _apart(x) if keep else 0
     few = p.few_states(p.slices[0], every) if every > 1 else None
-    into = o if emerges else framed
     walked = fused_scan(p, p.slices[0], starts, states, halves, final_state, into, few, every, None, launch)
     assert walked
     kept = states if few is None else few
-    left = Framed(u, framed, framed if low is None else low, kept, halves, of_columns, strong, final_state)
+    left = Framed(u, into, into if low is None else low, kept, halves, of_columns, strong, final_state)
     return left, states, final_state
 
 
@@ -169,9 +175,10 @@ def _scaled(x: Problem, rows: Tensor, left: Framed, into: Tensor, guarded: bool)
 
 def _left(
     x: Problem, left: Framed, states: Tensor, do: Tensor, du: Tensor, low: Tensor, grads: Tensor,
-    d_final: Tensor | None, dv: Tensor, dgv: Tensor,
+    d_final: Tensor | None, dv: Tensor | None, dgv: Tensor,
 ) -> Launch:  # fmt: skip
-    """A launch that makes dv and dgv where all is mild. do, du: in frames, as is what du, rounded, leaves, ``low``."""
+    """A launch that makes dv and dgv where all is mild. do, du: in frames, as is what du, rounded, leaves, ``low``; or
+    du is dv, and None is to be made of it."""
     _, _, _, K, V = x.dims
     args = {
         "p_x": left.o, "p_xl": left.low, "p_u": left.u, "p_do": do, "p_du": du, "p_dul": low, "p_g": x.gv,
@@ -180,7 +187,7 @@ def _left(
     }  # fmt: skip
     every = _apart(x)
     sizes = {
-        "D": V, "E": K, "R": ROWS, "BD": COLUMNS, "RUN": every, "FEW": every > 1,
+        "D": V, "E": K, "R": ROWS, "BD": COLUMNS, "RUN": every, "FEW": every > 1, "EMERGED": _emerges(x),
         "HAS_ST": d_final is not None, "V_FIRST": x.v_first,
     }  # fmt: skip
     return _of_chunks(x, gv_leave_kernel, args, sizes, every)

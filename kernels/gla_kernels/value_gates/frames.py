@@ -13,7 +13,9 @@ rows of the chunk, so
     dgv_t = sum over the chunk's rows from t on of (o' do' - u du) + sum over K of S' dS'
 
 with dS' the gradient of S'. o' and du come in two parts, of bfloat16 and a byte: of the first alone, what does not
-cancel leaves an error of some hundredths of dgv.
+cancel leaves an error of some hundredths of dgv. So would o do and v dv, element by element the same but for rounding:
+products are of u and do' as these were rounded. Where a walk has led o or dv out of frames itself, it is led in again,
+with its byte.
 
 A column that decays by more than LIMIT over the chunk keeps the state's own frame: u = v e^(gates after the row) and
 do' = do e^b are right at any gate strength, and so is a state that is multiplied by e^(sum of gates), too, before a
@@ -145,6 +147,13 @@ def _states_product(
 
 
 @triton.jit
+def _in_lines(o_d):
+    """Where what is left of columns o_d, two by two, lies in a row: see `chunk.kept.Frames.low`."""
+    o_line = o_d // 64 * 64 + o_d // 2 % 4 * 16 + o_d % 64 // 8 * 2 + o_d % 2
+    return tl.max_contiguous(tl.multiple_of(o_line, 2), 2)
+
+
+@triton.jit
 def _of_two_parts(b_x, b_low):
     """What was rounded to bfloat16, with what that left, in 256ths of what the last bit stands for: float32."""
     b_bits = b_x.to(tl.float32).to(tl.int32, bitcast=True) + (b_low.to(tl.int32) << 8)
@@ -155,13 +164,15 @@ def _of_two_parts(b_x, b_low):
 def gv_leave_kernel(
     p_x, p_xl, p_u, p_do, p_du, p_dul, p_g, p_h, p_hu, p_s, p_few, p_ds, p_st, p_dv, p_dg, T, H, n_here,
     D: tl.constexpr, E: tl.constexpr, C: tl.constexpr, R: tl.constexpr, BD: tl.constexpr,
-    RUN: tl.constexpr, FEW: tl.constexpr, HAS_ST: tl.constexpr, V_FIRST: tl.constexpr, PRECISION: tl.constexpr,
+    RUN: tl.constexpr, FEW: tl.constexpr, EMERGED: tl.constexpr, HAS_ST: tl.constexpr, V_FIRST: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dv and dgv [B, T, H, D] of chunks that are mild on both sides, a program RUN of them and BD columns of D = V, row
     after row from the last one on. A thread has columns of its own, so that sums over rows pass nothing on; R rows are
     on their way at once.
 
-    p_x, p_xl: both parts of o', bfloat16 and int8; p_du, p_dul: of du; p_u, p_do: u and do', all [B, T, H, D]. p_s,
+    p_x, p_xl: both parts of o', EMERGED of o, bfloat16 and int8; p_du, p_dul: of du, or without p_dv of dv, which is
+    not made then; p_u, p_do: u and do', all [B, T, H, D]. p_s,
     p_ds [B*H, n_here, E, D]: states before and gradients after each chunk, in their frames; FEW: p_s only before those
     that are not mild, and p_few [B*H, runs, E, D] before every RUN-th one. p_st: the state after the last row, [E, D]
     or V_FIRST [D, E] in float32, with HAS_ST, if it has a gradient. The sum of S' dS' is made anew at the end of a run
@@ -173,6 +184,7 @@ def gv_leave_kernel(
     i_d, i_run, i_bh = i_p % ND, (i_p // ND) % n_runs, (i_p // (ND * n_runs)).to(tl.int64)
     o_d = i_d * BD + tl.arange(0, BD)
     o_head, stride = _rows_at(i_bh, T, H, o_d, D)
+    o_lines, _ = _rows_at(i_bh, T, H, _in_lines(o_d), D)
     p_h, p_hu = p_h + i_bh * n_here * D, p_hu + i_bh * n_here * E
     p_s, p_ds = p_s + i_bh * n_here * E * D, p_ds + i_bh * n_here * E * D
     b_mild, o_run = mild_each(p_h, p_hu, i_run * RUN, n_here, D, E, RUN, PRECISION), tl.arange(0, RUN)
@@ -200,16 +212,23 @@ def gv_leave_kernel(
                 i_last, rows = i_c * C + C - 1 - i_part * R, ()
                 for r in tl.static_range(R):
                     o, m = o_head + (i_last - r) * stride, i_last - r < T
+                    o_low = o_lines + (i_last - r) * stride
                     b_g, b_u = tl.load(p_g + o, mask=m, other=0.0), tl.load(p_u + o, mask=m, other=0.0)
-                    b_x, b_xl = tl.load(p_x + o, mask=m, other=0.0), tl.load(p_xl + o, mask=m, other=0)
-                    b_du, b_dul = tl.load(p_du + o, mask=m, other=0.0), tl.load(p_dul + o, mask=m, other=0)
+                    b_x, b_xl = tl.load(p_x + o, mask=m, other=0.0), tl.load(p_xl + o_low, mask=m, other=0)
+                    b_du, b_dul = tl.load(p_du + o, mask=m, other=0.0), tl.load(p_dul + o_low, mask=m, other=0)
                     rows += ((b_g, b_u, tl.load(p_do + o, mask=m, other=0.0), b_x, b_xl, b_du, b_dul),)
                 for r in tl.static_range(R):
                     o, m = o_head + (i_last - r) * stride, i_last - r < T
                     b_g, b_u, b_do, b_x, b_xl, b_du, b_dul = rows[r]
-                    b_wide = _of_two_parts(b_du, b_dul)
-                    b_sum += _of_two_parts(b_x, b_xl) * b_do.to(tl.float32) - b_wide * b_u.to(tl.float32)
+                    b_o, b_wide = _of_two_parts(b_x, b_xl), _of_two_parts(b_du, b_dul)
+                    if EMERGED:
+                        b_o *= tl.exp2(b_after)
+                    if p_dv is None:
+                        b_wide *= tl.exp2(-b_after)
+                    else:
+                        b_dv = b_wide * tl.exp2(b_after)
+                        tl.store(p_dv + o, b_dv.to(p_dv.dtype.element_ty), mask=m)
+                    b_sum += b_o * b_do.to(tl.float32) - b_wide * b_u.to(tl.float32)
                     tl.store(p_dg + o, b_sum.to(p_dg.dtype.element_ty), mask=m)
-                    tl.store(p_dv + o, (b_wide * tl.exp2(b_after)).to(p_dv.dtype.element_ty), mask=m)
                     b_after += b_g.to(tl.float32) * LOG2E
         known = mild

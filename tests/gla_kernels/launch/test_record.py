@@ -240,7 +240,7 @@ def test_a_program_computes_bit_for_bit_what_its_host_code_does(name: str, d_fin
         prepared = Prepared(form, x, True, torch.device("cpu"))
         for _ in range(2):  # recorded, then made again
             o, state, block, _ = prepared.forward(x)
-            grads = prepared.backward(x, state, block, do, d_state if d_final else None, needed)
+            grads = prepared.backward(x, (o, state), block, do, d_state if d_final else None, needed)
             for number, (a, b) in enumerate(zip([o, state, *grads], want, strict=True)):
                 assert (a is None) == (b is None), number
                 assert a is None or (b is not None and torch.equal(a, b)), number
@@ -255,11 +255,11 @@ def test_what_is_left_is_one_block_inputs_and_results(name: str) -> None:
     forward = prepared._forward.program
     backward = prepared._backward_program(True, tuple(one is not None for one in x))
     bases = {one.base for one in forward.left if one is not None}
-    assert bases <= {*range(len(x)), forward.at_results + 1, forward.at_left}
+    assert bases <= {*range(len(x)), forward.at_results, forward.at_results + 1, forward.at_left}
     assert (forward.at_left in bases) == (forward.left_bytes > 0)
     assert backward.left_bytes == 0
     for program, left_at in ((forward, forward.at_left), (backward, LEFT)):
-        inputs = list(x) if program is forward else [*x, state_of(forward)]
+        inputs = list(x) if program is forward else [*x, *results_of(forward)]
         rooms = {i: one.nbytes for i, one in enumerate(inputs) if one is not None}
         rooms |= {left_at: forward.left_bytes, program.at_left + 1: program.scratch_bytes}
         for launch in program.launches:
@@ -270,12 +270,10 @@ def test_what_is_left_is_one_block_inputs_and_results(name: str) -> None:
                     assert base not in rooms or start + (last + 1) * one.element_size() <= rooms[base]
 
 
-def state_of(forward: Program) -> torch.Tensor:
-    """The final state, without data. It comes after what is given."""
-    state = forward.results[1]
-    assert state is not None
-    assert len(Inputs._fields) + 1 == LEFT
-    return state.on_meta()
+def results_of(forward: Program) -> list[torch.Tensor]:
+    """o and the final state, without data. They come after what is given."""
+    assert len(Inputs._fields) + 2 == LEFT
+    return [one.on_meta() for one in forward.results if one is not None]
 
 
 @pytest.mark.skipif(not interpreting(), reason="runs host code on the CPU")
@@ -283,10 +281,10 @@ def test_a_call_with_other_gradients_wanted_is_another_program() -> None:
     x, do, _ = drawn("simple")
     prepared = Prepared(FORMS["simple"][0](x), x, False, torch.device("cpu"))
     with torch.no_grad():
-        _, state, block, _ = prepared.forward(x)
+        o, state, block, _ = prepared.forward(x)
         every = (True, True, True, True, False, True)
-        whole = prepared.backward(x, state, block, do, None, every)
-        part = prepared.backward(x, state, block, do, None, (True, True, True, False, False, True))
+        whole = prepared.backward(x, (o, state), block, do, None, every)
+        part = prepared.backward(x, (o, state), block, do, None, (True, True, True, False, False, True))
     assert whole[3] is not None
     for number in (0, 1, 2, 5):
         a, b = whole[number], part[number]

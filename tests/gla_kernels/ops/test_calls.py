@@ -15,8 +15,9 @@ from torch.utils.checkpoint import checkpoint
 
 from gla_kernels import Launch, Schedule, gla, gla_recurrent, gla_step, launches, simple_gla
 from gla_kernels.launch.record import Program, record
-from gla_kernels.ops import prepared
+from gla_kernels.ops import autograd, prepared
 from gla_kernels.ops import simple_gla as simple_ops
+from gla_kernels.ops.form import Inputs
 
 Call = Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
 
@@ -92,6 +93,28 @@ def test_a_state_that_a_step_changed_is_missed_by_the_backward_pass_that_needs_i
     o, _ = gla(q, k, v, g, None, state, schedule=Schedule(16, materialize=False))
     with torch.no_grad():
         gla_step(q[:, 0], k[:, 0], v[:, 0], g[:, 0], state)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        o.sum().backward()
+
+
+class NeedsItsResult:
+    """What stands for a prepared call whose backward pass reads o, as with gates of the value side on Hopper."""
+
+    leaves = (True, False)
+
+    def forward(self, x: Inputs) -> Any:
+        return 2 * x.v, None, None, x
+
+    def backward(self, x: Inputs, results: Any, left: Any, do: torch.Tensor, *_: Any) -> Any:
+        return None, None, do * results[0], None, None, None
+
+
+def test_a_result_that_was_changed_is_missed_by_the_backward_pass_that_needs_it():
+    q, k, v, g = drawn()
+    o, _ = autograd.call(NeedsItsResult(), Inputs(q, k, v, g, None, None), True)  # type: ignore[arg-type]
+    assert torch.equal(torch.autograd.grad(o.sum(), v)[0], 2 * v)
+    o, _ = autograd.call(NeedsItsResult(), Inputs(q, k, v, g, None, None), True)  # type: ignore[arg-type]
+    o.mul_(3)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         o.sum().backward()
 

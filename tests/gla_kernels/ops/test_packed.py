@@ -99,7 +99,7 @@ def test_a_program_computes_bit_for_bit_what_its_host_code_does(packed, name, st
         prepared = Prepared(form, x, d_final, torch.device("cpu"))
         for _ in range(2):  # recorded, then made again
             o, final, block, _ = prepared.forward(x)
-            got = [o, final, *prepared.backward(x, final, block, do, d_state, needed)]
+            got = [o, final, *prepared.backward(x, (o, final), block, do, d_state, needed)]
             for a, b in zip(got, want, strict=True):
                 assert (a is None) == (b is None)
                 assert a is None or (b is not None and torch.equal(a, b))

@@ -13,6 +13,7 @@ import torch
 from gla_kernels import Plan, Schedule, Workload, default_config, launches
 from gla_kernels.launch import Launch
 from gla_kernels.ops import form as forms
+from gla_kernels.ops.prepared import LEFT, Prepared
 from gla_kernels.ops.value_gates import DEFAULT, ValueGated
 from gla_kernels.plan.choose import with_walks
 from gla_kernels.value_gates import by_walks
@@ -147,6 +148,26 @@ def test_chunks_that_are_mild_are_left_alone_by_the_others(inputs, outputs_of, r
         assert torch.equal(found[name], alone[name]), name
 
 
+@pytest.mark.parametrize("V", [64, 256])
+def test_what_is_left_of_o_is_the_result_where_that_is_led_out(V):
+    """And the backward pass reads it there, with what it is off by."""
+    B, T, H, K = 2, 300, 2, 128
+    plan = Plan(WHOLE, with_walks(default_config(K, V, 2, WHOLE), Workload("fwd", B, T, H, K, V)))
+    form, left = ValueGated(1.0, DEFAULT, True, plans=(plan, plan)), dict[torch.dtype, int]()
+    for gate in (BF16, torch.float32):
+        q, v = (torch.empty(B, T, H, D, dtype=BF16, device="meta") for D in (K, V))
+        g, gv = (torch.empty_like(x, dtype=gate) for x in (q, v))
+        x = forms.Inputs(q, q, v, g, gv, None)
+        prepared = Prepared(form, x, False, torch.device("meta"))
+        assert prepared.leaves == (gate == BF16, False)
+        left[gate] = prepared.left_bytes
+        program = prepared._backward_program(False, (True,) * 6)
+        (leave,) = (one for one in program.launches if one.step == "gv_leave")
+        assert program.where(leave.args["p_x"])[0] == (len(x) if gate == BF16 else LEFT)
+        assert (leave.args["p_dv"] is None) == (gate == BF16 and V == 64)  # else the walk has no room to lead dv out
+    assert left[torch.float32] - left[BF16] == 2 * B * T * H * V
+
+
 def test_calls_that_ride():
     asked: dict[str, Any] = {"B": 4, "T": 2048, "H": 16, "K": 128, "V": 128, "dtype": BF16, "value_gated": True}
 
@@ -154,6 +175,11 @@ def test_calls_that_ride():
         return [one.step for one in launches("gla", **{**asked, **changes})]
 
     assert steps() == [*SIDES, *BACK]
+    of = {
+        one.step: one for one in launches("gla", **asked)
+    }  # states are kept for sums of theirs, not for grad_qk alone
+    assert of["grad_qk"].args["every"] == of["grad_qk"].constexprs["KEPT"] * of["walk"].args["every"]
+    assert of["grad_qk"].constexprs["KEPT"] > 1
     assert steps(mode="fwd") == SIDES
     wide = [*SIDES[:2], "gv_scale", SIDES[2]]  # there the walk has no room for gates of the value side
     assert steps(gate_dtype=torch.float32, schedule=WHOLE) == [*wide, "gv_scale", *BACK]

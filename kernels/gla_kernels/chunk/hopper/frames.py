@@ -20,6 +20,12 @@ from .layouts import LOG2_E, limit
 COLUMNS = gl.constexpr(gl.SliceLayout(0, gl.BlockedLayout([1, 4], [1, 32], [4, 1], [1, 0])))
 STRONG = gl.constexpr(STRONG_COLUMN.value)
 
+# Where an accumulator's numbers are once each thread's 16 of 64 columns lie together.
+_LANES, _WARPS = [[0, 16], [0, 32], [1, 0], [2, 0], [4, 0]], [[16, 0], [32, 0]]
+_OF_A_LINE = [[0, 1], [0, 2], [0, 4], [0, 8], [8, 0]]
+ONE_LINE = gl.constexpr(gl.DistributedLinearLayout(_OF_A_LINE, _LANES, _WARPS, [], [64, 64]))
+TWO_LINES = gl.constexpr(gl.DistributedLinearLayout([*_OF_A_LINE, [0, 64]], _LANES, _WARPS, [], [64, 128]))
+
 
 @gluon.jit
 def frame(b_h):
@@ -53,7 +59,7 @@ def send_gates(d_gv, s_gv, bar_gv, i_batch, i_row, i_out, there):
 @gluon.jit
 def enter(s_do, s_gv, p_row, strong, i_row):
     """do e^C where do lies; of a block that has columns without a frame (strong), of these e^(sum of gates up to the
-    row). p_row: of what is kept of its columns. 64 columns at a time, for registers."""
+    row). p_row: of what is kept of its columns. 64 columns at a time, for registers. Answers C of the last ones."""
     nil = gl.minimum(i_row, 0)  # else M is made before the loop over blocks, and spilled
     o_i = gl.arange(0, ROWS, gl.SliceLayout(1, OPERAND))[:, None] + nil
     o_j = gl.arange(0, ROWS, gl.SliceLayout(0, OPERAND))[None, :] + nil
@@ -73,27 +79,21 @@ def enter(s_do, s_gv, p_row, strong, i_row):
         s_part.store(rounded(wide(s_part.load(ACCUMULATOR)) * gl.exp2(b_c)))
     fence_async_shared()
     barrier()
+    return b_c
 
 
 @gluon.jit
-def _store(p_x, b_x, i_row, T, stride, LAYOUT: gl.constexpr):
-    """ROWS rows of p_x from i_row on."""
-    nil = gl.minimum(i_row, 0)  # else what all blocks share is made before the loop over them, and spilled
-    o_r = gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT)) + nil
-    o_c = gl.arange(0, b_x.shape[1], gl.SliceLayout(0, LAYOUT)) + nil
-    p_x += i_row.to(gl.int64) * stride
-    gl.store(p_x + (o_r * stride)[:, None] + o_c[None, :], b_x, mask=(i_row + o_r < T)[:, None])
-
-
-@gluon.jit
-def store_high(p_x, b_x, i_row, T, stride, LAYOUT: gl.constexpr):
-    """x, rounded to bfloat16, to ROWS rows of p_x from i_row on."""
-    _store(p_x, rounded(b_x), i_row, T, stride, LAYOUT)
-
-
-@gluon.jit
-def store_low(p_x, b_x, i_row, T, stride, LAYOUT: gl.constexpr):
-    """What that leaves: int8, in 256ths of what the last bit of bfloat16 stands for, cut off."""
+def store_low(p_x, b_x, i_row, T, stride):
+    """What is left of x where it is rounded to bfloat16, to ROWS rows of p_x from i_row on: int8, in 256ths of what the
+    last bit of bfloat16 stands for, cut off. A thread's 16 of each 64 columns lie together: `chunk.kept.Frames`."""
+    WIDTH: gl.constexpr = b_x.shape[1]
+    LINES: gl.constexpr = ONE_LINE if WIDTH == ROWS else TWO_LINES
     b_low = bits(b_x) - bits(wide(rounded(b_x)))
     b_low = gl.minimum(b_low >> 8, 127).to(gl.int8)  # of what lies in the middle of two numbers it would be 128
-    _store(p_x, b_low, i_row, T, stride, LAYOUT)
+    b_low = b_low.reshape([ROWS, WIDTH // ROWS, 8, 4, 2]).permute((0, 1, 3, 2, 4)).reshape([ROWS, WIDTH])
+    nil = gl.minimum(i_row, 0)  # else what all blocks share is made before the loop over them, and spilled
+    o_r = gl.arange(0, ROWS, gl.SliceLayout(1, LINES)) + nil
+    o_c = gl.arange(0, WIDTH, gl.SliceLayout(0, LINES)) + nil
+    p_x += i_row.to(gl.int64) * stride
+    p_x = p_x + (o_r * stride)[:, None] + o_c[None, :]
+    gl.store(p_x, gl.convert_layout(b_low, LINES), mask=(i_row + o_r < T)[:, None])

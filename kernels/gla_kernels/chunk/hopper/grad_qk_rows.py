@@ -35,7 +35,9 @@ from .packed import head_and_tail, phi_of_rows, sequence_of, sums_in_sequences
 
 
 @gluon.jit
-def run_of_program(p_h, H, n_blocks, n_here, first_chunk, n_stored, n_few, every, K: gl.constexpr, V: gl.constexpr):
+def run_of_program(
+    p_h, H, n_blocks, n_here, first_chunk, n_stored, n_few, every, K: gl.constexpr, V: gl.constexpr, KEPT: gl.constexpr
+):
     """The program's chunks: how many; of the first the batch, the row, q's and v's columns, the rows of the states
     after chunks and of the state before the run, and h."""
     NK: gl.constexpr = K // ROWS
@@ -46,7 +48,7 @@ def run_of_program(p_h, H, n_blocks, n_here, first_chunk, n_stored, n_few, every
     i_first = i_run * every
     count = gl.minimum(n_here - i_first, every)
     i_row0, i_col, i_out = (first_chunk + i_first) * ROWS, i_h * K + i_k * ROWS, i_h * V
-    i_state, i_few = (i_bh * n_stored + i_first) * K + i_k * ROWS, (i_bh * n_few + i_run) * K + i_k * ROWS
+    i_state, i_few = (i_bh * n_stored + i_first) * K + i_k * ROWS, (i_bh * n_few + i_run * KEPT) * K + i_k * ROWS
     p_h += (i_bh.to(gl.int64) * n_blocks + first_chunk + i_first) * K + i_k * ROWS
     return count, i_batch, i_row0, i_col, i_out, i_state, i_few, p_h
 

@@ -75,14 +75,14 @@ def grad_qk_runs_hopper_kernel(
     d_q, d_k, d_v, d_g, d_do, d_s, d_few, d_ds, p_h, p_marks, p_edges, p_sn, p_hv, p_strong, d_dq, d_dk, d_dg,
     scale, H, n_blocks, n_here, first_chunk, n_stored, n_few, every, n_rows, n_heads,
     K: gl.constexpr, V: gl.constexpr, STAGES: gl.constexpr,
-    PACKED: gl.constexpr, HAS_SN: gl.constexpr, V_FIRST: gl.constexpr, FRAMED: gl.constexpr,
+    PACKED: gl.constexpr, HAS_SN: gl.constexpr, V_FIRST: gl.constexpr, FRAMED: gl.constexpr, KEPT: gl.constexpr,
 ):  # fmt: skip
     """dq, dk and dg [B, T, H, K] of n_here chunks from first_chunk on, of tiles that are mild: see grad_qk.py. bf16.
 
-    K and V are multiples of 64: a program has 64 features of a run of ``every`` chunks. It starts from the state before
-    the run, in p_few [B*H, n_few, K, V], and leads it along as walk.py does. p_s [B*H, n_stored, K, V] is given the
-    states before chunks that are not mild. PACKED: see `packed.py`; p_sn: as in `states_kernel`. FRAMED: in frames of
-    the value side, see `walk.walk_hopper_kernel`.
+    K and V are multiples of 64: a program has 64 features of a run of ``every`` chunks. It starts from the state
+    before the run, in p_few [B*H, n_few, K, V], of which a run has KEPT, and leads it along as walk.py does. p_s
+    [B*H, n_stored, K, V] is given the states before chunks that are not mild. PACKED: see `packed.py`; p_sn: as in
+    `states_kernel`. FRAMED: in frames of the value side, see `walk.walk_hopper_kernel`.
 
     Shared memory: the state, cut in two; q, k, g; STAGES tiles of V of dO, V and dS; A's leading bits, then dk; A's
     next ones, then dg; L; U. dq leaves from where q was. With gates in float32 D is kept where g was, dg leaves from
@@ -91,7 +91,7 @@ def grad_qk_runs_hopper_kernel(
     NV: gl.constexpr = V // ROWS
     WIDE: gl.constexpr = d_g.dtype == gl.float32
     count, i_batch, i_row0, i_col, i_out, i_state, i_few, p_h = run_of_program(
-        p_h, H, n_blocks, n_here, first_chunk, n_stored, n_few, every, K, V
+        p_h, H, n_blocks, n_here, first_chunk, n_stored, n_few, every, K, V, KEPT
     )
 
     t_q, t_k, t_g, t_high, t_low, t_dg, s_do, s_v, s_ds, s_s, s_u = places(

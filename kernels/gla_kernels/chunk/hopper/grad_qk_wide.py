@@ -271,13 +271,13 @@ def grad_qk_wide_runs_hopper_kernel(
     d_q, d_k, d_v, d_g, d_do, d_s, d_few, d_ds, p_h, p_marks, p_edges, p_sn, p_hv, p_strong, d_dq, d_dk, d_dg,
     scale, H, n_blocks, n_here, first_chunk, n_stored, n_few, every, n_rows, n_heads,
     K: gl.constexpr, V: gl.constexpr, STAGES: gl.constexpr,
-    PACKED: gl.constexpr, HAS_SN: gl.constexpr, V_FIRST: gl.constexpr, FRAMED: gl.constexpr,
+    PACKED: gl.constexpr, HAS_SN: gl.constexpr, V_FIRST: gl.constexpr, FRAMED: gl.constexpr, KEPT: gl.constexpr,
 ):  # fmt: skip
     """As `grad_qk_runs_hopper_kernel`. STAGES is 2 or more."""
     NV: gl.constexpr = V // ROWS
     WIDE: gl.constexpr = d_g.dtype == gl.float32
     count, i_batch, i_row0, i_col, i_out, i_state, i_few, p_h = run_of_program(
-        p_h, H, n_blocks, n_here, first_chunk, n_stored, n_few, every, K, V
+        p_h, H, n_blocks, n_here, first_chunk, n_stored, n_few, every, K, V, KEPT
     )
 
     t_q, t_k, t_g, t_high, t_low, t_dg, s_do, s_v, s_ds, s_s, s_u = places(

@@ -44,7 +44,7 @@ from ...launch.tritons import async_load, async_store, barrier, reinterpreted
 from ...tiles.hopper import LINE, ROWS, SHARED, SPREAD, TILE_BYTES, barriers, each, matrix, rounded, state_at
 from .frames import COLUMNS, decay, enter, frame, is_strong, send_gates, store_low
 from .grad_walk_scores import scores_part
-from .layouts import LOG2_E, barriers_each, halves, is_mild
+from .layouts import LOG2_E, barriers_each, halves, inverse_exp2, is_mild
 from .packed import as_factor, head_and_tail, passes, sequence_of
 
 REGISTERS = gl.constexpr(248)  # of a thread of either part
@@ -93,7 +93,7 @@ def _walk_part(
     LENT: gl.constexpr, FRAMED: gl.constexpr,
 ):  # fmt: skip
     """dS, led backward in time, and dv. LENT: dv leaves from where A^T's parts are. With d_gv do is led into frames
-    where it lies."""
+    where it lies, and dv of 64 columns out of them: for 128 there are no registers that would hold e^-C meanwhile."""
     NK: gl.constexpr = K // ROWS
     OUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BV, 16])
     for i in gl.static_range(2):
@@ -155,7 +155,7 @@ def _walk_part(
         mbarrier.wait(bar_do.index(i & 1), (i >> 1) & 1)
         if d_gv is not None:
             mbarrier.wait(bar_gv.index(0), i & 1)
-            enter(t_do, s_gv, p_hv + i_b * V, strong, i_row)
+            b_c = enter(t_do, s_gv, p_hv + i_b * V, strong, i_row)
             async_store(d_of, [i_batch, i_row, i_out], s_do.index(i & 1))
             send_gates(d_gv, s_gv, bar_gv, i_batch, i_row - ROWS, i_out, i + 1 < n_here)
         mbarrier.wait(bar_full, i & 1)
@@ -199,9 +199,11 @@ def _walk_part(
         b_dv = warpgroup_mma_wait(NK, (b_dv,))
         if LENT:
             barrier()  # every warp is done with A^T
-        matrix(s_dv).store(rounded(b_dv))
+        if d_gv is not None and BV == ROWS:
+            b_dv = b_dv * inverse_exp2(b_c)
         if FRAMED:
-            store_low(p_low, b_dv, i_row, T, stride_v, OUT)
+            store_low(p_low, b_dv, i_row, T, stride_v)
+        matrix(s_dv).store(rounded(b_dv))
         fence_async_shared()
         barrier()
         # sent always, so that there are as many copies on their way whatever the gates
@@ -246,7 +248,8 @@ def grad_walk_hopper_kernel(
     `grad_states_kernel` has it, with a gradient after every row block. bf16; K is 64 or 128, BV 64 or 128.
     p_h [B*H, n_blocks, K]: see `states_kernel`. scale > 0. FRAMED: do and dv are in frames of the value side, see
     `walk.walk_hopper_kernel`; p_low is given what dv, rounded, leaves. With p_gv [B, T, H, V], bfloat16 and of that
-    side, do is led into frames here, and p_of, like do, is given it. Beside bfloat16 gates only."""
+    side, do is led into frames here, and p_of, like do, is given it; where BV is 64 dv is led out. Beside bfloat16
+    gates only."""
     NK: gl.constexpr = K // ROWS
     NV: gl.constexpr = V // BV
     i_p = gl.program_id(0)

@@ -96,7 +96,7 @@ def _load_part(
 
 @gluon.jit(do_not_specialize=["T", "n_seg", "first_seg", "n_start", "n_stored", "seg_rows", "n_few", "every", "n_rows"])
 def walk_hopper_kernel(
-    d_q, d_k, d_v, d_g, d_gv, p_s0, d_s, d_few, p_h, p_st, p_marks, p_edges, p_sn, p_hv, p_strong, p_of, p_low, d_o,
+    d_q, d_k, d_v, d_g, d_gv, p_s0, d_s, d_few, p_h, p_st, p_marks, p_edges, p_sn, p_hv, p_strong, p_low, d_o,
     scale, T, H, n_seg, first_seg, n_start, n_stored, seg_rows, n_few, every, n_rows, n_heads,
     K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr,
     HAS_S0: gl.constexpr, STORE_S: gl.constexpr, STORE_FEW: gl.constexpr, STORE_ST: gl.constexpr,
@@ -109,9 +109,9 @@ def walk_hopper_kernel(
     row blocks of the sequence. bf16; K is 64 or 128, BV 64 or 128. The rest as in `states_kernel`.
 
     FRAMED: v and o are in frames of the value side, of which p_hv [B*H, n_blocks, V], float32, and p_strong [B*H,
-    n_blocks, V / 64] tell (value_gates/frames.py). STORE_LOW: p_low [B, T, H, V], int8, is given
-    what is left of o where it is rounded. With p_gv [B, T, H, V], bfloat16 and of that side, o is led out of frames,
-    where all is mild; what it was there goes to p_of, like o, with STORE_LOW. Beside bfloat16 gates only."""
+    n_blocks, V / 64] tell (value_gates/frames.py). With p_gv [B, T, H, V], bfloat16 and of that side, o is led out of
+    frames, where all is mild; beside bfloat16 gates only. STORE_LOW: p_low [B, T, H, V], int8, is given what is left of
+    o where it is rounded."""
     NK: gl.constexpr = K // ROWS
     NV: gl.constexpr = V // BV
     i_p = gl.program_id(0)
@@ -135,8 +135,6 @@ def walk_hopper_kernel(
         p_strong += (i_bh.to(gl.int64) * n_blocks + first) * (V // ROWS)
     if STORE_LOW:
         p_low += i_batch.to(gl.int64) * T * H * V + i_out
-        if d_gv is not None:
-            p_of += i_batch.to(gl.int64) * T * H * V + i_out
 
     GATE: gl.constexpr = d_g.dtype
     WIDE: gl.constexpr = GATE == gl.float32
@@ -181,7 +179,7 @@ def walk_hopper_kernel(
             (
                 output_part,
                 (
-                    d_o, d_gv, p_of, p_low, p_marks, p_edges, s_q, s_k, s_v, s_g, s_gv, s_s, s_o, s_m, s_h, s_e,
+                    d_o, d_gv, p_low, p_marks, p_edges, s_q, s_k, s_v, s_g, s_gv, s_s, s_o, s_m, s_h, s_e,
                     full, full_v, full_gv, taken, made, empty, empty_v, empty_g,
                     scale, i_batch, i_row0, i_out, n_here, T, H * V, K, BV, PACKED, STORE_LOW,
                 ),

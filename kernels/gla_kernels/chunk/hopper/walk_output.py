@@ -14,7 +14,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from ...launch.tritons import async_store, barrier
 from ...tiles.hopper import ACCUMULATOR, ROWS, cut, matrix, rounded, wide
-from .frames import send_gates, store_high, store_low
+from .frames import send_gates, store_low
 from .layouts import LEAST_HALF, LOG2_E, by_parts, inverse_exp2, least_half_of, turn_of
 from .packed import firsts_of_rows, head_and_tail, same_scores
 
@@ -66,16 +66,8 @@ def _scores(b_qh, b_ql, s_q, s_k, at, b_a, FIRST: gl.constexpr):
 
 
 @gluon.jit
-def _leave(p_of, p_low, b_out, i_row, T, stride, OUT: gl.constexpr, APART: gl.constexpr):
-    """Both parts of o in its frames, of which the first one is o itself if not APART."""
-    if APART:
-        store_high(p_of, b_out, i_row, T, stride, OUT)
-    store_low(p_low, b_out, i_row, T, stride, OUT)
-
-
-@gluon.jit
 def output_part(
-    d_o, d_gv, p_of, p_low, p_marks, p_edges, s_q, s_k, s_v, s_g, s_gv, s_s, s_o, s_m, s_h, s_e,
+    d_o, d_gv, p_low, p_marks, p_edges, s_q, s_k, s_v, s_g, s_gv, s_s, s_o, s_m, s_h, s_e,
     full, full_v, full_gv, taken, made, empty, empty_v, empty_g,
     scale, i_batch, i_row0, i_out, n_here, T, stride,
     K: gl.constexpr, BV: gl.constexpr, PACKED: gl.constexpr, STORE_LOW: gl.constexpr,
@@ -119,11 +111,11 @@ def output_part(
             b_cv = _value_sums(s_gv, s_m, BV, OUT)
             b_out, b_x, b_cv = warpgroup_mma_wait(0, (b_o, b_x, b_cv))
         b_out = b_out * scale
-        if STORE_LOW:
-            if i > 0:
-                _leave(p_of, p_low, b_out, i_row0 + (i - 1) * ROWS, T, stride, OUT, d_gv is not None)
         if d_gv is not None:
             b_out = b_out * gl.exp2(b_cv * LOG2_E)
+        if STORE_LOW:
+            if i > 0:
+                store_low(p_low, b_out, i_row0 + (i - 1) * ROWS, T, stride)
         b_out = rounded(b_out)
         b_qh, b_ql, b_qd = _queries(b_x, s_e[0], at, head, PACKED)
         fence_async_shared()
@@ -208,10 +200,10 @@ def output_part(
     barrier()
     s_out = s_o.index(n_here & 1 if LENT else 0)  # not where the state's part reads v
     b_out = b_out * scale
-    if STORE_LOW:
-        _leave(p_of, p_low, b_out, i_row0 + (n_here - 1) * ROWS, T, stride, OUT, d_gv is not None)
     if d_gv is not None:
         b_out = b_out * gl.exp2(b_cv * LOG2_E)
+    if STORE_LOW:
+        store_low(p_low, b_out, i_row0 + (n_here - 1) * ROWS, T, stride)
     matrix(s_out).store(rounded(b_out))
     fence_async_shared()
     barrier()
