@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from glabench.commands.running import words
 from glabench.errors import UserError, did_you_mean
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def check(
     ] = None,
     remeasure: Annotated[bool, typer.Option(help="Measure slow-downs again where this is the rows' machine.")] = True,
     only: Annotated[
-        list[str] | None, typer.Option(metavar="SYSTEM", help="Check this system's cases only; may be given again.")
+        list[str] | None, typer.Option(metavar="SYSTEM", help="Check these systems' cases only, between commas.")
     ] = None,
     format: Annotated[str, typer.Option("--format", help="What is printed: text, github, junit or json.")] = "text",
     out: Annotated[
@@ -98,6 +99,7 @@ def load(paths: list[Path], systems: list[str], warn: Callable[[str], None] | No
     from glabench.lines import warn_on_stderr
     from glabench.spec.catalog import CATALOG
 
+    systems = words(systems)
     for system in systems:
         if system not in CATALOG:
             raise UserError(f"--only {system}: unknown system{did_you_mean(system, CATALOG)}")

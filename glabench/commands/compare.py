@@ -10,7 +10,7 @@ import typer
 from glabench.commands import running
 from glabench.commands.axes import with_options
 from glabench.commands.machines import Format, is_json
-from glabench.commands.running import pick_device, rows_file, run_cases
+from glabench.commands.running import pick_device, rows_file, run_cases, words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -80,7 +80,7 @@ def compare(
 
 
 def _split(text: str | None) -> list[str]:
-    return [word.strip() for word in text.split(",")] if text is not None else []
+    return words([text]) if text is not None else []
 
 
 def _strength(text: str) -> float | str | None:

@@ -34,7 +34,7 @@ def profile(
     ] = None,
     only: Annotated[
         list[str] | None,
-        typer.Option(metavar="SYSTEM", help="Of a sweep: this system's cases only; may be given again."),
+        typer.Option(metavar="SYSTEM", help="Of a sweep: these systems' cases only, between commas."),
     ] = None,
     case: Annotated[
         list[str] | None,

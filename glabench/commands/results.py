@@ -118,7 +118,7 @@ def ratios(
     within: Annotated[str, typer.Option(help="By how much a ratio may differ.")] = "1.5%",
     worst: Annotated[int, typer.Option(min=0, help="How many of the least alike are named.")] = 10,
     only: Annotated[
-        list[str] | None, typer.Option(metavar="SYSTEM", help="Compare this system's cases only; may be given again.")
+        list[str] | None, typer.Option(metavar="SYSTEM", help="Compare these systems' cases only, between commas.")
     ] = None,
     format: Format = "text",
 ) -> None:

@@ -26,6 +26,11 @@ if TYPE_CHECKING:
 BAD = ("wrong", "crashed", "compile_error")
 
 
+def words(given: Sequence[str]) -> list[str]:
+    """Names one by one, of an option that may be given again and takes several between commas."""
+    return [word.strip() for text in given for word in text.split(",")]
+
+
 def pick_device(wanted: str) -> Device:
     """The device to run on; UserError when it is not there."""
     from glabench.errors import UserError, did_you_mean
@@ -81,10 +86,11 @@ def pick_gpus(wanted: str | None, device: Device) -> tuple[str, ...]:
 
 
 def only(cases: Sequence[Case], wanted: Sequence[str], name: str) -> list[Case]:
-    """The cases of the wanted systems; UserError for a system that does not exist or has none."""
+    """The cases of the wanted systems (`words`); UserError for a system that does not exist or has none."""
     from glabench.errors import UserError, did_you_mean
     from glabench.spec.catalog import CATALOG
 
+    wanted = words(wanted)
     used = {case.system for case in cases}
     for system in wanted:
         if system not in CATALOG:

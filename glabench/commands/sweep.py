@@ -30,7 +30,7 @@ def sweep(
         typer.Option(help="File that rows are appended to.", show_default="results/local/<sweep>-<device>.jsonl"),
     ] = None,
     only: Annotated[
-        list[str] | None, typer.Option(metavar="SYSTEM", help="Run this system's cases only; may be given again.")
+        list[str] | None, typer.Option(metavar="SYSTEM", help="Run these systems' cases only, between commas.")
     ] = None,
     gpus: Annotated[
         str | None,

@@ -292,10 +292,12 @@ RUNS += LARGE_RUNS
 
 @pytest.mark.parametrize(("K", "V", "stages", "gates", "every", "gate_type"), RUNS)
 def test_gradients_of_q_k_and_gates_over_runs_of_chunks(K, V, stages, gates, every, gate_type, place):
-    """From the state before each run; of chunks that are left alone, their states are left for another kernel."""
+    """From the state before each run, one of two that are kept of it where it has four chunks; of chunks that are left
+    alone, their states are left for another kernel."""
     x = sequences(K, V, gates, gate_type, place.device)
     p, grads = x.problem(Schedule(64)), torch.stack([one.flatten(0, 1) for one in x.d_states[1:]], 1).bfloat16()
-    few = torch.stack([one.flatten(0, 1) for one in x.befores[:-1:every]], 1).bfloat16()
+    kept = max(1, every // 2)
+    few = torch.stack([one.flatten(0, 1) for one in x.befores[: -1 : every // kept]], 1).bfloat16()
     states = p.state_buffer().fill_(torch.nan)
     into = {name: torch.full_like(x.given[name[1:]], torch.nan) for name in ("dq", "dk", "dg")}
     args = {f"p_{name}": one for name, one in (x.given | into).items()} | {
@@ -304,7 +306,8 @@ def test_gradients_of_q_k_and_gates_over_runs_of_chunks(K, V, stages, gates, eve
     }  # fmt: skip
     kernel = grad_qk_runs_hopper_kernel if V <= NARROW else grad_qk_wide_runs_hopper_kernel
     args, flags = p.with_sequences(args, "p_sn", None)
-    place.run(p.of_chunks(kernel, p.config.grad_qk, args, p.whole, states, every, STAGES=stages, **flags))
+    flags |= {"STAGES": stages, "KEPT": kept}
+    place.run(p.of_chunks(kernel, p.config.grad_qk, args, p.whole, states, every, **flags))
     x.rows_are_right(into["dq"], x.dq)
     x.rows_are_right(into["dk"], x.dk)
     x.rows_are_right(into["dg"], x.dg, DIFFERENCE * (x.given["q"].cpu().double() * x.dq))

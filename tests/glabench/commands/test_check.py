@@ -192,7 +192,7 @@ BAD = {
     "unknown format": (["rows.jsonl", "--format", "jsn"], "did you mean 'json'?"),
     "no share": (["rows.jsonl", "--threshold", "three"], "--threshold three: expected a share"),
     "a share beyond 100 %": (["rows.jsonl", "--threshold", "3"], "such as 3% or 0.03"),
-    "unknown system": (["rows.jsonl", "--only", "gal"], "did you mean 'gla'?"),
+    "unknown system": (["rows.jsonl", "--only", "fla,gal"], "did you mean 'gla'?"),
     "no row of a system": (["rows.jsonl", "--only", "fla"], "the systems that it has rows of: gla"),
     "unknown suffix": (["rows.jsonl", "--out", "check.pdf"], "--out check.pdf: expected a file that ends in"),
     "another machine": (["rows.jsonl", "--against", "HEAD"], "NVIDIA Test, which is not this machine"),

@@ -221,7 +221,7 @@ def test_ratios_of_two_runs_are_judged(tmp_path: Path, capsys: pytest.CaptureFix
     _, out, _ = run(capsys, "ratios", launched, launched)
     assert out[-2] == "  2 with a system that waits for its launches, on the CPU: 100.0%"
     assert out[-1] == "  1 undisturbed: 100.0%; the worst 0.0% apart"
-    _, out, _ = run(capsys, "ratios", launched, launched, "--only", "scan", "--only", "parallel_torch")
+    _, out, _ = run(capsys, "ratios", launched, launched, "--only", "scan, parallel_torch")
     assert out[-1] == "  1 with a system that waits for its launches, on the CPU: 100.0%"
     assert run(capsys, "ratios", launched, launched, "--only", "scam")[0] == 2
     slow, fast = ({"chunkwise_torch": 1900.0, "parallel_torch": mhz} for mhz in (1500.0, 1600.0))

@@ -71,7 +71,7 @@ BAD: dict[str, tuple[str, list[str], str]] = {
     "missing axis": (GOOD.replace("K: 8, ", ""), ["sweep", "bad.yaml"], "missing K"),
     "nothing left": (GOOD + "exclude: [{T: 16}]\n", ["sweep", "bad.yaml"], "expands to no case"),
     "unknown only": (GOOD, ["sweep", "bad.yaml", "--only", "recurent_torch"], "did you mean 'recurrent_torch'?"),
-    "only what is not there": (GOOD, ["sweep", "bad.yaml", "--only", "gla"], "has no case of it"),
+    "only what is not there": (GOOD, ["sweep", "bad.yaml", "--only", "sdpa,gla"], "has no case of it"),
     "unknown device": (GOOD, ["sweep", "bad.yaml", "--device", "gpu"], "expected auto, cpu or cuda"),
     "GPUs on a CPU": (
         GOOD,
