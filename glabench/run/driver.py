@@ -20,7 +20,7 @@ from glabench import claims, store
 from glabench.hardware import environment
 from glabench.run.attempts import Attempts, still_holds
 from glabench.run.forks import Forks
-from glabench.run.gpus import only_this
+from glabench.run.gpus import only_this, taken
 from glabench.run.parts import merge, parts
 from glabench.run.processes import cores, worker_env
 from glabench.run.quiet import Calm
@@ -33,6 +33,9 @@ from glabench.store import Appender, Row
 
 # What the first case on a GPU would import, for seconds: torch does at its first checkpoint, which models have.
 FIRST_CASE = ("torch._dynamo",)
+# Processes that compile beside what is timed, at most. Each opens the GPU, and they wait for one another: 62 of them on
+# 64 cores took 29 s until the last one had, and a kernel that is compiled in 4 s took 19 meanwhile.
+MOST_BESIDE = 15
 
 
 class Progress(Protocol):
@@ -102,7 +105,7 @@ class Driver:
         timed = any("all" in self._parts(case) for case in cases)
         try:
             self._start_forks(cases)
-            workers = [self._worker("all", gpu) for gpu in self.gpus or (None,)] if timed else []
+            workers = [self._worker("all", gpu) for gpu in self._seen()] if timed else []
             for worker in workers:
                 worker.start()
             turns = [[case for case in cases if (case.id in self.later) is last] for last in (False, True)]
@@ -120,22 +123,23 @@ class Driver:
         return self._outcome
 
     def _start_forks(self, cases: Sequence[Case]) -> None:
-        """What a GPU machine's processes that compile, one a core, are forked from: it imports torch once for all."""
+        """What a GPU machine's processes that compile are forked from: it imports torch once for all."""
         if self.device == "cuda" and any("compile" in self._parts(case) for case in cases):
             with suppress(OSError):  # each imports by itself then
                 self._forks = Forks(worker_env("compile"), (MODULE, self.pipeline))
                 self._calm.add(self._forks)
 
     def _run_beside(self, turns: Sequence[Sequence[Case]], worker: Worker) -> None:
-        """Each case as soon as it is compiled, while the rest is."""
+        """Each case as soon as it is compiled, while the rest is. The first of a turn needs more than its kernels, and
+        has it by then."""
         untimed = self._jobs([case for turn in turns for case in turn])
         with ThreadPoolExecutor(1) as pool:
             compiling = pool.submit(self._run_untimed, untimed)
             try:
                 left = [[case for case in turn if "all" in self._parts(case)] for turn in turns]
-                for case in left[0][:1]:
-                    self._prepared[case.id] = worker.prepare(case, self.settings, self.limit_s)
                 for turn in left:
+                    for case in turn[:1]:
+                        self._prepared[case.id] = worker.prepare(case, self.settings, self.limit_s)
                     while turn:
                         case = untimed.ready(turn)
                         turn.remove(case)
@@ -168,9 +172,9 @@ class Driver:
         """Gates and compilations side by side; a process is kept for one kind of part as long as there are any."""
         jobs = untimed.jobs
         kinds: tuple[Part, Part] = ("gate", "compile")
-        most = max(1, cores() - self.beside)  # what is timed beside them has a core
+        most = max(1, min(cores() - 1, MOST_BESIDE) if self.beside else cores())  # what is timed beside has a core
         count = most if any(job.shared for job in jobs) else min(most, len(jobs))
-        gpus = self.gpus or (None,)  # the processes that compile each open one: not all of them the same
+        gpus = self._seen()  # the processes that compile each open one: not all of them the same
         self._side_by_side(
             [partial(self._work, untimed, kinds[index % 2], gpus[index % len(gpus)]) for index in range(count)]
         )
@@ -219,6 +223,10 @@ class Driver:
             if not untimed.helped(job, worker):
                 worker = self._worker("compile", gpu, helps=True)
         worker.close()
+
+    def _seen(self) -> tuple[str | None, ...]:
+        """What CUDA_VISIBLE_DEVICES is for processes, one after another; None leaves it as it is."""
+        return self.gpus or ((taken(),) if self.device == "cuda" else (None,))
 
     def _worker(self, part: Part, gpu: str | None, helps: bool = False) -> Worker:
         imports = self.imports if part == "all" else ()
