@@ -40,12 +40,13 @@ def in_columns(table: pd.DataFrame, gates: Sequence[str]) -> pd.DataFrame:
 
 
 def columns(table: pd.DataFrame, gates: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """(key, title) of the columns of `in_columns`: ours, its rivals, then the rest in the order of legends; with
-    ``gates`` across, first those of the system that reads them."""
+    """(key, title) of the columns of `in_columns`: ours, the fastest kernels and those of one gate a head, its rivals,
+    then the rest in the order of legends; with ``gates`` across, first those of the system that reads them."""
     kinds = table.drop_duplicates("column").set_index("column")["kind"].to_dict()
     keys = sorted(kinds, key=labels.order)
     if not gates:
-        own = [key for key in OURS if key in keys][:1]
+        own = [key for key in OURS if key in keys]
+        own = [*own[:1], *(key for key in own[1:] if key == "simple_gla")]  # another operator, with rivals of its own
         rivals = [key for key in (*FLA, *RIVALS) if key in keys]
         return tuple((key, labels.title(key)) for key in dict.fromkeys([*own, *rivals, *keys]))
     rank = {key: i for i, key in enumerate(dict.fromkeys([*OURS, *keys]))}

@@ -20,7 +20,7 @@ TITLES: dict[str, str] = {
     "fla": "FLA chunk_gla",
     "fla_recurrent": "FLA recurrent",
     "fla_linear": "FLA linear, no gates",
-    "simple_gla": "One gate a head",
+    "simple_gla": "GLA, one gate a head",
     "fla_simple": "FLA, one gate a head",
     "retention": "Retention",
     "fla_retention": "FLA retention",

@@ -71,7 +71,7 @@ STYLES: dict[str, Style] = {
     "mlstm_tfla": Style(SKY, "*", _DOT),
     "mamba2_ssd": Style(SKY, "^", _DASH),
     "helion": Style(OLIVE, "d", _DASH_DOT),
-    "jla": Style(OLIVE, "^", _DASH),
+    "jla": Style(SKY, "<", _DASH),
     "jla_simple": Style(SKY, "d", _DASH_DOT),
     "tileops": Style(OLIVE, "s", _DOT),
     "recurrent_torch": Style(PURPLE, "^", _DOT, False),

@@ -53,6 +53,13 @@ def test_a_cell_is_how_many_times_as_fast_as_the_baseline() -> None:
     assert ratios(found, view, "fastest") == [{"gla": 1.0, "fla": 0.25, "fa2": 0.5}]
 
 
+def test_ours_of_one_gate_a_head_stand_beside_ours_of_every_feature_and_before_rivals() -> None:
+    found = matrix(
+        [row(system, 1.0) for system in ("retention", "fa2", "simple_gla", "gla_recurrent", "fla_simple", "gla")]
+    )
+    assert [key for key, _ in found.columns] == ["gla", "simple_gla", "fla_simple", "fa2", "gla_recurrent", "retention"]
+
+
 def test_fla_is_whichever_of_its_kernels_answers_a_question() -> None:
     rows = [row("gla", 1.0), row("fla", 3.0), row("gla", 1.0, gate_strength=None),
             row("fla_linear", 2.0, gate_strength=None)]  # fmt: skip

@@ -165,7 +165,7 @@ def test_parts_that_the_sweep_took_stand_before_those_of_profiles(papers_rows: l
 
 
 def test_what_has_a_decay_is_told_where_none_is_asked(figures: dict[str, Figure]) -> None:
-    assert "With a decay all the same: One gate a head" in figures["ungated"].caption
+    assert "With a decay all the same: GLA, one gate a head" in figures["ungated"].caption
 
 
 def test_what_lies_under_another_curve_is_not_drawn() -> None:
