@@ -99,3 +99,15 @@ def test_processes_that_compile_import_no_dynamo(python_process: Process) -> Non
     there, *names = python_process("-c", code).stdout.split()
     assert there == "True"
     assert "torch._dynamo" not in names
+
+
+def test_a_first_call_of_the_kernels_imports_no_dynamo(python_process: Process) -> None:
+    code = """
+import sys, torch
+from gla_kernels import gla
+q, k, v = (torch.ones(1, 4, 1, 16, requires_grad=True) for _ in range(3))
+o, _ = gla(q, k, v, None)
+o.sum().backward()
+print(o.shape[1], "torch._dynamo" in sys.modules)
+"""
+    assert python_process("-c", code, interpret=True).stdout.split() == ["4", "False"]

@@ -118,7 +118,7 @@ def _run(
     as_json: bool,
 ) -> None:
     from glabench.hardware.environment import device_name, device_slug
-    from glabench.run.driver import FIRST_CASE, Driver, finished
+    from glabench.run.driver import Driver, finished
     from glabench.spec.catalog import CATALOG
     from glabench.store import Appender
 
@@ -133,6 +133,7 @@ def _run(
         for reason, names in missing.items():
             console.print(f"Not here: {', '.join(names)}: {reason}", soft_wrap=True)
 
+    running.ready_standing()
     with Appender(path, fresh=fresh) as out:
         done = finished(path, settings, limit_s)
         run_cases(
@@ -148,7 +149,6 @@ def _run(
                 frozenset(),
                 out,
                 progress,
-                imports=FIRST_CASE if device == "cuda" else (),
                 later=frozenset(case.id for case in cases if CATALOG[case.system].autotuned),
                 alone_s=0.0,  # what compiles is what is waited for
                 beside=device == "cuda",

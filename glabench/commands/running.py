@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import shlex
 import signal
+import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -195,6 +197,11 @@ def print_standing(
         return
     for line in json_lines(rows, against):
         typer.echo(line)
+
+
+def ready_standing() -> None:
+    """Import what `print_standing` will need, which is seconds of pandas, while cases run in other processes."""
+    threading.Thread(target=importlib.import_module, args=("glabench.commands.standing",), daemon=True).start()
 
 
 def cases_of(count: int) -> str:

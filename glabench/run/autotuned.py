@@ -16,12 +16,12 @@ case has another shape, and would run what was the fastest at the first one: up 
 
 from __future__ import annotations
 
-import math
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -38,11 +38,11 @@ from glabench.systems.language_model import LanguageModelSystem
 
 LONG = 1024  # tokens; what a kernel is compiled for depends on a length by what divides it, up to this
 
-# A config is measured as long as Triton does (125 ms) unless a first look says that it takes this many times as long as
-# the best so far. How long the look is, in ms: (warming up, samples).
+# All configs of a kernel are looked at first, for so many ms: (warming up, samples). What then takes this many times as
+# long as the best is not measured for as long as Triton does (125 ms).
+LOOK_MS = (1, 5)
 CLEARLY_SLOWER = 1.1
 CLAIMS = Claims.of_environment()
-LOOK_MS = (1, 5)
 
 
 def compile_ahead(system: System, case: Case) -> None:
@@ -59,7 +59,8 @@ def compile_ahead(system: System, case: Case) -> None:
             call_block(system, short, torch.device("cuda"))
         else:
             operator, asked = system.operator_of(short)
-            gate.run_once(operator, operator.draw_inputs(asked, "cuda"), asked, asked.mode in ("bwd", "fwdbwd"))
+            with without_dynamo():
+                gate.run_once(operator, operator.draw_inputs(asked, "cuda"), asked, asked.mode in ("bwd", "fwdbwd"))
     torch.cuda.synchronize()  # kernels without an autotuner did run
     CLAIMS.wait()
 
@@ -72,6 +73,24 @@ def call_block(system: LanguageModelSystem, case: Case, device: torch.device) ->
     x = torch.randn(case.B, case.T, width, device=device, dtype=DTYPES[case.dtype], requires_grad=True)
     y = block(x)
     y.backward(torch.ones_like(y))
+
+
+@contextmanager
+def without_dynamo() -> Iterator[None]:
+    """Meanwhile PyTorch's compiler leaves functions as they are. Packages hand it some of theirs as they are imported,
+    and it imports itself for that, which takes as long as torch: not where Triton alone is to compile."""
+    pytorch: Any = torch
+    before = pytorch.compile, pytorch.compiler.disable
+    pytorch.compile = pytorch.compiler.disable = _as_it_is
+    try:
+        yield
+    finally:
+        pytorch.compile, pytorch.compiler.disable = before
+
+
+def _as_it_is(function: Any = None, *_: Any, **options: Any) -> Any:
+    """The function, or what takes one where only options are given, as ``torch.compile`` does."""
+    return _as_it_is if function is None else function
 
 
 @contextmanager
@@ -120,9 +139,13 @@ def at_its_shape(case: Case) -> Iterator[Callable[[], dict[str, str]]]:
     bench, disk = Autotuner._bench, Autotuner.check_disk_cache
     _winners.go_to(replace(case, mode="fwd", seed=0, gate_strength=None if case.gate_strength is None else 1.0))
 
-    def watched(tuner: Any, *args: Any, **options: Any) -> list[float]:
-        _winners.tunes(tuner)
-        return list(bench(tuner, *args, **options))
+    def watched(tuner: Any, *args: Any, config: Any, **options: Any) -> list[float]:
+        if _winners.begins(tuner):
+            _winners.looks = _looked_at(partial(bench, tuner, *args, **options), tuner, options)
+        look = _winners.looks.get(config)
+        if look is not None and look[0] > CLEARLY_SLOWER * min(ms for ms, *_ in _winners.looks.values()):
+            return look
+        return list(bench(tuner, *args, config=config, **options))
 
     Autotuner._bench, Autotuner.check_disk_cache = watched, _without_disk
     try:
@@ -137,27 +160,41 @@ def _without_disk(tuner: Any, key: Any, configs: Any, benchmark: Callable[[], No
     return False
 
 
+def _looked_at(bench: Callable[..., Sequence[float]], tuner: Any, options: dict[str, Any]) -> dict[Any, list[float]]:
+    """What a first look at each config found, in ms, the median first; nothing where the kernel is measured in a way of
+    its own. The first is looked at twice: until then the GPU may have had nothing to do."""
+    if tuner._do_bench is not None:
+        return {}
+    measure = driver.active.get_benchmarker()
+    warmup, samples = LOOK_MS
+    configs = tuner.prune_configs(options)
+    tuner.do_bench = partial(measure, warmup=warmup, rep=samples)
+    looks = {config: list(bench(config=config)) for config in (configs[0], *configs)}
+    tuner.do_bench = measure
+    return looks
+
+
 class _Winners:
-    """What the autotuners of this process found, apart for each system and shape."""
+    """What the autotuners of this process found, apart for each system and shape; and in ``looks`` what a first look at
+    the configs of the present one did."""
 
     def __init__(self) -> None:
         self._here: Case | None = None
         self._found: dict[Any, dict[Case | None, dict[Any, Any]]] = {}  # autotuner -> where -> its cache
         self._tuning: tuple[Any, ...] = ()
+        self.looks: dict[Any, list[float]] = {}
 
     def go_to(self, here: Case) -> None:
         self._here = here
         for tuner, found in self._found.items():
             tuner.cache = found.setdefault(here, {})
 
-    def tunes(self, tuner: Any) -> None:
-        """Told before each config that an autotuner measures: know it from now on, and let it be brief with what is
-        clearly slower, unless it measures in a way of its own."""
+    def begins(self, tuner: Any) -> bool:
+        """Told before each config that an autotuner measures, and knows it from now on: whether it is the first one."""
         self._found.setdefault(tuner, {self._here: tuner.cache})
         tuning = (tuner, self._here, len(tuner.cache))  # each tuning adds one to the cache
-        if tuning != self._tuning and tuner._do_bench is None:
-            tuner.do_bench = Look()
-        self._tuning = tuning
+        begun, self._tuning = tuning != self._tuning, tuning
+        return begun
 
     def said(self) -> dict[str, str]:
         """What was found here, by kernel."""
@@ -166,20 +203,3 @@ class _Winners:
 
 
 _winners = _Winners()
-
-
-class Look:
-    """How an autotuner measures configs of one kernel at one key: as Triton does, but those that cannot win briefly."""
-
-    def __init__(self) -> None:
-        self.best_ms = math.inf
-
-    def __call__(self, call: Callable[[], None], quantiles: tuple[float, ...]) -> list[float]:
-        """Quantiles of the call's time in ms, the median first."""
-        measure = driver.active.get_benchmarker()
-        warmup, samples = LOOK_MS
-        ms = measure(call, quantiles=quantiles, warmup=warmup, rep=samples)
-        if ms[0] <= CLEARLY_SLOWER * self.best_ms:
-            ms = measure(call, quantiles=quantiles)
-        self.best_ms = min(self.best_ms, ms[0])
-        return list(ms)

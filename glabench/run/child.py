@@ -27,11 +27,14 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from glabench.run import parent
+
+if TYPE_CHECKING:
+    from glabench.run.forks import Forked, Forks
 
 TAIL = 2000  # bytes of a dead child's output that are kept
 MAX_ANSWER_BYTES = 64 * 2**20  # as long as a line of results may be
@@ -63,13 +66,15 @@ class Child:
     env: changes to this process's environment, such as TRITON_INTERPRET=1 or the number of threads; None removes.
     imports: modules that the process imports as it starts, before there is a request.
     told: is given what the process tells while it works on a request.
+    forks: what the process is forked from, where that is there.
     """
 
     module: str
     env: dict[str, str | None] = field(default_factory=dict)
     imports: tuple[str, ...] = ()
     told: Callable[[dict[str, Any]], None] | None = None
-    _process: subprocess.Popen[bytes] | None = field(default=None, init=False, repr=False)
+    forks: Forks | None = None
+    _process: subprocess.Popen[bytes] | Forked | None = field(default=None, init=False, repr=False)
     _answers: int = field(default=-1, init=False, repr=False)
     _output: BinaryIO | None = field(default=None, init=False, repr=False)
     _closed: bool = field(default=False, init=False, repr=False)
@@ -150,16 +155,17 @@ class Child:
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 (it lives as long as the process)
         # What is written goes to the end, wherever that is: the file can be cut while a process writes to it.
         fcntl.fcntl(self._output, fcntl.F_SETFL, fcntl.fcntl(self._output, fcntl.F_GETFL) | os.O_APPEND)
-        command = [sys.executable, "-m", "glabench.run.child", "--fd", str(theirs), "--module", self.module]
-        command += ["--imports", *self.imports]
+        given = {name: value for name, value in env.items() if value is not None}
         try:
-            self._process = subprocess.Popen(
-                command,
+            if self.forks is not None:
+                self._process = self.forks.start(given, self.module, self.imports, self._output.fileno(), theirs)
+            self._process = self._process or subprocess.Popen(
+                command(theirs, self.module, self.imports),
                 stdin=subprocess.PIPE,
                 stdout=self._output,
                 stderr=self._output,
                 pass_fds=(theirs,),
-                env={name: value for name, value in env.items() if value is not None},
+                env=given,
                 start_new_session=True,  # its own group, and Ctrl-C reaches the parent alone
             )
         finally:
@@ -237,6 +243,12 @@ class Child:
         self._process, self._answers, self._output = None, -1, None
 
 
+def command(fd: int, module: str, imports: Sequence[str]) -> list[str]:
+    """The command line of a child that answers on this descriptor."""
+    parts = [sys.executable, "-m", "glabench.run.child", "--fd", str(fd), "--module", module]
+    return [*parts, "--imports", *imports]
+
+
 def _answer(line: str) -> dict[str, Any]:
     """The object that a line holds. ValueError when it holds none: something else wrote to the pipe."""
     try:
@@ -260,13 +272,18 @@ def main() -> None:
     parser.add_argument("--module", required=True, help="module that offers handle(request)")
     parser.add_argument("--imports", nargs="*", default=[], help="other modules, imported beforehand")
     options = parser.parse_args()
-    os.set_inheritable(options.fd, False)
+    serve(options.fd, options.module, options.imports)
+
+
+def serve(fd: int, module: str, imports: Sequence[str]) -> None:
+    """Answer requests until stdin ends, and the process with it."""
+    os.set_inheritable(fd, False)
     requests: queue.Queue[str] = queue.Queue()
     threading.Thread(target=_listen, args=(requests,), daemon=True).start()
-    with os.fdopen(options.fd, "w", encoding="utf-8") as answers:
+    with os.fdopen(fd, "w", encoding="utf-8") as answers:
         parent.connect(answers, requests)
-        handle = importlib.import_module(options.module).handle
-        for name in options.imports:
+        handle = importlib.import_module(module).handle
+        for name in imports:
             importlib.import_module(name)
         while True:
             answer: dict[str, Any] = handle(json.loads(requests.get()))

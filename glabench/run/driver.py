@@ -10,6 +10,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -18,19 +19,23 @@ from typing import Any, Protocol
 from glabench import claims, store
 from glabench.hardware import environment
 from glabench.run.attempts import Attempts, still_holds
-from glabench.run.gpus import only_this
+from glabench.run.forks import Forks
+from glabench.run.gpus import only_this, taken
 from glabench.run.parts import merge, parts
 from glabench.run.processes import cores, worker_env
 from glabench.run.quiet import Calm
 from glabench.run.sharing import Shared
 from glabench.run.untimed import ALONE_S, Job, Untimed
-from glabench.run.worker import PIPELINE, Worker
+from glabench.run.worker import MODULE, PIPELINE, Worker
 from glabench.spec.case import Case
 from glabench.spec.settings import Device, Part, Settings
 from glabench.store import Appender, Row
 
 # What the first case on a GPU would import, for seconds: torch does at its first checkpoint, which models have.
 FIRST_CASE = ("torch._dynamo",)
+# Processes that compile beside what is timed, at most. Each opens the GPU, and they wait for one another: 62 of them on
+# 64 cores took 29 s until the last one had, and a kernel that is compiled in 4 s took 19 meanwhile.
+MOST_BESIDE = 15
 
 
 class Progress(Protocol):
@@ -59,10 +64,10 @@ class Driver:
     ``glabench.run.sharing``; none is one worker, on the GPU that CUDA takes.
     pipeline, split: the module whose ``run_case`` workers call, and the parts in which it runs a case.
     imports: what the processes that time cases import besides, while kernels compile.
-    later: ids of the cases that are neither compiled nor timed before all others have their rows.
+    later: ids of the cases that are not timed before all others have their rows, and, unless ``beside``, not compiled.
     alone_s: see ``glabench.run.untimed.Untimed``.
-    beside: whether what is left is compiled while a case is timed, as soon as it is compiled itself, but for its
-    samples (``glabench.run.quiet``). One GPU's cases alone.
+    beside: whether a case is timed as soon as it is compiled itself, while others are, but for its samples
+    (``glabench.run.quiet``). One GPU's cases alone.
     """
 
     sweep: str
@@ -84,6 +89,7 @@ class Driver:
     _halves: dict[str, Row] = field(default_factory=dict, init=False)
     _untimed: Untimed = field(default_factory=lambda: Untimed(()), init=False)
     _calm: Calm = field(default_factory=Calm, init=False)
+    _forks: Forks | None = field(default=None, init=False)
     _claims: str = field(default="", init=False)
     _prepared: dict[str, list[dict[str, Any]]] = field(default_factory=dict, init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
@@ -98,7 +104,8 @@ class Driver:
         """
         timed = any("all" in self._parts(case) for case in cases)
         try:
-            workers = [self._worker("all", gpu) for gpu in self.gpus or (None,)] if timed else []
+            self._start_forks(cases)
+            workers = [self._worker("all", gpu) for gpu in self._seen()] if timed else []
             for worker in workers:
                 worker.start()
             turns = [[case for case in cases if (case.id in self.later) is last] for last in (False, True)]
@@ -115,21 +122,29 @@ class Driver:
             self._stop()
         return self._outcome
 
+    def _start_forks(self, cases: Sequence[Case]) -> None:
+        """What a GPU machine's processes that compile are forked from: it imports torch once for all."""
+        if self.device == "cuda" and any("compile" in self._parts(case) for case in cases):
+            with suppress(OSError):  # each imports by itself then
+                self._forks = Forks(worker_env("compile"), (MODULE, self.pipeline))
+                self._calm.add(self._forks)
+
     def _run_beside(self, turns: Sequence[Sequence[Case]], worker: Worker) -> None:
-        """Each case as soon as it is compiled, while the rest is; those of the last turn once all is."""
-        first, last = ([case for case in turn if "all" in self._parts(case)] for turn in turns)
-        ready = self._jobs([case for turn in turns for case in turn])
+        """Each case as soon as it is compiled, while the rest is. The first of a turn needs more than its kernels, and
+        has it by then."""
+        untimed = self._jobs([case for turn in turns for case in turn])
         with ThreadPoolExecutor(1) as pool:
-            compiling = pool.submit(self._run_untimed, ready)
+            compiling = pool.submit(self._run_untimed, untimed)
             try:
-                for case in first[:1]:
-                    self._prepared[case.id] = worker.prepare(case, self.settings, self.limit_s)
-                for case in first:
-                    ready.wait(case)
-                    self._run_job(worker, Job(case, "all"))
-                ready.wait()
+                left = [[case for case in turn if "all" in self._parts(case)] for turn in turns]
+                for turn in left:
+                    for case in turn[:1]:
+                        self._prepared[case.id] = worker.prepare(case, self.settings, self.limit_s)
+                    while turn:
+                        case = untimed.ready(turn)
+                        turn.remove(case)
+                        self._run_job(worker, Job(case, "all"))
                 compiling.result()
-                self._time(partial(next, iter(last), None), worker)
             except BaseException:
                 self._stop()  # before the pool waits for its thread
                 raise
@@ -157,9 +172,9 @@ class Driver:
         """Gates and compilations side by side; a process is kept for one kind of part as long as there are any."""
         jobs = untimed.jobs
         kinds: tuple[Part, Part] = ("gate", "compile")
-        most = max(1, cores() - self.beside)  # what is timed beside them has a core
+        most = max(1, min(cores() - 1, MOST_BESIDE) if self.beside else cores())  # what is timed beside has a core
         count = most if any(job.shared for job in jobs) else min(most, len(jobs))
-        gpus = self.gpus or (None,)  # the processes that compile each open one: not all of them the same
+        gpus = self._seen()  # the processes that compile each open one: not all of them the same
         self._side_by_side(
             [partial(self._work, untimed, kinds[index % 2], gpus[index % len(gpus)]) for index in range(count)]
         )
@@ -209,13 +224,18 @@ class Driver:
                 worker = self._worker("compile", gpu, helps=True)
         worker.close()
 
+    def _seen(self) -> tuple[str | None, ...]:
+        """What CUDA_VISIBLE_DEVICES is for processes, one after another; None leaves it as it is."""
+        return self.gpus or ((taken(),) if self.device == "cuda" else (None,))
+
     def _worker(self, part: Part, gpu: str | None, helps: bool = False) -> Worker:
         imports = self.imports if part == "all" else ()
         env = worker_env(part, max(1, len(self.gpus))) | only_this(gpu)
         if part == "compile":
             env |= {claims.FOLDER: self._claims, claims.HELPS: "1" if helps else None}
         told = self._calm.told if part == "all" else None
-        worker = Worker(env, known_environment(self.device), self.pipeline, imports, told)
+        forks = self._forks if part == "compile" else None
+        worker = Worker(env, known_environment(self.device), self.pipeline, imports, told, forks)
         with self._lock:
             self._workers.append(worker)
         if part != "all":
@@ -258,8 +278,12 @@ class Driver:
         self._stopped = True
         self._untimed.stop()
         self._calm.still(False)  # who waits for its end, ends
+        if self._forks is not None:
+            self._forks.stop()
         for worker in list(self._workers):
             worker.close()
+        if self._forks is not None:
+            self._forks.close()
 
 
 def finished(

@@ -53,6 +53,12 @@ def only_this(gpu: str | None) -> dict[str, str | None]:
     return {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
 
 
+def taken() -> str:
+    """What CUDA_VISIBLE_DEVICES is for the GPU that CUDA takes where nobody says which. A process opens every GPU that
+    it sees, whether it uses it or not."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
+
+
 def counted_as_by_nvml() -> dict[str, str | None]:
     """The environment in which CUDA counts GPUs as NVML and nvidia-smi do, unless CUDA_DEVICE_ORDER is set: this
     process says by NVML which GPU it is that another one measures."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -59,8 +60,8 @@ def run_case(case: Case, sweep: str, settings: Settings, system: System | None =
 
 
 def prepare(case: Case, settings: Settings) -> list[dict[str, Any]]:
-    """All that the case needs in its process before its kernels are there: what this machine is, and the right answer,
-    which the process keeps. What it took, as a row has it. An error is left to the case itself."""
+    """All that the case needs in its process before its kernels are there: what this machine is, the right answer, and
+    its package, all of which the process keeps. What it took, as a row has it. An error is left to the case itself."""
     draft = Draft()
     with suppress(Exception):
         with draft.phases("machine"):
@@ -69,6 +70,9 @@ def prepare(case: Case, settings: Settings) -> list[dict[str, Any]]:
         if can_run(draft, case, settings, system) and case.mode != "train":
             with draft.phases("reference"):
                 oracle.answer(oracle.ask(_asked(case, settings, system), settings.device, settings.gate_pairs))
+            with draft.phases("system"):
+                for name in system.imports:
+                    importlib.import_module(name)
     return [draft.phases.spent(settings.part).to_dict()]
 
 

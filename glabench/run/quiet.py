@@ -11,10 +11,9 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, Protocol
 
 from glabench.run import parent
-from glabench.run.worker import Worker
 
 NOTE = "quiet"
 
@@ -29,17 +28,24 @@ def quiet() -> Iterator[None]:
         parent.tell({NOTE: False})
 
 
+class Process(Protocol):
+    """What leads a process group, while it runs."""
+
+    @property
+    def pid(self) -> int | None: ...
+
+
 class Calm:
     """The parent's side: the processes that are to be still while another one takes samples. Used by many threads."""
 
     def __init__(self) -> None:
-        self._workers: list[Worker] = []
+        self._processes: list[Process] = []
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._over.set()
 
-    def add(self, worker: Worker) -> None:
-        self._workers.append(worker)
+    def add(self, process: Process) -> None:
+        self._processes.append(process)
 
     def wait(self) -> None:
         """Until no samples are taken, where a process is about to be started."""
@@ -54,7 +60,7 @@ class Calm:
         with self._lock:
             if wanted:
                 self._over.clear()
-            for pid in [worker.pid for worker in list(self._workers)]:
+            for pid in [process.pid for process in list(self._processes)]:
                 if pid is not None:
                     with suppress(ProcessLookupError):  # it ended meanwhile
                         os.killpg(pid, signal.SIGSTOP if wanted else signal.SIGCONT)

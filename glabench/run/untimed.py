@@ -100,10 +100,14 @@ class Untimed:
             one.helpers.remove(helper)
             return True
 
-    def wait(self, case: Case | None = None) -> None:
-        """Until all jobs are done of the case, by default all there are, or no more are given out."""
+    def ready(self, cases: Sequence[Case]) -> Case:
+        """The first of these that has no job left, once there is one; of all of them where no more are given out."""
         with self._changed:
-            while not self._stopped and any(case in (None, job.case) for job in self._open()):
+            while True:
+                open_ = set() if self._stopped else {job.case for job in self._open()}
+                found = next((case for case in cases if case not in open_), None)
+                if found is not None:
+                    return found
                 self._changed.wait(LOOK_S)
 
     def _open(self) -> list[Job]:

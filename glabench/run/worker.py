@@ -16,10 +16,12 @@ from glabench.errors import UserError
 from glabench.hardware.environment import tried_again
 from glabench.phases import Spent, spent_of
 from glabench.run.child import Child, ChildDied, ChildTimeout
+from glabench.run.forks import Forks
 from glabench.spec.case import Case
 from glabench.spec.settings import Settings
 from glabench.store import Row
 
+MODULE = "glabench.run.worker"
 PIPELINE = "glabench.run.pipeline"
 
 
@@ -32,6 +34,7 @@ class Worker:
     pipeline: the module whose ``run_case`` the child calls.
     imports: what else the child imports before its first case.
     told: is given what the child tells while it runs a case; see `glabench.run.quiet`.
+    forks: what the child is forked from, where that is there.
     """
 
     env: dict[str, str | None] = field(default_factory=dict)
@@ -39,11 +42,12 @@ class Worker:
     pipeline: str = PIPELINE
     imports: tuple[str, ...] = ()
     told: Callable[[dict[str, Any]], None] | None = None
+    forks: Forks | None = None
     _child: Child = field(init=False, repr=False)
     _known: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self._child = Child("glabench.run.worker", self.env, imports=(self.pipeline, *self.imports), told=self.told)
+        self._child = Child(MODULE, self.env, (self.pipeline, *self.imports), self.told, self.forks)
 
     @property
     def pid(self) -> int | None:

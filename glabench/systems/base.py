@@ -36,6 +36,8 @@ class Unavailable:
 class System(ABC):
     """One implementation under measurement. ``load`` makes it from its catalog entry."""
 
+    imports: tuple[str, ...] = ()  # what its calls import of another package, where that takes seconds
+
     def __init__(self, info: SystemInfo) -> None:
         self.info = info
 

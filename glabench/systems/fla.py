@@ -28,6 +28,7 @@ class _Fla(System):
     """What FLA's systems share: the package and the GPU they need."""
 
     function = ""
+    imports = ("fla.ops",)
 
     def unavailable(self, device: Device) -> Unavailable | None:
         return missing_package("fla", INSTALL) or missing_package("einops", INSTALL) or needs_gpu(device)

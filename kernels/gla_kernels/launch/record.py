@@ -57,6 +57,11 @@ class Memory:
 class _OnlyMemory(TorchDispatchMode):
     """Refuses what PyTorch would compute, for nothing of it would be there when the launches are made again."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """From 2.11 on PyTorch's compiler would be imported, for seconds, to leave this out: it does so by itself."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.__name__.partition(".")[0]
         if name not in ALLOWED:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ import pytest
 import torch
 from triton import Config
 from triton.runtime.autotuner import Autotuner
+from triton.runtime.errors import OutOfResources
 
 from glabench.claims import Claims
 from glabench.phases import spent_of
@@ -21,7 +23,6 @@ from glabench.run.autotuned import (
     CLEARLY_SLOWER,
     LONG,
     LOOK_MS,
-    Look,
     at_its_shape,
     call_block,
     compile_ahead,
@@ -104,6 +105,54 @@ def test_configs_that_the_arguments_rule_out_are_not_compiled() -> None:
     with compiling():
         tuner(kernel, narrow).run("x", 32, grid=(1,), warmup=False)
     assert sorted(run["WIDTH"] for run in kernel.ran) == [16, 32]
+
+
+IMPORTED = """
+import sys, torch
+
+@torch.compile
+def one(x): return x
+
+@torch.compile(fullgraph=True)
+def two(x): return x
+
+@torch.compiler.disable
+def three(x): return x
+
+assert [form(5) for form in (one, two, three)] == [5, 5, 5]
+"""
+
+
+def test_what_compiles_imports_none_of_pytorch_s_compiler_for_what_packages_hand_it(
+    python_process: Callable[..., Any], tmp_path: Path
+) -> None:
+    (tmp_path / "rival.py").write_text(IMPORTED)
+    asked = f"""
+import sys, torch
+sys.path.append({str(tmp_path)!r})
+from glabench.run.autotuned import without_dynamo
+before = torch.compile, torch.compiler.disable
+with without_dynamo():
+    import rival
+assert (torch.compile, torch.compiler.disable) == before
+print("torch._dynamo" in sys.modules)
+torch.compiler.disable(print)
+print("torch._dynamo" in sys.modules)
+"""
+    assert python_process("-c", asked).stdout.split() == ["False", "True"]
+
+
+def test_a_rival_is_called_without_pytorch_s_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+
+    class Decorated(Rival):
+        def forward(self, inputs: Inputs, case: Case) -> tuple[torch.Tensor, torch.Tensor | None]:
+            seen.append(torch.compile(seen.append) == seen.append)
+            return super().forward(inputs, case)
+
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    compile_ahead(Decorated(), CASE)
+    assert seen == [True]
 
 
 def test_afterwards_autotuners_are_triton_s_again() -> None:
@@ -241,7 +290,7 @@ def test_a_kernel_is_tuned_at_every_shape_and_once_for_both_passes(monkeypatch: 
     assert clock.asked == []
     called_at(tuned, replace(short, gate_strength=None))
     called_at(tuned, replace(short, system="fla_linear"))
-    assert len(clock.asked) == 2 * len({16, 32, 64, 128}) + 2  # twice all, and the best of each at length
+    assert len(clock.asked) == 2 * (1 + len(WIDTHS) + 1)  # twice all, the first once more, and the best at length
 
 
 def test_what_the_disk_has_is_of_who_knows_which_shape(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,19 +306,41 @@ def test_what_the_disk_has_is_of_who_knows_which_shape(monkeypatch: pytest.Monke
 def test_what_cannot_win_is_looked_at_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     near = 1.0 * CLEARLY_SLOWER - 0.01
     kernel = Compiles()
-    clock = Clock(monkeypatch, kernel, w16=1.0, w32=2.0, w64=near, w128=0.5)
-    called_at(tuner(kernel), replace(CASE, T=400))
+    clock = Clock(monkeypatch, kernel, w16=2.0, w32=near, w64=9.0, w128=1.0)
+    assert "WIDTH: 128" in called_at(tuner(kernel), replace(CASE, T=400))["<lambda>"]
     look = {"warmup": LOOK_MS[0], "rep": LOOK_MS[1]}
-    assert clock.asked == [(16, look), (16, {}), (32, look), (64, look), (64, {}), (128, look), (128, {})]
+    assert clock.asked == [*((width, look) for width in (16, *WIDTHS)), (32, {}), (128, {})]
+
+
+def test_configs_that_the_arguments_rule_out_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = Compiles()
+    clock = Clock(monkeypatch, kernel, w16=2.0, w32=1.0, w64=0.5, w128=0.5)
+    narrow = tuner(kernel, lambda configs, arguments, **options: configs[:2])
+    assert "WIDTH: 32" in called_at(narrow, replace(CASE, T=600))["<lambda>"]
+    assert clock.measured == [16, 32]
+
+
+def test_what_does_not_run_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    class TooLarge(Compiles):
+        def run(self, *args: Any, **options: Any) -> None:
+            super().run(*args, **options)
+            if options["WIDTH"] != 64:
+                raise OutOfResources(2, 1, "shared memory")
+
+    kernel = TooLarge()
+    clock = Clock(monkeypatch, kernel, w64=1.0)
+    assert "WIDTH: 64" in called_at(tuner(kernel), replace(CASE, T=700))["<lambda>"]
+    assert [width for width, how in clock.asked if not how] == [64]
 
 
 def test_a_rival_s_own_way_of_measuring_is_kept() -> None:
     kernel = Compiles()
     configs = [Config({"WIDTH": width}, num_warps=4) for width in WIDTHS]
     taken = iter([[3.0], [1.0], [2.0], [4.0]])
-    tuned = Autotuner(kernel, ["x", "n", "WIDTH"], configs, ["n"], None, None, do_bench=lambda *_, **__: next(taken))
+    own = lambda *_, **__: next(taken)  # noqa: E731 (the autotuner's keyword takes a function)
+    tuned = Autotuner(kernel, ["x", "n", "WIDTH"], configs, ["n"], None, None, do_bench=own)
     assert "WIDTH: 32" in called_at(tuned, replace(CASE, T=500))["<lambda>"]
-    assert not isinstance(tuned.do_bench, Look)
+    assert tuned.do_bench is own
 
 
 def test_outside_of_a_case_autotuners_are_triton_s() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from glabench.run import child as child_module
 from glabench.run.child import Child, ChildDied, ChildTimeout
+from glabench.run.forks import Forks
 
 ANSWERING = """
 import os, signal, sys, time
@@ -39,14 +40,17 @@ def handle(request):
 """
 
 
-@pytest.fixture
-def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Child]:
+@pytest.fixture(params=["started", "forked"])
+def child(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Child]:
     (tmp_path / "answering.py").write_text(ANSWERING)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
     monkeypatch.setenv("FLAG", "parent's")
-    made = Child("answering", {"FLAG": "child's"})
+    forks = Forks({}, ("json",)) if request.param == "forked" else None
+    made = Child("answering", {"FLAG": "child's"}, forks=forks)
     yield made
     made.close()
+    if forks is not None:
+        forks.close()
 
 
 def test_requests_are_answered_by_one_process_in_its_own_environment(child: Child) -> None:
@@ -90,6 +94,7 @@ def test_what_is_printed_without_end_does_not_fill_the_disk(child: Child, monkey
     assert (raised.value.detail or "").endswith("xlast words")
 
 
+@pytest.mark.parametrize("child", ["started"], indirect=True)
 def test_a_process_that_cannot_be_started_is_a_death(child: Child, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(sys, "executable", "/nowhere/python")

@@ -130,11 +130,14 @@ def test_what_is_compiled_is_timed_while_the_rest_compiles(tmp_path: Path, calls
     drive(tmp_path / "rows.jsonl", cases, device="cuda", later=frozenset({cases[0].id}), alone_s=600, beside=True)
     fla, gla, fa2 = (one.id for one in cases)
     made = [(made, part) for made, part, _ in called(calls)]
-    assert [one for one in made if one[1] != "compile"] == [(gla, "ahead"), (gla, "all"), (fa2, "all"), (fla, "all")]
+    assert [one for one in made if one[1] != "compile"] in (
+        [(gla, "ahead"), *((one, "all") for one in order), (fla, "ahead"), (fla, "all")]
+        for order in ((gla, fa2), (fa2, gla))
+    )
     assert {one for one in made if one[1] == "compile"} == {(gla, "compile"), (fla, "compile")}
     rows = {row.case_id: row for row in store.read(tmp_path / "rows.jsonl")}
     assert [row.status for row in rows.values()] == ["ok"] * 3
-    assert list(rows) == [gla, fa2, fla]
+    assert set(rows) == {gla, fa2, fla}
     assert [one.seconds for one in spent_of(rows[gla])] == [{"reference": 1.5}]  # what was done ahead is in its row
     assert rows[gla].wall_s >= 1.5
     assert calls.with_suffix(".states").read_text().split()[1] == "T"  # stopped, while samples were taken
@@ -145,6 +148,27 @@ def test_what_compiles_goes_on_when_the_process_that_takes_samples_dies(tmp_path
     drive(tmp_path / "rows.jsonl", cases, device="cuda", later=frozenset({cases[1].id}), alone_s=600, beside=True)
     assert [row.status for row in store.read(tmp_path / "rows.jsonl")] == ["crashed", "ok"]
     assert "T" in calls.with_suffix(".states").read_text().split()
+
+
+def test_of_what_is_timed_later_a_case_does_not_wait_for_the_others_to_compile(
+    tmp_path: Path, calls: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver_module, "cores", lambda: 3)
+    cases = [case("fla", 14), case("fla", 15)]  # the first compiles until the second was timed
+    drive(tmp_path / "rows.jsonl", cases, device="cuda", later=frozenset(c.id for c in cases), alone_s=600, beside=True)
+    assert [row.case_id for row in store.read(tmp_path / "rows.jsonl")] == [cases[1].id, cases[0].id]
+
+
+@pytest.mark.parametrize(("most", "processes"), [(1, 1), (9, 2)])
+def test_beside_what_is_timed_so_many_processes_compile_and_no_more(
+    most: int, processes: int, tmp_path: Path, calls: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver_module, "cores", lambda: 3)
+    monkeypatch.setattr(driver_module, "MOST_BESIDE", most)
+    cases = [replace(case("gla", 7), T=8 * n) for n in (1, 2, 3, 4)]
+    drive(tmp_path / "rows.jsonl", cases, device="cuda", alone_s=600, beside=True)
+    made = [line.split() for line in calls.read_text().splitlines()]
+    assert len({words[2] for words in made if words[1] == "compile"}) == processes
 
 
 def test_ctrl_c_ends_what_compiles_beside(tmp_path: Path, calls: Path) -> None:
@@ -244,6 +268,29 @@ def test_processes_that_compile_are_spread_over_the_gpus(
     drive(tmp_path / "rows.jsonl", [case("gla", seed) for seed in (7, 10)], device="cuda", gpus=("3", "5"))
     made = [line.split() for line in calls.read_text().splitlines()]
     assert {words[4] for words in made if words[1] == "compile"} == {"3", "5"}
+
+
+def test_where_no_gpu_is_named_processes_see_the_first_alone(
+    tmp_path: Path, calls: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for seed, listed in enumerate(("5,3", "GPU-1")):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
+        drive(tmp_path / f"{seed}.jsonl", [case("gla", seed + 20)], device="cuda")
+    assert [line.split()[4] for line in calls.read_text().splitlines()] == ["5", "5", "GPU-1", "GPU-1"]
+
+
+def test_processes_that_compile_for_a_gpu_here_import_once_for_all(
+    tmp_path: Path, calls: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mark, module = calls.with_name("imported"), calls.with_name("misbehaving.py")
+    module.write_text(f"import os; print(os.getpid(), file=open({str(mark)!r}, 'a'))\n{module.read_text()}")
+    monkeypatch.setattr(driver_module, "cores", lambda: 3)
+    drive(tmp_path / "rows.jsonl", [case("gla", seed) for seed in (7, 10, 12)], device="cuda")
+    made = [line.split() for line in calls.read_text().splitlines()]
+    compiled = {words[2] for words in made if words[1] == "compile"}
+    assert len(compiled) > 1
+    assert len(mark.read_text().split()) == 2  # what they are forked from, and what times
+    assert not compiled & set(mark.read_text().split())
 
 
 def test_a_disk_that_is_full_ends_the_sweep_and_the_next_one_goes_on(

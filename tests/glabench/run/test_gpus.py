@@ -10,7 +10,7 @@ from glabench.commands.running import pick_gpus
 from glabench.errors import UserError
 from glabench.hardware import nvml
 from glabench.hardware.environment import device_slug
-from glabench.run.gpus import choose, counted_as_by_nvml, only_this
+from glabench.run.gpus import choose, counted_as_by_nvml, only_this, taken
 
 H200 = ["NVIDIA H200"] * 4
 
@@ -69,6 +69,13 @@ def test_the_gpu_that_is_asked_for_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_worker_sees_its_gpu_by_the_number_of_nvidia_smi() -> None:
     assert only_this("3") == {"CUDA_VISIBLE_DEVICES": "3"}
     assert only_this(None) == {}
+
+
+@pytest.mark.parametrize(("listed", "first"), [(None, "0"), ("2, 1", "2"), ("GPU-5a", "GPU-5a"), ("", "")])
+def test_cuda_takes_the_first_that_is_listed(listed: str | None, first: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if listed is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
+    assert taken() == first
 
 
 def test_gpus_are_counted_as_by_nvml_unless_said_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,10 @@ import json
 import os
 import queue
 import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -24,6 +26,7 @@ from glabench.spec.case import Case
 from glabench.spec.catalog import CATALOG
 from glabench.spec.settings import Device, Part, Settings
 from glabench.systems.base import System, Unavailable, load
+from glabench.systems.chunkwise_torch import ChunkwiseTorch
 from glabench.systems.inputs import Inputs
 
 SETTINGS = replace(Settings.for_device("cpu"), warmup_s=0.0, min_time_s=0.0, max_time_s=0.01, gate_tokens_cpu=64)
@@ -169,6 +172,17 @@ def test_what_is_prepared_is_not_done_again() -> None:
     (spent,) = prepare(prepared, SETTINGS)
     assert {"machine", "reference"} <= spent["seconds"].keys()
     assert worked_out(prepared) == worked_out(alone) - 1
+
+
+def test_what_a_package_imports_for_its_calls_is_imported_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "takes_seconds.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(ChunkwiseTorch, "imports", ("takes_seconds",))
+    assert "takes_seconds" not in sys.modules
+    prepare(CASE, SETTINGS)
+    assert sys.modules.pop("takes_seconds")
 
 
 def test_a_case_that_cannot_run_is_prepared_for_nothing() -> None:

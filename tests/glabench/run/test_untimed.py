@@ -71,20 +71,32 @@ def test_a_helper_that_is_done_helps_on_unless_its_job_was_done_before(clock: li
     assert not left.helped(second, late)
 
 
-def test_who_waits_for_a_case_waits_for_its_jobs_alone() -> None:
-    ready, slow = job("gla"), job("fla")
-    left = Untimed([ready, slow])
-    assert left.take("compile") == ready
-    waiting = [threading.Thread(target=left.wait, args=args) for args in ((ready.case,), ())]
-    for one in waiting:
-        one.start()
-    left.finished(ready)
-    waiting[0].join(10)
-    assert [one.is_alive() for one in waiting] == [False, True]
-    left.take("compile")
-    left.finished(slow)
-    waiting[1].join(10)
-    assert not waiting[1].is_alive()
+def test_the_first_case_without_a_job_is_ready() -> None:
+    first, second, rival = job("fla"), job("gla"), job("fa2")
+    left = Untimed([first, second])
+    cases = [first.case, second.case, rival.case]
+    assert left.ready(cases) == rival.case
+    left.take("compile"), left.take("compile")
+    left.finished(second)
+    assert left.ready(cases) == second.case
+    left.finished(first)
+    assert left.ready(cases) == first.case
+
+
+@pytest.mark.parametrize("end", ["finished", "stop"])
+def test_who_waits_for_a_case_is_told_when_its_job_is_done_or_never_will_be(end: str) -> None:
+    slow, found = job("fla"), list[Case]()
+    left = begun(slow, job("gla"))
+    waiting = threading.Thread(target=lambda: found.append(left.ready([slow.case])))
+    waiting.start()
+    left.finished(job("gla"))
+    assert found == []
+    if end == "stop":
+        left.stop()
+    else:
+        left.finished(slow)
+    waiting.join(10)
+    assert found == [slow.case]
 
 
 def test_help_goes_where_there_is_least_and_then_to_what_takes_longest(clock: list[float]) -> None:
