@@ -287,7 +287,8 @@ def agree(found: Counted, launch: Launch) -> None:
 # What two of the others have, each by itself.
 TOGETHER = (
     "no-states", "single", "walk-no-gates", "walk-full-bf16", "walk-no-gates-bf16", "descriptors-of-some",
-    "one-walk-no-states", "segments-no-gates-no-states", "segments-walk", "fp16",
+    "one-walk-no-states", "segments-no-gates-no-states", "segments-walk", "fp16", "full-bf16", "one-walk", "segments",
+    "walk-single-no-states",
 )  # fmt: skip
 
 

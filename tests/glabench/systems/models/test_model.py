@@ -71,7 +71,8 @@ def test_a_block_of_mamba_is_two_layers_of_it(system: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "system", [pytest.param(x, marks=[pytest.mark.exhaustive] * (x in ("gla-recompute", "linear"))) for x in ONE_GRAPH]
+    "system",
+    [pytest.param(x, marks=[pytest.mark.exhaustive] * (x in ("gla-recompute", "linear", "retnet"))) for x in ONE_GRAPH],
 )
 def test_a_block_is_one_graph(system: str) -> None:
     (block, _) = LanguageModel(TINY, system, 16).blocks
