@@ -49,7 +49,7 @@ def test_states_given_and_asked_for(judge, packed, inputs, lengths, initial, fin
         (torch.float16, 40.0),
         (torch.bfloat16, 0.1),
         *(pytest.param(*one, marks=pytest.mark.exhaustive) for one in ((torch.float16, None), (torch.bfloat16, 40.0))),
-    ],  # fmt: skip
+    ],
     ids=str,
 )
 def test_16_bits(judge, packed, inputs, dtype, gates):

@@ -290,9 +290,7 @@ def test_wrong_shapes_are_told_as_the_operators_tell_them(inputs):
     "name",
     [
         "chunk_gla",
-        "linear",
-        pytest.param("fused_recurrent_gla", marks=pytest.mark.exhaustive),
-        pytest.param("simple", marks=pytest.mark.exhaustive),
+        *(pytest.param(x, marks=pytest.mark.exhaustive) for x in ("linear", "fused_recurrent_gla", "simple")),
     ],
 )
 def test_one_graph_without_a_break(inputs, name):

@@ -256,9 +256,9 @@ def natively(place, monkeypatch, one_by_one):
     + [(gates, 128, 128, share) for gates, share in ((0.06, 2), (4.0, 1), (16.0, 1))]
     + [
         pytest.param(gates, K, V, 2, marks=pytest.mark.exhaustive)
-        for gates in (0.06, 1.0, 4.0, 16.0, 40.0, "resets", "closed")
+        for gates in (0.06, 0.3, 1.0, 4.0, 16.0, 40.0, "resets", "infinite", "closed")
         for K, V in ((64, 256), (128, 128))
-        if (gates, K) != (0.06, 128)
+        if (gates, K) not in ((0.06, 128), ("infinite", 64))
     ],
     ids=str,
 )

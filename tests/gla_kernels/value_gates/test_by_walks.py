@@ -68,8 +68,8 @@ def riding(launch: Callable[[Launch], None]) -> Callable[..., Any]:
     return make
 
 
-# Mild on both sides, on either, on neither.
-GATES: list[tuple[Any, Any]] = [(0.06, 0.06), (8.0, 0.06), (1.0, 8.0), (40.0, 40.0), (1.0, "infinite")]  # (1, 1): below
+# Mild on both sides, on either, on neither; (1.0, 1.0) is below.
+GATES: list[tuple[Any, Any]] = [(0.06, 0.06), (8.0, 0.06), (1.0, 8.0), (40.0, 40.0), (1.0, "infinite")]
 if torch.cuda.is_available():
     GATES += [
         (1.0, 1.0),
