@@ -59,15 +59,8 @@ def name(value: object) -> str:
     return str(value).removeprefix("torch.").replace(" ", "")
 
 
-@pytest.mark.parametrize(
-    "schedule",
-    [
-        pytest.param(s, marks=[pytest.mark.exhaustive] * (s.chunk == 128 and s.sub_chunk != 64))
-        for s in SCHEDULES
-        if s.materialize and s.chunk <= 128
-    ],
-    ids=name,
-)
+@pytest.mark.exhaustive(schedule=[Schedule(128, rows) for rows in (16, 32, 128)])
+@pytest.mark.parametrize("schedule", [s for s in SCHEDULES if s.materialize and s.chunk <= 128], ids=name)
 def test_every_schedule(judge, inputs, schedule):  # test_gla.py has all of them, with mild gates
     rows = schedule.chunk + 21  # a whole chunk, and of the next one more than a row block of 16
     judge(form(schedule), inputs((1, rows, 1, 16, 16), torch.float32, "resets"))
@@ -75,9 +68,8 @@ def test_every_schedule(judge, inputs, schedule):  # test_gla.py has all of them
 
 @pytest.mark.each_value
 @pytest.mark.parametrize("schedule", [Schedule(64), Schedule(64, 32, False)], ids=name)
-@pytest.mark.parametrize(
-    "gates", [pytest.param(m, marks=[pytest.mark.exhaustive] * (m in (0.06, 4.0, 16.0))) for m in GATES], ids=name
-)  # of those other schedules below and in test_segments.py know
+@pytest.mark.parametrize("gates", GATES, ids=name)
+@pytest.mark.exhaustive(gates=(0.06, 4.0, 16.0))  # other schedules have them, below and in test_segments.py
 def test_every_gate_strength(judge, inputs, gates, schedule):
     judge(form(schedule), inputs((1, schedule.chunk + 22, 1, 32, 16), torch.float32, gates))
 

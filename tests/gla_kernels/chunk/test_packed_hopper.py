@@ -82,14 +82,10 @@ def test_lengths_alike(launch, place, lengths):
     check(launch, place, lengths, (1, 64, 64), "mild")
 
 
+@pytest.mark.exhaustive(every=(3,))
 @pytest.mark.parametrize(
     ("K", "V", "every", "gate_type"),
-    [
-        (64, 64, 2, FLOAT32),
-        (64, 192, 2, BF16),
-        pytest.param(64, 64, 2, BF16, marks=pytest.mark.exhaustive),
-        pytest.param(128, 128, 3, BF16, marks=pytest.mark.exhaustive),
-    ],
+    [(64, 64, 2, FLOAT32), (64, 192, 2, BF16), (64, 64, 3, BF16), (128, 128, 3, BF16)],
 )
 def test_few_states(launch, place, K, V, every, gate_type):
     check(launch, place, (40, 66, 1, 50), (1, K, V), "weak", v_first=True, every=every, gate_type=gate_type)

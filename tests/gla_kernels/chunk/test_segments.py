@@ -41,16 +41,16 @@ def test_every_gate_strength(judge, inputs, schedule, gates):
 
 @pytest.mark.each_value  # gates of every strength are above
 @pytest.mark.parametrize("gates", [0.06, "resets"])
-@pytest.mark.parametrize(
-    "states_every", [1, 2, 3, *(pytest.param(n, marks=pytest.mark.exhaustive) for n in (4, 5)), 100]
-)
+@pytest.mark.exhaustive(states_every=(4, 5))
+@pytest.mark.parametrize("states_every", [1, 2, 3, 4, 5, 100])
 @pytest.mark.parametrize("materialize", [True, False])
 def test_any_number_of_chunks_a_segment(judge, inputs, materialize, states_every, gates):
     judge(form(Schedule(16, 16, materialize, states_every)), inputs((1, 70, 1, 16, 16), torch.float32, gates))
 
 
 @pytest.mark.each_value  # test_gla.py has each with both, of one segment
-@pytest.mark.parametrize("T", [1, 32, 33, *(pytest.param(T, marks=pytest.mark.exhaustive) for T in (31, 64, 65)), 97])
+@pytest.mark.exhaustive(T=(31, 64, 65))
+@pytest.mark.parametrize("T", [1, 31, 32, 33, 64, 65, 97])
 @pytest.mark.parametrize("materialize", [True, False])
 def test_any_length(judge, inputs, materialize, T):
     judge(form(Schedule(16, 16, materialize, 2)), inputs((1, T, 1, 16, 16), torch.float32, 0.1))
@@ -77,7 +77,8 @@ def test_without_states(judge, inputs, gates, materialize):
     judge(form(Schedule(16, 16, materialize, 2)), inputs((1, 70, 2, 16, 16), torch.float32, gates, states=False))
 
 
-@pytest.mark.parametrize("gates", [None, "resets", pytest.param(0.06, marks=pytest.mark.exhaustive)], ids=name)
+@pytest.mark.exhaustive(gates=(0.06,))
+@pytest.mark.parametrize("gates", [None, 0.06, "resets"], ids=name)
 def test_slices_of_segments(judge, inputs, monkeypatch, gates):
     monkeypatch.setattr(chunk.problem, "segments_at_once", lambda *_: 2)
     judge(form(Schedule(16, 16, False, 2)), inputs((1, 90, 1, 16, 16), torch.float32, gates))

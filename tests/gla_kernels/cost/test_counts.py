@@ -293,9 +293,8 @@ TOGETHER = (
 
 
 @pytest.mark.parametrize("direction", ["fwd", "bwd"])
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.exhaustive] * (name in TOGETHER)) for name in CALLS]
-)
+@pytest.mark.exhaustive(name=TOGETHER)
+@pytest.mark.parametrize("name", CALLS)
 def test_counts_are_what_programs_do(count: Any, monkeypatch: pytest.MonkeyPatch, name: str, direction: str) -> None:
     monkeypatch.setattr(chunk.problem, "SEGMENT_ROWS", 64)  # several segments of several chunks
     monkeypatch.setattr(chunk.problem, "segments_at_once", lambda *_: 2)

@@ -34,9 +34,8 @@ def form(schedule: Schedule | None = None, final: bool = True):
     return lambda q, k, v, g, s: gla(q, k, v, g, None, s, final, schedule=schedule)
 
 
-@pytest.mark.parametrize(
-    "schedule", [pytest.param(x, marks=[pytest.mark.exhaustive] * (x.chunk > 64)) for x in SCHEDULES], ids=name
-)
+@pytest.mark.exhaustive(schedule=[x for x in SCHEDULES if x.chunk > 64])
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=name)
 def test_every_schedule(judge, inputs, schedule):
     rows = schedule.chunk + 21  # a whole chunk, and of the next one more than a row block of 16
     judge(form(schedule), inputs((1, rows, 1, 16, 16), torch.float32, 0.5))

@@ -50,9 +50,8 @@ def form(call: Callable[..., Any] = gla, **how: Any) -> Callable[..., Any]:
     return run
 
 
-@pytest.mark.parametrize(
-    "gates", [None, 0.06, "infinite", *(pytest.param(m, marks=pytest.mark.exhaustive) for m in (4.0, 40.0, "resets"))]
-)  # of strong ones others know, which know of no groups
+@pytest.mark.exhaustive(gates=(4.0, 40.0, "resets"))  # no group changes what strong gates are to kernels
+@pytest.mark.parametrize("gates", [None, 0.06, 4.0, 40.0, "resets", "infinite"])
 def test_every_gate_strength(judge, grouped, gates):
     judge(form(schedule=SMALL), grouped(2, (1, 37, 4, 20, 24), torch.float32, gates), repeated)
 

@@ -180,10 +180,8 @@ def test_func_grad_is_the_gradient(call: Any) -> None:
     alike([*found[0], found[1]], torch.autograd.grad(loss(call, tuple(given), state), leaves))
 
 
-@pytest.mark.parametrize(  # the others' gradients are above, and their graphs in test_library.py
-    "call",
-    [gla, *(pytest.param(x, marks=pytest.mark.exhaustive) for x in (gla_recurrent, simple_gla_by_head))],
-)
+@pytest.mark.exhaustive(call=(gla_recurrent, simple_gla_by_head))
+@PUBLIC  # the others' gradients are above, and their graphs in test_library.py
 def test_func_grad_in_a_graph_is_the_gradient(call: Any) -> None:
     """There no tensor says that it wants a gradient: without a function of autograd it would be zero."""
     q, *rest = drawn(B=1)

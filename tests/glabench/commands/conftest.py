@@ -37,8 +37,8 @@ def command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Iterator[Callable[..., Answer]]:
     """``command("sweep", "tiny.yaml")``: runs the command line in the test's folder, and in this process, which has
-    imported what another would take seconds to import; and as on one core, for which it starts one process and not as
-    many as there are. Answers the exit code and what was printed."""
+    imported what another would take seconds to import, as on one core: for each it would start others. Answers the exit
+    code and what was printed."""
 
     def call(*arguments: str) -> Answer:
         monkeypatch.chdir(tmp_path)
