@@ -103,7 +103,7 @@ def test_a_program_goes_from_chunk_to_chunk(kernel, V, gate_type, monkeypatch, p
     check(x, kernel, place)
 
 
-@pytest.mark.each_value
+@pytest.mark.pairwise
 @TYPES
 @pytest.mark.parametrize("kernel", [output_strong_kernel, grad_v_strong_kernel], ids=["o", "dv"])
 @pytest.mark.parametrize("packed", [False, True], ids=["alike", "packed"])
