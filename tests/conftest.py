@@ -77,7 +77,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     combinations = defaultdict[tuple[str, int], list[pytest.Function]](list)
     together = {"pairwise": 2, "each_value": 1}
     for item in () if config.option.exhaustive else items:
-        if "exhaustive" in item.keywords:
+        if _by_night(item):
             left_out.add(item)
         elif item not in left_out and isinstance(item, pytest.Function):
             for mark in together.keys() & set(item.keywords):
@@ -88,6 +88,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=[item for item in items if item in left_out])
         items[:] = [item for item in items if item not in left_out]
+
+
+def _by_night(item: pytest.Item) -> bool:
+    """Whether it is marked exhaustive, or for such a value of a parameter: ``exhaustive(gates=(4.0, "resets"))``."""
+    given = item.callspec.params if hasattr(item, "callspec") else {}
+    marks = [mark.kwargs for mark in item.iter_markers("exhaustive")]
+    return any(not which or any(given.get(name) in some for name, some in which.items()) for which in marks)
 
 
 def _covering(combinations: list[dict[str, object]], size: int = 2) -> set[int]:

@@ -105,6 +105,7 @@ print("all of it")
 FILES_OF_AN_AXIS = 4
 
 
+@pytest.mark.exhaustive
 def test_axis(tmp_path: Path) -> None:
     """Put where it says, in so few files, the example is an axis from a sweep file to a page."""
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").split("\n## Add an axis\n")[1].split("\n## ")[0]

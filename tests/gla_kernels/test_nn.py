@@ -403,10 +403,11 @@ def test_under_autocast_the_operator_takes_16_bits_and_weights_keep_theirs(made,
 
 
 @pytest.mark.usefixtures("afresh")
-def test_a_graph_computes_the_same_without_a_break(made):
+@pytest.mark.parametrize("sizes", [((2, 20),), pytest.param(((2, 7), (3, 20)), marks=pytest.mark.exhaustive)], ids=str)
+def test_a_graph_computes_the_same_without_a_break(made, sizes):
     layer = made()
     in_graph = torch.compile(layer, fullgraph=True, backend="aot_eager")
-    for B, T in ((2, 7), (3, 20)):  # a part of a chunk, and two chunks
+    for B, T in sizes:  # a part of a chunk, and two chunks
         x = drawn(layer, B, T)
         found = []
         for run in (layer, in_graph):

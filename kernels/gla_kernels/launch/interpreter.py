@@ -5,7 +5,7 @@ every call of an inner function has it look again, and find all of it replaced. 
 of integers it works out in 64 bits whether it overflows, then drops the answer, unless it was asked to debug. At small
 shapes most of what is left is to describe values, not to compute them: each operation spells out anew the type, the
 shape and NumPy's dtype of its operands, of which a kernel has few different ones. `lean` remembers what is replaced and
-what was described (more in interpreter_operators.py and interpreter_memory.py), and leaves the rest out. And bfloat16,
+what was described (more in interpreter_operators.py, _memory.py and _tiles.py), and leaves the rest out. And bfloat16,
 which NumPy has not, is cut out of float32 by one shift, where Triton takes exponents apart. Not a bit of any result
 changes.
 """
@@ -26,6 +26,7 @@ from triton.runtime.errors import InterpreterError
 
 from .interpreter_memory import Memory
 from .interpreter_operators import Operators
+from .interpreter_tiles import Tiles
 from .tritons import index_of
 
 _MEMBERS = (
@@ -95,7 +96,9 @@ def _patching_once(interpreter: Any, patch_lang: Callable[[Any], Any], checked: 
         scope = patch_lang(fn)
         scope.set_attr(tl.core.tensor, "__index__", index_of)
         if not checked:
-            Operators(interpreter).replace(scope.set_attr)
+            operators = Operators(interpreter)
+            operators.replace(scope.set_attr)
+            Tiles(operators).replace(scope.set_attr)
             Memory(interpreter).replace(scope.set_attr)
         replaced[languages, watching] = _changed(scope)
         return scope

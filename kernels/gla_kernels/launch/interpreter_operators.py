@@ -44,7 +44,7 @@ class Operators:
     def __init__(self, interpreter: Any) -> None:
         self._builder, self._semantic = interpreter.interpreter_builder, interpreter.interpreter_semantic
         self._handle = interpreter.TensorHandle
-        self._watched = {name for name in vars(self._builder) if name.startswith("create_")}  # not the class's own
+        self.watched = {name for name in vars(self._builder) if name.startswith("create_")}  # not the class's own
         self._constants: dict[tuple[Any, ...], Any] = {}
 
     def replace(self, put: Callable[[Any, str, Operation], None]) -> None:
@@ -56,9 +56,10 @@ class Operators:
             put(tensor, f"__r{name}__", self._reflected(name, getattr(tensor, f"__r{name}__")))
         put(tensor, "__getitem__", self._indexed(tensor.__getitem__))
         put(tensor, "to", self._to(tensor.to))
+        put(tl, "cast", self._to(tl.cast))
         put(tl, "where", self._where(tl.where))
 
-    def _maker(self, type_: Any) -> Callable[[Any, Any], Any]:
+    def maker(self, type_: Any) -> Callable[[Any, Any], Any]:
         """``make(data, element)``: a tile, or a number, of this type, from an array of as many numbers. element: what
         Triton calls those of its array, which is another type for flags."""
         new, tensor, new_handle = object.__new__, tl.core.tensor, self._handle
@@ -103,13 +104,13 @@ class Operators:
         compute, of_floats, of_integers = _NAMES[name]
         called = "create_addptr" if left.scalar.is_ptr() else of_floats if left.scalar.is_floating() else of_integers
         type_ = result_type(name, left, right)
-        if type_ is None or called in self._watched:
+        if type_ is None or called in self.watched:
             return None, None, None
         tile = None if left.is_block() == right.is_block() else int(right.is_block())
         if not left.scalar.is_ptr():
-            return compute, self._maker(type_), tile
+            return compute, self.maker(type_), tile
         width = max(1, left.scalar.element_ty.primitive_bitwidth // 8)
-        return lambda x, y: x + width * y.astype(np.uint64), self._maker(type_), tile
+        return lambda x, y: x + width * y.astype(np.uint64), self.maker(type_), tile
 
     def _reflected(self, name: str, triton: Operation) -> Operation:
         operator = self._operator(name, lambda left, right: None)
@@ -132,35 +133,39 @@ class Operators:
             key = tile.type.name, index[1] is None
             if key not in known:
                 shape = (*tile.type.shape, 1) if key[1] else (1, *tile.type.shape)
-                known[key] = shape, self._maker(tl.core.block_type(tile.dtype, list(shape)))
+                known[key] = shape, self.maker(tl.core.block_type(tile.dtype, list(shape)))
             shape, make = known[key]
             return make(tile.handle.data.reshape(shape), tile.handle.dtype.scalar)
 
         return indexed
 
     def _to(self, triton: Operation) -> Operation:
-        known: dict[tuple[str, str], Any] = {}
+        known: dict[tuple[str, str, bool], Any] = {}
+        tensor = tl.core.tensor
 
         def to(tile: Any, dtype: Any, *how: Any, **named: Any) -> Any:
-            """A tile, or a number, as it is or of other elements, rounded as ever."""
+            """A tile, or a number, as it is or of other elements, rounded as ever, or of other elements' bits."""
             if isinstance(dtype, tl.constexpr):
                 dtype = dtype.value
-            if how or named or not isinstance(dtype, tl.dtype):
+            bits = named == {"bitcast": True}
+            if how or (named and not bits) or not (isinstance(dtype, tl.dtype) and isinstance(tile, tensor)):
                 return triton(tile, dtype, *how, **named)
             if dtype.name == tile.dtype.name:
                 return tile
-            key = tile.type.name, dtype.name
+            key = tile.type.name, dtype.name, bits
             if key not in known:
-                known[key] = cast_type(tile.type, dtype)
-            if known[key] is None:
-                return triton(tile, dtype)
-            return tl.core.tensor(self._builder.cast_impl(tile.handle, known[key]), known[key])
+                known[key] = (bits_type if bits else cast_type)(tile.type, dtype)
+            type_ = known[key]
+            if type_ is None:
+                return triton(tile, dtype, **named)
+            compute = self._builder.create_bitcast if bits else self._builder.cast_impl
+            return tensor(compute(tile.handle, type_), type_)
 
         return to
 
     def _where(self, triton: Operation) -> Operation:
         known: dict[tuple[str, str, str], Any] = {}
-        tensor, watched = tl.core.tensor, "create_select" in self._watched
+        tensor, watched = tl.core.tensor, "create_select" in self.watched
 
         def where(condition: Any, x: Any, y: Any) -> Any:
             """Of two tiles, or of a tile and a number."""
@@ -174,7 +179,7 @@ class Operators:
             key = condition.type.name, a.type.name, b.type.name
             if key not in known:
                 type_ = selected_type(condition.type, a.type, b.type)
-                known[key] = None if type_ is None or watched else self._maker(type_)
+                known[key] = None if type_ is None or watched else self.maker(type_)
             make = known[key]
             if make is None or not _whole(condition, a, b):
                 return triton(condition, x, y)
@@ -249,6 +254,12 @@ def cast_type(of: Any, to: Any) -> Any:
     if not ((one in _CAST | {"int1"} and other in _CAST) or {one, other} in ({"fp32", half} for half in _HALF)):
         return None
     return _type_of(to, list(of.shape) if of.is_block() else [])
+
+
+def bits_type(of: Any, to: Any) -> Any:
+    """Likewise where the bits stay; None where these are pointers, or more or fewer."""
+    sizes = {0 if x.is_ptr() else x.primitive_bitwidth for x in (of.scalar, to)}
+    return None if 0 in sizes or len(sizes) > 1 else _type_of(to, list(of.shape) if of.is_block() else [])
 
 
 def _type_of(element: Any, shape: list[int]) -> Any:

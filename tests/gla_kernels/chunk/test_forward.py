@@ -107,7 +107,7 @@ def test_with_and_without_states(inputs, materialize, final, states):
         judge(x, Schedule(64, 64, materialize), None, final)
 
 
-@pytest.mark.pairwise
+@pytest.mark.each_value  # of slices gates know nothing
 @pytest.mark.parametrize("at_once", [1, 2])
 @pytest.mark.parametrize("states", [True, False])
 @pytest.mark.parametrize("gates", [None, 0.05, "resets"], ids=name)

@@ -46,16 +46,21 @@ GATES = {
 BF16, FLOAT32 = torch.bfloat16, torch.float32  # of gates
 STRONG, CLOSED = list(GATES)[2:]
 ONE, SEGMENTS = SCHEDULES
-SMALL: list[tuple[Any, ...]] = [(64, 64, *one, BF16) for one in itertools.product(GATES, SCHEDULES)]
-SMALL += [(64, 64, gates, SEGMENTS, FLOAT32) for gates in GATES]
-# A GPU takes no time over all cases; elsewhere small heads have all, others each kind of gates, schedule and type.
+# A GPU takes no time over all cases; elsewhere heads of a size have each kind of gates, schedule and type.
+SMALL: list[tuple[Any, ...]] = [
+    (64, 64, "mild", ONE, BF16), (64, 64, "weak", SEGMENTS, FLOAT32), (64, 64, STRONG, ONE, FLOAT32),
+    (64, 64, STRONG, SEGMENTS, BF16), (64, 64, CLOSED, SEGMENTS, BF16), (64, 64, CLOSED, ONE, FLOAT32),
+]  # fmt: skip
+ALL = [(64, 64, *one, BF16) for one in itertools.product(GATES, SCHEDULES)]
+ALL += [(64, 64, gates, SEGMENTS, FLOAT32) for gates in GATES]
 LARGE: list[tuple[Any, ...]] = [
     (128, 128, "weak", ONE, FLOAT32), (128, 128, STRONG, SEGMENTS, BF16), (128, 128, CLOSED, SEGMENTS, FLOAT32),
     (128, 192, "mild", SEGMENTS, FLOAT32), (128, 192, STRONG, SEGMENTS, FLOAT32), (128, 192, CLOSED, ONE, BF16),
 ]  # fmt: skip
 if torch.cuda.is_available():
-    LARGE = [(128, V, *one[2:]) for V in (128, 192) for one in SMALL]
-WALKS = pytest.mark.parametrize(("K", "V", "gates", "schedule", "gate_type"), SMALL + LARGE)
+    SMALL, LARGE = ALL, [(128, V, *one[2:]) for V in (128, 192) for one in ALL]
+MORE = [pytest.param(*one, marks=pytest.mark.exhaustive) for one in ALL if one not in SMALL]
+WALKS = pytest.mark.parametrize(("K", "V", "gates", "schedule", "gate_type"), [*SMALL, *LARGE, *MORE])
 
 
 class Sequences:

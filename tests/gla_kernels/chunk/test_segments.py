@@ -41,6 +41,7 @@ def test_every_gate_strength(judge, inputs, schedule, gates):
 
 @pytest.mark.each_value  # gates of every strength are above
 @pytest.mark.parametrize("gates", [0.06, "resets"])
+@pytest.mark.exhaustive(states_every=(4, 5))
 @pytest.mark.parametrize("states_every", [1, 2, 3, 4, 5, 100])
 @pytest.mark.parametrize("materialize", [True, False])
 def test_any_number_of_chunks_a_segment(judge, inputs, materialize, states_every, gates):
@@ -48,10 +49,11 @@ def test_any_number_of_chunks_a_segment(judge, inputs, materialize, states_every
 
 
 @pytest.mark.each_value  # test_gla.py has each with both, of one segment
+@pytest.mark.exhaustive(T=(31, 64, 65))
 @pytest.mark.parametrize("T", [1, 31, 32, 33, 64, 65, 97])
 @pytest.mark.parametrize("materialize", [True, False])
 def test_any_length(judge, inputs, materialize, T):
-    judge(form(Schedule(16, 16, materialize, 2)), inputs((1, T, 2, 16, 16), torch.float32, 0.1))
+    judge(form(Schedule(16, 16, materialize, 2)), inputs((1, T, 1, 16, 16), torch.float32, 0.1))
 
 
 @pytest.mark.each_value  # test_gla.py has dtypes with gates
@@ -75,14 +77,15 @@ def test_without_states(judge, inputs, gates, materialize):
     judge(form(Schedule(16, 16, materialize, 2)), inputs((1, 70, 2, 16, 16), torch.float32, gates, states=False))
 
 
-def test_slices_of_segments(judge, inputs, monkeypatch):
+@pytest.mark.exhaustive(gates=(0.06,))
+@pytest.mark.parametrize("gates", [None, 0.06, "resets"], ids=name)
+def test_slices_of_segments(judge, inputs, monkeypatch, gates):
     monkeypatch.setattr(chunk.problem, "segments_at_once", lambda *_: 2)
-    for gates in (None, 0.06, "resets"):
-        judge(form(Schedule(16, 16, False, 2)), inputs((1, 90, 1, 16, 16), torch.float32, gates))
+    judge(form(Schedule(16, 16, False, 2)), inputs((1, 90, 1, 16, 16), torch.float32, gates))
 
 
 def test_segments_of_heads_that_take_turns(inputs, outputs_of, monkeypatch):
-    x, call = inputs((1, 100, 3, 16, 16), torch.float32, 0.1), form(Schedule(16, 16, False, 2))
+    x, call = inputs((1, 70, 3, 16, 16), torch.float32, 0.1), form(Schedule(16, 16, False, 2))
     monkeypatch.setattr(chunk.problem, "segments_at_once", lambda *_: 2)
     whole = outputs_of(call, x)
     monkeypatch.setattr(chunk.problem, "share_of", lambda *_: Share(1, 2, 2, False))
@@ -92,7 +95,7 @@ def test_segments_of_heads_that_take_turns(inputs, outputs_of, monkeypatch):
 
 @pytest.mark.parametrize("materialize", [True, False])
 def test_the_same_twice_and_near_a_walk_over_all_of_it(inputs, outputs_of, materialize):
-    x = inputs((1, 100, 1, 16, 16), torch.float32, 0.06)
+    x = inputs((1, 70, 1, 16, 16), torch.float32, 0.06)
     first, second = (outputs_of(form(Schedule(16, 16, materialize, 3)), x) for _ in range(2))
     whole = outputs_of(form(Schedule(16, 16, materialize)), x)
     for what, out in first.items():

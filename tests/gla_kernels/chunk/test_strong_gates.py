@@ -74,7 +74,7 @@ GATES = {
 }
 
 
-@pytest.mark.pairwise
+@pytest.mark.each_value  # each kernel has both types below, and no part of another's
 @KERNELS
 @TYPES
 @pytest.mark.parametrize("gates", GATES)

@@ -287,14 +287,14 @@ def agree(found: Counted, launch: Launch) -> None:
 # What two of the others have, each by itself.
 TOGETHER = (
     "no-states", "single", "walk-no-gates", "walk-full-bf16", "walk-no-gates-bf16", "descriptors-of-some",
-    "one-walk-no-states", "segments-no-gates-no-states", "segments-walk", "fp16",
+    "one-walk-no-states", "segments-no-gates-no-states", "segments-walk", "fp16", "full-bf16", "one-walk", "segments",
+    "walk-single-no-states",
 )  # fmt: skip
 
 
 @pytest.mark.parametrize("direction", ["fwd", "bwd"])
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.exhaustive] * (name in TOGETHER)) for name in CALLS]
-)
+@pytest.mark.exhaustive(name=TOGETHER)
+@pytest.mark.parametrize("name", CALLS)
 def test_counts_are_what_programs_do(count: Any, monkeypatch: pytest.MonkeyPatch, name: str, direction: str) -> None:
     monkeypatch.setattr(chunk.problem, "SEGMENT_ROWS", 64)  # several segments of several chunks
     monkeypatch.setattr(chunk.problem, "segments_at_once", lambda *_: 2)

@@ -286,15 +286,8 @@ def test_wrong_shapes_are_told_as_the_operators_tell_them(inputs):
         fla.chunk_gla(x.q, x.k[:, :5], x.v, x.g)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "chunk_gla",
-        "linear",
-        pytest.param("fused_recurrent_gla", marks=pytest.mark.exhaustive),
-        pytest.param("simple", marks=pytest.mark.exhaustive),
-    ],
-)
+@pytest.mark.exhaustive(name=("linear", "fused_recurrent_gla", "simple"))
+@pytest.mark.parametrize("name", ["chunk_gla", "linear", "fused_recurrent_gla", "simple"])
 def test_one_graph_without_a_break(inputs, name):
     x = inputs((1, 40, 2, 16, 24), torch.float32, 1.0)
     calls = {

@@ -206,10 +206,10 @@ BOTH_OF_WHAT_OTHERS_ARE = (
 )  # fmt: skip
 
 
-def drawn(gates: str, T: int = 40) -> tuple[Inputs, torch.Tensor, torch.Tensor]:
+def drawn(gates: str, T: int = 40, B: int = 2) -> tuple[Inputs, torch.Tensor, torch.Tensor]:
     """What a call is given, and the gradients of what it returns."""
-    q, k, v, g, gv, do = (torch.randn(2, T, 3, 16) for _ in range(6))
-    g, gv, state = -g.abs(), -gv.abs(), torch.randn(2, 3, 16, 16)
+    q, k, v, g, gv, do = (torch.randn(B, T, 3, 16) for _ in range(6))
+    g, gv, state = -g.abs(), -gv.abs(), torch.randn(B, 3, 16, 16)
     key = g[..., 0].contiguous() if gates == "simple" else g if gates else None
     return Inputs(q, k, v, key, gv if gates == "gv" else None, state), do, torch.randn_like(state)
 
@@ -226,13 +226,13 @@ def in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.each_value  # a gradient that is not given is left out of any form in one place
 @pytest.mark.skipif(not interpreting(), reason="runs host code on the CPU")
 @pytest.mark.usefixtures("in_parts")
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.exhaustive] * (name in BOTH_OF_WHAT_OTHERS_ARE)) for name in FORMS]
-)
+@pytest.mark.exhaustive(name=BOTH_OF_WHAT_OTHERS_ARE)
+@pytest.mark.parametrize("name", FORMS)
 @pytest.mark.parametrize("d_final", [True, False])
 def test_a_program_computes_bit_for_bit_what_its_host_code_does(name: str, d_final: bool) -> None:
     of, gates = FORMS[name]
-    x, do, d_state = drawn(gates, 40 if name == "in segments" else 20)  # segments of two chunks, or two chunks
+    # Of two chunks, or segments of two, of a sequence, or two.
+    x, do, d_state = drawn(gates, 40 if name == "in segments" else 20, 1 + (name in ("materialized", "simple")))
     form, needed = of(x), tuple(one is not None for one in x)
     with torch.no_grad():
         o, state, left = form.forward(x, True, execute)

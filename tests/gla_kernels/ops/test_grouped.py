@@ -50,11 +50,13 @@ def form(call: Callable[..., Any] = gla, **how: Any) -> Callable[..., Any]:
     return run
 
 
+@pytest.mark.exhaustive(gates=(4.0, 40.0, "resets"))  # no group changes what strong gates are to kernels
 @pytest.mark.parametrize("gates", [None, 0.06, 4.0, 40.0, "resets", "infinite"])
 def test_every_gate_strength(judge, grouped, gates):
     judge(form(schedule=SMALL), grouped(2, (1, 37, 4, 20, 24), torch.float32, gates), repeated)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("materialize", [True, False])
 def test_16_bits(judge, grouped, dtype, materialize):

@@ -57,6 +57,7 @@ def results(call: Call, given: list[torch.Tensor], lies: torch.Tensor, states: b
 
 @pytest.mark.each_value  # that states may be missing is decided in one place for all calls
 @pytest.mark.parametrize("states", [True, False])
+@pytest.mark.exhaustive(call=(gla_recurrent,))
 @EVERY
 def test_one_graph_serves_all_lengths_that_are_marked_as_dynamic(packed, call, states):
     frames = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -36,7 +37,8 @@ def command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Iterator[Callable[..., Answer]]:
     """``command("sweep", "tiny.yaml")``: runs the command line in the test's folder, and in this process, which has
-    imported what another would take seconds to import. Answers the exit code and what was printed."""
+    imported what another would take seconds to import, as on one core: for each it would start others. Answers the exit
+    code and what was printed."""
 
     def call(*arguments: str) -> Answer:
         monkeypatch.chdir(tmp_path)
@@ -45,6 +47,8 @@ def command(
         assert isinstance(stop.value.code, int)
         return stop.value.code, *capsys.readouterr()
 
-    before = signal.getsignal(signal.SIGTERM)
+    before, cores = signal.getsignal(signal.SIGTERM), os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
     yield call
+    os.sched_setaffinity(0, cores)
     signal.signal(signal.SIGTERM, before)

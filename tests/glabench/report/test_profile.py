@@ -304,6 +304,7 @@ def test_profiles_and_measured_rows_are_rendered_apart(
     assert not Path("reports").exists()
 
 
+@pytest.mark.exhaustive  # as one of rows, by day
 def test_a_report_of_profiles_needs_no_torch(results: Path) -> None:
     code = (
         "import sys; from glabench.cli import main\n"

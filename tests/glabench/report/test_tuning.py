@@ -207,6 +207,7 @@ def test_rows_and_tunings_are_rendered_apart(
     assert not Path("reports").exists()
 
 
+@pytest.mark.exhaustive  # as one of rows, by day
 def test_a_report_of_tunings_needs_no_torch(results: Path) -> None:
     code = (
         "import sys; from glabench.cli import main\n"

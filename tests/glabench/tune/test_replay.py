@@ -39,10 +39,8 @@ FOUND = exhaustive()
 FIRST = {name(one) for one in {one.workload["direction"]: one for one in FOUND}.values()}  # one of each direction
 
 
-@pytest.mark.parametrize(
-    "tuning",
-    [pytest.param(one, id=name(one), marks=[pytest.mark.exhaustive] * (name(one) not in FIRST)) for one in FOUND],
-)
+@pytest.mark.exhaustive(tuning=[one for one in FOUND if name(one) not in FIRST])
+@pytest.mark.parametrize("tuning", FOUND, ids=name)
 def test_the_model_finds_the_best_plan_among_few(tuning: Tuning, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operands, "interpreting", lambda: False)  # launches as on a GPU
     work = Workload.from_dict(tuning.workload)

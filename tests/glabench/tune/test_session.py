@@ -287,7 +287,7 @@ def test_candidates_read_well() -> None:
 
 def test_several_gpus_share_the_shapes(made_up, tables: Path, console: Console) -> None:
     """As many decisions as one GPU comes to, each written and kept once, by whichever GPU it was."""
-    out, works = tables / "records.jsonl", [replace(WORK, T=300 * n) for n in (1, 2, 3, 4, 5)]
+    out, works = tables / "records.jsonl", [replace(WORK, T=300 * n) for n in (1, 2, 3)]
     with Session("model", out=out, console=console, gpus=("0", "1")) as tuning:
         assert tuning.run_all([[work] for work in works]) == 0
     with Session("model", console=console, keep=False) as alone:

@@ -39,9 +39,8 @@ def space(request: pytest.FixtureRequest) -> Space:
     return enumerated(request.param, 90)
 
 
-@pytest.mark.parametrize(
-    "space", [BWD, *(pytest.param(x, marks=pytest.mark.exhaustive) for x in SPACES[1:])], ids=str, indirect=True
-)
+@pytest.mark.exhaustive(space=SPACES[1:])
+@pytest.mark.parametrize("space", SPACES, ids=str, indirect=True)
 def test_a_menu_has_every_tile_that_can_run_and_no_other(space: Space) -> None:
     work = space.work
     for variant, menu in space.menus.items():

@@ -70,9 +70,8 @@ def test_a_block_of_mamba_is_two_layers_of_it(system: str) -> None:
     assert type(block.mixer) is type(block.mlp)
 
 
-@pytest.mark.parametrize(
-    "system", [pytest.param(x, marks=[pytest.mark.exhaustive] * (x in ("gla-recompute", "linear"))) for x in ONE_GRAPH]
-)
+@pytest.mark.exhaustive(system=("gla-recompute", "linear", "retnet"))
+@pytest.mark.parametrize("system", ONE_GRAPH)
 def test_a_block_is_one_graph(system: str) -> None:
     (block, _) = LanguageModel(TINY, system, 16).blocks
     x = torch.randn(1, 16, TINY.width)
@@ -118,9 +117,8 @@ def test_layers_that_cannot_tell_documents_apart_say_so(system: str) -> None:
         LanguageModel(TINY, system, 8)(torch.zeros(1, 8, dtype=torch.long), packed((3, 5), "cpu"))
 
 
-@pytest.mark.parametrize(
-    "system", [x if x in ("gla", "fa2") else pytest.param(x, marks=pytest.mark.exhaustive) for x in PACKED]
-)
+@pytest.mark.exhaustive(system={*PACKED} - {"gla", "fa2"})
+@pytest.mark.parametrize("system", PACKED)
 def test_a_block_of_packed_documents_is_one_graph_for_all_steps(system: str) -> None:
     """Other bounds of as many documents, and as long a longest one, are no other graph."""
     graphs = []
@@ -156,7 +154,8 @@ def test_the_compiled_loss_is_that_of_eager_steps() -> None:
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("system", [pytest.param(x, marks=[pytest.mark.exhaustive] * (x == "mamba")) for x in HERE])
+@pytest.mark.exhaustive(system=("mamba",))
+@pytest.mark.parametrize("system", HERE)
 def test_a_model_learns_its_batch(system: str) -> None:
     width = 4 if system == "mamba" else 32
     model = LanguageModel(replace(SLIM, width=width, hidden=32), system, 8)
