@@ -80,5 +80,5 @@ def _plain(value: Any) -> Any:
         parts = tuple(_plain(part) for part in value)
         return None if None in parts else parts
     if value is None or isinstance(value, (bool, int, float, str)):
-        return type(value).__name__, value
+        return type(value).__name__, repr(value)  # -0.0 is not 0.0, and NaN is itself
     return ("dtype", value.name) if isinstance(value, tl.dtype) else None
