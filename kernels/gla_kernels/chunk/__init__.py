@@ -141,11 +141,12 @@ def _backward(
             "p_q": p.q, "p_k": p.k, "p_v": p.v, "p_g": p.g, "p_do": do, "p_s": states, "p_ds": grads, "p_h": halves,
             "p_dq": into.q, "p_dk": into.k, "p_dg": into.g, "p_dv": into.v,
         }  # fmt: skip
-        # neither needs what the launch just before it writes: see `Launch.early`
+        # neither needs what the launch just before it writes, if that is not grad_qk's: see `Launch.early`
+        adjacent = walked and made is not None
         if walked and made is None:
             launch(strong_gates_of(p, grad_v_strong_kernel, args, piece, grads))
         if native:
-            launch(strong_gates_of(p, grad_qk_strong_kernel, args, piece, grads))
+            launch(strong_gates_of(p, grad_qk_strong_kernel, args, piece, grads, early=not adjacent))
         if p.packed is not None:
             edge_gradients(p, piece, do, states, grads, into, launch)
     if p.packed is not None and into.initial_state is not None:

@@ -52,9 +52,11 @@ def run_of(tiles: int, chunks: int, warps: int) -> int:
     return next((run for run in runs if tiles // run * chunks * warps <= WARPS), tiles)
 
 
-def strong_gates_of(p: Problem, kernel: Any, args: dict[str, Any], piece: Slice, stored: Tensor) -> Launch:
+def strong_gates_of(
+    p: Problem, kernel: Any, args: dict[str, Any], piece: Slice, stored: Tensor, early: bool = True
+) -> Launch:
     """A launch of what Hopper's kernels leave undone of a slice: a program a share of its chunks and a tile of 64
-    features for the gradients of q and k, a run of tiles of V for o and dv."""
+    features for the gradients of q and k, a run of tiles of V for o and dv. ``early``: it may begin early."""
     B, _, H, K, V = p.dims
     args, packed = p.with_sequences(args | p.chunks_of(piece, stored), "p_sn", None)
     tile = Tile(WGMMA_ROWS, WGMMA_ROWS, num_warps=4, num_stages=2, descriptors=True, hopper=True)
@@ -65,6 +67,6 @@ def strong_gates_of(p: Problem, kernel: Any, args: dict[str, Any], piece: Slice,
         run = run_of(tiles, args["n_here"] * B * H, tile.num_warps)
     share = share_of(args["n_here"], tiles // run * B * H * tile.num_warps, MOST)
     programs = cdiv(args["n_here"], share) * (tiles // run)
-    flags = packed | {"MOST": MOST, "STAGES": tile.num_stages, "RUN": run, "EARLY": True}
+    flags = packed | {"MOST": MOST, "STAGES": tile.num_stages, "RUN": run, "EARLY": early}
     launch = p.launch_of(kernel, tile, programs, args | {"share": share}, **flags)
-    return replace(launch, early=True)
+    return replace(launch, early=early)

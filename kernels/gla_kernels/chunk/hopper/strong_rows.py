@@ -211,13 +211,12 @@ def grad_v_strong_hopper_kernel(
 ):  # fmt: skip
     """dv [B, T, H, V] of n_here chunks from first_chunk on: of those that are not mild. For the tensors see
     `grad_v.grad_v_kernel`, for RUN `output_strong_hopper_kernel`. EARLY: it may have begun before the launch before it
-    was done, and so may the next one."""
+    was done, and so may the next one, once that is: whatever was launched before this is there for it."""
     if EARLY:
+        gdc_wait()
         gdc_launch_dependents()
     _rows_part(
         d_q, d_k, d_g, d_do, d_ds, d_dv, p_h, p_marks, p_edges,
         scale, H, n_blocks, n_here, first_chunk, n_stored, share, n_rows,
         K, V, BV, RUN, MOST, True, PACKED,
     )  # fmt: skip
-    if EARLY:
-        gdc_wait()  # whoever waits for this launch waits for the one before it
