@@ -379,7 +379,7 @@ ASSEMBLY: dict[str, Callable[..., Any]] = {
     "inverse_exp2": lambda x: torch.exp2(-x),
     "either": lambda x, y, m: torch.where(m, x, y),
     "_kept": lambda x, m: torch.where(m, x, 0),
-    "_larger": lambda x, y: torch.fmax(x, y),
+    "_larger": lambda x, y: torch.maximum(x, y),
     "_fine": lambda x: _leading(x) + _leading(x - _leading(x)),
     "_inverse": lambda x: 1 / x,
     "_prefetch": lambda *_: None,

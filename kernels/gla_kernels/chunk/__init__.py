@@ -24,7 +24,7 @@ from .prepare import prepare
 from .problem import Problem
 from .shards import Added
 from .states import make_grad_states, make_states
-from .strong_gates import grad_qk_strong_kernel, grad_v_strong_kernel, strong_gates_of
+from .strong_gates import at_once, grad_qk_strong_kernel, grad_v_strong_kernel, strong_gates_of
 from .walk import fused_scan
 
 
@@ -134,18 +134,22 @@ def _backward(
         walked = fused_grad_scan(p, piece, do, ends, grads, first, halves, into.v, made, launch)
         if not walked:
             make_grad_states(p, piece, do, ends, grads, first, launch)
+        begun = not walked and at_once(p)  # dv, beside the pass over states: so it comes right after that
+        if begun:
+            make_grad_v(p, piece, do, grads, halves, into.v, launch)
         native = make_grad_qk(p, piece, do, few, every, states, grads, halves, into, launch)
-        if not walked:
+        if not (walked or begun):
             make_grad_v(p, piece, do, grads, halves, into.v, launch)
         args = {
             "p_q": p.q, "p_k": p.k, "p_v": p.v, "p_g": p.g, "p_do": do, "p_s": states, "p_ds": grads, "p_h": halves,
             "p_dq": into.q, "p_dk": into.k, "p_dg": into.g, "p_dv": into.v,
         }  # fmt: skip
-        # neither needs what the launch just before it writes: see `Launch.early`
+        # neither needs what the launch just before it writes, if that is not grad_qk's: see `Launch.early`
+        adjacent = begun or (walked and made is not None)
         if walked and made is None:
             launch(strong_gates_of(p, grad_v_strong_kernel, args, piece, grads))
         if native:
-            launch(strong_gates_of(p, grad_qk_strong_kernel, args, piece, grads))
+            launch(strong_gates_of(p, grad_qk_strong_kernel, args, piece, grads, early=not adjacent))
         if p.packed is not None:
             edge_gradients(p, piece, do, states, grads, into, launch)
     if p.packed is not None and into.initial_state is not None:

@@ -21,6 +21,7 @@ from ..tiles.operands import dot_half, load_tile
 from ..tiles.products import are_mild, load_half, product
 from ..tiles.slices import Slice
 from .any_gate import any_gate_grad_v
+from .strong_gates import at_once, chunk_rows_of
 
 if TYPE_CHECKING:
     from .problem import Problem
@@ -117,4 +118,5 @@ def make_grad_v(
     _, _, _, _, V = p.dims
     tile = p.config.grad_v
     args = {"p_q": p.q, "p_k": p.k, "p_g": p.gates, "p_do": do, "p_ds": grads, "p_h": halves, "p_dv": dv}
-    launch(p.blocks_of(grad_v_kernel, tile, cdiv(V, tile.block_v), args, piece, grads))
+    native = chunk_rows_of(p, True, args, piece, grads) if at_once(p) else None
+    launch(native or p.blocks_of(grad_v_kernel, tile, cdiv(V, tile.block_v), args, piece, grads))

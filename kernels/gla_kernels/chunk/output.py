@@ -35,6 +35,7 @@ from ..tiles.gates import (
 from ..tiles.halving import own_scores
 from ..tiles.operands import dot, dot_half, load_operand, load_tile, store_tile
 from ..tiles.slices import Slice
+from .strong_gates import at_once, chunk_rows_of
 
 if TYPE_CHECKING:
     from .problem import Problem
@@ -211,4 +212,5 @@ def make_output(p: "Problem", piece: Slice, states: Tensor, halves: Tensor | Non
     """Fill the slice's rows of o [B, T, H, V], from the states before its chunks."""
     tile = p.config.output
     args = {"p_q": p.q, "p_k": p.k, "p_v": p.v, "p_g": p.gates, "p_s": states, "p_h": halves, "p_o": o}
-    launch(p.blocks_of(output_kernel, tile, cdiv(p.dims[-1], tile.block_v), args, piece, states))
+    native = chunk_rows_of(p, False, args, piece, states) if at_once(p) else None
+    launch(native or p.blocks_of(output_kernel, tile, cdiv(p.dims[-1], tile.block_v), args, piece, states))

@@ -16,14 +16,16 @@ from typing import TYPE_CHECKING
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents
 
-from ..launch import Launcher, settle_keys
+from ..launch import Launcher, interpreting, settle_keys
 from ..tiles.descriptors import load_rows, store_state_tile
 from ..tiles.gates import after_rows, frame, limited, up_to_rows, whole_decay, wide_decays
 from ..tiles.operands import dot, load_state, load_tile, store_state
 from ..tiles.packed import begins_here, decay_of_rows, ends_here, sequence_of
 from ..tiles.products import product
 from ..tiles.slices import Slice
+from .strong_gates import at_once
 
 if TYPE_CHECKING:
     from .problem import Problem
@@ -44,7 +46,7 @@ def states_kernel(
     K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     EACH: tl.constexpr, LAST: tl.constexpr, HAS_S0: tl.constexpr, STORE_H: tl.constexpr, STORE_ST: tl.constexpr,
     PACKED: tl.constexpr, HAS_SN: tl.constexpr, V_FIRST: tl.constexpr, S0_V_FIRST: tl.constexpr, OPEN_H: tl.constexpr,
-    FRAMED: tl.constexpr, GATED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
+    FRAMED: tl.constexpr, GATED: tl.constexpr, LEADS: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The states before every ``every_rows``-th row of the segments from ``first_seg`` on: p_s [B*H, n_stored, K, V].
 
@@ -63,6 +65,8 @@ def states_kernel(
 
     FRAMED, with LAST: v is in frames of the value side, of which p_hv [B*H, row blocks, V] tells, and so are states
     after the last rows of segments (value_gates/frames.py). p_gamma_v [B*H, n_stored, V]: as p_gamma, of that side.
+
+    LEADS: the next launch may begin before this one is done, where it is to (`Launch.early`).
     """
     NK: tl.constexpr = (K + BK - 1) // BK
     NV: tl.constexpr = (V + BV - 1) // BV
@@ -80,6 +84,8 @@ def states_kernel(
         if STORE_H:
             p_h += (i_bh * n_blocks + i_first // BT) * K + o_k
 
+    if LEADS:
+        gdc_launch_dependents()
     b_s = tl.zeros([BK, BV], dtype=tl.float32)
     b_gamma = tl.zeros([BK], dtype=tl.float32)
     b_gamma_v, b_frame = tl.zeros([BV], dtype=tl.float32), tl.zeros([BV], dtype=tl.float32)
@@ -156,7 +162,7 @@ def grad_states_kernel(
     K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     EACH: tl.constexpr, LAST: tl.constexpr, HAS_DST: tl.constexpr, STORE_DS0: tl.constexpr,
     PACKED: tl.constexpr, HAS_DSN: tl.constexpr, V_FIRST: tl.constexpr, DST_V_FIRST: tl.constexpr,
-    FRAMED: tl.constexpr, GATED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
+    FRAMED: tl.constexpr, GATED: tl.constexpr, LEADS: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The gradients of the states after every ``every_rows``-th row: p_ds [B*H, n_stored, K, V]. As in
     states_kernel, but from the last row of a segment to its first one: LAST is the gradient before that.
@@ -182,6 +188,8 @@ def grad_states_kernel(
     if GATED:
         p_g += i_row0 * K
 
+    if LEADS:
+        gdc_launch_dependents()
     b_ds = tl.zeros([BK, BV], dtype=tl.float32)
     b_gamma = tl.zeros([BK], dtype=tl.float32)
     b_gamma_v, b_frame = tl.zeros([BV], dtype=tl.float32), tl.zeros([BV], dtype=tl.float32)
@@ -315,6 +323,7 @@ def make_states(
             S0_V_FIRST=p.is_v_first(starts),
             OPEN_H=p.packed is not None and p.native,
             FRAMED=p.frames is not None,
+            LEADS=at_once(p) and not interpreting(),
             **flags,
         )
     )
@@ -345,6 +354,7 @@ def make_grad_states(
             STORE_DS0=d_initial is not None,
             DST_V_FIRST=p.is_v_first(ends),
             FRAMED=p.frames is not None,
+            LEADS=at_once(p) and not interpreting(),
             **flags,
         )
     )

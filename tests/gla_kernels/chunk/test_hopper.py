@@ -31,7 +31,7 @@ def backward(work: Workload, schedule: Schedule, **changes: bool) -> list[str]:
 
 
 def test_bf16_in_chunks_of_64_is_done_by_hoppers_kernel():
-    found = backward(WORK, Schedule(64))
+    found = backward(replace(WORK, H=64), Schedule(64))
     assert found[-3:] == ["grad_qk_hopper_kernel", "grad_v_kernel", "grad_qk_strong_hopper_kernel"]
 
 
@@ -102,10 +102,15 @@ def test_only_hopper_has_them():
 # --- Fused scans ------------------------------------------------------------------------------------------------------
 
 
-def walked(work: Workload, schedule: Schedule) -> list[str]:
-    """The passes of a plan with walks, as a GPU would run them."""
+def walks(work: Workload, schedule: Schedule) -> list[Launch]:
+    """The launches of a plan with walks, as a GPU would run them."""
     config = with_walks(default_config(work.K, work.V, work.operand_bytes, schedule), work)
-    return [launch.step for launch in all_launches(work, Plan(schedule, config))]
+    return all_launches(work, Plan(schedule, config))
+
+
+def walked(work: Workload, schedule: Schedule) -> list[str]:
+    """Their passes."""
+    return [launch.step for launch in walks(work, schedule)]
 
 
 FORWARD = Workload("fwd", 1, 3000, 2, 128, 256)

@@ -13,7 +13,12 @@ try:
     from .grad_walk import grad_walk_hopper_kernel
     from .prepare import prepare_hopper_kernel
     from .strong_grad_qk import grad_qk_strong_hopper_kernel
-    from .strong_rows import grad_v_strong_hopper_kernel, output_strong_hopper_kernel
+    from .strong_rows import (
+        grad_v_hopper_kernel,
+        grad_v_strong_hopper_kernel,
+        output_hopper_kernel,
+        output_strong_hopper_kernel,
+    )
     from .walk import walk_hopper_kernel
     from .wide_ends import grad_states_wide_hopper_kernel, states_wide_hopper_kernel
     from .wide_walk import grad_walk_wide_hopper_kernel, walk_wide_hopper_kernel
@@ -23,12 +28,14 @@ try:
     settle_keys(states_wide_hopper_kernel, grad_states_wide_hopper_kernel)
     settle_keys(grad_qk_runs_hopper_kernel, grad_qk_wide_runs_hopper_kernel)
     settle_keys(output_strong_hopper_kernel, grad_v_strong_hopper_kernel, grad_qk_strong_hopper_kernel)
+    settle_keys(output_hopper_kernel, grad_v_hopper_kernel)
 except (ImportError, AttributeError):
     walk_hopper_kernel = grad_walk_hopper_kernel = grad_qk_hopper_kernel = None
     prepare_hopper_kernel = walk_wide_hopper_kernel = grad_walk_wide_hopper_kernel = None
     states_wide_hopper_kernel = grad_states_wide_hopper_kernel = None
     grad_qk_runs_hopper_kernel = grad_qk_wide_runs_hopper_kernel = None
     output_strong_hopper_kernel = grad_v_strong_hopper_kernel = grad_qk_strong_hopper_kernel = None
+    output_hopper_kernel = grad_v_hopper_kernel = None
 
 __all__ = [
     "grad_qk_hopper_kernel",
@@ -36,9 +43,11 @@ __all__ = [
     "grad_qk_strong_hopper_kernel",
     "grad_qk_wide_runs_hopper_kernel",
     "grad_states_wide_hopper_kernel",
+    "grad_v_hopper_kernel",
     "grad_v_strong_hopper_kernel",
     "grad_walk_hopper_kernel",
     "grad_walk_wide_hopper_kernel",
+    "output_hopper_kernel",
     "output_strong_hopper_kernel",
     "prepare_hopper_kernel",
     "states_wide_hopper_kernel",

@@ -171,8 +171,8 @@ def from_middle(levels, nil):
 
 @gluon.jit
 def _larger(b_x, b_y):
-    """The larger one of bfloat16, two numbers at once; the other one of a NaN."""
-    return gl.inline_asm_elementwise("max.bf16x2 $0, $1, $2;", "=r,r,r", [b_x, b_y], gl.bfloat16, True, 2)
+    """The larger one of bfloat16, two numbers at once; NaN where either is."""
+    return gl.inline_asm_elementwise("max.NaN.bf16x2 $0, $1, $2;", "=r,r,r", [b_x, b_y], gl.bfloat16, True, 2)
 
 
 @gluon.jit

@@ -297,11 +297,11 @@ def grad_qk_strong_hopper_kernel(
                 # a gate that lets nothing through has no gradient; the difference would leave rounding errors there
                 if WIDE:
                     b_high, b_low = parts_of(s_g).index(0).load(ACCUMULATOR), parts_of(s_g).index(1).load(ACCUMULATOR)
-                    b_dg = gl.where(wide(b_high) + wide(b_low) > FORGETS, b_dg, 0.0)
+                    b_dg = gl.where(wide(b_high) + wide(b_low) <= FORGETS, 0.0, b_dg)
                     barrier()  # every warp is done with g
                     matrix(s_g).store(b_dg)
                 else:
-                    b_dg = gl.where(wide(matrix(s_g).load(ACCUMULATOR)) > FORGETS, b_dg, 0.0)
+                    b_dg = gl.where(wide(matrix(s_g).load(ACCUMULATOR)) <= FORGETS, 0.0, b_dg)
                     matrix(s_g).store(rounded(b_dg))
                 fence_async_shared()
                 barrier()

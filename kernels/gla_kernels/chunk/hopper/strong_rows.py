@@ -1,5 +1,5 @@
 """o and dv of the chunks that Hopper's own kernels leave undone, in Gluon: by the scores of strong_gates.py, and from
-the states or their gradients."""
+the states or their gradients. Where chunks are few, of all of them, in place of the passes' own kernels."""
 
 # mypy: disallow-untyped-defs=False
 from triton.experimental import gluon
@@ -56,18 +56,24 @@ def _rows_part(
     d_q, d_k, d_g, d_x, d_s, d_y, p_h, p_marks, p_edges,
     scale, H, n_blocks, n_here, first_chunk, n_stored, share, n_rows,
     K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr, RUN: gl.constexpr, MOST: gl.constexpr, BACK: gl.constexpr,
-    PACKED: gl.constexpr,
+    PACKED: gl.constexpr, ALL: gl.constexpr,
 ):  # fmt: skip
     """Rows of o of the chunks of a share that are not mild, from x = v and the states; BACK: of dv, from x = do and the
     gradients of states. Of RUN tiles of V, for which scores and decayed rows are made once, and stay in registers; so
-    every other tile comes to where gates and rows were, while the one before it is multiplied."""
+    every other tile comes to where gates and rows were, while the one before it is multiplied. ALL: of a chunk, mild or
+    not, whose scores may be made before the launch before is done, which writes states alone."""
     NK: gl.constexpr = K // ROWS
     NV: gl.constexpr = V // (BV * RUN)
     WIDE: gl.constexpr = d_g.dtype == gl.float32
     PARTS_OF_G: gl.constexpr = 2 if WIDE else 1
     OUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BV, 16])
     LEFT: gl.constexpr = gl.DotOperandLayout(0, OUT, 2)
-    i_v, i_bh, i_first, i_end, p_h, bits = share_of(p_h, n_blocks, n_here, first_chunk, share, K, K, NV, MOST)
+    if ALL:
+        i_v, i_p = gl.program_id(0) % NV, gl.program_id(0) // NV
+        i_first, i_bh, bits = i_p % n_here, i_p // n_here, gl.to_tensor(1)
+        i_end = i_first + 1
+    else:
+        i_v, i_bh, i_first, i_end, p_h, bits = share_of(p_h, n_blocks, n_here, first_chunk, share, K, K, NV, MOST)
     if bits != 0:
         OF_ROWS: gl.constexpr = d_x.layout
         OF_STATES: gl.constexpr = d_s.layout
@@ -110,10 +116,14 @@ def _rows_part(
                 i_out = i_h * V + i_col
                 if RUN > 1 or (bits << 1 >> (i_c - i_first)) & 1 == 0:  # else the chunk before has sent for them
                     _send_rows(d_q, d_k, d_g, t_q, t_k, s_g, bar, i_batch, i_row, i_h * K, NK)
-                _send_tile(d_x, d_s, s_x, s_s, bar_s, i_batch, i_row, i_out, i_state, i_col, NK, BV, not WIDE)
+                if not ALL:
+                    _send_tile(d_x, d_s, s_x, s_s, bar_s, i_batch, i_row, i_out, i_state, i_col, NK, BV, not WIDE)
                 mbarrier.wait(bar, turn & 1)
                 turn += 1
                 b_a = scores(t_q, t_k, s_g, s_high, s_low, nil, p_marks, n_rows, i_row, NK, BACK, PACKED)
+                if ALL:
+                    gdc_wait()
+                    _send_tile(d_x, d_s, s_x, s_s, bar_s, i_batch, i_row, i_out, i_state, i_col, NK, BV, not WIDE)
                 if WIDE:
                     fence_async_shared()
                     barrier()  # every warp is done with the scores' operands
@@ -135,7 +145,7 @@ def _rows_part(
                         mbarrier.wait(bar_s, (turn & 1) ^ 1)
                     b_y = warpgroup_mma(b_x, s_s.index(t + nil), b_y, is_async=True)
                     b_rows = b_rows + (b_x,)  # type: ignore[assignment]  # noqa: RUF005
-                if RUN == 1:
+                if RUN == 1 and not ALL:
                     # the next chunk's, if that is not mild, either
                     if (i_c + 1 < i_end) & ((bits >> (i_c - i_first) >> 1) & 1 != 0):
                         fence_async_shared()
@@ -198,7 +208,7 @@ def output_strong_hopper_kernel(
     _rows_part(
         d_q, d_k, d_g, d_v, d_s, d_o, p_h, p_marks, p_edges,
         scale, H, n_blocks, n_here, first_chunk, n_stored, share, n_rows,
-        K, V, BV, RUN, MOST, False, PACKED,
+        K, V, BV, RUN, MOST, False, PACKED, False,
     )  # fmt: skip
 
 
@@ -211,13 +221,39 @@ def grad_v_strong_hopper_kernel(
 ):  # fmt: skip
     """dv [B, T, H, V] of n_here chunks from first_chunk on: of those that are not mild. For the tensors see
     `grad_v.grad_v_kernel`, for RUN `output_strong_hopper_kernel`. EARLY: it may have begun before the launch before it
-    was done, and so may the next one."""
+    was done, and so may the next one, once that is: whatever was launched before this is there for it."""
     if EARLY:
+        gdc_wait()
         gdc_launch_dependents()
     _rows_part(
         d_q, d_k, d_g, d_do, d_ds, d_dv, p_h, p_marks, p_edges,
         scale, H, n_blocks, n_here, first_chunk, n_stored, share, n_rows,
-        K, V, BV, RUN, MOST, True, PACKED,
+        K, V, BV, RUN, MOST, True, PACKED, False,
     )  # fmt: skip
-    if EARLY:
-        gdc_wait()  # whoever waits for this launch waits for the one before it
+
+
+@gluon.jit(do_not_specialize=["n_here", "first_chunk", "n_stored"])
+def output_hopper_kernel(
+    d_q, d_k, d_v, d_g, d_s, d_o, scale, H, n_here, first_chunk, n_stored,
+    K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr,
+):  # fmt: skip
+    """o [B, T, H, V] of n_here chunks from first_chunk on, mild or not, a program a chunk and tile of V. It begins
+    before the pass is done whose states it reads. For the tensors see `output.output_kernel`."""
+    _rows_part(
+        d_q, d_k, d_g, d_v, d_s, d_o, None, None, None,
+        scale, H, 0, n_here, first_chunk, n_stored, 1, 0,
+        K, V, BV, 1, 1, False, False, True,
+    )  # fmt: skip
+
+
+@gluon.jit(do_not_specialize=["n_here", "first_chunk", "n_stored"])
+def grad_v_hopper_kernel(
+    d_q, d_k, d_g, d_do, d_ds, d_dv, scale, H, n_here, first_chunk, n_stored,
+    K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr,
+):  # fmt: skip
+    """The same of dv [B, T, H, V]. For the tensors see `grad_v.grad_v_kernel`."""
+    _rows_part(
+        d_q, d_k, d_g, d_do, d_ds, d_dv, None, None, None,
+        scale, H, 0, n_here, first_chunk, n_stored, 1, 0,
+        K, V, BV, 1, 1, True, False, True,
+    )  # fmt: skip
