@@ -66,7 +66,7 @@ def compare(
     kind, named, modes = pick_device(device), _split(against), _split(mode)
     here, missing = _here(on_the_fly.systems(named, modes, _strength(gate_strength) is not None, kind), kind)
     fields = {
-        # default plans in 16 bits may have Hopper's own kernels, which Triton's interpreter does not know
+        # without a GPU kernels are checked alone, which is sharpest in fp32
         "dtype": dtype if dtype is not None else ("fp32" if kind == "cpu" else "bf16"),
         "gate_strength": _strength(gate_strength),
         "initial_state": initial_state,

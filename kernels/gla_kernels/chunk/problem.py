@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..launch import Launch
+from ..launch import Launch, on_cpu
 from ..schedule import SEGMENT_ROWS, WALKED_K, WGMMA_ROWS, WIDE_K, KernelConfig, Schedule, Tile, cdiv, in_turn
 from ..tiles.context import CallContext
 from ..tiles.descriptors import MOST_ROWS
@@ -357,8 +357,8 @@ class Problem(CallContext):
         """Whether a tile asks for a kernel of Hopper's own, and that can serve such inputs."""
         if self.packed is not None and not self.native:
             return False  # one pass that goes by closed gates, and all do
-        if not tile.hopper or self.q.device.type == "cpu":
-            return False  # on the CPU the interpreter runs, which knows no Gluon
+        if not tile.hopper or on_cpu(self.q):
+            return False
         if self.g is None or self.q.dtype != torch.bfloat16 or not self.scale > 0:
             return False
         return self.schedule.chunk == self.config.block_t == WGMMA_ROWS

@@ -5,6 +5,7 @@ fired from an image of the driver's own structures. `execute` runs a single one,
 """
 
 from .launch import Launch, Launcher, described, descriptor, settle_keys
+from .record import on_cpu
 from .run import execute, interpreting
 
-__all__ = ["Launch", "Launcher", "described", "descriptor", "execute", "interpreting", "settle_keys"]
+__all__ = ["Launch", "Launcher", "described", "descriptor", "execute", "interpreting", "on_cpu", "settle_keys"]

@@ -8,6 +8,7 @@ result, or scratch. Scratch becomes one allocation, in which buffers that are no
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
@@ -22,6 +23,7 @@ from .launch import Launch, Launcher
 from .run import ALIGNED, compile_launch, execute
 
 ALIGNMENT = 512  # of buffers, as the allocator has it
+_FOR_CPU = ContextVar("for_cpu", default=False)
 
 # What host code may ask of PyTorch while it is recorded: memory, and views of it.
 ALLOWED = frozenset(
@@ -177,12 +179,20 @@ class Program:
 Host = Callable[[Launcher], tuple[Sequence[Tensor | None], Sequence[Tensor | None]]]
 
 
+def on_cpu(x: Tensor) -> bool:
+    """Whether launches on the tensor are the interpreter's, which knows no Gluon: it is on the CPU, or `record` is at
+    work for one."""
+    return x.device.type == "cpu" or _FOR_CPU.get()
+
+
 def record(
-    host: Host, inputs: Sequence[Tensor | None], blocks: Sequence[tuple[Tensor | None, int, int]] = ()
-) -> Program:
+    host: Host, inputs: Sequence[Tensor | None], device: torch.device,
+    blocks: Sequence[tuple[Tensor | None, int, int]] = (),
+) -> Program:  # fmt: skip
     """The program of host code, which returns its results and what it leaves for later. inputs: tensors of the meta
-    device, which have the first addresses. blocks: further tensors that share one, each with the address's number and
-    how many bytes behind it it lies. Raises RuntimeError where the host code does more than to launch.
+    device, which have the first addresses. device: on which it will run. blocks: further tensors that share one
+    address, each with its number and how many bytes behind it it lies. Raises RuntimeError where the host code does
+    more than to launch.
     """
     memory, places = Memory(), dict[int, tuple[int, int]]()
     for i, x in enumerate(inputs):
@@ -193,8 +203,12 @@ def record(
             places[memory.add(x)] = (base, offset)
     first = 1 + max((len(inputs) - 1, *(base for _, base, _ in blocks)))
     launches: list[Launch] = []
-    with _OnlyMemory():
-        results, left = host(lambda launch: launches.append(launch) if prod(launch.grid) else None)
+    before = _FOR_CPU.set(device.type == "cpu")
+    try:
+        with _OnlyMemory():
+            results, left = host(lambda launch: launches.append(launch) if prod(launch.grid) else None)
+    finally:
+        _FOR_CPU.reset(before)
     for i, x in enumerate(results):
         if x is not None:
             if x in memory or x.untyped_storage().nbytes() != x.nbytes or not x.is_contiguous():

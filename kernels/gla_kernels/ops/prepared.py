@@ -99,7 +99,7 @@ class Prepared:
             o, final_state, left = self.form.forward(Inputs(*inputs), self.final, launch)  # type: ignore[arg-type]
             return (o, final_state, *(inputs[i] for i in self.rows)), left
 
-        return Ready(record(host, given), self._given, self.device)
+        return Ready(record(host, given, self.device), self._given, self.device)
 
     def _backward_program(self, d_final: bool, needed: Needed) -> Program:
         """The backward pass, recorded, of what the forward program leaves."""
@@ -120,7 +120,7 @@ class Prepared:
         def host(launch: Launcher) -> tuple[Sequence[Tensor | None], Sequence[Tensor | None]]:
             return self.form.backward(inputs, tuple(left), do, d_state, needed, launch), ()
 
-        return record(host, [*inputs, *results, None, do, d_state], blocks)
+        return record(host, [*inputs, *results, None, do, d_state], self.device, blocks)
 
     def _on_meta(self) -> Inputs:
         return Inputs(*(None if x is None else x.on_meta() for x in self._sorts))  # type: ignore[arg-type]
@@ -148,7 +148,7 @@ class PreparedStep:
             assert x.initial_state is not None
             return (recurrent.step(x.q, x.k, x.v, x.g, x.initial_state, scale, launch, x.gv, v_first),), ()
 
-        self._run = Ready(record(host, x), sorts, device)
+        self._run = Ready(record(host, x, device), sorts, device)
 
     def __call__(self, inputs: Inputs) -> Tensor:
         """o [B, H, V]."""

@@ -43,7 +43,7 @@ class Step:
             self._passed_on = [at.get(id(x)) for x in found]
             return [x if i is None else None for x, i in zip(found, self._passed_on, strict=True)], ()
 
-        self._run = Ready(record(made, metas), sorts, device)
+        self._run = Ready(record(made, metas, device), sorts, device)
 
     def __call__(self, given: Tensors) -> list[Any]:
         found = self._run(tuple(given))[0]

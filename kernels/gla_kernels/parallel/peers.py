@@ -68,7 +68,7 @@ class Exchange:
             launch(exchange_of(of, buffers, epochs, found, self.rank, self.patience))
             return (found,), ()
 
-        return Ready(record(host, metas), sorts, self.device)
+        return Ready(record(host, metas, self.device), sorts, self.device)
 
     def _follow(self) -> None:
         """Exchanges are made one after another, whatever streams they are queued on. What a graph of the caller's

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..launch import Launch, Launcher
+from ..launch import Launch, Launcher, on_cpu
 from ..schedule import WGMMA_ROWS, cdiv
 from ..tiles.slices import Slice
 from .call import Call, chunks_of
@@ -35,8 +35,7 @@ def serves_apart(call: Call) -> bool:
 
 
 def _runs(call: Call) -> bool:
-    on_gpu = call.q.device.type != "cpu"  # where the interpreter runs, which knows no Gluon
-    return simple_grad_walk_hopper_kernel is not None and on_gpu
+    return simple_grad_walk_hopper_kernel is not None and not on_cpu(call.q)
 
 
 def walk(

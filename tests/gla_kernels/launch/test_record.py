@@ -34,7 +34,7 @@ def a_launch(*tensors: torch.Tensor | None, grid: tuple[int, ...] = (1,)) -> Lau
 
 
 def recorded(host: Callable[[Any], tuple[Tensors, Tensors]], *inputs: torch.Tensor | None) -> Program:
-    return record(host, inputs)
+    return record(host, inputs, torch.device("cpu"))
 
 
 def span(program: Program, x: torch.Tensor) -> tuple[int, int, int]:
@@ -125,7 +125,7 @@ def test_blocks_of_an_earlier_program_lie_where_it_left_them() -> None:
         launch(a_launch(x, y))
         return (), ()
 
-    program = record(host, (None, None), ((x, 1, 0), (None, 1, 512), (y, 1, 1024)))
+    program = record(host, (None, None), torch.device("cpu"), ((x, 1, 0), (None, 1, 512), (y, 1, 1024)))
     assert (program.where(x), program.where(y), program.at_results) == ((1, 0), (1, 1024), 2)
 
 

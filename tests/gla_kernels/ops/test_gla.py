@@ -57,6 +57,11 @@ def test_every_dtype(judge, inputs, dtype, gates, materialize):
     judge(form(Schedule(32, 16, materialize)), inputs((1, 70, 1, 32, 32), dtype, gates))
 
 
+def test_heads_that_hopper_has_kernels_of_its_own_for(judge, inputs):
+    """Which are written in Gluon; the interpreter takes Triton's in their place."""
+    judge(form(), inputs((1, 70, 1, 64, 64), torch.bfloat16, "resets"))
+
+
 @pytest.mark.each_value
 @pytest.mark.parametrize("T", [1, 2, 15, 16, 63, 65, 129])
 @pytest.mark.parametrize("materialize", [True, False])
