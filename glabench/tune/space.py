@@ -133,7 +133,8 @@ def _launches(work: Workload, variant: Variant, capability: int) -> Iterator[tup
     """The variant's feasible candidates with their launches.
 
     Plans are made for all passes at once, the n-th tile of each, because planning is what takes time here; of those
-    that can run: in the place of a walk that cannot, other passes would run, with other launches.
+    that can run: in the place of a walk that cannot, other passes would run, with other launches. By whose kernel dq,
+    dk and dg come decides on dv's, too, where chunks are few: other kernels than the default's are planned alone.
     """
     base, steps = base_config(work, variant, capability), variant.steps(work)
 
@@ -143,10 +144,12 @@ def _launches(work: Workload, variant: Variant, capability: int) -> Iterator[tup
     menus = ([tile for tile in tiles(step, work.K, work.V, capability) if runs(step, tile)] for step in steps)
     for row in zip_longest(*menus):
         chosen = {step: tile for step, tile in zip(steps, row, strict=True) if tile is not None}
-        plan = Plan(variant.schedule, _with_tiles(base, chosen))
-        for step, launch in launches_of(work, plan).items():
-            if step in chosen:
-                yield Candidate(variant, step, chosen[step]), launch
+        odd = {step: tile for step, tile in chosen.items() if step == "grad_qk" and tile.hopper != base.grad_qk.hopper}
+        for planned in ({step: tile for step, tile in chosen.items() if step not in odd}, odd):
+            plan = Plan(variant.schedule, _with_tiles(base, planned))
+            for step, launch in launches_of(work, plan).items() if planned else ():
+                if step in planned:
+                    yield Candidate(variant, step, planned[step]), launch
 
 
 def _with_tiles(config: KernelConfig, chosen: dict[str, Tile]) -> KernelConfig:

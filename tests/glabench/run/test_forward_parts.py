@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from gla_kernels import reference
+from gla_kernels import Machine, Schedule, Workload, chosen, reference
 from gla_kernels.launch import execute
+from gla_kernels.plan.apply import launches_of
 from glabench.failures import NotMeasured
 from glabench.run import forward_parts as parts
 from glabench.run import pipeline
@@ -49,7 +50,7 @@ from gla_kernels import Schedule, Workload, chosen, Machine
 from gla_kernels.plan.apply import launches_of
 from glabench.hardware.crosscompile import cross_compile
 from glabench.run.forward_parts import without_states
-work = Workload("fwd", 1, 512, 2, 64, 64, "bf16", True, Schedule(64, 64, True))
+work = Workload("fwd", 1, 8192, 2, 64, 64, "bf16", True, Schedule(64, 64, True))
 plan = chosen(work, Machine(90)).plan
 output = launches_of(work, replace(plan, config=replace(plan.config, walk=None)))["output"]
 print(json.dumps([cross_compile([launch], "sm_90")[0] for launch in (output, without_states(output))]))
@@ -65,6 +66,14 @@ def test_what_is_left_neither_loads_the_state_nor_multiplies_with_it(
     assert 0 < intra["instructions"]["wgmma"] < whole["instructions"]["wgmma"]
     assert _moves(intra, "ld.global", "cp.async") < _moves(whole, "ld.global", "cp.async")
     assert _moves(intra, "st.global") == _moves(whole, "st.global")
+
+
+def test_what_is_begun_before_the_states_are_there_has_no_parts() -> None:
+    work = Workload("fwd", 1, 512, 2, 64, 64, "bf16", True, Schedule(64, 64, True))
+    plan = chosen(work, Machine(90)).plan
+    output = launches_of(work, replace(plan, config=replace(plan.config, walk=None)))["output"]
+    with pytest.raises(NotMeasured, match="o of so few chunks"):
+        parts.without_states(output)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from glabench.tune.stage import strong_work
 from glabench.tune.tuner import Tuner, recorded_times
 from glabench.tuning_store import Tuning
 
-WORK = Workload("fwd", 4, 300, 4, 64, 64, schedule=Schedule(64, 64, True))
+WORK = Workload("fwd", 4, 600, 4, 64, 64, schedule=Schedule(64, 64, True))
 # Twenty, of every kind.
 HOSTILE = {
     "compiler aborts": 2, "compiler hangs": 1, "does not compile": 3, "hangs": 1, "dies": 3, "corrupts": 2, "wrong": 3,
