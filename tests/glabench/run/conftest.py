@@ -55,10 +55,11 @@ def run_case(case, sweep, settings):
             time.sleep(600)
     if case.seed == 13 and settings.part == "compile":  # what two processes do sooner than one
         mark = os.environ["CALLS"] + ".begun"
-        if os.path.exists(mark):
+        try:
+            open(mark, "x").close()  # of two that come at the same time one is the first
+        except FileExistsError:
             open(mark + ".helped", "w").close()
             time.sleep(600)
-        open(mark, "w").close()
         while not os.path.exists(mark + ".helped"):
             time.sleep(0.01)
     if case.seed == 14 and settings.part == "compile":  # until another case was timed
