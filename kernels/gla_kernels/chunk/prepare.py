@@ -1,67 +1,24 @@
 """What a walk over wide heads (wide_walk.py) reads in place of q, k and g: q and k decayed, and the scores of each
-chunk, made once for all tiles of V. hopper/prepare.py makes them; here is what it leaves undone, the scores of chunks
-that are not mild, by halving (halving.py).
+chunk, made once for all tiles of V. hopper/prepare.py makes them, and hopper/prepare_strong.py what it leaves undone,
+the scores of chunks that are not mild.
 """
 
-# mypy: disallow-untyped-defs=False
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-import triton
-import triton.language as tl
 from torch import Tensor
 
-from ..launch import Launch, Launcher, settle_keys
+from ..launch import Launch, Launcher
 from ..schedule import WGMMA_ROWS, Tile, cdiv
 from ..tiles.descriptors import blocks
-from ..tiles.gates import mild_block, row_block_limit
-from ..tiles.halving import own_scores
-from ..tiles.operands import split, store_tile
 from ..tiles.slices import Slice
-from .hopper import prepare_hopper_kernel
+from .hopper import prepare_hopper_kernel, prepare_strong_hopper_kernel
 from .problem import THREE, Problem
 from .strong_gates import share_of
 
 TILE = Tile(WGMMA_ROWS, WGMMA_ROWS, 4, 1, descriptors=True)
 MOST = 8  # chunks that a program looks at for strong gates, at most
-
-
-@triton.jit(do_not_specialize=["T", "n_blocks", "first_chunk", "n_here", "rows_here", "share"])
-def prepare_strong_kernel(
-    p_q, p_k, p_g, p_h, p_marks, p_a, scale, T, H, n_blocks, first_chunk, n_here, rows_here, heads_here,
-    share, K: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, MOST: tl.constexpr, PACKED: tl.constexpr,
-    DOT: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """a [B, rows_here, heads_here, 2*BT] of those of n_here chunks from first_chunk on that are not mild: scale times
-    their scores, leading bits beside the next ones. A program looks at its share of chunks at once, MOST at most,
-    and mostly finds that all are mild. p_h [B*H, n_blocks, K]: log2 of half of each one's decay. PACKED: of rows of one
-    sequence alone; p_marks: of `packed.marks`."""
-    LIMIT: tl.constexpr = -0.5 * row_block_limit(True, PRECISION)
-    n_shares = tl.cdiv(n_here, share)
-    i_p = tl.program_id(0)
-    i_first, i_bh = (i_p % n_shares) * share, (i_p // n_shares).to(tl.int64)
-    i_end = tl.minimum(i_first + share, n_here)
-    o_c, o_k = i_first + tl.arange(0, MOST), tl.arange(0, K)
-    p_h += (i_bh * n_blocks + first_chunk) * K
-    b_h = tl.load(p_h + o_c[:, None] * K + o_k[None, :], mask=(o_c < i_end)[:, None], other=0.0)
-    if tl.min(tl.min(b_h, axis=1), axis=0) <= LIMIT:
-        i_row0 = (i_bh // H) * T * H + i_bh % H
-        p_q, p_k, p_g = p_q + i_row0 * K, p_k + i_row0 * K, p_g + i_row0 * K
-        p_a += ((i_bh // H) * rows_here * heads_here + i_bh % H) * 2 * BT
-        for i_c in tl.range(i_first, i_end, disable_licm=True):
-            if not mild_block(p_h + i_c * K, K, PRECISION):
-                i_chunk, o_a = (first_chunk + i_c) * BT, tl.arange(0, BT)
-                b_a = own_scores(p_q, p_k, p_g, i_chunk, T, H * K, K, BT, BK, PRECISION)
-                if PACKED:
-                    b_first = tl.load(p_marks + i_chunk + o_a) - i_chunk
-                    b_a = tl.where(o_a[None, :] >= b_first[:, None], b_a, 0.0)
-                b_high, b_low = split(b_a * scale, DOT)
-                store_tile(p_a, b_high, i_c * BT, rows_here, heads_here * 2 * BT, o_a, 2 * BT, BT)
-                store_tile(p_a, b_low, i_c * BT, rows_here, heads_here * 2 * BT, BT + o_a, 2 * BT, BT)
-
-
-settle_keys(prepare_strong_kernel)
 
 
 class Prepared(NamedTuple):
@@ -126,5 +83,5 @@ def prepared(
     made = p.launch_of(prepare_hopper_kernel, tile, n_here, of_slice, **flags)
     share = share_of(n_here, B * H * TILE.num_warps, MOST)
     args |= {"first_chunk": piece.first_chunk, "share": share}
-    strong = p.launch_of(prepare_strong_kernel, TILE, cdiv(n_here, share), args, MOST=MOST, **flags)
+    strong = p.launch_of(prepare_strong_hopper_kernel, TILE, cdiv(n_here, share), args, MOST=MOST, **flags)
     return found, (made, strong)

@@ -223,7 +223,7 @@ def test_walks_of_wide_heads(V, gates, schedule, every, gate_type, v_first, plac
     halves = torch.empty_like(x.halves, device=place.device)
     made, (first, strong) = prepared(p, p.whole, halves, False, True)
     place.run(first)
-    execute(strong)
+    place.run(strong)
     assert torch.allclose(halves.cpu(), x.halves, rtol=1e-5)
     assert made.f is halves
     for one in (made.q, made.k, made.a):

@@ -12,6 +12,7 @@ try:
     from .grad_qk_wide import grad_qk_wide_runs_hopper_kernel
     from .grad_walk import grad_walk_hopper_kernel
     from .prepare import prepare_hopper_kernel
+    from .prepare_strong import prepare_strong_hopper_kernel
     from .strong_grad_qk import grad_qk_strong_hopper_kernel
     from .strong_rows import (
         grad_v_hopper_kernel,
@@ -28,14 +29,14 @@ try:
     settle_keys(states_wide_hopper_kernel, grad_states_wide_hopper_kernel)
     settle_keys(grad_qk_runs_hopper_kernel, grad_qk_wide_runs_hopper_kernel)
     settle_keys(output_strong_hopper_kernel, grad_v_strong_hopper_kernel, grad_qk_strong_hopper_kernel)
-    settle_keys(output_hopper_kernel, grad_v_hopper_kernel)
+    settle_keys(output_hopper_kernel, grad_v_hopper_kernel, prepare_strong_hopper_kernel)
 except (ImportError, AttributeError):
     walk_hopper_kernel = grad_walk_hopper_kernel = grad_qk_hopper_kernel = None
     prepare_hopper_kernel = walk_wide_hopper_kernel = grad_walk_wide_hopper_kernel = None
     states_wide_hopper_kernel = grad_states_wide_hopper_kernel = None
     grad_qk_runs_hopper_kernel = grad_qk_wide_runs_hopper_kernel = None
     output_strong_hopper_kernel = grad_v_strong_hopper_kernel = grad_qk_strong_hopper_kernel = None
-    output_hopper_kernel = grad_v_hopper_kernel = None
+    output_hopper_kernel = grad_v_hopper_kernel = prepare_strong_hopper_kernel = None
 
 __all__ = [
     "grad_qk_hopper_kernel",
@@ -50,6 +51,7 @@ __all__ = [
     "output_hopper_kernel",
     "output_strong_hopper_kernel",
     "prepare_hopper_kernel",
+    "prepare_strong_hopper_kernel",
     "states_wide_hopper_kernel",
     "walk_hopper_kernel",
     "walk_wide_hopper_kernel",

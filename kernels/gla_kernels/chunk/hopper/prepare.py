@@ -6,7 +6,7 @@ parts of k e^{h - up} the leading bits where g.
     up = the sum of the gates of the rows up to the row;  after = of those after it;  h = half of the sum of all
     Q = scale q e^up,   K = k e^after,   A = tril((scale q e^{up - h}) (k e^{h - up})^T), in all two parts each
 
-Chunks that are not mild: their A is not to be used, and `prepare_strong_kernel` runs after this one; Q, K and h are
+Chunks that are not mild: their A is not to be used, and prepare_strong.py's runs after this one; Q, K and h are
 right for any gates.
 
 Of packed sequences (packed.py) Q has the head's rows alone, K those from the tail on and A pairs of rows of one

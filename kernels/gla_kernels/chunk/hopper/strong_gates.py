@@ -25,16 +25,18 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
+    mbarrier,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
 
-from ...launch.tritons import barrier
+from ...launch.tritons import async_load, barrier
 from ...tiles.hopper import (
     ACCUMULATOR,
     OPERAND,
     ROWS,
     SPREAD,
+    TILE_BYTES,
     cut,
     leading,
     matrix,
@@ -79,6 +81,28 @@ def hidden_zero(i_c):
     """0, which the compiler cannot know. What is made with it is made where it is used; all else that no chunk changes
     the compiler makes once, before the loop over chunks, and spills it."""
     return gl.minimum(i_c, 0)
+
+
+# --- Rows -----------------------------------------------------------------------------------------------------------
+
+
+@gluon.jit
+def tiles_of(s_x, FIRST: gl.constexpr, NK: gl.constexpr):
+    """NK tiles of rows in shared memory, from one on."""
+    if NK == 1:
+        return (s_x.index(FIRST),)
+    else:  # noqa: RET505 - only one of both is compiled
+        return s_x.index(FIRST), s_x.index(FIRST + 1)
+
+
+@gluon.jit
+def send_rows(d_q, d_k, d_g, t_q, t_k, s_g, bar, i_batch, i_row, i_col, NK: gl.constexpr):
+    """For a chunk's gates, queries and keys."""
+    mbarrier.expect(bar, (4 if d_g.dtype == gl.float32 else 3) * NK * TILE_BYTES)
+    for t in gl.static_range(NK):
+        async_load(d_g, [i_batch, i_row, i_col + t * ROWS], bar, s_g.index(t))
+        async_load(d_q, [i_batch, i_row, i_col + t * ROWS], bar, t_q[t])
+        async_load(d_k, [i_batch, i_row, i_col + t * ROWS], bar, t_k[t])
 
 
 # --- Matrices of 0 and 1, by which gates are summed -------------------------------------------------------------------

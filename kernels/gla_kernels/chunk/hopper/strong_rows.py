@@ -17,26 +17,7 @@ from ...launch.tritons import async_load, async_store, barrier, reinterpreted
 from ...tiles.hopper import ACCUMULATOR, ROWS, SHARED, TILE_BYTES, barriers, leading, matrix, rounded, wide
 from .layouts import LOG2_E
 from .packed import head_and_tail
-from .strong_gates import after, begin_each, hidden_zero, rows, scores, share_of, up_to
-
-
-@gluon.jit
-def _tiles(s_x, FIRST: gl.constexpr, NK: gl.constexpr):
-    """NK tiles of rows in shared memory, from one on."""
-    if NK == 1:
-        return (s_x.index(FIRST),)
-    else:  # noqa: RET505 - only one of both is compiled
-        return s_x.index(FIRST), s_x.index(FIRST + 1)
-
-
-@gluon.jit
-def _send_rows(d_q, d_k, d_g, t_q, t_k, s_g, bar, i_batch, i_row, i_col, NK: gl.constexpr):
-    """For a chunk's gates, queries and keys."""
-    mbarrier.expect(bar, (4 if d_g.dtype == gl.float32 else 3) * NK * TILE_BYTES)
-    for t in gl.static_range(NK):
-        async_load(d_g, [i_batch, i_row, i_col + t * ROWS], bar, s_g.index(t))
-        async_load(d_q, [i_batch, i_row, i_col + t * ROWS], bar, t_q[t])
-        async_load(d_k, [i_batch, i_row, i_col + t * ROWS], bar, t_k[t])
+from .strong_gates import after, begin_each, hidden_zero, rows, scores, send_rows, share_of, tiles_of, up_to
 
 
 @gluon.jit
@@ -79,11 +60,11 @@ def _rows_part(
         OF_STATES: gl.constexpr = d_s.layout
         if RUN > 1:
             s_rows = gl.allocate_shared_memory(gl.bfloat16, [2 * NK, 1, ROWS, ROWS], d_q.layout)
-            t_q, t_k = _tiles(s_rows, 0, NK), _tiles(s_rows, NK, NK)
+            t_q, t_k = tiles_of(s_rows, 0, NK), tiles_of(s_rows, NK, NK)
         else:
             s_q = gl.allocate_shared_memory(gl.bfloat16, [NK, 1, ROWS, ROWS], d_q.layout)
             s_k = gl.allocate_shared_memory(gl.bfloat16, [NK, 1, ROWS, ROWS], d_k.layout)
-            t_q, t_k = _tiles(s_q, 0, NK), _tiles(s_k, 0, NK)
+            t_q, t_k = tiles_of(s_q, 0, NK), tiles_of(s_k, 0, NK)
         s_g = gl.allocate_shared_memory(d_g.dtype, [NK, 1, ROWS, ROWS], d_g.layout)
         s_s = gl.allocate_shared_memory(gl.bfloat16, [NK, ROWS, BV], d_s.layout)
         bar, bar_s = barriers(1).index(0), barriers(1).index(0)
@@ -115,7 +96,7 @@ def _rows_part(
                 i_col = i_v * (RUN * BV)
                 i_out = i_h * V + i_col
                 if RUN > 1 or (bits << 1 >> (i_c - i_first)) & 1 == 0:  # else the chunk before has sent for them
-                    _send_rows(d_q, d_k, d_g, t_q, t_k, s_g, bar, i_batch, i_row, i_h * K, NK)
+                    send_rows(d_q, d_k, d_g, t_q, t_k, s_g, bar, i_batch, i_row, i_h * K, NK)
                 if not ALL:
                     _send_tile(d_x, d_s, s_x, s_s, bar_s, i_batch, i_row, i_out, i_state, i_col, NK, BV, not WIDE)
                 mbarrier.wait(bar, turn & 1)
@@ -150,7 +131,7 @@ def _rows_part(
                     if (i_c + 1 < i_end) & ((bits >> (i_c - i_first) >> 1) & 1 != 0):
                         fence_async_shared()
                         barrier()  # every warp is done with gates and rows
-                        _send_rows(d_q, d_k, d_g, t_q, t_k, s_g, bar, i_batch, i_row + ROWS, i_h * K, NK)
+                        send_rows(d_q, d_k, d_g, t_q, t_k, s_g, bar, i_batch, i_row + ROWS, i_h * K, NK)
                 if BACK:
                     b_a = b_a * scale
                 b_high = leading(b_a)
