@@ -23,7 +23,6 @@ from gla_kernels.chunk.hopper.wide_walk import grad_walk_wide_hopper_kernel, wal
 from gla_kernels.chunk.prepare import prepared
 from gla_kernels.chunk.problem import NARROW, Problem
 from gla_kernels.chunk.wide_walk import ENDS, launch_of_ends, launch_of_groups, read_of
-from gla_kernels.launch import execute
 from gla_kernels.plan.apply import problem_of
 from gla_kernels.plan.choose import with_walks
 from gla_kernels.tiles.gates import LEAST_GATE, LOG2E, ROW_BLOCK_LIMIT_16_BIT
