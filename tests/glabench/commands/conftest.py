@@ -5,15 +5,11 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
 
 from glabench.cli import main
-from glabench.run.child import Child
-from glabench.run.forks import Forks
-from glabench.run.processes import worker_env
 
 Answer = tuple[int, str, str]
 
@@ -56,35 +52,3 @@ def command(
     yield call
     os.sched_setaffinity(0, cores)
     signal.signal(signal.SIGTERM, before)
-
-
-@pytest.fixture(scope="session")
-def forking() -> Iterator[Callable[[], AbstractContextManager[None]]]:
-    """``with forking():`` the processes that commands start to compile or time in are forks of one, as on a GPU machine
-    those that compile are: importing the same takes each of them longer than what tests ask for. One that interprets
-    begins as ever."""
-    forks = Forks(
-        worker_env("compile"), ("glabench.run.pipeline", "glabench.profile.pipeline", "glabench.tune.compile_worker")
-    )
-    start = Child._start
-
-    def forked(self: Child) -> None:
-        if self.env.get("TRITON_INTERPRET", "") is None:
-            self.forks = forks
-        start(self)
-
-    @contextmanager
-    def of_one() -> Iterator[None]:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Child, "_start", forked)
-            yield
-
-    yield of_one
-    forks.close()
-
-
-@pytest.fixture
-def forked(forking: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
-    """In a test: see `forking`."""
-    with forking():
-        yield
