@@ -1,4 +1,4 @@
-"""Sums, products, quotients, comparisons, choices and casts of Triton's interpreter, without asking twice what they are.
+"""Arithmetic, comparisons, choices and casts of Triton's interpreter, without asking twice what they are.
 
 Of each ``b_x + b_y`` Triton asks anew whether these are numbers, pointers or tiles, what type the sum has and which
 operand must be cast, and copies both into one shape. All of that follows from the two types, so here it is worked out
