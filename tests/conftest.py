@@ -69,9 +69,9 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Tests that compile come first: they are long, and one of the processes that share the tests gets them, which
-    starts one to compile. Where no CUDA device answers, leave out ``gpu`` tests, and unless asked for all the
+    starts those to fork from. Where no CUDA device answers, leave out ``gpu`` tests, and unless asked for all the
     ``exhaustive`` ones and of ``pairwise`` and ``each_value`` ones all but what `_covering` leaves."""
-    items.sort(key=lambda item: "compiling_process" not in getattr(item, "fixturenames", ()))
+    items.sort(key=lambda item: {"compiling_process", "forking"}.isdisjoint(getattr(item, "fixturenames", ())))
     for item in items:
         if not _by_night(item):  # of values that this one has not: -m "not exhaustive", on a GPU, is to run it
             item.own_markers[:] = [mark for mark in item.own_markers if mark.name != "exhaustive"]

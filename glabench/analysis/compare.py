@@ -204,6 +204,13 @@ def by(table: pd.DataFrame, columns: list[str]) -> Iterator[tuple[tuple[Any, ...
         yield from table.groupby(columns, dropna=False, sort=True)
 
 
+def records_by(table: pd.DataFrame, columns: list[str]) -> Iterator[tuple[tuple[Any, ...], list[dict[Any, Any]]]]:
+    """`by`, of each group its rows. They are made of the whole table at once, which takes as long as of one group."""
+    rows = table.to_dict("records")
+    for key, group in by(table[columns].assign(position=range(len(table))), columns):
+        yield key, [rows[position] for position in group["position"]]
+
+
 def variants(table: pd.DataFrame, systems: Sequence[str] | None = None) -> list[str]:
     """The variants in a table in the order of every legend; those of ``systems`` alone, in their order: attention with
     each of its heads, but of ``gla`` no schedule but the default."""

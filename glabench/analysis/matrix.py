@@ -16,7 +16,7 @@ import pandas as pd
 
 from glabench.analysis import labels
 from glabench.analysis.columns import FLA, OURS, RIVALS, columns, gates_across, in_columns
-from glabench.analysis.compare import QUESTION, aligned, by, competes, eager
+from glabench.analysis.compare import QUESTION, aligned, competes, eager, records_by
 from glabench.analysis.spread import Said, said
 from glabench.spec.axes import BESIDE, FURTHER
 
@@ -153,10 +153,8 @@ def _modes(table: pd.DataFrame) -> list[str]:
 
 def _lines(table: pd.DataFrame) -> tuple[Line, ...]:
     asked = [name for name in QUESTION if name not in ("device", "mode")]
-    found = [(key, list(group.to_dict("records"))) for key, group in by(table, asked)]
-    return tuple(
-        sorted((Line(key, records[0], _entries(records)) for key, records in found), key=lambda one: place(one.at))
-    )
+    lines = (Line(key, records[0], _entries(records)) for key, records in records_by(table, asked))
+    return tuple(sorted(lines, key=lambda one: place(one.at)))
 
 
 def _entries(records: Sequence[Mapping[Any, Any]]) -> dict[str, Entry]:

@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from glabench.analysis import labels
-from glabench.analysis.compare import QUESTION, by, competes
+from glabench.analysis.compare import QUESTION, by, competes, records_by
 from glabench.analysis.matrix import Entry, first_and_ties
 
 
@@ -80,10 +80,8 @@ def _of_device(device: str, table: pd.DataFrame) -> Schedules | None:
     if own.empty:
         return None
     crossed = any(rows["sub_chunk"].nunique() > 1 for _, rows in by(own, [*QUESTION, "materialize", "chunk"]))
-    asked = [
-        list(rows.to_dict("records")) for _, rows in by(own.assign(row=own.index, competes=competes(own)), QUESTION)
-    ]
-    spots = [spot for records in asked for spot in _spots([Entry(record) for record in records], crossed)]
+    asked = records_by(own.assign(row=own.index, competes=competes(own)), QUESTION)
+    spots = [spot for _, records in asked for spot in _spots([Entry(record) for record in records], crossed)]
     return Schedules(device, str(own["system"].iloc[0]), crossed, tuple(spots))
 
 

@@ -1,9 +1,11 @@
-"""Synthetic tunings and profiles, as an H200 would give them. Made up, and only ever used by tests."""
+"""Synthetic tunings and profiles, as an H200 would give them. Made up, and only ever used by tests. And processes that
+are forks of one."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, astuple, dataclass, replace
 from itertools import islice, product
 from typing import Any
@@ -11,6 +13,9 @@ from typing import Any
 import pytest
 
 from glabench.analysis.tuning import Sums, Variant
+from glabench.run.child import Child
+from glabench.run.forks import Forks
+from glabench.run.processes import worker_env
 from glabench.spec.case import Case, Mode
 from glabench.store import Row
 from glabench.tuning_store import Finalist, Trial, Tuning
@@ -297,3 +302,35 @@ def profile_rows(make_profile: MakeProfile) -> list[Row]:
     failed = Row(case.id, "board", asdict(case), "oom", "CUDA out of memory: asked for 48.00 GiB", environment=H200,
                  started="2026-11-21T09:00:00+00:00")  # fmt: skip
     return [*rows, plain, refused, make_profile("fwdbwd", measured=False), failed]
+
+
+@pytest.fixture(scope="session")
+def forking() -> Iterator[Callable[[], AbstractContextManager[None]]]:
+    """``with forking():`` the processes that commands start to compile or time in are forks of one, as on a GPU machine
+    those that compile are: importing the same takes each of them longer than what tests ask for. One that interprets
+    begins as ever."""
+    forks = Forks(
+        worker_env("compile"), ("glabench.run.pipeline", "glabench.profile.pipeline", "glabench.tune.compile_worker")
+    )
+    start = Child._start
+
+    def forked(self: Child) -> None:
+        if self.env.get("TRITON_INTERPRET", "") is None:
+            self.forks = forks
+        start(self)
+
+    @contextmanager
+    def of_one() -> Iterator[None]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Child, "_start", forked)
+            yield
+
+    yield of_one
+    forks.close()
+
+
+@pytest.fixture
+def forked(forking: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+    """In a test: see `forking`."""
+    with forking():
+        yield

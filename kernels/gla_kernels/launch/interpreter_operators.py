@@ -1,4 +1,4 @@
-"""Sums, products, comparisons, choices and casts of Triton's interpreter, without asking twice what they are.
+"""Arithmetic, comparisons, choices and casts of Triton's interpreter, without asking twice what they are.
 
 Of each ``b_x + b_y`` Triton asks anew whether these are numbers, pointers or tiles, what type the sum has and which
 operand must be cast, and copies both into one shape. All of that follows from the two types, so here it is worked out
@@ -21,6 +21,11 @@ _NUMBERS = {
     "mul": (np.multiply, "create_fmul", "create_mul"),
 }
 _BITS = {"and": (np.bitwise_and, "", "create_and"), "or": (np.bitwise_or, "", "create_or")}
+# Quotients are cut off, as remainders are: -7 // 2 is -3, and -7 % 2 is -1.
+_QUOTIENTS = {
+    "floordiv": (lambda x, y: (x - np.fmod(x, y)) // y, "", "create_sdiv"),
+    "mod": (np.fmod, "", "create_srem"),
+}
 _FLAGS = {
     "lt": (np.less, "create_fcmpOLT", "create_icmpSLT"),
     "le": (np.less_equal, "create_fcmpOLE", "create_icmpSLE"),
@@ -29,7 +34,7 @@ _FLAGS = {
     "eq": (np.equal, "create_fcmpOEQ", "create_icmpEQ"),
     "ne": (np.not_equal, "create_fcmpUNE", "create_icmpNE"),
 }
-_NAMES: dict[str, Any] = _NUMBERS | _BITS | _FLAGS
+_NAMES: dict[str, Any] = _NUMBERS | _BITS | _QUOTIENTS | _FLAGS
 _COLUMN, _ROW = (slice(None), None), (None, slice(None))
 # Types that NumPy casts into each other as Triton does; those of 16 bits only to float32 and from it.
 _CAST = {"int8", "int16", "int32", "int64", "fp32", "fp64"}
@@ -226,6 +231,8 @@ def _taken(name: str, left: Any, right: Any) -> bool:
         return name == "add" and not right.is_ptr() and bool(right.is_int_signed())
     if name in _BITS:
         return bool(left.is_int() and left == right)
+    if name in _QUOTIENTS:
+        return bool(left.is_int_signed() and left == right)
     return bool(left == right or (left == tl.int64 and right == tl.int32))  # which NumPy casts as Triton does
 
 

@@ -103,7 +103,7 @@ def test_chunks_of_one_sequence_beside_others(launch, place, states, gate_type):
 
 
 def test_several_heads_and_features(launch, place):
-    check(launch, place, (40, 24, 0, 20), (2, 128, 128), "resets", v_first=True)
+    check(launch, place, (40, 24, 0, 20), (2, 128, 64), "resets", v_first=True)
 
 
 def test_states_made_again(launch, place):
@@ -139,7 +139,7 @@ def test_wide_heads(launch, place, lengths, V, gates, states, gate_type, v_first
 
 @pytest.mark.parametrize("states", [True, pytest.param(False, marks=pytest.mark.exhaustive)])
 def test_wide_heads_of_which_few_states_are_kept(launch, place, states):
-    check(launch, place, (66, 1, 40), (1, 256, 192), "weak", states, v_first=True, every=2)
+    check(launch, place, (66, 1, 40), (1, 256, 128), "weak", states, v_first=True, every=2)
 
 
 def test_segments_of_wide_heads(launch, place):

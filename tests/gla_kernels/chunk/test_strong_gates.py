@@ -98,8 +98,8 @@ def test_head_dimensions(kernel, K, V, gate_type, place, chunks):
 @pytest.mark.parametrize("V", [64, 192, 256])
 def test_a_program_goes_from_chunk_to_chunk(kernel, V, gate_type, monkeypatch, place, chunks):
     monkeypatch.setattr(strong_gates, "WARPS", 1)
-    x = chunks((1, 330, 1, 64, V), some_mild, gate_type)
-    assert x.mild.flatten().tolist() == [False, False, True, False, False, False]
+    x = chunks((1, 215, 1, 64, V), some_mild, gate_type)
+    assert x.mild.flatten().tolist() == [False, False, True, False]
     check(x, kernel, place)
 
 
@@ -111,10 +111,10 @@ def test_a_program_goes_from_chunk_to_chunk(kernel, V, gate_type, monkeypatch, p
 def test_the_same_bits_however_many_tiles_of_v_a_program_goes_through(
     kernel, K, V, run, packed, gate_type, monkeypatch, launch, place, chunks
 ):
-    x, tiles = chunks((1, 330, 1, K, V), some_mild, gate_type), V // (128 if V % 128 == 0 else 64)
+    x, tiles = chunks((1, 215, 1, K, V), some_mild, gate_type), V // (128 if V % 128 == 0 else 64)
     p = x.problem()
     if packed:
-        p = of_sequences(p, torch.tensor([0, 40, 64, 150, 151, 330], device=place.device), True, launch)
+        p = of_sequences(p, torch.tensor([0, 40, 64, 150, 151, 215], device=place.device), True, launch)
 
     def found(run: int) -> Tensor:
         monkeypatch.setattr(strong_gates, "run_of", lambda *_: run)
@@ -127,7 +127,7 @@ def test_the_same_bits_however_many_tiles_of_v_a_program_goes_through(
         return y
 
     apart, together = found(1), found(run)
-    assert apart.isnan().any(-1).logical_not().sum() == 330 - 64
+    assert apart.isnan().any(-1).logical_not().sum() == 215 - 64
     assert torch.equal(apart.view(torch.int16), together.view(torch.int16))
 
 
@@ -180,7 +180,7 @@ def test_what_is_read_where_all_is_mild_is_what_is_counted(kernel, warps, monkey
 
     monkeypatch.setattr(language, "load", load)
     monkeypatch.setattr(strong_gates, "WARPS", warps)
-    x = chunks((1, 330, 2, 128, 256), lambda g: g)
+    x = chunks((1, 200, 2, 128, 256), lambda g: g)
     p, (args, _) = x.problem(), x.arguments(*OUTPUTS[kernel])
     launch = strong_gates_of(p, kernel, args, p.whole, x.given["s"])
     place.run(launch)

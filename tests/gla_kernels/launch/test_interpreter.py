@@ -182,6 +182,35 @@ def test_loads_stores_and_casts_are_those_of_triton():
     assert all(part.any() for part in right)
 
 
+@triton.jit
+def quotients_kernel(p_i, p_out, n, N: tl.constexpr, D: tl.constexpr):
+    """i [N] of integers -> out [8, N] int64: quotients and remainders by constants, numbers, tiles, and wider ones."""
+    o_n = tl.arange(0, N)
+    b_i, b_wide, i_0 = tl.load(p_i + o_n), tl.load(p_i + o_n).to(tl.int64), tl.program_id(0) + 7
+    tl.store(p_out + o_n, b_i // D)
+    tl.store(p_out + N + o_n, b_i % D)
+    tl.store(p_out + 2 * N + o_n, b_wide // n + i_0 // n)
+    tl.store(p_out + 3 * N + o_n, b_wide % n + i_0 % D)
+    tl.store(p_out + 4 * N + o_n, b_wide // (o_n + 1))
+    tl.store(p_out + 5 * N + o_n, b_wide % (o_n + 1))
+    tl.store(p_out + 6 * N + o_n, b_i // b_i)
+    tl.store(p_out + 7 * N + o_n, (b_i[:, None] % (o_n + 1)[None, :]).to(tl.int64).sum(1))
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.int16], ids=str)
+def test_quotients_are_cut_off_as_those_of_triton(dtype):
+    i = torch.tensor([-7, -6, -1, 1, 2, 6, 7, 2**31 - 1]).to(dtype)
+    found, right = torch.zeros(8, 8, dtype=torch.int64), torch.zeros(8, 8, dtype=torch.int64)
+    with lean():
+        quotients_kernel[(1,)](i, found, 3, 8, 2)
+    with by_itself():
+        quotients_kernel[(1,)](i, right, 3, 8, 2)
+    assert torch.equal(found, right)
+    if dtype == torch.int32:
+        assert found[0, 0] == -3
+        assert found[1, 0] == -1
+
+
 def test_who_watches_the_builder_sees_every_operation(monkeypatch):
     """Also one that watches later than the first launch, and no longer once that is over."""
     builder, seen = interpreter.interpreter_builder, list[str]()

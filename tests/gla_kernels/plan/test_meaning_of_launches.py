@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import shutil
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
-from types import CodeType, FunctionType, ModuleType
+from types import CodeType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,6 +31,14 @@ from gla_kernels.tiles import descriptors, gates
 
 FOLDER = Path(gla_kernels.__file__).parent
 ROOTS = [Place(x.__module__, x.__name__) for x in (all_launches, Plan, Workload)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def parsed_once() -> Iterator[None]:
+    """Of a file that is as it was the same tree: most of the package is, in all of its copies."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gla_kernels.plan.meaning.ast", SimpleNamespace(**vars(ast) | {"parse": cache(ast.parse)}))
+        yield
 
 
 def works() -> Iterator[tuple[Workload, Plan]]:

@@ -39,6 +39,7 @@ def test_bad_input_is_one_line(refused: Callable[..., str], name: str) -> None:
     assert message in refused("compare", *arguments, "--device", "cpu")
 
 
+@pytest.mark.usefixtures("forked")
 def test_without_a_gpu_ours_is_checked_and_pytorch_timed(command: Command, tmp_path: Path) -> None:
     asked = ("compare", AT, "--against", "chunkwise_torch,fa2", "--mode", "fwd", "--device", "cpu")
     code, first, _ = command(*asked)

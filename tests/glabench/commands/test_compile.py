@@ -87,6 +87,7 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert not list(folder.glob("**/*.jsonl"))
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_sweep_compiles_for_every_target(compiled: Callable[..., str], folder: Path) -> None:
     said = compiled("tiny.yaml", "--target", "sm_80,sm_90", "--space", "1")
     assert "Tiny (tiny): 2 cases of gla (2 others skipped) for sm_80, sm_90" in said

@@ -112,20 +112,22 @@ class Ran(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory, device: Any) -> Ran:
+def ran(tmp_path_factory: pytest.TempPathFactory, device: Any, forking: Callable[[], Any]) -> Ran:
     """Seconds of work, done once in one folder."""
     if device.type == "cuda":
         pytest.skip("this is about machines without a GPU")
     folder = tmp_path_factory.mktemp("profiled")
     (folder / "tiny.yaml").write_text(TINY)
-    on_one_core(folder, "sweep", "tiny.yaml", "--only", "sdpa")
-    (swept,) = (folder / "results/local").glob("tiny-*.jsonl")
-    before = swept.read_bytes()
-    on_one_core(folder, "profile", "tiny.yaml")
+    with forking():
+        on_one_core(folder, "sweep", "tiny.yaml", "--only", "sdpa")
+        (swept,) = (folder / "results/local").glob("tiny-*.jsonl")
+        before = swept.read_bytes()
+        on_one_core(folder, "profile", "tiny.yaml")
     profiled = folder / "results/local/profile-tiny-model-h200.jsonl"
     return Ran(before, swept.read_bytes(), profiled.read_text())
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_shape_is_modelled_for_a_gpu_that_is_not_there(command: Callable[..., str], here: Path) -> None:
     said = command("profile", SHAPE, "--system", "gla_recurrent", "--gpu", "a100")
     path = here / "results/local/profile-1x128x1x16x16-model-a100.jsonl"

@@ -215,6 +215,7 @@ def rows(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_real_sweep_from_file_to_rows_and_again(command: Command, tmp_path: Path) -> None:
     (tmp_path / "tiny.yaml").write_text(TINY)
     arguments = ("sweep", "tiny.yaml", "--device", "cpu")

@@ -124,7 +124,7 @@ assert [form(5) for form in (one, two, three)] == [5, 5, 5]
 
 
 def test_what_compiles_imports_none_of_pytorch_s_compiler_for_what_packages_hand_it(
-    python_process: Callable[..., Any], tmp_path: Path
+    compiling_process: Callable[..., str], tmp_path: Path
 ) -> None:
     (tmp_path / "rival.py").write_text(IMPORTED)
     asked = f"""
@@ -139,7 +139,7 @@ print("torch._dynamo" in sys.modules)
 torch.compiler.disable(print)
 print("torch._dynamo" in sys.modules)
 """
-    assert python_process("-c", asked).stdout.split() == ["False", "True"]
+    assert compiling_process("-c", asked).split() == ["False", "True"]
 
 
 def test_a_rival_is_called_without_pytorch_s_compiler(monkeypatch: pytest.MonkeyPatch) -> None:

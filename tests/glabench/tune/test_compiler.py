@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
@@ -95,9 +96,9 @@ def test_closing_drops_what_has_not_begun(calls: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def two() -> Iterator[CompilePool]:
-    """Two processes with the real compiler, for a GPU that is not here. They take seconds to start."""
-    with CompilePool("sm_80", jobs=2) as pool:
+def two(forking: Callable[[], AbstractContextManager[None]]) -> Iterator[CompilePool]:
+    """Two processes with the real compiler, for a GPU that is not here."""
+    with forking(), CompilePool("sm_80", jobs=2) as pool:
         yield pool
 
 
