@@ -15,6 +15,7 @@ from glabench.analysis.frame import frame
 from glabench.analysis.load import latest, load_tunings, located, only_tunings
 from glabench.analysis.overhead import account
 from glabench.analysis.tuning import winner
+from glabench.phases import spent_of
 from glabench.tune.held_out import cost_of
 from glabench.tuning_store import Tuning
 
@@ -156,6 +157,17 @@ def test_without_gates_and_decoding() -> None:
     step = rows[(rows["mode"] == "step") & (rows["B"] == 256) & rows["system"].isin(["gla", "gla_recurrent"])]
     fastest = step.sort_values("ms").iloc[0]
     assert f"takes {fastest['ms']:.3f} ms on an H200, {fastest['over_floor']:.1f} times what its bytes need" in said
+
+
+def test_a_first_compare() -> None:
+    """From when the first process began to when the rows were there."""
+    spent = [spent_of(row) for _, row in located([RESULTS / H100 / "compare"])]
+    began = min(one.began for row in spent for one in row)
+    ends = sorted(max(one.began + sum(one.seconds.values()) for one in row) - began for row in spent)
+    assert len(ends) == 6
+    said = words("docs/results.md")
+    first, all_six = f"{ends[0]:.1f} s", f"{ends[-1]:.1f} s"
+    assert f"first row {first} after its processes began, and all six, FLA's tuning included, after {all_six}" in said
 
 
 def test_strong_gates() -> None:
