@@ -32,7 +32,7 @@ CHUNK = 256  # of mamba_ssm's own layer
 
 def official() -> bool:
     """Whether mamba_ssm's kernels are what runs; its version 1 has none of SSD."""
-    return mamba_scan.official() and not (package_version("mamba-ssm") or "").startswith("1.")
+    return mamba_scan.installed() and not (package_version("mamba-ssm") or "").startswith("1.")
 
 
 @cache

@@ -40,13 +40,19 @@ def _parameters(
 
 
 @cache
-def official() -> bool:
-    """Whether mamba_ssm's kernels are what runs."""
+def installed() -> bool:
+    """Whether mamba_ssm and a GPU are there."""
     if importlib.util.find_spec("mamba_ssm") is None:
         return False
     import torch
 
     return torch.cuda.is_available()
+
+
+def official() -> bool:
+    """Whether mamba_ssm's kernel is what runs, which is in an extension: a package without it has Mamba-2's in Triton
+    at most."""
+    return installed() and importlib.util.find_spec("selective_scan_cuda") is not None
 
 
 class MambaScan(System):

@@ -25,7 +25,7 @@ CASE = Case("mamba2_ssd", 1, 37, 2, 16, 24, "fp32")
 @pytest.fixture
 def ours(monkeypatch: pytest.MonkeyPatch) -> None:
     """Our kernels run, whatever is installed."""
-    monkeypatch.setattr(mamba_scan, "official", lambda: False)
+    monkeypatch.setattr(mamba_scan, "installed", lambda: False)
 
 
 @pytest.mark.usefixtures("ours")
@@ -91,7 +91,7 @@ def test_mamba_ssm_is_called_as_its_signature_has_it(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, package.__name__, package)
     for parent in ("mamba_ssm", "mamba_ssm.ops", "mamba_ssm.ops.triton"):
         monkeypatch.setitem(sys.modules, parent, ModuleType(parent))
-    monkeypatch.setattr(mamba_scan, "official", lambda: True)
+    monkeypatch.setattr(mamba_scan, "installed", lambda: True)
     monkeypatch.setattr(mamba2_ssd, "package_version", lambda name: "2.3.2")
     system, case = load("mamba2_ssd"), replace(CASE, T=20, gate_strength=0.5)
     found = gate.check(system, case, SETTINGS, "cuda" if CUDA else "cpu")
@@ -103,7 +103,7 @@ def test_mamba_ssm_is_called_as_its_signature_has_it(monkeypatch: pytest.MonkeyP
 
 
 def test_without_mamba_ssm_2_the_row_says_that_simple_gla_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mamba_scan, "official", lambda: True)
+    monkeypatch.setattr(mamba_scan, "installed", lambda: True)
     monkeypatch.setattr(mamba2_ssd, "package_version", lambda name: "1.2.0")
     system = load("mamba2_ssd")
     assert system.implementation(CASE).endswith("chunks of 64 w/ m., simple_gla with one head of B and C")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import replace
 from typing import Any
 
@@ -105,6 +106,16 @@ def test_launches_are_one_a_direction_and_none_of_the_package(monkeypatch: pytes
     assert [x.name for x in load("mamba_scan").launches(case, "sm_90")] == [
         "selective_forward_kernel", "selective_backward_kernel",
     ]  # fmt: skip
+
+
+def test_a_package_without_its_extension_is_not_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mamba_scan, "installed", lambda: True)
+    there = dict.fromkeys(["selective_scan_cuda"], object())
+    monkeypatch.setattr(importlib.util, "find_spec", there.get)
+    assert mamba_scan.official()
+    there.clear()
+    assert not mamba_scan.official()
+    assert "baselines.selective_scan" in load("mamba_scan").implementation(CASE)
 
 
 @pytest.mark.gpu
