@@ -100,6 +100,29 @@ def only(cases: Sequence[Case], wanted: Sequence[str], name: str) -> list[Case]:
     return [case for case in cases if not wanted or case.system in wanted]
 
 
+def lacking(cases: Sequence[Case], paths: Sequence[Path], device_slug: str) -> list[Case]:
+    """Those of the cases that have no right row of this device in the files behind ``paths``, whatever versions made
+    it; UserError where there is none of them, or where a path is none to read."""
+    from glabench import store
+    from glabench.analysis.load import files, latest
+    from glabench.errors import UserError
+
+    if not paths:
+        return list(cases)
+    ids = {case.id for case in cases}
+    found = latest(
+        row
+        for path in files(paths)
+        for row in store.read(path)
+        if row.case_id in ids and row.environment.get("device_slug") == device_slug
+    )
+    right = {row.case_id for row in found if row.status == "ok"}
+    left = [case for case in cases if case.id not in right]
+    if not left:
+        raise UserError(f"--lacking {paths[0]}: each of {cases_of(len(cases))} has a right row there; nothing is left")
+    return left
+
+
 def rows_file(out: Path | None, default: str) -> Path:
     """``out``, or ``default`` in results/local; UserError for a folder."""
     from glabench.errors import UserError

@@ -32,6 +32,10 @@ def sweep(
     only: Annotated[
         list[str] | None, typer.Option(metavar="SYSTEM", help="Run these systems' cases only, between commas.")
     ] = None,
+    lacking: Annotated[
+        list[Path] | None,
+        typer.Option(help="Run only cases without a right row in this file or folder, of this device and any version."),
+    ] = None,
     gpus: Annotated[
         str | None,
         typer.Option(
@@ -68,8 +72,9 @@ def sweep(
     kind = pick_device(device) if there is None else there["kind"]
     several = running.pick_gpus(gpus, kind)
     plan = expand(chosen, kind)
-    cases = running.only(plan.cases, only or [], chosen.name)
-    path = rows_file(out, f"{chosen.name}-{device_slug(kind) if there is None else there['device_slug']}.jsonl")
+    slug = device_slug(kind) if there is None else there["device_slug"]
+    cases = running.lacking(running.only(plan.cases, only or [], chosen.name), lacking or [], slug)
+    path = rows_file(out, f"{chosen.name}-{slug}.jsonl")
     if dry_run and as_json:
         _say_plan(chosen, cases, path, kind, fresh, there)
         return

@@ -20,6 +20,7 @@ from rich.console import Console
 
 from glabench.cli import main
 from glabench.commands import running
+from glabench.hardware.environment import device_slug
 from glabench.spec.expand import expand
 from glabench.spec.sweep import load
 from glabench.store import Appender, Row
@@ -72,6 +73,7 @@ BAD: dict[str, tuple[str, list[str], str]] = {
     "nothing left": (GOOD + "exclude: [{T: 16}]\n", ["sweep", "bad.yaml"], "expands to no case"),
     "unknown only": (GOOD, ["sweep", "bad.yaml", "--only", "recurent_torch"], "did you mean 'recurrent_torch'?"),
     "only what is not there": (GOOD, ["sweep", "bad.yaml", "--only", "sdpa,gla"], "has no case of it"),
+    "rows that are not there": (GOOD, ["sweep", "bad.yaml", "--lacking", "bda.jsonl"], "no such file or folder"),
     "unknown device": (GOOD, ["sweep", "bad.yaml", "--device", "gpu"], "expected auto, cpu or cuda"),
     "GPUs on a CPU": (
         GOOD,
@@ -127,6 +129,33 @@ def test_a_dry_run_lists_the_cases_and_writes_nothing(command: Command, tmp_path
     assert any("60 cases: gla 60" in line for line in lines)
     assert re.search(r"60 to run, about \d+ (s|min|h) by a guess; rows would go to", lines[-1])
     assert list(tmp_path.iterdir()) == []
+
+
+def test_only_cases_without_a_right_row_of_this_device_are_run(command: Command, tmp_path: Path) -> None:
+    """Rows of another commit count, those of another device do not, and of one case the last one does."""
+    (tmp_path / "five.yaml").write_text(GOOD.replace("{system:", "{T: [1, 2, 3, 4, 5], system:").replace("T: 16, ", ""))
+    one, two, three, four, five = expand(load(tmp_path / "five.yaml"), "cpu").cases
+    here, there = ({"device_slug": slug, "fingerprint": "old"} for slug in (device_slug("cpu"), "other"))
+    rows = [(one, "ok", here), (two, "wrong", here), (three, "ok", there), (four, "ok", here), (four, "crashed", here)]
+    (tmp_path / "rows").mkdir()
+    with Appender(tmp_path / "rows" / "old.jsonl") as out:
+        for case, status, machine in [*rows, (five, "timeout", here), (five, "ok", here)]:
+            out.append(Row(case.id, "five", case.to_dict(), status, environment=machine))
+    code, said, _ = command("sweep", "five.yaml", "--device", "cpu", "--lacking", "rows", "--dry-run")
+    assert code == 0
+    listed = {line.split()[0] for line in said.splitlines() if re.match(r"[0-9a-f]{12} ", line)}
+    assert listed == {two.id, three.id, four.id}
+    assert "0 finished, 3 to run" in said
+
+
+def test_a_sweep_that_lacks_nothing_says_so(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "one.yaml").write_text(GOOD)
+    (case,) = expand(load(tmp_path / "one.yaml"), "cpu").cases
+    with Appender(tmp_path / "rows.jsonl") as out:
+        out.append(Row(case.id, "one", case.to_dict(), "ok", environment={"device_slug": device_slug("cpu")}))
+    code, _, error = command("sweep", "one.yaml", "--device", "cpu", "--lacking", "rows.jsonl")
+    assert code == 2
+    assert "each of 1 case has a right row there" in error
 
 
 def test_a_dry_run_says_what_cannot_run_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
