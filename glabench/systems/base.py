@@ -126,9 +126,18 @@ def load(name: str) -> System:
     return system
 
 
+def installed(package: str) -> bool:
+    """Whether the import package, or the module, is there; finds it without importing it. An empty module that other
+    code put in its place, as some of Helion's examples do, is none."""
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ValueError:  # a module in sys.modules that came from nowhere
+        return False
+
+
 def missing_package(package: str, remedy: str) -> Unavailable | None:
-    """Unavailable when the import package is not installed; finds it without importing it."""
-    if importlib.util.find_spec(package) is not None:
+    """Unavailable when the import package is not `installed`."""
+    if installed(package):
         return None
     return Unavailable(f"the package {package} is not installed", remedy)
 

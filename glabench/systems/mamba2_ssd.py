@@ -9,6 +9,7 @@ the systems beside it have none.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
@@ -32,7 +33,16 @@ CHUNK = 256  # of mamba_ssm's own layer
 
 def official() -> bool:
     """Whether mamba_ssm's kernels are what runs; its version 1 has none of SSD."""
-    return mamba_scan.installed() and not (package_version("mamba-ssm") or "").startswith("1.")
+    return mamba_scan.has_package() and not (package_version("mamba-ssm") or "").startswith("1.")
+
+
+def package_scan() -> Callable[..., torch.Tensor]:
+    """mamba_ssm's ``mamba_chunk_scan_combined``, in Triton."""
+    mamba_scan.without_extension()
+    from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined
+
+    scan: Callable[..., torch.Tensor] = mamba_chunk_scan_combined
+    return scan
 
 
 @cache
@@ -84,9 +94,7 @@ class Mamba2Ssd(SimpleGla):
         a = decay_rates(case.H, case.gate_strength, dt.device)
         x = inputs.v.squeeze(2).unflatten(-1, (case.H, case.V))
         if official():
-            from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined
-
-            y = mamba_chunk_scan_combined(x, dt, a, b, c, CHUNK)
+            y = package_scan()(x, dt, a, b, c, CHUNK)
         else:
             from gla_kernels import simple_gla
 

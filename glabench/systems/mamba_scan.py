@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
+import sys
 from dataclasses import replace
 from functools import cache
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from glabench.hardware.environment import package_version
 from glabench.spec.case import Case
 from glabench.spec.catalog import SystemInfo, ssm_shape
 from glabench.spec.settings import Device
-from glabench.systems.base import System, Unavailable
+from glabench.systems.base import System, Unavailable, installed
 from glabench.systems.gla import kernels_unavailable
 
 if TYPE_CHECKING:
@@ -39,10 +40,13 @@ def _parameters(
     return a, torch.ones(channels, device=device, dtype=dtype)
 
 
+EXTENSION = "selective_scan_cuda"  # of mamba_ssm
+
+
 @cache
-def installed() -> bool:
+def has_package() -> bool:
     """Whether mamba_ssm and a GPU are there."""
-    if importlib.util.find_spec("mamba_ssm") is None:
+    if not installed("mamba_ssm"):
         return False
     import torch
 
@@ -50,9 +54,15 @@ def installed() -> bool:
 
 
 def official() -> bool:
-    """Whether mamba_ssm's kernel is what runs, which is in an extension: a package without it has Mamba-2's in Triton
-    at most."""
-    return installed() and importlib.util.find_spec("selective_scan_cuda") is not None
+    """Whether mamba_ssm's kernel is what runs. It is in the extension, without which mamba_ssm may be there, too."""
+    return has_package() and installed(EXTENSION)
+
+
+def without_extension() -> None:
+    """Before its kernels in Triton are imported: mamba_ssm imports its CUDA extension first of all, of which they need
+    nothing. Where it was not built an empty module stands in for it."""
+    if "mamba_ssm" not in sys.modules and not installed(EXTENSION):
+        sys.modules.setdefault(EXTENSION, ModuleType(EXTENSION))
 
 
 class MambaScan(System):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any
 
 import torch
@@ -11,7 +10,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from glabench.hardware.environment import package_version
-from glabench.systems import mamba2_ssd
+from glabench.systems import mamba2_ssd, mamba_scan
+from glabench.systems.base import installed
 
 from .gla import EPS
 from .mamba import EXPAND, TAPS, convolved, step_bias
@@ -138,8 +138,8 @@ class Packaged(nn.Module):
 
 
 def official() -> bool:
-    """Whether mamba_ssm's own layer is what runs, which needs causal_conv1d besides."""
-    return mamba2_ssd.official() and importlib.util.find_spec("causal_conv1d") is not None
+    """Whether mamba_ssm's own layer is what runs, which needs its extension and causal_conv1d."""
+    return mamba2_ssd.official() and mamba_scan.official() and installed("causal_conv1d")
 
 
 def mamba2(width: int) -> nn.Module:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from glabench.systems.base import installed
 
 if TYPE_CHECKING:
     import torch
@@ -65,11 +66,11 @@ RIVALS = (PLAIN, Variant(rival="fla"), Variant(rival="mamba_ssm"))
 def why_not(variant: Variant, shape: Shape) -> str | None:
     """Why the variant cannot be had here, or of such a shape."""
     if variant.rival == "fla":
-        return None if importlib.util.find_spec("fla") else "fla is not installed"
+        return None if installed("fla") else "fla is not installed"
     if variant.rival == "mamba_ssm":
         if shape.gates != "head":
             return "selective_state_update is measured with one gate a head"
-        return None if importlib.util.find_spec("mamba_ssm") else "mamba_ssm is not installed"
+        return None if installed("mamba_ssm") else "mamba_ssm is not installed"
     return "gla_step without a pool takes gates of each feature" if variant == PLAIN and shape.gates != "key" else None
 
 
@@ -159,6 +160,10 @@ def _fla(shape: Shape, device: str) -> tuple[Made, Step]:
 def _mamba(shape: Shape, device: str) -> tuple[Made, Step]:
     """Mamba-2's step, S = e^{dt A} S + dt x B and o = C S, with A = -1: dt is -g, dt x is v, B is k and C is q."""
     import torch
+
+    from glabench.systems import mamba_scan
+
+    mamba_scan.without_extension()
     from mamba_ssm.ops.triton.selective_state_update import selective_state_update
 
     B, H, K, V = shape.B, shape.H, shape.K, shape.V

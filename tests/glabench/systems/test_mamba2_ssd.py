@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -14,6 +15,7 @@ from glabench.run import gate, oracle, ssd
 from glabench.spec.case import Case
 from glabench.spec.settings import Settings
 from glabench.systems import load, mamba2_ssd, mamba_scan
+from glabench.systems.base import installed
 from glabench.systems.inputs import make_inputs
 
 CUDA = torch.cuda.is_available()
@@ -25,7 +27,7 @@ CASE = Case("mamba2_ssd", 1, 37, 2, 16, 24, "fp32")
 @pytest.fixture
 def ours(monkeypatch: pytest.MonkeyPatch) -> None:
     """Our kernels run, whatever is installed."""
-    monkeypatch.setattr(mamba_scan, "installed", lambda: False)
+    monkeypatch.setattr(mamba_scan, "has_package", lambda: False)
 
 
 @pytest.mark.usefixtures("ours")
@@ -91,7 +93,7 @@ def test_mamba_ssm_is_called_as_its_signature_has_it(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, package.__name__, package)
     for parent in ("mamba_ssm", "mamba_ssm.ops", "mamba_ssm.ops.triton"):
         monkeypatch.setitem(sys.modules, parent, ModuleType(parent))
-    monkeypatch.setattr(mamba_scan, "installed", lambda: True)
+    monkeypatch.setattr(mamba_scan, "has_package", lambda: True)
     monkeypatch.setattr(mamba2_ssd, "package_version", lambda name: "2.3.2")
     system, case = load("mamba2_ssd"), replace(CASE, T=20, gate_strength=0.5)
     found = gate.check(system, case, SETTINGS, "cuda" if CUDA else "cpu")
@@ -102,8 +104,24 @@ def test_mamba_ssm_is_called_as_its_signature_has_it(monkeypatch: pytest.MonkeyP
     assert system.unsupported(replace(case, V=512), "cuda") is None
 
 
+def test_the_extension_that_was_not_built_is_not_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """mamba_ssm imports it first of all. What stands in for it is not taken for it."""
+    folder = tmp_path / "mamba_ssm" / "ops" / "triton"
+    folder.mkdir(parents=True)
+    (tmp_path / "mamba_ssm" / "__init__.py").write_text(f"import {mamba_scan.EXTENSION}\n")
+    (folder / "ssd_combined.py").write_text("def mamba_chunk_scan_combined(): return 'theirs'\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    packages = ("mamba_ssm", "mamba_ssm.ops", "mamba_ssm.ops.triton")
+    for name in (*packages, "mamba_ssm.ops.triton.ssd_combined", mamba_scan.EXTENSION):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))  # and what is imported in its place is gone afterwards
+        del sys.modules[name]
+    assert mamba2_ssd.package_scan()() == "theirs"
+    assert mamba_scan.EXTENSION in sys.modules
+    assert not installed(mamba_scan.EXTENSION)
+
+
 def test_without_mamba_ssm_2_the_row_says_that_simple_gla_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mamba_scan, "installed", lambda: True)
+    monkeypatch.setattr(mamba_scan, "has_package", lambda: True)
     monkeypatch.setattr(mamba2_ssd, "package_version", lambda name: "1.2.0")
     system = load("mamba2_ssd")
     assert system.implementation(CASE).endswith("chunks of 64 w/ m., simple_gla with one head of B and C")

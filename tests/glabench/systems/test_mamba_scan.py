@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import replace
 from typing import Any
 
@@ -109,9 +108,9 @@ def test_launches_are_one_a_direction_and_none_of_the_package(monkeypatch: pytes
 
 
 def test_a_package_without_its_extension_is_not_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mamba_scan, "installed", lambda: True)
-    there = dict.fromkeys(["selective_scan_cuda"], object())
-    monkeypatch.setattr(importlib.util, "find_spec", there.get)
+    there = {mamba_scan.EXTENSION}
+    monkeypatch.setattr(mamba_scan, "has_package", lambda: True)
+    monkeypatch.setattr(mamba_scan, "installed", there.__contains__)
     assert mamba_scan.official()
     there.clear()
     assert not mamba_scan.official()
