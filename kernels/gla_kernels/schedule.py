@@ -287,7 +287,7 @@ def in_turn(schedule: Schedule, heads: int, V: int) -> bool:
 def steps_of(work: Workload, schedule: Schedule, walks: bool) -> tuple[str, ...]:
     """The passes that the workload's direction runs, in order; those that tiles are chosen for. ``walks``: in a
     fused scan. The backward one's states pass runs only where the forward one has not left its states
-    (`chunk.problem.Kept`)."""
+    (`chunk.kept.Kept`)."""
     if not walks:
         return ("states", "grad_states", "grad_qk", "grad_v") if work.direction == "bwd" else ("states", "output")
     # what segments start from comes from a pass of its own

@@ -39,7 +39,7 @@ from ..tiles.slices import Slice
 from .any_gate import any_gate_grad_qk
 from .grad_qk_blocks import inside, phi_at_end, row_block, through_states
 from .hopper import grad_qk_hopper_kernel, grad_qk_runs_hopper_kernel, grad_qk_wide_runs_hopper_kernel
-from .problem import NARROW
+from .parted import NARROW
 
 if TYPE_CHECKING:
     from .kept import Gradients

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..chunk.problem import least_run
+from ..chunk.parted import least_run
 from ..launch.record import ALIGNMENT
 from ..plan.choose import machine_of
 from ..schedule import HOPPER, WALKED_K, WGMMA_ROWS, Schedule

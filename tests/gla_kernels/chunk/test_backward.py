@@ -115,8 +115,8 @@ def test_any_head_dimension(judge, inputs, schedule, K, V, gates):
 @pytest.mark.parametrize("gates", [None, 0.1], ids=name)
 @pytest.mark.parametrize("schedule", [Schedule(256, 64), Schedule(64, 64, False)], ids=name)
 def test_several_segments(judge, inputs, monkeypatch, schedule, gates):
-    monkeypatch.setattr(gla_kernels.chunk.problem, "segments_at_once", lambda *_: 1)
-    monkeypatch.setattr(gla_kernels.chunk.problem, "SEGMENT_ROWS", 256)
+    monkeypatch.setattr(gla_kernels.chunk.parted, "segments_at_once", lambda *_: 1)
+    monkeypatch.setattr(gla_kernels.chunk.parted, "SEGMENT_ROWS", 256)
     judge(form(schedule), inputs((1, 530, 1, 16, 16), torch.float32, gates))
 
 

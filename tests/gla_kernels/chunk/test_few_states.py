@@ -9,8 +9,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gla_kernels import Schedule, launches
-from gla_kernels.chunk import problem
-from gla_kernels.chunk.problem import LONGEST_RUN, NARROW, least_run
+from gla_kernels.chunk import parted
+from gla_kernels.chunk.parted import LONGEST_RUN, NARROW, least_run
 from gla_kernels.ops.form import Inputs
 from gla_kernels.ops.forms import Chunkwise
 from gla_kernels.ops.gla import form_of
@@ -106,6 +106,6 @@ def test_runs_are_no_longer_than_sequences(T):
 
 
 def test_without_gluon_all_states_are_asked_for(monkeypatch):
-    monkeypatch.setattr(problem, "grad_qk_runs_hopper_kernel", None)
+    monkeypatch.setattr(parted, "grad_qk_runs_hopper_kernel", None)
     shape = next(iter(KEPT))
     assert left_bytes(shape, None) == left_bytes(shape, False)

@@ -112,8 +112,8 @@ def test_with_and_without_states(inputs, materialize, final, states):
 @pytest.mark.parametrize("states", [True, False])
 @pytest.mark.parametrize("gates", [None, 0.05, "resets"], ids=name)
 def test_slices_of_a_long_sequence(inputs, monkeypatch, gates, states, at_once):
-    monkeypatch.setattr(chunk.problem, "SEGMENT_ROWS", 128)
-    monkeypatch.setattr(chunk.problem, "segments_at_once", lambda segment, whole: at_once)
+    monkeypatch.setattr(chunk.parted, "SEGMENT_ROWS", 128)
+    monkeypatch.setattr(chunk.parted, "segments_at_once", lambda segment, whole: at_once)
     x = inputs((1, 300, 1, 16, 16), torch.float32, gates, states=states)
     for schedule in (Schedule(64, 64, False), Schedule(128, 32, False)):
         judge(x, schedule, tiled(32 if gates == "resets" else schedule.rows, 16, 16))

@@ -20,8 +20,9 @@ from gla_kernels.chunk.hopper.grad_walk import grad_walk_hopper_kernel
 from gla_kernels.chunk.hopper.walk import walk_hopper_kernel
 from gla_kernels.chunk.hopper.wide_ends import grad_states_wide_hopper_kernel, states_wide_hopper_kernel
 from gla_kernels.chunk.hopper.wide_walk import grad_walk_wide_hopper_kernel, walk_wide_hopper_kernel
+from gla_kernels.chunk.parted import NARROW
 from gla_kernels.chunk.prepare import prepared
-from gla_kernels.chunk.problem import NARROW, Problem
+from gla_kernels.chunk.problem import Problem
 from gla_kernels.chunk.wide_walk import ENDS, launch_of_ends, launch_of_groups, read_of
 from gla_kernels.plan.apply import problem_of
 from gla_kernels.plan.choose import with_walks

@@ -80,15 +80,15 @@ def test_without_states(judge, inputs, gates, materialize):
 @pytest.mark.exhaustive(gates=(0.06,))
 @pytest.mark.parametrize("gates", [None, 0.06, "resets"], ids=name)
 def test_slices_of_segments(judge, inputs, monkeypatch, gates):
-    monkeypatch.setattr(chunk.problem, "segments_at_once", lambda *_: 2)
+    monkeypatch.setattr(chunk.parted, "segments_at_once", lambda *_: 2)
     judge(form(Schedule(16, 16, False, 2)), inputs((1, 90, 1, 16, 16), torch.float32, gates))
 
 
 def test_segments_of_heads_that_take_turns(inputs, outputs_of, monkeypatch):
     x, call = inputs((1, 70, 3, 16, 16), torch.float32, 0.1), form(Schedule(16, 16, False, 2))
-    monkeypatch.setattr(chunk.problem, "segments_at_once", lambda *_: 2)
+    monkeypatch.setattr(chunk.parted, "segments_at_once", lambda *_: 2)
     whole = outputs_of(call, x)
-    monkeypatch.setattr(chunk.problem, "share_of", lambda *_: Share(1, 2, 2, False))
+    monkeypatch.setattr(chunk.parted, "share_of", lambda *_: Share(1, 2, 2, False))
     for name, out in outputs_of(call, x).items():
         assert torch.equal(out, whole[name]), name
 

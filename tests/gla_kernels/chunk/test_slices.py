@@ -10,7 +10,8 @@ import torch
 
 import gla_kernels.chunk
 from gla_kernels import Plan, Schedule, Workload, default_config
-from gla_kernels.chunk.problem import Problem, prepared_bytes
+from gla_kernels.chunk.parted import prepared_bytes
+from gla_kernels.chunk.problem import Problem
 from gla_kernels.launch import Launch
 from gla_kernels.plan.apply import problem_of
 from gla_kernels.plan.choose import with_walks

@@ -23,7 +23,7 @@ SCHEDULE = Schedule(16, 16, False)
 def turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two heads are enough, and two chunks' states fill the buffer."""
     monkeypatch.setattr(config, "HEADS_IN_TURN", 2)
-    monkeypatch.setattr(chunk.problem, "segments_at_once", lambda *_: 2)
+    monkeypatch.setattr(chunk.parted, "segments_at_once", lambda *_: 2)
 
 
 def form(final: bool = True, recompute: bool = False):
@@ -74,7 +74,7 @@ def test_heads_that_take_turns_have_the_same_gradients(monkeypatch, inputs, outp
 def in_parts(monkeypatch: pytest.MonkeyPatch, batches: int, heads: int) -> None:
     """Backward passes go by groups of so many sequences and heads."""
     monkeypatch.setattr(
-        chunk.problem, "share_of", lambda _B, _H, _, head, at_once, room: Share(batches, heads, at_once, head.in_turn)
+        chunk.parted, "share_of", lambda _B, _H, _, head, at_once, room: Share(batches, heads, at_once, head.in_turn)
     )
 
 

@@ -30,7 +30,7 @@ GATES: dict[str, Any] = {
 def turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """One head is enough, and two chunks' states fill the buffer."""
     monkeypatch.setattr(config, "HEADS_IN_TURN", 1)
-    monkeypatch.setattr(chunk.problem, "segments_at_once", lambda *_: 2)
+    monkeypatch.setattr(chunk.parted, "segments_at_once", lambda *_: 2)
 
 
 def problem(B: int, T: int, H: int, V: int, device: str = "meta") -> Problem:
@@ -66,7 +66,7 @@ def test_both_directions(launch, place, monkeypatch, shape, gates, gate_type, ke
 
     if group:
         share = Share(group[0], group[1], 2, True)
-        monkeypatch.setattr(chunk.problem, "share_of", lambda *_: share)
+        monkeypatch.setattr(chunk.parted, "share_of", lambda *_: share)
     given = {name: x.to(place.device) for name, x in {"q": q, "k": k, "v": v, "g": g, "initial_state": first}.items()}
     p, steps = replace(problem(B, T, H, V, place.device), **given), list[str]()
 

@@ -296,8 +296,8 @@ TOGETHER = (
 @pytest.mark.exhaustive(name=TOGETHER)
 @pytest.mark.parametrize("name", CALLS)
 def test_counts_are_what_programs_do(count: Any, monkeypatch: pytest.MonkeyPatch, name: str, direction: str) -> None:
-    monkeypatch.setattr(chunk.problem, "SEGMENT_ROWS", 64)  # several segments of several chunks
-    monkeypatch.setattr(chunk.problem, "segments_at_once", lambda *_: 2)
+    monkeypatch.setattr(chunk.parted, "SEGMENT_ROWS", 64)  # several segments of several chunks
+    monkeypatch.setattr(chunk.parted, "segments_at_once", lambda *_: 2)
     launches = CALLS[name].launches(direction)
     assert launches
     for launch in launches:

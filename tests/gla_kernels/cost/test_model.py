@@ -64,8 +64,8 @@ def test_pairs_of_row_blocks_are_counted_in_a_chunk_of_several():
 
 
 def test_a_launch_over_a_slice_counts_that_slice(monkeypatch):
-    monkeypatch.setattr(chunk.problem, "room_for", lambda *_: 2**40)
-    monkeypatch.setattr(chunk.problem, "segments_at_once", lambda *_: 1)
+    monkeypatch.setattr(chunk.parted, "room_for", lambda *_: 2**40)
+    monkeypatch.setattr(chunk.parted, "segments_at_once", lambda *_: 1)
     long = replace(BWD, T=2 * T + 100)
     for schedule in (Schedule(64), Schedule(256, 64)):
         whole = {launch.step: work_of(launch) for launch in all_launches(long, plan(schedule))}

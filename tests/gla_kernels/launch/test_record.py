@@ -217,9 +217,9 @@ def drawn(gates: str, T: int = 40, B: int = 2) -> tuple[Inputs, torch.Tensor, to
 @pytest.fixture
 def in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Passes go by slices, and backward ones by groups of two heads: views with offsets."""
-    monkeypatch.setattr(chunk.problem, "segments_at_once", lambda *_: 1)
+    monkeypatch.setattr(chunk.parted, "segments_at_once", lambda *_: 1)
     monkeypatch.setattr(
-        chunk.problem, "share_of", lambda _B, _H, _, head, at_once, room: Share(1, 2, at_once, head.in_turn)
+        chunk.parted, "share_of", lambda _B, _H, _, head, at_once, room: Share(1, 2, at_once, head.in_turn)
     )
 
 

@@ -103,7 +103,7 @@ def test_any_head_dimension(judge, inputs, K, V, materialize):
 
 @pytest.mark.parametrize("materialize", [True, False])
 def test_several_segments_of_a_long_walk(monkeypatch, judge, inputs, materialize):
-    monkeypatch.setattr(gla_kernels.chunk.problem, "SEGMENT_ROWS", 128)
+    monkeypatch.setattr(gla_kernels.chunk.parted, "SEGMENT_ROWS", 128)
     judge(form(Schedule(128, 64, materialize)), inputs((1, 300, 1, 16, 16), torch.float32, 0.1))
 
 

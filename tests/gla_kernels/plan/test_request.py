@@ -57,7 +57,7 @@ def test_forward_and_backward_may_follow_different_plans(judge, inputs, fwd, bwd
 
 
 def test_backward_takes_the_end_of_a_long_walk_from_a_forward_that_materializes(monkeypatch, judge, inputs):
-    monkeypatch.setattr("gla_kernels.chunk.problem.SEGMENT_ROWS", 256)
+    monkeypatch.setattr("gla_kernels.chunk.parted.SEGMENT_ROWS", 256)
     # the gate's gradient starts at the final state, which the other plan has computed
     pair = (plan(Schedule(128, 64, True)), plan(Schedule(256, 64, False)))
     judge(form(pair), inputs((1, 300, 1, 16, 16), torch.float32, 0.1))

@@ -81,8 +81,8 @@ def short_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     ) -> Launch | None:
         return launch_by(kernel, tile, *args, **flags) if tile is not None and tile.hopper else None
 
-    monkeypatch.setattr("gla_kernels.chunk.problem.SEGMENT_ROWS", 128)
-    monkeypatch.setattr("gla_kernels.chunk.problem.segments_at_once", lambda *nbytes: 1)
+    monkeypatch.setattr("gla_kernels.chunk.parted.SEGMENT_ROWS", 128)
+    monkeypatch.setattr("gla_kernels.chunk.parted.segments_at_once", lambda *nbytes: 1)
     monkeypatch.setattr(Problem, "hopper_launch", walk)
 
 
@@ -108,8 +108,8 @@ def turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Slices of a chunk that take turns, backward over a few heads at a time: fewer with smaller row blocks."""
     monkeypatch.setattr("gla_kernels.schedule.HEADS_IN_TURN", 1)
     monkeypatch.setattr("gla_kernels.tiles.slices.ENOUGH", 1)
-    monkeypatch.setattr("gla_kernels.chunk.problem.segments_at_once", lambda *nbytes: 1)
-    monkeypatch.setattr("gla_kernels.chunk.problem.room_for", lambda *nbytes: 26_000)
+    monkeypatch.setattr("gla_kernels.chunk.parted.segments_at_once", lambda *nbytes: 1)
+    monkeypatch.setattr("gla_kernels.chunk.parted.room_for", lambda *nbytes: 26_000)
 
 
 def shares(work: Workload) -> set[tuple[int, int]]:
