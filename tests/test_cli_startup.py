@@ -91,16 +91,11 @@ def test_a_terminal_that_knows_only_ascii_gets_question_marks(
     assert python_process("-m", "glabench", "ls").stdout.isascii()
 
 
-def test_neither_what_compiles_nor_a_first_call_of_the_kernels_imports_dynamo(python_process: Process) -> None:
-    """It takes as long as torch itself; what is timed by torch.compile or a checkpoint imports it."""
+def test_what_compiles_imports_no_dynamo(python_process: Process) -> None:
+    """It takes as long as torch itself; what is timed by torch.compile or a checkpoint imports it. That a first call of
+    the kernels does not is shown where they run beside nothing else (test_packaging.py)."""
     code = """
 import sys, glabench.run.pipeline, glabench.run.autotuned
 print("torch" in sys.modules, "torch._dynamo" in sys.modules)
-import torch
-from gla_kernels import gla
-q, k, v = (torch.ones(1, 4, 1, 16, requires_grad=True) for _ in range(3))
-o, _ = gla(q, k, v, None)
-o.sum().backward()
-print(o.shape[1], "torch._dynamo" in sys.modules)
 """
-    assert python_process("-c", code, interpret=True).stdout.split() == ["True", "False", "4", "False"]
+    assert python_process("-c", code, interpret=True).stdout.split() == ["True", "False"]

@@ -31,12 +31,12 @@ def interval_rank(samples: int) -> int | None:
     The number of samples below the true median is Binomial(n, 1/2) whatever the distribution of the samples, so
     the interval misses with probability 2 * P(Binomial(n, 1/2) < r) (David and Nagaraja, Order Statistics, 7.1).
     """
-    tail, rank = 0.0, None
+    ways, tail, rank = 1, 0, None  # to have r - 1 samples below, or fewer than r; each from the last, of hundreds
     for r in range(1, samples // 2 + 1):
-        tail += math.comb(samples, r - 1) / 2**samples
-        if 2 * tail > 1 - COVERAGE:
+        tail += ways
+        if 2 * tail / 2**samples > 1 - COVERAGE:
             break
-        rank = r
+        ways, rank = ways * (samples - r + 1) // r, r
     return rank
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
 from ..copies import copied, thinned
@@ -39,7 +38,7 @@ def forward(
     The final state is [B, H, K, V], or [N, H, K, V] of packed sequences, or [.., V, K] (`Problem`).
     """
     p, whole = closed(p.forward(keep), False, launch), len(p.head_groups) == 1
-    o, keep = torch.empty_like(p.v), keep and whole
+    o, keep = p.v.new_empty(p.v.shape), keep and whole
     kept = keep and p.schedule.materialize
     halves, made = (p.half_decays(), None) if added is None else (added.halves_of(p), added.made)
     if added is None and len(p.slices) == 1:
@@ -86,9 +85,10 @@ def backward(
     do [B, T, H, V]; d_final like the final state, or None. States are computed again unless the forward pass kept them.
     added: as in `forward`, of the states' gradients.
     """
-    d_gates = None if p.g is None else torch.empty_like(p.g)
-    d_initial = torch.empty_like(p.initial_state) if p.initial_state is not None else None
-    found = Gradients(torch.empty_like(p.q), torch.empty_like(p.k), torch.empty_like(p.v), d_gates, d_initial)
+    # torch.empty_like takes six times as long on the meta device, where a tuner looks at launches by the thousand
+    dq, dk, dv = (x.new_empty(x.shape) for x in (p.q, p.k, p.v))
+    d_gates, d_initial = (None if x is None else x.new_empty(x.shape) for x in (p.g, p.initial_state))
+    found = Gradients(dq, dk, dv, d_gates, d_initial)
     kept = kept if p.served_by(kept) else None
     p = closed(replace(p, d_final=d_final), kept is None, launch)
     for at in p.head_groups:

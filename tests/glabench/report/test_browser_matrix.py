@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from glabench.report.page import render
 from glabench.store import Row
 
 from .test_browser import emulate, into_sight, open_at, shown, written
-from .test_schedule_matrix import best_at, made_up
+from .test_schedule_matrix import page_of_schedules
 
 pytestmark = pytest.mark.browser
 
@@ -58,7 +59,7 @@ def expected(grid: Grid, view: str, shape: str, baseline: str) -> list[list[str]
 
 
 def test_a_baseline_is_chosen_for_the_matrix_and_the_chart(browser: Any, address: str, grid: Grid) -> None:
-    open_at(browser, address, 1400)
+    open_at(browser, address, 1400, kept=True)
     shape = "B4 T2k H16 128"
     for where, title in (("#answer", "FlashAttention-2"), ("#chart", "GLA recurrent"), ("#answer", "FLA")):
         choose(browser, where, "baseline", title)
@@ -70,10 +71,11 @@ def test_a_baseline_is_chosen_for_the_matrix_and_the_chart(browser: Any, address
     assert cells(browser, shape) == before
     (card,) = shown(browser, "#chart figure.card")
     assert card.find_element("css selector", "h3").text == "Times"
+    choose(browser, "#chart", "baseline", "FLA")
 
 
 def test_a_mode_is_chosen(browser: Any, address: str, grid: Grid) -> None:
-    open_at(browser, address, 1400)
+    open_at(browser, address, 1400, kept=True)
     shape = "B4 T2k H16 128"
     for view in ("forward", "backward, eager calls", "forward + backward"):
         choose(browser, "#answer", "view", view)
@@ -82,33 +84,20 @@ def test_a_mode_is_chosen(browser: Any, address: str, grid: Grid) -> None:
 
 
 def test_a_system_that_ran_in_no_case_of_a_mode_has_no_column(browser: Any, address: str) -> None:
-    open_at(browser, address, 1400)
+    open_at(browser, address, 1400, kept=True)
     heads = {head.text for head in shown(browser, "#matrix0 thead th")}
-    assert "FLA recurrent" in heads
+    failed = {"FLA recurrent", "cuDNN attention"}  # forward and backward, their only case
+    assert failed < heads
     choose(browser, "#answer", "view", "forward")
-    assert {head.text for head in shown(browser, "#matrix0 thead th")} == heads - {"FLA recurrent"}
-
-
-def test_a_cell_tells_more_on_hover_and_a_failure_its_reason(browser: Any, address: str) -> None:
-    from selenium.webdriver import ActionChains
-
-    open_at(browser, address, 1400)
-    choose(browser, "#answer", "baseline", "cuDNN attention")
-    tip = browser.find_element("id", "tip")
-    for selector, words in (
-        ("#matrix0 td.faster", "the speed of cuDNN attention ("), ("#matrix0 td.failed", "signal 11 (SIGSEGV)"),
-    ):  # fmt: skip
-        cell = shown(browser, selector)[0]
-        into_sight(browser, cell)
-        ActionChains(browser).move_to_element(cell).perform()
-        assert tip.is_displayed()
-        assert words in tip.text
+    assert {head.text for head in shown(browser, "#matrix0 thead th")} == heads - failed
+    choose(browser, "#answer", "view", "forward + backward")
+    assert {head.text for head in shown(browser, "#matrix0 thead th")} == heads
 
 
 @pytest.mark.parametrize(("width", "height", "theme"), [(1400, 900, "light"), (390, 844, "dark")])
 def test_the_matrix_is_on_the_first_screen(browser: Any, address: str, width: int, height: int, theme: str) -> None:
     emulate(browser, theme)
-    open_at(browser, address, width, height)
+    open_at(browser, address, width, height, kept=True)
     for selector, least in (("th[scope=row]", 4), ("td[data-by]", 1)):
         ends = set(
             browser.execute_script(
@@ -121,7 +110,7 @@ def test_the_matrix_is_on_the_first_screen(browser: Any, address: str, width: in
 
 
 def test_words_stand_out_on_every_colour(browser: Any, address: str) -> None:
-    open_at(browser, address, 1400)
+    open_at(browser, address, 1400, kept=True)
     for theme in ("dark", "light"):
         emulate(browser, theme)
         ratio = browser.execute_script(
@@ -143,8 +132,24 @@ def test_words_stand_out_on_every_colour(browser: Any, address: str) -> None:
             }
             return [contrasts.length, Math.min(...contrasts)];"""
         )
-        assert ratio[0] > 300
+        assert ratio[0] > 100
         assert ratio[1] >= 4.5  # WCAG 2.1, AA
+
+
+def test_a_cell_tells_more_on_hover_and_a_failure_its_reason(browser: Any, address: str) -> None:
+    from selenium.webdriver import ActionChains
+
+    open_at(browser, address, 1400)
+    choose(browser, "#answer", "baseline", "FlashAttention-2")
+    tip = browser.find_element("id", "tip")
+    for selector, words in (
+        ("#matrix0 td.faster", "the speed of FlashAttention-2 ("), ("#matrix0 td.failed", "signal 11 (SIGSEGV)"),
+    ):  # fmt: skip
+        cell = shown(browser, selector)[0]
+        into_sight(browser, cell)
+        ActionChains(browser).move_to_element(cell).perform()
+        assert tip.is_displayed()
+        assert words in tip.text
 
 
 def test_without_script_every_mode_is_there_beside_the_first_baseline(
@@ -176,10 +181,9 @@ def test_long_words_of_a_shape_stay_in_their_column(
 
 
 @pytest.fixture(scope="module")
-def schedules(tmp_path_factory: pytest.TempPathFactory) -> str:
+def schedules(made_once: Callable[[str, Callable[[], str]], str], tmp_path_factory: pytest.TempPathFactory) -> str:
     """The address of a page of schedules."""
-    rows = made_up("chunk_size", best_at(64, kept=True))
-    return written(render(rows, frame(rows), []), tmp_path_factory.mktemp("schedules"))
+    return written(page_of_schedules(made_once), tmp_path_factory.mktemp("schedules"))
 
 
 @pytest.mark.parametrize(("width", "height", "theme"), [(1400, 900, "dark"), (390, 844, "light")])
