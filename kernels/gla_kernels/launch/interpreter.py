@@ -6,8 +6,8 @@ of integers it works out in 64 bits whether it overflows, then drops the answer,
 shapes most of what is left is to describe values, not to compute them: each operation spells out anew the type, the
 shape and NumPy's dtype of its operands, of which a kernel has few different ones. `lean` remembers what is replaced and
 what was described (more in interpreter_operators.py, _memory.py and _tiles.py), and leaves the rest out. And bfloat16,
-which NumPy has not, is cut out of float32 by one shift, where Triton takes exponents apart. Not a bit of any result
-changes.
+which NumPy has not, is cut out of float32 by one shift (_casts.py), where Triton takes exponents apart. Not a bit of
+any result changes.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-import numpy as np
 import triton.language as tl
 from triton._C.libtriton import ir
 from triton.language.semantic import TritonSemantic
 from triton.runtime.errors import InterpreterError
 
+from .interpreter_casts import narrowed, widened
 from .interpreter_memory import Memory
 from .interpreter_operators import Operators
 from .interpreter_tiles import Tiles
@@ -176,23 +176,15 @@ def _np_dtypes(of: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 @cache
 def _conversions(convert: Callable[..., Any]) -> Callable[..., Any]:
-    """From bfloat16 to float32 and back, of bits, as Triton's interpreter does it: cut off, or rounded up at a half
-    without the carry into the exponent. What has an exponent of 0 and is not 0 is left to Triton."""
+    """From bfloat16 to float32 and back: see interpreter_casts.py."""
 
     def converted(x: Any, of: Any, to: Any, rounding: Any) -> Any:
-        widens = of == tl.bfloat16 and to == tl.float32
-        if not widens and not (of == tl.float32 and to == tl.bfloat16):
-            return convert(x, of, to, rounding)
-        bits: Any = np.ascontiguousarray(x).view(np.uint16 if widens else np.uint32)
-        size = bits & (0x7FFF if widens else 0x7FFFFFFF)
-        if np.count_nonzero(size - 1 < (0x7F if widens else 0x7FFFFF)):  # 0 - 1 is the largest number here
-            return convert(x, of, to, rounding)
-        if widens:
-            return bits.astype(np.uint32) << 16
-        kept = bits >> 16
-        if rounding == ir.ROUNDING_MODE.RTNE:
-            kept = (kept & 0xFF80) | ((kept & 0x7F) + (bits >> 15 & 1))
-        return kept.astype(np.uint16)
+        found = None
+        if of == tl.bfloat16 and to == tl.float32:
+            found = widened(x)
+        elif of == tl.float32 and to == tl.bfloat16:
+            found = narrowed(x, rounding == ir.ROUNDING_MODE.RTNE)
+        return convert(x, of, to, rounding) if found is None else found
 
     return converted
 

@@ -21,6 +21,8 @@ class Memory:
 
     def __init__(self, interpreter: Any) -> None:
         self._builder, self._handle = interpreter.interpreter_builder, interpreter.TensorHandle
+        self._np_dtype = interpreter._get_np_dtype
+        self._same: dict[tuple[bool, str], Any] = {}
 
     def replace(self, put: Callable[[Any, str, Callable[..., Any]], None]) -> None:
         """Put them where Triton's are: ``put(owner, name, operation)``."""
@@ -28,7 +30,7 @@ class Memory:
         put(tl, "store", self._store(tl.store))
 
     def _load(self, triton: Callable[..., Any]) -> Callable[..., Any]:
-        known: dict[tuple[str, str], Any] = {}
+        known: dict[tuple[str, str], tuple[Any, Any]] = {}
         numbers, tensor = masked_load(self._builder), tl.core.tensor
 
         def load(pointer: Any, mask: Any = None, other: Any = None, **options: Any) -> Any:
@@ -41,11 +43,12 @@ class Memory:
                 return triton(pointer, mask, other, **options)
             key = pointer.type.name, "" if mask is None else mask.type.name
             if key not in known:
-                known[key] = tile_behind(pointer.type, None if mask is None else mask.type)
-            type_ = known[key]
+                type_ = tile_behind(pointer.type, None if mask is None else mask.type)
+                known[key] = type_, None if type_ is None else self._zeros(type_)
+            type_, zeros = known[key]
             if type_ is None:
                 return triton(pointer, mask, other)
-            return tensor(numbers(pointer.handle, self._flags(pointer, mask)), type_)
+            return tensor(numbers(pointer.handle, self._flags(pointer, mask), zeros), type_)
 
         return load
 
@@ -68,11 +71,23 @@ class Memory:
 
     def _flags(self, pointer: Any, mask: Any) -> Any:
         """One for each pointer."""
-        if mask is None:
-            return self._handle(np.ones(pointer.type.shape, dtype=bool), tl.int1)
-        if mask.type.is_block() and mask.type.shape == pointer.type.shape:
-            return mask.handle
-        return self._handle(np.broadcast_to(mask.handle.data, pointer.type.shape), tl.int1)
+        if mask is not None and mask.type.is_block():
+            if mask.type.shape == pointer.type.shape:
+                return mask.handle
+            return self._handle(np.broadcast_to(mask.handle.data, pointer.type.shape), tl.int1)
+        key = mask is None or bool(mask.handle.data.item()), pointer.type.name
+        if key not in self._same:
+            self._same[key] = self._handle(_fixed(np.full(pointer.type.shape, key[0])), tl.int1)
+        return self._same[key]
+
+    def _zeros(self, tile: Any) -> Any:
+        return self._handle(_fixed(np.zeros(tile.shape, dtype=self._np_dtype(tile))), tile.scalar)
+
+
+def _fixed(x: Any) -> Any:
+    """That nobody writes into."""
+    x.flags.writeable = False
+    return x
 
 
 def tile_behind(pointer: Any, mask: Any) -> Any:

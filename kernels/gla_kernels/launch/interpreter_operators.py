@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import triton.language as tl
 
+from .interpreter_casts import bits_type, cast_type, casting
+
 # What NumPy calls them, and the interpreter's builder for floats and for integers.
 _NUMBERS = {
     "add": (np.add, "create_fadd", "create_add"),
@@ -36,9 +38,6 @@ _FLAGS = {
 }
 _NAMES: dict[str, Any] = _NUMBERS | _BITS | _QUOTIENTS | _FLAGS
 _COLUMN, _ROW = (slice(None), None), (None, slice(None))
-# Types that NumPy casts into each other as Triton does; those of 16 bits only to float32 and from it.
-_CAST = {"int8", "int16", "int32", "int64", "fp32", "fp64"}
-_HALF = {"fp16", "bf16"}
 
 Operation = Callable[..., Any]
 
@@ -48,7 +47,7 @@ class Operators:
 
     def __init__(self, interpreter: Any) -> None:
         self._builder, self._semantic = interpreter.interpreter_builder, interpreter.interpreter_semantic
-        self._handle = interpreter.TensorHandle
+        self._handle, self._np_dtype = interpreter.TensorHandle, interpreter._get_np_dtype
         self.watched = {name for name in vars(self._builder) if name.startswith("create_")}  # not the class's own
         self._constants: dict[tuple[Any, ...], Any] = {}
 
@@ -114,8 +113,8 @@ class Operators:
         tile = None if left.is_block() == right.is_block() else int(right.is_block())
         if not left.scalar.is_ptr():
             return compute, self.maker(type_), tile
-        width = max(1, left.scalar.element_ty.primitive_bitwidth // 8)
-        return lambda x, y: x + width * y.astype(np.uint64), self.maker(type_), tile
+        width = np.uint64(max(1, left.scalar.element_ty.primitive_bitwidth // 8))
+        return lambda x, y: x + np.multiply(y, width, dtype=np.uint64, casting="unsafe"), self.maker(type_), tile
 
     def _reflected(self, name: str, triton: Operation) -> Operation:
         operator = self._operator(name, lambda left, right: None)
@@ -145,7 +144,7 @@ class Operators:
         return indexed
 
     def _to(self, triton: Operation) -> Operation:
-        known: dict[tuple[str, str, bool], Any] = {}
+        known: dict[tuple[str, str, bool], tuple[Any, Any] | None] = {}
         tensor = tl.core.tensor
 
         def to(tile: Any, dtype: Any, *how: Any, **named: Any) -> Any:
@@ -159,12 +158,16 @@ class Operators:
                 return tile
             key = tile.type.name, dtype.name, bits
             if key not in known:
-                known[key] = (bits_type if bits else cast_type)(tile.type, dtype)
-            type_ = known[key]
-            if type_ is None:
-                return triton(tile, dtype, **named)
-            compute = self._builder.create_bitcast if bits else self._builder.cast_impl
-            return tensor(compute(tile.handle, type_), type_)
+                watched = bits and "create_bitcast" in self.watched
+                type_ = None if watched else (bits_type if bits else cast_type)(tile.type, dtype)
+                known[key] = (
+                    None
+                    if type_ is None
+                    else (casting(tile.dtype, dtype, self._np_dtype(dtype), bits), self.maker(type_))
+                )
+            cast = known[key]
+            data = None if cast is None else cast[0](tile.handle.data)
+            return triton(tile, dtype, **named) if cast is None or data is None else cast[1](data, dtype)
 
         return to
 
@@ -252,21 +255,6 @@ def common_shape(*types: Any) -> list[int] | None:
         return None
     sizes = [set(each) - {1} for each in zip(*shapes, strict=True)]
     return None if any(len(size) > 1 for size in sizes) else [max(size, default=1) for size in sizes]
-
-
-def cast_type(of: Any, to: Any) -> Any:
-    """The type of a tile or a number of type ``of`` whose elements become ``to`` in one step; None where Triton takes
-    more."""
-    one, other = of.scalar.name, to.name
-    if not ((one in _CAST | {"int1"} and other in _CAST) or {one, other} in ({"fp32", half} for half in _HALF)):
-        return None
-    return _type_of(to, list(of.shape) if of.is_block() else [])
-
-
-def bits_type(of: Any, to: Any) -> Any:
-    """Likewise where the bits stay; None where these are pointers, or more or fewer."""
-    sizes = {0 if x.is_ptr() else x.primitive_bitwidth for x in (of.scalar, to)}
-    return None if 0 in sizes or len(sizes) > 1 else _type_of(to, list(of.shape) if of.is_block() else [])
 
 
 def _type_of(element: Any, shape: list[int]) -> Any:

@@ -30,12 +30,13 @@ def reinterpreted(s_x, dtype: gl.constexpr, shape: gl.constexpr, layout: gl.cons
         return s_x._reinterpret(dtype, shape, layout)
 
 
-def masked_load(builder: Any) -> Callable[[Any, Any], Any]:
-    """The interpreter's load of a tile from pointers, 0 where the mask is false, with nothing said about caches, which
-    takes two arguments up to 3.8 and one in 3.9."""
+def masked_load(builder: Any) -> Callable[[Any, Any, Any], Any]:
+    """The interpreter's load of a tile from pointers, where the mask is false of another, with nothing said about
+    caches, which takes two arguments up to 3.8 and one in 3.9."""
     load = builder.create_masked_load
     caches = len(inspect.signature(load).parameters) - 4  # but for pointers, mask, what is there elsewhere, volatile
-    return lambda pointers, mask: load(pointers, mask, None, *([None] * caches), False)
+    unsaid = [None] * caches
+    return lambda pointers, mask, other: load(pointers, mask, other, *unsaid, False)
 
 
 def masked_store(builder: Any) -> Callable[[Any, Any, Any], Any]:

@@ -183,6 +183,25 @@ def test_loads_stores_and_casts_are_those_of_triton():
 
 
 @triton.jit
+def signs_kernel(p_x, p_out, N: tl.constexpr):
+    """-x, from the last of x [N] on. Which zero -0 is depends on the Triton."""
+    o_n = tl.arange(0, N)
+    tl.store(p_out + o_n, -tl.load(p_x + (N - 1) + (0 - o_n)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int32], ids=str)
+def test_zeros_are_negated_and_tensors_read_backwards_as_triton_does(dtype):
+    x = torch.tensor([-0.0, 0.0, 1.0, -7.0]).to(dtype)
+    found, right = torch.full((4,), 9).to(dtype), torch.full((4,), 9).to(dtype)
+    with lean():
+        signs_kernel[(1,)](x, found, 4)
+    with by_itself():
+        signs_kernel[(1,)](x, right, 4)
+    assert torch.equal(found.view(torch.uint8), right.view(torch.uint8))
+    assert found.tolist()[:2] == [7, -1]
+
+
+@triton.jit
 def quotients_kernel(p_i, p_out, n, N: tl.constexpr, D: tl.constexpr):
     """i [N] of integers -> out [8, N] int64: quotients and remainders by constants, numbers, tiles, and wider ones."""
     o_n = tl.arange(0, N)
