@@ -136,8 +136,8 @@ CLAIMS: tuple[Claim, ...] = (
         "Section 3.3",
         Compare((OURS,), (OURS,), ONE_SIDE, least=(SIGNIFICANT,), than_places=both_sides(ONE_SIDE),
                 tuned=True),
-        reason="The same shapes and gates of the key side. Gates on both sides have kernels of their own, which nobody "
-        "tunes.",
+        reason="The same shapes and gates of the key side. Gates on both sides ride on the same kernels where Hopper "
+        "has its own; else they have others, which nobody tunes.",
     ),
     Claim(
         "log-space", f"In log space, the parallel form is unacceptably slow (by {UNACCEPTABLE:g}× or more)", V2023,

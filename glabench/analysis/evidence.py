@@ -14,6 +14,7 @@ from glabench.analysis import labels, tuned
 from glabench.analysis.accuracy import Error
 from glabench.analysis.load import device, modelled_for
 from glabench.analysis.statistics import Estimate, estimate
+from glabench.hardware.datasheet import find_datasheet
 from glabench.store import Row
 
 Quantity = Literal["ms", "wall_ms", "peak_mib"]  # of kernels, of eager calls, and memory with its inputs
@@ -130,7 +131,14 @@ def profiles_of(rows: Sequence[Row], name: str) -> list[Row]:
     """Profiles of the device ``name``; then those that a model made for it where there was no GPU."""
     known = [row for row in rows if row.status == "ok" and row.profile]
     others = [row for row in known if device(row) != name]
-    return [row for row in known if device(row) == name] + [row for row in others if modelled_for(row) == name]
+    return [row for row in known if device(row) == name] + [row for row in others if _is_model_of(row, name)]
+
+
+def _is_model_of(profile: Row, name: str) -> bool:
+    """Whether a profile was predicted for that GPU, which a model knows by its own name or by that of its datasheet."""
+    target = modelled_for(profile)
+    sheet = find_datasheet(name)
+    return target == name or (sheet is not None and target == sheet.name)
 
 
 def taken_apart(rows: Sequence[Row], name: str, place: Place) -> list[Row]:

@@ -449,6 +449,14 @@ def test_profiles_that_are_modelled_for_a_gpu_come_after_its_own(make_row: Any) 
     assert profiles_of([modelled, other, here], "NVIDIA H200") == [here, modelled]
 
 
+def test_a_gpu_has_another_name_on_its_datasheet(make_row: Any) -> None:
+    modelled = profiles(make_row, here=False, environment={"device": "AMD EPYC", "kind": "cpu"})
+    assert modelled.profile is not None
+    by_sheet = replace(modelled, profile=modelled.profile | {"target": {"name": "NVIDIA H100 SXM", "here": False}})
+    assert profiles_of([modelled, by_sheet], "NVIDIA H100 80GB HBM3") == [by_sheet]
+    assert profiles_of([modelled, by_sheet], "NVIDIA H100 PCIe") == []
+
+
 def test_a_profile_of_other_kernels_is_told(make_row: Any) -> None:
     def at(commit: str, fingerprint: str) -> dict[str, Any]:
         return {"environment": {"device": "NVIDIA H200", "commit": commit, "fingerprint": fingerprint}}
