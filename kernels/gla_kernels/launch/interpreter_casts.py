@@ -46,17 +46,22 @@ def cast_type(of: Any, to: Any) -> Any:
     one, other = of.scalar.name, to.name
     if not ((one in _CAST | {"int1"} and other in _CAST) or {one, other} in ({"fp32", half} for half in _HALF)):
         return None
-    return _shaped(of, to)
+    return type_of(to, _shape(of))
 
 
 def bits_type(of: Any, to: Any) -> Any:
     """Likewise where the bits stay; None where these are pointers, or more or fewer."""
     sizes = {0 if x.is_ptr() else x.primitive_bitwidth for x in (of.scalar, to)}
-    return None if 0 in sizes or len(sizes) > 1 else _shaped(of, to)
+    return None if 0 in sizes or len(sizes) > 1 else type_of(to, _shape(of))
 
 
-def _shaped(of: Any, element: Any) -> Any:
-    return tl.core.block_type(element, list(of.shape)) if of.is_block() else element
+def type_of(element: Any, shape: list[int]) -> Any:
+    """Of a tile of that shape, or of a number, which has none."""
+    return tl.core.block_type(element, shape) if shape else element
+
+
+def _shape(of: Any) -> list[int]:
+    return list(of.shape) if of.is_block() else []
 
 
 def casting(of: Any, to: Any, numbers: Any, bits: bool) -> Callable[[Any], Any]:

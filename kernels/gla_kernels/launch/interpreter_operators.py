@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import triton.language as tl
 
-from .interpreter_casts import bits_type, cast_type, casting
+from .interpreter_casts import bits_type, cast_type, casting, type_of
 
 # What NumPy calls them, and the interpreter's builder for floats and for integers.
 _NUMBERS = {
@@ -143,6 +143,13 @@ class Operators:
 
         return indexed
 
+    def _cast(self, of: Any, to: Any, bits: bool) -> tuple[Any, Any] | None:
+        """What makes elements ``to`` of a tile's array, and tiles of them; None where all of that is left to Triton."""
+        type_ = (bits_type if bits else cast_type)(of, to)
+        if type_ is None or (bits and "create_bitcast" in self.watched):
+            return None
+        return casting(of.scalar, to, self._np_dtype(to), bits), self.maker(type_)
+
     def _to(self, triton: Operation) -> Operation:
         known: dict[tuple[str, str, bool], tuple[Any, Any] | None] = {}
         tensor = tl.core.tensor
@@ -158,13 +165,7 @@ class Operators:
                 return tile
             key = tile.type.name, dtype.name, bits
             if key not in known:
-                watched = bits and "create_bitcast" in self.watched
-                type_ = None if watched else (bits_type if bits else cast_type)(tile.type, dtype)
-                known[key] = (
-                    None
-                    if type_ is None
-                    else (casting(tile.dtype, dtype, self._np_dtype(dtype), bits), self.maker(type_))
-                )
+                known[key] = self._cast(tile.type, dtype, bits)
             cast = known[key]
             data = None if cast is None else cast[0](tile.handle.data)
             return triton(tile, dtype, **named) if cast is None or data is None else cast[1](data, dtype)
@@ -225,7 +226,7 @@ def result_type(name: str, left: Any, right: Any) -> Any:
     if not _taken(name, left.scalar, right.scalar):
         return None
     shape = common_shape(left, right)
-    return None if shape is None else _type_of(tl.int1 if name in _FLAGS else left.scalar, shape)
+    return None if shape is None else type_of(tl.int1 if name in _FLAGS else left.scalar, shape)
 
 
 def _taken(name: str, left: Any, right: Any) -> bool:
@@ -244,7 +245,7 @@ def selected_type(condition: Any, x: Any, y: Any) -> Any:
     shape = common_shape(condition, x, y)
     if shape is None or not condition.is_block() or condition.scalar != tl.int1 or x.scalar != y.scalar:
         return None
-    return _type_of(x.scalar, shape)
+    return type_of(x.scalar, shape)
 
 
 def common_shape(*types: Any) -> list[int] | None:
@@ -255,10 +256,6 @@ def common_shape(*types: Any) -> list[int] | None:
         return None
     sizes = [set(each) - {1} for each in zip(*shapes, strict=True)]
     return None if any(len(size) > 1 for size in sizes) else [max(size, default=1) for size in sizes]
-
-
-def _type_of(element: Any, shape: list[int]) -> Any:
-    return tl.core.block_type(element, shape) if shape else element
 
 
 def _holds(dtype: Any, value: int | float) -> bool:
