@@ -89,6 +89,8 @@ class Gla(System):
     def implementation(self, case: Case) -> str:
         if case.value_gate and not self.rides(case):
             return f"{kernels_version()}; {schedule_name(value_gated_schedule(self.schedule(case)))} not tuned"
+        if (arch := arch_here()) is not None and self.simple_form(case, arch) is not None:
+            return f"{kernels_version()}; by the walks of simple_gla, not tuned"
         found: dict[str, list[str]] = {}
         for direction, choice in self.choices(case).items():
             found.setdefault(f"{schedule_name(choice.plan.schedule)} {choice.origin}", []).append(direction)
@@ -96,13 +98,8 @@ class Gla(System):
 
     def rides(self, case: Case) -> bool:
         """Whether the case's gates of the value side go by the plans of `gla` without them."""
-        import torch
-
-        from gla_kernels import machine_of
-
-        if not torch.cuda.is_available():
-            return False
-        return any(launch.step == "walk" for launch in self.launches(case, f"sm_{machine_of().capability}"))
+        arch = arch_here()
+        return arch is not None and any(launch.step == "walk" for launch in self.launches(case, arch))
 
     def config(self, case: Case) -> Config:
         """What is handed to ``gla`` as config: nothing, it chooses as it does for any user."""
@@ -127,7 +124,8 @@ class Gla(System):
     def launches(self, case: Case, arch: str) -> list[Launch]:
         if case.value_gate:
             return kernel_launches("gla", case, arch, self.schedule(case))
-        return kernel_launches("gla", case, arch, self.schedule(case), self.plans(case, arch))
+        planned = self.simple_form(case, arch) is None
+        return kernel_launches("gla", case, arch, self.schedule(case), self.plans(case, arch) if planned else None)
 
     def plans(self, case: Case, arch: str) -> tuple[Plan, Plan | None]:
         """Which plans both directions of the case run on a GPU of ``arch``; None for a direction that it has not."""
@@ -142,8 +140,36 @@ class Gla(System):
 
         if case.unplanned:
             return None
+        if (simple := self.simple_form(case, arch)) is not None:
+            return simple
         forward, backward = self.plans(case, arch)
         return Chunkwise(case.K**-0.5, forward, backward or forward, backward is not None)
+
+    def simple_form(self, case: Case, arch: str) -> Form | None:
+        """The form without plans that the case's call takes on a GPU of ``arch``, where it has no gates and Hopper's
+        walks of `simple_gla` serve it."""
+        import torch
+
+        from gla_kernels.ops.form import Inputs as CallInputs
+        from gla_kernels.ops.gla_form import ungated
+        from glabench.systems.inputs import DTYPES
+
+        if case.gate_strength is not None or case.lengths:
+            return None
+        H, V = heads_of(case)
+        q, v = (torch.empty(case.B, case.T, H, size, dtype=DTYPES[case.dtype], device="meta") for size in (case.K, V))
+        given, back = CallInputs(q, q, v, None, None, None), case.mode != "fwd"
+        how = int(arch.removeprefix("sm_")), self.schedule(case), self.config(case), back, back
+        return ungated(given, case.K**-0.5, *how)
+
+
+def arch_here() -> str | None:
+    """The architecture of the GPU that is here, None where there is none."""
+    import torch
+
+    from gla_kernels import machine_of
+
+    return f"sm_{machine_of().capability}" if torch.cuda.is_available() else None
 
 
 def heads_of(case: Case) -> tuple[int, int]:

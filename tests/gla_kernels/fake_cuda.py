@@ -245,8 +245,8 @@ def main() -> None:
 
     from gla_kernels import Schedule
     from gla_kernels.launch import run
-    from gla_kernels.ops import gla
     from gla_kernels.ops.form import Inputs
+    from gla_kernels.ops.gla_form import form_of
     from gla_kernels.ops.prepared import Prepared
 
     triton, fake = TritonDriver(), FakeCuda()
@@ -257,7 +257,7 @@ def main() -> None:
     for T, D, dtype, schedule in ((256, 64, torch.bfloat16, None), (70, 24, torch.float32, Schedule(16, 16, False))):
         q, k, v, g = (torch.empty(1, T, 2, D, dtype=dtype, device="meta") for _ in range(4))
         given = Inputs(q, k, v, g, None, None)
-        form = gla.form_of(given, torch.device("meta"), 0.125, schedule, True, False)
+        form = form_of(given, torch.device("meta"), 0.125, schedule, True, False)
         prepared = Prepared(form, given, True, torch.device("meta"))
         programs = [prepared._forward.program, prepared._backward_program(True, (True,) * 4 + (False,) * 2)]
         for program in programs:

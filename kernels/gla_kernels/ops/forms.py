@@ -1,4 +1,4 @@
-"""The forms that a call of `gla` or `gla_recurrent` takes without gates on the value side: see `form.Form`."""
+"""The forms of calls of `gla`, `gla_recurrent` and `simple_gla` without gates on the value side: see `form.Form`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from ..chunk.packing import of_sequences
 from ..chunk.problem import Problem
 from ..launch import Launch, Launcher
 from ..plan.apply import problem_of
-from ..schedule import Plan
+from ..schedule import Plan, Schedule
+from ..simple import passes
+from ..simple.call import Call
 from .form import Inputs, Left
 
 
@@ -84,3 +86,33 @@ class Recurrent:
         state = left[0] if d_final is not None else None
         how = x.gv, x.cu_seqlens, self.v_first
         return recurrent.backward(x.q, x.k, x.v, x.g, self.scale, x.initial_state, do, state, d_final, launch, *how)
+
+
+@dataclass(frozen=True)
+class Simple:
+    """Linear attention with one gate a head and token, g [B, T, H], or with none. ``keep``: whether a backward pass
+    that follows is to find states."""
+
+    scale: float
+    schedule: Schedule
+    capability: int
+    keep: bool
+    v_first: bool = False
+
+    def forward(self, x: Inputs, final: bool, launch: Launcher) -> tuple[Tensor, Tensor | None, Left]:
+        o, final_state, kept = passes.forward(self.call(x), final, self.keep, launch)
+        return o, final_state, (kept.sums, kept.states, kept.marks)
+
+    def backward(
+        self, x: Inputs, left: Left, do: Tensor, d_final: Tensor | None, needed: Sequence[bool], launch: Launcher
+    ) -> Sequence[Tensor | None]:
+        sums, states, marks = left
+        assert sums is not None
+        kept = passes.Kept(sums, states, marks)
+        gates = x.g is not None and needed[3]
+        dq, dk, dv, dg, d_initial = passes.backward(self.call(x), kept, do, d_final, gates, launch)
+        return dq, dk, dv, dg, None, d_initial
+
+    def call(self, x: Inputs) -> Call:
+        how = self.schedule.chunk, self.schedule.materialize, self.capability, x.cu_seqlens, self.v_first
+        return Call(x.q, x.k, x.v, x.g, self.scale, x.initial_state, *how)

@@ -15,16 +15,15 @@ from torch import Tensor
 from .. import recurrent
 from ..launch import Launch
 from ..launch.run import ALIGNED
-from ..plan.apply import DTYPES, all_launches
-from ..plan.choose import machine_of
-from ..plan.request import Config, check_config, check_plan, plan_of, tune
+from ..plan.apply import all_launches
+from ..plan.request import Config, check_config, plan_of
 from ..plan.table import Machine
 from ..schedule import Schedule, Workload
 from . import grouped, library, pooled
 from .autograd import call
 from .form import Form, Inputs, looks_at_lengths
-from .forms import Chunkwise, Recurrent
-from .operators import MAKERS
+from .forms import Recurrent
+from .gla_form import check_tensors, form_of, ungated, value_gated_form, workload_of
 from .prepared import Prepared, PreparedStep
 from .signature import is_plain, prepared, signature_of
 from .validate import (
@@ -36,9 +35,7 @@ from .validate import (
     check_step,
     refuse_gradients,
 )
-from .value_gates import ValueGated, check_schedule, plans_of
-
-DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+from .value_gates import check_schedule
 
 
 def gla(
@@ -68,7 +65,8 @@ def gla(
         n * V is at most 512, else q, k and g as few times as n can be parted. Fewer heads than q's are refused.
     g: [B, T, H, K], natural log of the decay, <= 0, dtype of q or float32; -inf forgets all, and its gradient is 0.
         Gates of 16 bits have to be finite with K > 128: -1e4 forgets all, too. Beside bfloat16 inputs Hopper's own
-        kernels take 16 bits of each float32 gate. None: no decay (plain linear attention).
+        kernels take 16 bits of each float32 gate. None: no decay (plain linear attention). With schedule and config
+        left open this goes by the walks of `simple_gla`, which are not tuned, where these are Hopper's own.
     scale: factor on the output; K^-1/2 by default.
     initial_state: [B, H, K, V], float32; zeros by default.
     output_final_state: whether to return the state after the last token.
@@ -140,65 +138,7 @@ def gla(
 def _check(inputs: Inputs, output_final_state: bool, v_first: bool) -> None:
     check_flag("output_final_state", output_final_state)
     check_flag("state_v_first", v_first)
-    _check_tensors(inputs, v_first)
-
-
-def _check_tensors(x: Inputs, v_first: bool) -> None:
-    how = {"cu_seqlens": x.cu_seqlens, "v_first": v_first, "groups": True}
-    check_inputs(x.q, x.k, x.v, x.g, x.initial_state, gv=x.gv, **how)  # type: ignore[arg-type]
-
-
-def form_of(
-    x: Inputs,
-    device: torch.device,
-    scale: float,
-    schedule: Schedule | None,
-    differentiated: bool,
-    recompute: bool | None,
-    v_first: bool = False,
-    config: Config = None,
-) -> Form:
-    """The form of a call of `gla`: see `operators.Maker`."""
-    if recompute is not None:
-        check_flag("recompute", recompute)
-    if x.gv is not None:
-        keep = differentiated and not recompute
-        return value_gated_form(x, machine_of(device), scale, check_schedule(schedule, config), schedule, keep, v_first)
-    check_config(schedule, config, device)
-    if x.q.shape[0] * x.q.shape[2] == 0:  # no state to plan for: kernels on empty grids, which never run
-        return Recurrent(scale, v_first)
-    fwd = workload_of(x, schedule)
-    works = [fwd, replace(fwd, direction="bwd")] if differentiated else [fwd]
-    if config == "tune":
-        tune(works, device)
-    machine = machine_of(device)
-    plans = [plan_of(work, config, machine) for work in works]
-    if config not in (None, "tune"):
-        for work, plan in zip(works, plans, strict=True):
-            check_plan(plan, work, machine)
-    return Chunkwise(
-        scale, plans[0], plans[-1], differentiated and not recompute, few=recompute is None, v_first=v_first
-    )
-
-
-def workload_of(x: Inputs, schedule: Schedule | None) -> Workload:
-    """The work asked of the forward direction, but for gates of the value side."""
-    (B, T, H, K), V = x.q.shape, x.v.shape[-1]
-    gates = None if x.g is None else DTYPE_NAMES[x.g.dtype]
-    return Workload("fwd", B, T, H, K, V, DTYPE_NAMES[x.q.dtype], x.g is not None, schedule, gates)
-
-
-def value_gated_form(
-    x: Inputs, machine: Machine, scale: float, settled: Schedule, schedule: Schedule | None, keep: bool, v_first: bool
-) -> ValueGated:
-    """The form of a call with gates of the value side. settled: the schedule to run without the walks of `gla`;
-    schedule: what is asked for."""
-    plans = None
-    if x.q.shape[0] * x.q.shape[2] > 0:
-        fwd = workload_of(x, schedule)
-        first, second = plans_of([fwd, replace(fwd, direction="bwd")], machine)
-        plans = first, second
-    return ValueGated(scale, settled, keep, v_first, plans)
+    check_tensors(inputs, v_first)
 
 
 def gla_recurrent(
@@ -339,8 +279,14 @@ def launches(
     state = torch.empty(B, H, K, V, dtype=torch.float32, device="meta") if initial_state or op == "gla_step" else None
     check_inputs(q, q, v, g, state, rows=op != "gla_step", gv=gv)
     scale = float(K**-0.5)
+    given = Inputs(q, q, v, g, gv, state)
     fwd: list[Launch] = []
     bwd: list[Launch] = []
+
+    def run_both(form: Form) -> None:
+        left = form.forward(given, False, fwd.append)[-1]
+        form.backward(given, left, v, None, [True] * len(given), bwd.append)
+
     if op == "gla_step":
         assert state is not None
         recurrent.step(q, q, v, g, state, scale, fwd.append, gv)
@@ -348,35 +294,30 @@ def launches(
         recurrent.forward(q, q, v, g, scale, state, False, fwd.append, gv)
         recurrent.backward(q, q, v, g, scale, state, v, None, None, bwd.append, gv)
     elif gv is not None:
-        given, settled, keep = Inputs(q, q, v, g, gv, state), check_schedule(schedule, config), mode != "fwd"
-        form = value_gated_form(given, Machine(capability), scale, settled, schedule, keep, False)
-        left = form.forward(given, False, fwd.append)[-1]
-        form.backward(given, left, v, None, [True] * len(given), bwd.append)
+        settled = check_schedule(schedule, config)
+        run_both(value_gated_form(given, Machine(capability), scale, settled, schedule, mode != "fwd", False))
     else:
         check_config(schedule, config, q.device)
-        gates = None if g is None else DTYPE_NAMES[g.dtype]
-        work = Workload("fwd", B, T, H, K, V, DTYPE_NAMES[dtype], gated, schedule, gates)
-        machine = Machine(capability)
-        forward, backward = plan_of(work, config, machine), None
-        if mode != "fwd":
-            later = replace(work, direction="bwd")
-            backward = plan_of(later, config, machine)
-            bwd.extend(all_launches(later, backward, initial_state, forward, few=True))
-        fwd.extend(all_launches(work, forward, initial_state, backward, keep=backward is not None, few=True))
+        simple = ungated(given, scale, capability, schedule, config, mode != "fwd", mode != "fwd")
+        if simple is not None:
+            run_both(simple)
+        else:
+            forward, backward = _planned(workload_of(given, schedule), config, Machine(capability), mode, initial_state)
+            fwd.extend(forward)
+            bwd.extend(backward)
     return {"fwd": fwd, "bwd": bwd, "fwdbwd": fwd + bwd, "step": fwd}[mode]
 
 
-def _in_graph(x: Inputs, *how: Any) -> Form:
-    """The form, after checks as `gla` itself makes them."""
-    _check_tensors(x, how[-1])
-    return form_of(x, *how)
+def _planned(
+    work: Workload, config: Config, machine: Machine, mode: str, initial_state: bool
+) -> tuple[list[Launch], list[Launch]]:  # fmt: skip
+    """The launches of each direction by plans: see `launches`."""
+    forward, backward = plan_of(work, config, machine), None
+    later, bwd = replace(work, direction="bwd"), list[Launch]()
+    if mode != "fwd":
+        backward = plan_of(later, config, machine)
+        bwd = all_launches(later, backward, initial_state, forward, few=True)
+    return all_launches(work, forward, initial_state, backward, keep=backward is not None, few=True), bwd
 
-
-def _recurrent_in_graph(x: Inputs, device: torch.device, scale: float, *how: Any) -> Form:
-    _check_tensors(x, how[-1])
-    return Recurrent(scale, how[-1])
-
-
-MAKERS |= {"gla": _in_graph, "gla_recurrent": _recurrent_in_graph}
 
 __all__ = ["gla", "gla_recurrent", "gla_step", "launches"]

@@ -6,22 +6,21 @@ fewer heads, each for as many states as any other.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..launch import Launch, Launcher
+from ..launch import Launch
 from ..launch.run import ALIGNED
 from ..plan.choose import machine_of
 from ..schedule import CHUNKS, Schedule
 from ..simple.call import MAX_CHUNK, MAX_DIM, Call
-from ..simple.passes import Kept, backward, forward
+from ..simple.passes import backward, forward
 from . import library
 from .autograd import call
-from .form import Inputs, Left, looks_at_lengths
+from .form import Inputs, looks_at_lengths
+from .forms import Simple
 from .operators import MAKERS
 from .prepared import Prepared
 from .signature import is_plain, prepared, signature_of
@@ -123,12 +122,12 @@ def _form(
     differentiated: bool,
     _recompute: bool | None = None,
     v_first: bool = False,
-) -> _Simple:
+) -> Simple:
     """The form of a call of `simple_gla`: see `operators.Maker`."""
-    return _Simple(scale, check_schedule(schedule), machine_of(device).capability, differentiated, v_first)
+    return Simple(scale, check_schedule(schedule), machine_of(device).capability, differentiated, v_first)
 
 
-def _in_graph(x: Inputs, *how: Any) -> _Simple:
+def _in_graph(x: Inputs, *how: Any) -> Simple:
     """The form, after checks as `simple_gla` itself makes them."""
     check_call(x, how[-1])
     return _form(x, *how)
@@ -230,35 +229,6 @@ def check_schedule(schedule: Schedule | None) -> Schedule:
     if schedule.states_every is not None:
         raise ValueError(f"schedule: simple_gla cuts no walk into segments, got states_every={schedule.states_every}")
     return schedule
-
-
-@dataclass(frozen=True)
-class _Simple:
-    """Linear attention with one gate a head and token, g [B, T, H]. ``keep``: whether there will be a backward pass."""
-
-    scale: float
-    schedule: Schedule
-    capability: int
-    keep: bool
-    v_first: bool = False
-
-    def forward(self, x: Inputs, final: bool, launch: Launcher) -> tuple[Tensor, Tensor | None, Left]:
-        o, final_state, kept = forward(self._call(x), final, self.keep, launch)
-        return o, final_state, (kept.sums, kept.states, kept.marks)
-
-    def backward(
-        self, x: Inputs, left: Left, do: Tensor, d_final: Tensor | None, needed: Sequence[bool], launch: Launcher
-    ) -> Sequence[Tensor | None]:
-        sums, states, marks = left
-        assert sums is not None
-        kept = Kept(sums, states, marks)
-        dq, dk, dv, dg, d_initial = backward(self._call(x), kept, do, d_final, needed[3], launch)
-        return dq, dk, dv, dg, None, d_initial
-
-    def _call(self, x: Inputs) -> Call:
-        assert x.g is not None
-        how = self.schedule.chunk, self.schedule.materialize, self.capability, x.cu_seqlens, self.v_first
-        return Call(x.q, x.k, x.v, x.g, self.scale, x.initial_state, *how)
 
 
 MAKERS["simple_gla"] = _in_graph

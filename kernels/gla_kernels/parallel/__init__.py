@@ -27,6 +27,7 @@ from ..ops import grouped
 from ..ops import simple_gla as whole_simple
 from ..ops.form import Inputs
 from ..ops.forms import Chunkwise
+from ..ops.gla_form import form_of
 from ..ops.signature import prepared, signature_of
 from ..ops.validate import check_flag, check_inputs, check_scale
 from ..plan.request import Config
@@ -107,7 +108,8 @@ def gla(
             of_call = (scale, schedule, config, recompute, state_v_first, differentiated, ranks.rank, ranks.size)
 
             def prepare() -> Steps | None:
-                form = whole.form_of(x, x.q.device, scale, schedule, differentiated, recompute, state_v_first, config)
+                plans = config or (None, None)  # as they are chosen: other forms are not in steps
+                form = form_of(x, x.q.device, scale, schedule, differentiated, recompute, state_v_first, plans)
                 return Steps(form) if isinstance(form, Chunkwise) and fits(form) else None
 
             steps = prepared(signature_of("parallel.gla", x, of_call), prepare)

@@ -35,16 +35,16 @@ NATIVE_WALKS = 40
 
 @dataclass(frozen=True)
 class Call(CallContext):
-    """The inputs of one call. q, k [B, T, H, K]; v [B, T, H, V]; g [B, T, H], of any strides; initial_state
-    [B, H, K, V] float32 or None. Either q and k or v may have fewer heads, each for as many states as any other
-    (heads.py). chunk: rows a chunk; capability: compute capability of the GPU. cu_seqlens [N+1]:
+    """The inputs of one call. q, k [B, T, H, K]; v [B, T, H, V]; g [B, T, H], of any strides, or None, as gates of 0;
+    initial_state [B, H, K, V] float32 or None. Either q and k or v may have fewer heads, each for as many states as any
+    other (heads.py). chunk: rows a chunk; capability: compute capability of the GPU. cu_seqlens [N+1]:
     where each of N sequences packed in a batch of one begins, and T, or None; states are [N, H, K, V] then. v_first:
     they are [.., V, K]."""
 
     q: Tensor
     k: Tensor
     v: Tensor
-    g: Tensor
+    g: Tensor | None
     scale: float
     initial_state: Tensor | None
     chunk: int

@@ -30,16 +30,18 @@ def simple_decays_kernel(
     p_g, p_marks, p_c, T, H, n_chunks, stride_b, stride_t, stride_h, C: tl.constexpr, BH: tl.constexpr
 ):  # fmt: skip
     """p_c [B, H, n_chunks * C] float64: log2 of the decay from the start of a row's chunk to the row, its own gate
-    included; from T on, as at T - 1. p_g [B, T, H] by its strides; p_marks: of `packed.marks`, None for sequences that
-    are not packed. A program has a chunk of BH heads."""
+    included; from T on, as at T - 1. p_g [B, T, H] by its strides, None for gates of 0; p_marks: of `packed.marks`,
+    None for sequences that are not packed. A program has a chunk of BH heads."""
     i_p = tl.program_id(0)
     n_parts = tl.cdiv(H, BH)
     i_part, i_p = i_p % n_parts, i_p // n_parts
     i_c, i_b = i_p % n_chunks, (i_p // n_chunks).to(tl.int64)
     o_t, o_h = (i_c * C + tl.arange(0, C)).to(tl.int64), i_part * BH + tl.arange(0, BH)
-    p_g += i_b * stride_b + o_t[:, None] * stride_t + o_h[None, :] * stride_h
-    b_g = tl.load(p_g, mask=(o_t < T)[:, None] & (o_h < H)[None, :], other=0.0).to(tl.float64) * LOG2E
-    b_g = tl.where(b_g < CLOSED, CLOSED, b_g)  # a gate that is no number stays none
+    b_g = tl.zeros([C, BH], dtype=tl.float64)
+    if p_g is not None:
+        p_g += i_b * stride_b + o_t[:, None] * stride_t + o_h[None, :] * stride_h
+        b_g = tl.load(p_g, mask=(o_t < T)[:, None] & (o_h < H)[None, :], other=0.0).to(tl.float64) * LOG2E
+        b_g = tl.where(b_g < CLOSED, CLOSED, b_g)  # a gate that is no number stays none
     if p_marks is not None:
         b_g += tl.where(tl.load(p_marks + o_t) == o_t, CLOSED, 0.0)[:, None]
     p_c += (i_b * H + o_h[None, :]) * n_chunks * C + o_t[:, None]

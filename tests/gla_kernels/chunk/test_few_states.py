@@ -13,7 +13,7 @@ from gla_kernels.chunk import parted
 from gla_kernels.chunk.parted import LONGEST_RUN, NARROW, least_run
 from gla_kernels.ops.form import Inputs
 from gla_kernels.ops.forms import Chunkwise
-from gla_kernels.ops.gla import form_of
+from gla_kernels.ops.gla_form import form_of
 from gla_kernels.ops.library import room_of
 from gla_kernels.ops.prepared import Prepared
 

@@ -9,7 +9,7 @@ import torch
 
 from gla_kernels import Plan, Schedule, Workload, chunk, default_config, gla, reference
 from gla_kernels.launch import Launch, execute
-from gla_kernels.ops.gla import DTYPE_NAMES
+from gla_kernels.ops.gla_form import DTYPE_NAMES
 from gla_kernels.plan.apply import all_launches, problem_of
 from gla_kernels.plan.choose import by_model, with_walks
 from gla_kernels.plan.limits import why_not

@@ -17,7 +17,7 @@ from gla_kernels.launch.record import ALIGNMENT, Program, record
 from gla_kernels.ops import simple_gla as simple_api
 from gla_kernels.ops.form import Form, Inputs
 from gla_kernels.ops.forms import Recurrent
-from gla_kernels.ops.gla import form_of
+from gla_kernels.ops.gla_form import form_of
 from gla_kernels.ops.prepared import LEFT, Prepared
 from gla_kernels.tiles.slices import Share
 

@@ -13,7 +13,9 @@ import gla_kernels
 from gla_kernels import Entry, Machine, Plan, Schedule, Workload, default_config
 from gla_kernels.launch import interpreting
 from gla_kernels.ops import signature
+from gla_kernels.ops.forms import Chunkwise, Simple
 from gla_kernels.plan import choose, files, table
+from gla_kernels.simple import native
 from glabench.spec.case import Case
 from glabench.spec.catalog import CATALOG
 from glabench.systems.gla import Gla, PlannedGla, schedule_name
@@ -110,3 +112,22 @@ def test_a_direction_without_a_plan_is_left_to_gla() -> None:
     passes = chunks(system, CASE)
     assert passes[:2] == [("states", 64), ("output", 64)]
     assert passes[2:] == [(step, 128) for step in ("states", "grad_states", "grad_qk", "grad_v")]
+
+
+@pytest.mark.skipif(native.simple_walk_hopper_kernel is None, reason="Triton's Gluon is another")
+def test_without_gates_no_plan_is_named_where_none_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An open schedule on a Hopper GPU that is here; elsewhere, and of a tuner's plans, plans run."""
+    case = replace(CASE, B=4, H=16, K=128, V=128, dtype="bf16", gate_strength=None)
+    system, tuner = Gla(CATALOG["gla"]), PlannedGla(CATALOG["gla"])
+    assert "simple_gla" not in system.implementation(case)
+    monkeypatch.setattr("glabench.systems.gla.arch_here", lambda: "sm_90")
+    assert system.implementation(case).endswith("; by the walks of simple_gla, not tuned")
+    for other in (replace(case, chunk=64), replace(case, dtype="fp32"), replace(case, gate_strength=1.0)):
+        assert "simple_gla" not in system.implementation(other)
+    assert "simple_gla" not in tuner.implementation(case)
+    steps = [launch.step for launch in system.launches(case, "sm_90")]
+    assert all(step.startswith("simple_") for step in steps)
+    assert isinstance(system.form_of(case, "sm_90"), Simple)
+    for one, arch in ((system, "sm_80"), (tuner, "sm_90")):
+        assert not any(launch.step.startswith("simple_") for launch in one.launches(case, arch))
+        assert isinstance(one.form_of(case, arch), Chunkwise)
