@@ -15,18 +15,18 @@ from gla_kernels.ops.form import Inputs
 from gla_kernels.ops.forms import Chunkwise, Simple
 from gla_kernels.ops.gla import launches
 from gla_kernels.schedule import HOPPER
-from gla_kernels.simple import native
+from gla_kernels.simple.hopper import simple_walk_hopper_kernel
 
 WIDE, NARROW = (4, 2048, 16, 128, 128), (32, 1024, 16, 64, 64)
 PLAN = Plan(Schedule(), default_config(128, 128, 2, Schedule()))
 
 
 def names(shape: tuple[int, ...], **asked: Any) -> list[str]:
-    how = {"dtype": torch.bfloat16, "gated": False, "capability": HOPPER} | asked
-    return [launch.name for launch in launches("gla", **dict(zip("BTHKV", shape, strict=True)), **how)]
+    how: dict[str, Any] = {"dtype": torch.bfloat16, "gated": False, "capability": HOPPER}
+    return [launch.name for launch in launches("gla", **how | dict(zip("BTHKV", shape, strict=True)) | asked)]
 
 
-@pytest.mark.skipif(native.simple_walk_hopper_kernel is None, reason="Triton's Gluon is another")
+@pytest.mark.skipif(simple_walk_hopper_kernel is None, reason="Triton's Gluon is another")
 @pytest.mark.parametrize(
     ("shape", "asked", "taken"),
     [
@@ -52,7 +52,7 @@ def test_hoppers_walks_of_one_gate_a_head_take_what_they_serve(
     assert found == taken if taken else found and not any(name.startswith("simple_") for name in found)
 
 
-@pytest.mark.skipif(native.simple_walk_hopper_kernel is None, reason="Triton's Gluon is another")
+@pytest.mark.skipif(simple_walk_hopper_kernel is None, reason="Triton's Gluon is another")
 def test_a_call_takes_the_form_that_its_launches_say() -> None:
     meta = torch.device("meta")
     q, v = (torch.empty(4, 300, 16, D, dtype=torch.bfloat16, device="meta") for D in (128, 256))
@@ -78,7 +78,7 @@ def test_without_gates_nothing_decays(judge: Any, inputs: Any, keep: bool) -> No
             return o, final
 
         @staticmethod
-        def backward(ctx: Any, do: Any, d_final: Any) -> Any:  # type: ignore[override]
+        def backward(ctx: Any, do: Any, d_final: Any) -> Any:
             needed = [True, True, True, False, False, True]
             dq, dk, dv, dg, _, d_state = form.backward(ctx.x, ctx.left, do.contiguous(), d_final, needed, execute)
             assert dg is None
@@ -97,7 +97,7 @@ def test_ragged_calls_with_states_on_a_gpu(
     def call(q: Any, k: Any, v: Any, g: Any, state: Any) -> Any:
         given = state.mT.contiguous() if v_first else state
         o, final = gla(q, k, v, None, None, given, True, state_v_first=v_first, recompute=recompute)
-        return o, final.mT if v_first else final
+        return o, final.mT if v_first and final is not None else final
 
     judge(call, inputs((3, 300, 16, K, V), torch.bfloat16, None))
 

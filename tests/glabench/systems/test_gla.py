@@ -15,7 +15,7 @@ from gla_kernels.launch import interpreting
 from gla_kernels.ops import signature
 from gla_kernels.ops.forms import Chunkwise, Simple
 from gla_kernels.plan import choose, files, table
-from gla_kernels.simple import native
+from gla_kernels.simple.hopper import simple_walk_hopper_kernel
 from glabench.spec.case import Case
 from glabench.spec.catalog import CATALOG
 from glabench.systems.gla import Gla, PlannedGla, schedule_name
@@ -114,7 +114,7 @@ def test_a_direction_without_a_plan_is_left_to_gla() -> None:
     assert passes[2:] == [(step, 128) for step in ("states", "grad_states", "grad_qk", "grad_v")]
 
 
-@pytest.mark.skipif(native.simple_walk_hopper_kernel is None, reason="Triton's Gluon is another")
+@pytest.mark.skipif(simple_walk_hopper_kernel is None, reason="Triton's Gluon is another")
 def test_without_gates_no_plan_is_named_where_none_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """An open schedule on a Hopper GPU that is here; elsewhere, and of a tuner's plans, plans run."""
     case = replace(CASE, B=4, H=16, K=128, V=128, dtype="bf16", gate_strength=None)

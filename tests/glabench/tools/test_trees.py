@@ -32,13 +32,19 @@ def test_a_tree_is_measured_with_its_own_kernels(tmp_path: Path, monkeypatch: py
     program.write_text("import gla_kernels")
     monkeypatch.setattr(trees, "__file__", str(program))
     with pytest.raises(Exception, match="returned non-zero exit status 1"):
-        trees.in_tree(tmp_path, [])
+        trees.in_tree(tmp_path, {"shapes": []})
 
 
 def test_a_folder_without_kernels_is_one_line(tmp_path: Path) -> None:
     result = CliRunner().invoke(trees.app, [str(tmp_path), str(ROOT)])
     assert result.exit_code == 2
     assert "expected kernels/gla_kernels" in result.output
+
+
+def test_a_shape_that_is_none_is_one_line() -> None:
+    result = CliRunner().invoke(trees.app, [str(ROOT), str(ROOT), "--shape", "4,2048"])
+    assert result.exit_code == 2
+    assert result.output.startswith("error: shape 4,2048: expected B,T,H,K,V")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
