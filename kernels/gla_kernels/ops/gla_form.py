@@ -13,6 +13,7 @@ from ..plan.request import Config, check_config, check_plan, plan_of, tune
 from ..plan.table import Machine
 from ..schedule import Schedule, Workload
 from ..simple import native
+from ..simple.call import MANY_WALKS, NATIVE_WALKS, Call
 from .form import Form, Inputs
 from .forms import Chunkwise, Recurrent, Simple
 from .operators import MAKERS
@@ -87,14 +88,24 @@ def ungated(
     v_first: bool = False,
 ) -> Simple | None:
     """The form of a call without gates by the walks that Hopper has of its own for one gate a head, where they serve
-    and nobody asks for a schedule or for plans: without an exponent for each feature they do less than those of `gla`.
-    Where only the walk back is one of these, it gains more than the other loses.
-    """
+    and pay, and nobody asks for a schedule or for plans: without an exponent for each feature they do less than those
+    of `gla`."""
     if x.g is not None or schedule is not None or config not in (None, "tune"):
         return None
     form = Simple(scale, Schedule(), capability, keep, v_first)
+    call = form.call(x)
     serves = native.serves if differentiated else native.serves_forward
-    return form if serves(form.call(x)) else None
+    return form if serves(call) and _pays(call, differentiated) else None
+
+
+def _pays(call: Call, differentiated: bool) -> bool:
+    """Whether these walks, a program for each head's columns of V, are faster than plans, which cut a sequence into
+    segments where heads are few. On an H200 with as many programs as MANY_WALKS they are, with two thirds of them not,
+    but where the walks back are several a head: those are with any number that they serve."""
+    B, _, H, _, _ = call.dims
+    if differentiated and native.serves_apart(call):
+        return B * H >= NATIVE_WALKS
+    return B * H * call.native_parts >= MANY_WALKS
 
 
 def workload_of(x: Inputs, schedule: Schedule | None) -> Workload:

@@ -17,7 +17,7 @@ from gla_kernels.ops.gla import launches
 from gla_kernels.schedule import HOPPER
 from gla_kernels.simple.hopper import simple_walk_hopper_kernel
 
-WIDE, NARROW = (4, 2048, 16, 128, 128), (32, 1024, 16, 64, 64)
+WIDE, MANY, NARROW = (4, 2048, 16, 128, 128), (6, 2048, 16, 128, 128), (32, 1024, 16, 64, 64)
 PLAN = Plan(Schedule(), default_config(128, 128, 2, Schedule()))
 
 
@@ -31,7 +31,10 @@ def names(shape: tuple[int, ...], **asked: Any) -> list[str]:
     ("shape", "asked", "taken"),
     [
         (WIDE, {}, ["simple_decays_kernel", "simple_walk_hopper_kernel", "simple_grad_walks_hopper_kernel"]),
-        (WIDE, {"mode": "fwd"}, ["simple_decays_kernel", "simple_walk_hopper_kernel"]),
+        (MANY, {"mode": "fwd"}, ["simple_decays_kernel", "simple_walk_hopper_kernel"]),
+        (WIDE, {"mode": "fwd"}, None),  # too few programs, where plans have segments
+        ((4, 2048, 16, 64, 64), {}, None),
+        ((2, 2048, 12, 128, 256), {}, None),
         (NARROW, {}, ["simple_decays_kernel", "simple_walk_kernel", "simple_grad_walk_hopper_kernel"]),
         (NARROW, {"mode": "fwd"}, None),  # Triton's walk of `gla` is the faster one
         ((2, 1024, 4, 128, 128), {}, None),  # too few heads to fill a GPU by walks
@@ -99,7 +102,7 @@ def test_ragged_calls_with_states_on_a_gpu(
         o, final = gla(q, k, v, None, None, given, True, state_v_first=v_first, recompute=recompute)
         return o, final.mT if v_first and final is not None else final
 
-    judge(call, inputs((3, 300, 16, K, V), torch.bfloat16, None))
+    judge(call, inputs((6, 300, 16, K, V), torch.bfloat16, None))
 
 
 @pytest.mark.gpu

@@ -119,6 +119,7 @@ def test_without_gates_no_plan_is_named_where_none_runs(monkeypatch: pytest.Monk
     """An open schedule on a Hopper GPU that is here; elsewhere, and of a tuner's plans, plans run."""
     case = replace(CASE, B=4, H=16, K=128, V=128, dtype="bf16", gate_strength=None)
     system, tuner = Gla(CATALOG["gla"]), PlannedGla(CATALOG["gla"])
+    monkeypatch.setattr("glabench.systems.gla.arch_here", lambda: None)
     assert "simple_gla" not in system.implementation(case)
     monkeypatch.setattr("glabench.systems.gla.arch_here", lambda: "sm_90")
     assert system.implementation(case).endswith("; by the walks of simple_gla, not tuned")
