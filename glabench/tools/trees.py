@@ -1,8 +1,8 @@
 """What kernels take in two trees of this repository, in turns: ``python -m glabench.tools.trees OLD NEW``. Needs a GPU.
 
-At the shapes of the sweep ``host``, or those given: a forward pass alone, both passes, and both without materialized
-states, each the median of replays of a CUDA graph. A tree is measured in a process of its own, with its own kernels
-before all others; this file is what runs there, and asks nothing of a tree but `gla`.
+At the shapes of the sweep ``host``, or those given: a forward pass alone, both passes, both with all states kept, and
+both with none materialized, each the median of replays of a CUDA graph. A tree is measured in a process of its own,
+with its own kernels before all others; this file is what runs there, and asks nothing of a tree but `gla`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 SAMPLES, REPLAYS = 7, 8
-WAYS = ("fwd", "fwd+bwd", "fwd+bwd, states not materialized")
+WAYS = ("fwd", "fwd+bwd", "fwd+bwd, all states kept", "fwd+bwd, states not materialized")
 LIMIT = 1.01  # times as long in NEW: more is named below the table
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -117,8 +117,11 @@ def measure(shapes: Sequence[Sequence[int]], gates: Gates, strength: float) -> T
         g = (strength * logsigmoid(g.float())).to(torch.float32 if gates == "fp32" else torch.bfloat16)
         x = [*(one.requires_grad_() for one in (q, k, v)), None if gates == "none" else g.requires_grad_()]
         do = torch.randn_like(v)
-        without = partial(both, x, do, schedule=Schedule(materialize=False))
-        for way, call in zip(WAYS, (partial(forward, x), partial(both, x, do), without), strict=True):
+        kept, without = (
+            partial(both, x, do, recompute=False),
+            partial(both, x, do, schedule=Schedule(materialize=False)),
+        )
+        for way, call in zip(WAYS, (partial(forward, x), partial(both, x, do), kept, without), strict=True):
             found[f"{B}, {T}, {H}, {K}, {V} {way}"] = _replayed_ms(call)
     return found
 

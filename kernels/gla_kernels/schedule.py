@@ -271,7 +271,8 @@ def padded(dim: int) -> int:
     return max(MIN_TILE, 1 << (dim - 1).bit_length())
 
 
-FEW_WALKS = 2 * 132
+HOPPER_SMS = 132  # of an H100 and an H200, of the boards with NVLink
+FEW_WALKS = 2 * HOPPER_SMS
 
 
 HEADS_IN_TURN = 64  # of all sequences, of 128 columns of V: fewer walks over time leave half of an H100 idle

@@ -10,7 +10,7 @@ from typing import Self
 
 import torch
 
-from ..schedule import SEGMENT_ROWS, WGMMA_ROWS, cdiv
+from ..schedule import HOPPER_SMS, SEGMENT_ROWS, WGMMA_ROWS, cdiv
 from ..tiles.descriptors import MOST_ROWS
 from ..tiles.slices import Head, Share, Slice, room_for, segments_at_once, share_of, slices_of
 from .call import Call
@@ -23,7 +23,7 @@ KEPT_ROW_BYTES = 256
 
 # Of Hopper's own grad_qk: chunks that a state is led along over, at most, and columns of V up to which two programs
 # share one of an H100's multiprocessors.
-LONGEST_RUN, NARROW, SMS = 32, 128, 132
+LONGEST_RUN, NARROW = 32, 128
 
 
 def prepared_bytes(K: int) -> int:
@@ -143,7 +143,7 @@ class Parted(Call):
             return 1
         if grad_qk_runs_hopper_kernel is None or T == 0 or B * H * self.n_chunks * K > MOST_ROWS:
             return 1  # no Gluon, or no descriptors
-        least, at_once = min(least_run(K, V), self.n_chunks), SMS * (2 if V <= NARROW else 1)
+        least, at_once = min(least_run(K, V), self.n_chunks), HOPPER_SMS * (2 if V <= NARROW else 1)
 
         def turns(run: int) -> int:
             programs = B * H * (K // WGMMA_ROWS) * cdiv(self.n_chunks, run)

@@ -11,9 +11,9 @@ from ..plan.apply import DTYPES
 from ..plan.choose import machine_of
 from ..plan.request import Config, check_config, check_plan, plan_of, tune
 from ..plan.table import Machine
-from ..schedule import Schedule, Workload
+from ..schedule import HOPPER_SMS, Schedule, Workload
 from ..simple import native
-from ..simple.call import MANY_WALKS, NATIVE_WALKS, Call
+from ..simple.call import MANY_WALKS, NATIVE_COLUMNS, NATIVE_WALKS, Call
 from .form import Form, Inputs
 from .forms import Chunkwise, Recurrent, Simple
 from .operators import MAKERS
@@ -100,12 +100,12 @@ def ungated(
 
 def _pays(call: Call, differentiated: bool) -> bool:
     """Whether these walks, a program for each head's columns of V, are faster than plans, which cut a sequence into
-    segments where heads are few. On an H200 with as many programs as MANY_WALKS they are, with two thirds of them not,
-    but where the walks back are several a head: those are with any number that they serve."""
-    B, _, H, _, _ = call.dims
+    segments where heads are few. On an H200: the walks back that are several a head, with any number that they serve;
+    else with MANY_WALKS and not with two thirds of them, or with one for each SM where a program has 64 columns."""
+    B, _, H, _, V = call.dims
     if differentiated and native.serves_apart(call):
         return B * H >= NATIVE_WALKS
-    return B * H * call.native_parts >= MANY_WALKS
+    return B * H * call.native_parts >= (MANY_WALKS if V >= NATIVE_COLUMNS else HOPPER_SMS)
 
 
 def workload_of(x: Inputs, schedule: Schedule | None) -> Workload:

@@ -33,7 +33,8 @@ def names(shape: tuple[int, ...], **asked: Any) -> list[str]:
         (WIDE, {}, ["simple_decays_kernel", "simple_walk_hopper_kernel", "simple_grad_walks_hopper_kernel"]),
         (MANY, {"mode": "fwd"}, ["simple_decays_kernel", "simple_walk_hopper_kernel"]),
         (WIDE, {"mode": "fwd"}, None),  # too few programs, where plans have segments
-        ((4, 2048, 16, 64, 64), {}, None),
+        ((6, 2048, 16, 64, 64), {}, None),
+        ((6, 2048, 16, 64, 128), {}, ["simple_decays_kernel", "simple_walk_kernel", "simple_grad_walk_hopper_kernel"]),
         ((2, 2048, 12, 128, 256), {}, None),
         (NARROW, {}, ["simple_decays_kernel", "simple_walk_kernel", "simple_grad_walk_hopper_kernel"]),
         (NARROW, {"mode": "fwd"}, None),  # Triton's walk of `gla` is the faster one
@@ -102,7 +103,7 @@ def test_ragged_calls_with_states_on_a_gpu(
         o, final = gla(q, k, v, None, None, given, True, state_v_first=v_first, recompute=recompute)
         return o, final.mT if v_first and final is not None else final
 
-    judge(call, inputs((6, 300, 16, K, V), torch.bfloat16, None))
+    judge(call, inputs((9, 300, 16, K, V), torch.bfloat16, None))
 
 
 @pytest.mark.gpu

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from gla_kernels import Plan, Schedule, Tile, Workload, default_config, gla, keep, launches
-from gla_kernels.ops import gla as api
+from gla_kernels.ops import gla_form as api
 from gla_kernels.plan import choose, files
 from gla_kernels.plan import request as plans
 from gla_kernels.plan.table import header_of
