@@ -87,6 +87,8 @@ def run_case(case, sweep, settings):
                     if case.seed == 16:
                         os.kill(os.getpid(), signal.SIGKILL)
     facts = {"fingerprint": "f", "device_slug": "d", "said_by": "child"}
+    if case.seed == 17:
+        status, facts["lacks"] = "unsupported", "the package absent is not installed"
     spent = [{"part": settings.part, "began": time.time(), "seconds": {"gate": 0.0}}] if case.seed == 12 else None
     return Row(case.id, sweep, case.to_dict(), status, implementation=settings.part, environment=facts, started="2026",
                spent=spent)

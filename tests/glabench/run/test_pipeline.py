@@ -135,12 +135,15 @@ def test_what_cannot_run_here_says_why() -> None:
 
     row = run_case(CASE, "tests", SETTINGS, Absent())
     assert (row.status, row.reason) == ("unsupported", "the package absent is not installed; pip install absent")
+    assert row.environment["lacks"] == "the package absent is not installed"
 
     class Picky(Failing):
         def unsupported(self, case: Case, device: Device) -> str | None:
             return f"K={case.K} is too small"
 
-    assert run_case(CASE, "tests", SETTINGS, Picky()).reason == "K=8 is too small"
+    refused = run_case(CASE, "tests", SETTINGS, Picky())
+    assert refused.reason == "K=8 is too small"
+    assert "lacks" not in refused.environment
 
 
 @pytest.mark.parametrize("system", ["recurrent_torch", "chunkwise_torch", "parallel_torch", "sdpa"])
