@@ -108,7 +108,8 @@ class Worker:
     def row_without(self, case: Case, sweep: str, status: str, reason: str, **more: Any) -> Row:
         """The row of a case whose process did not say what it came to."""
         facts = self._known or self.environment
-        return Row(case.id, sweep, case.to_dict(), status, reason, environment=facts, **more)
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        return Row(case.id, sweep, case.to_dict(), status, reason, environment=facts, started=now, **more)
 
     def close(self) -> None:
         """Kill the child for good. Safe to call from another thread: a ``run`` under way there ends as crashed."""
