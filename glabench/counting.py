@@ -9,7 +9,8 @@ import re
 
 from glabench.store import Row
 
-# Of a row's environment: what the machine lacked, without which the system runs no case there.
+# Of a row's environment: what the machine lacked, without which the system runs no case there. A row that says so was
+# not run, and is "unsupported", or the import of a package failed as it ran, and it is "crashed", which counts.
 LACKS = "lacks"
 # How the reasons of such rows begin that are older than LACKS.
 OLDER_REASON = re.compile(

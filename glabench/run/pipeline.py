@@ -42,7 +42,7 @@ class Draft:
 
     status: str = "ok"
     found: dict[str, Any] = field(default_factory=dict)
-    lacks: dict[str, str] = field(default_factory=dict)  # of the row's environment, where the system is not there
+    lacks: dict[str, str] = field(default_factory=dict)  # of the row's environment, where the system is not here
     phases: Phases = field(default_factory=Phases)
 
     def fail(self, status: str, reason: str, detail: str | None = None) -> None:
@@ -90,6 +90,8 @@ def row_of(stages: Stages, case: Case, sweep: str, settings: Settings, system: S
             stages(draft, case, settings, system or _load(draft, case))
     except Exception as error:
         draft.fail(failures.classify(error), failures.reason(error), failures.detail(error))
+        if failures.of_import(error):
+            draft.lacks = {LACKS: failures.one_line(error)}
         if failures.of_machine(error):
             facts = tried_again(facts)
     with draft.phases("release"):
