@@ -38,6 +38,18 @@ def of_machine(error: BaseException | None) -> bool:
     return False
 
 
+def of_import(error: BaseException) -> bool:
+    """Whether an import statement of glabench's own failed: that of a system's package, which does so for every case
+    that comes to the statement. Not what a function of the package imports, which may depend on what it was given."""
+    if not isinstance(error, ImportError):
+        return False
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    names = [str(frame.f_globals.get("__name__")) for frame in frames]
+    ours = [number for number, name in enumerate(names) if name.split(".")[0] == __package__]
+    below = frames[ours[-1] + 1 :]
+    return not below or below[0].f_code.co_name == "<module>"
+
+
 def classify(error: BaseException) -> str:
     """The row status of an error: "oom", "compile_error", "unsupported", or "crashed" for all that is unforeseen."""
     if of_machine(error):

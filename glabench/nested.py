@@ -202,6 +202,7 @@ class Environment(Part):
     kind: str | None = None
     device_slug: str | None = None
     fingerprint: str | None = None
+    lacks: str | None = None
     omp_num_threads: str | None = None
     settings: str | None = None
     settings_given: dict[str, Amount] | None = None

@@ -79,7 +79,7 @@ class Row:
     profile: dict[str, Any] | None = None
     # where and how it was made: see hardware/environment.py and, for settings, settings_given, limit_s and
     # omp_num_threads, which rows of schema 4 may lack, run/attempts.py: device, driver, versions, commit, dirty,
-    # fingerprint, copy_bytes_per_s ...
+    # fingerprint, copy_bytes_per_s ...; and lacks, why the system runs no case there, see counting.py
     environment: dict[str, Any] = field(default_factory=dict)
     started: str = ""  # ISO 8601, UTC
     wall_s: float = 0.0

@@ -20,7 +20,7 @@ FLOORS = (
     ("lines", "claims", "spec"),
     ("nested",),
     ("store", "tuning_store"),
-    ("phases", "results", "schema"),
+    ("phases", "counting", "results", "schema"),
     ("hardware",),
     ("systems",),
     ("run",),

@@ -3,79 +3,19 @@
 from __future__ import annotations
 
 import re
-from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from glabench.analysis.compare import answers
-from glabench.analysis.frame import frame
-from glabench.analysis.load import latest, load_tunings, located, only_tunings
+from glabench.analysis.load import located
 from glabench.analysis.overhead import account
-from glabench.analysis.tuning import winner
 from glabench.phases import spent_of
-from glabench.tune.held_out import cost_of
-from glabench.tuning_store import Tuning
 
-ROOT = Path(__file__).parent.parent
-RESULTS = ROOT / "results"
-H100 = "nvidia-h100-80gb-hbm3"
+from .committed import H100, MODES, RESULTS, SHAPE, as_printed, geomean, lines, spread, table, times, words
+
 BOARD = f"{H100}/board"
 OF_H200 = "nvidia-h200/board"
-SHAPE = ["B", "T", "H", "K", "V"]
-MODES = {"fwd": "fwd", "fwdbwd": "fwd+bwd"}
-
-
-@cache
-def text(name: str) -> str:
-    return (ROOT / name).read_text(encoding="utf-8")
-
-
-@cache
-def words(name: str) -> str:
-    """A document with one blank between words, as sentences are looked for."""
-    return " ".join(text(name).split())
-
-
-@cache
-def table(*names: str) -> pd.DataFrame:
-    """The rows of committed folders, of each case the one that counts."""
-    return frame(latest(row for _, row in located([RESULTS / name for name in names])))
-
-
-@cache
-def times(*names: str, value: str = "ms") -> pd.DataFrame:
-    """By shape and mode, a column a system: the fastest of each at its question, at gates of strength 1."""
-    best = answers(table(*names))
-    best = best[(best["gate"] == "1") & best["mode"].isin(MODES)]
-    best = best.assign(variant=best["variant"].str.replace(":16x64", ""))  # attention of the papers' setting
-    return best.pivot_table(index=[*SHAPE, "mode"], columns="variant", values=value, sort=False)
-
-
-def lines(document: str, heading: str, of: int = 1) -> dict[str, list[str]]:
-    """The cells of the first table below a heading, by what stands in the first columns: so many, and the mode."""
-    part = text(document).split(f"\n## {heading}\n")[1].split("\n## ")[0]
-    cells = [
-        [cell.strip() for cell in line.rstrip().strip("|").split("|")] for line in part.splitlines() if line[:1] == "|"
-    ]
-    first = of + (cells[0][1] == "mode")
-    return {", ".join(line[:first]): line[first:] for line in cells[2:]}
-
-
-def as_printed(value: float, cell: str) -> bool:
-    """Whether a figure is what a cell says, at the cell's own precision."""
-    decimals = len(cell.rstrip("x").partition(".")[2])
-    return f"{value:.{decimals}f}" == cell.rstrip("x")
-
-
-def spread(values: pd.Series, decimals: int = 2) -> str:
-    return f"{values.min():.{decimals}f} to {values.max():.{decimals}f}"
-
-
-def geomean(values: pd.Series) -> float:
-    return float(np.exp(np.log(values).mean()))
 
 
 @pytest.mark.parametrize(
@@ -275,90 +215,6 @@ def test_what_the_harness_takes() -> None:
         assert f"{100 * found.overhead:.1f} % of the {wall.format(f'{found.seconds:.0f}')}" in said
 
 
-def test_one_decay_a_head_is_that_of_the_rows() -> None:
-    found = lines("docs/kernels.md", "One decay a head")
-    rows = table(f"{H100}/scalar_decay")
-    rows = rows[(rows["status"] == "ok") & ~rows["chunk"].isin([32, 128])]
-    columns = (
-        ("simple_gla", 0),
-        ("simple_gla", 1),
-        ("gla", 0),
-        ("fla_simple", None),
-        ("fla_retention", 0),
-        ("jla_simple", 0),
-        ("mamba2_ssd", None),
-        ("fa2", None),
-    )
-    assert len(found) == 16
-    for key, cells in found.items():
-        *sizes, mode = key.split(", ")
-        here = rows[(rows[SHAPE] == [int(size) for size in sizes]).all(axis=1) & (rows["mode"].map(MODES) == mode)]
-        for (system, shared), cell in zip(columns, cells, strict=True):
-            one = here[(here["system"] == system) & (here["qk_heads"].isin([shared]) | (shared is None))]
-            assert cell == ("" if one.empty else f"{one['ms'].min():.3f}"), (key, system)
-
-
-def test_what_one_decay_a_head_saves() -> None:
-    rows, said = table(f"{H100}/scalar_decay"), words("docs/kernels.md")
-    keys = [*SHAPE, "qk_heads", "mode"]
-    fastest = rows.pivot_table(index=keys, columns="system", values="ms", aggfunc="min")
-    ours = fastest["simple_gla"]
-    fwd, both = ((ours / fastest["gla"]).xs(mode, level="mode").dropna() for mode in MODES)
-    assert f"`simple_gla` takes {spread(fwd)} of `gla`'s time forward and {spread(both)} with the backward pass" in said
-    theirs = {
-        name: spread((fastest[name] / ours).dropna())
-        for name in ("fla_simple", "fla_retention", "jla_simple", "mamba2_ssd")
-    }
-    assert f"FLA's kernels take {theirs['fla_simple']} times as long" in said
-    assert f"FLA's retention {theirs['fla_retention']} times, jla's {theirs['jla_simple']} times" in said
-    assert f"Mamba-2's SSD {theirs['mamba2_ssd']} times" in said
-
-
-def test_what_gates_of_the_value_side_cost() -> None:
-    rows = table(f"{H100}/value_gates")
-    of_gla, gated = rows["system"] == "gla", rows["gate"] == "1 + value side"
-    kinds = {
-        "with": gated & rows["chunk"].isna(),
-        "without": of_gla & ~gated,
-        "passes": gated & (rows["materialize"] == True),  # noqa: E712 - None where any schedule may be chosen
-        "fa2": rows["system"] == "fa2",
-    }
-    ms = pd.DataFrame({name: rows[which].set_index([*SHAPE, "mode"])["ms"] for name, which in kinds.items()})
-    printed = lines("docs/kernels.md", "Gates on the value side")
-    assert len(printed) == len(ms) == 6
-    for (*shape, mode), measured in ms.iterrows():
-        assert [f"{one:.3f}" for one in measured] == printed[", ".join([*map(str, shape), MODES[mode]])]
-    fwd, both = (spread(one["with"] / one["without"]) for one in (ms.xs(mode, level="mode") for mode in MODES))
-    said = words("docs/kernels.md")
-    assert f"{fwd} times as long as without forward, {both} times with the backward pass" in said
-
-
-def test_what_strong_gates_cost() -> None:
-    rows = table(f"{H100}/strong_gates").pivot_table(index=[*SHAPE, "mode"], columns=["system", "gate"], values="ms")
-    ours, theirs = rows["gla"], rows["fla"].min(axis=1)
-    strengths, resets = ["1", "4", "16", "10000"], ["1 reset each 512", "1 reset each 64"]
-    printed = lines("docs/kernels.md", "What strong gates cost", of=1)
-    assert len(printed) == len(rows) == 16
-    for (*shape, mode), measured in ours.iterrows():
-        cells = ["" if np.isnan(one) else f"{one:.3f}" for one in measured[[*strengths, *resets]]]
-        assert [*cells, f"{theirs[(*shape, mode)]:.3f}"] == printed[", ".join([*map(str, shape), MODES[mode]])]
-    slowest, said = ours[strengths].max(axis=1), words("docs/kernels.md")
-    assert ours[[*strengths, *resets]].lt(theirs, axis=0).all(axis=None)
-    assert "`gla` is never behind" in said
-    assert f"where gates are strongest its kernels are {spread(theirs / slowest)} times as fast" in said
-    assert f"`gla` is {spread(theirs / slowest)} times as fast as FLA [at eight shapes]" in words("docs/results.md")
-    longer = slowest / ours["1"]
-    forward, few = longer.xs("fwd", level="mode").max(), longer.loc[2, 1024, 4, 128, 128]
-    assert f"Strong gates take {spread(longer)} times as long as mild ones, at most {forward:.2f} forward" in said
-    assert f"{few['fwd']:.2f} times forward and {few['fwdbwd']:.2f} with the backward pass" in said
-    costs = [spread((ours[one] / ours["1"]).dropna()) for one in resets]
-    assert f"each 512 rows costs {costs[0]} times the time, each 64 rows {costs[1]} times" in said
-    faster = [spread((theirs / ours[one]).dropna()) for one in resets]
-    assert f"there `gla` is {faster[0]} and {faster[1]} times as fast as FLA" in said
-    differ = (rows["fla"].max(axis=1) / theirs - 1).max()
-    assert f"Its times differ by {100 * differ:.1f} % at most whatever the gates are" in said
-
-
 def test_chunk_by_sub_chunk() -> None:
     measured = table(f"{H100}/sub_chunk").pivot_table(
         index=["chunk", "sub_chunk"], columns=["materialize", "mode"], values="ms"
@@ -382,69 +238,3 @@ def test_sequence_length() -> None:
         f"`gla` is {said[0]} times as fast as FlashAttention-2 forward and {said[1]} times forward and backward"
         in words("docs/results.md")
     )
-
-
-def test_what_tuning_on_an_h100_won() -> None:
-    rows = []
-    for one in load_tunings(only_tunings([RESULTS / H100 / "tune-axes"])):
-        before = [end for end in one.finalists if end.role == "incumbent" and end.samples_ms]
-        if before and one.winner is not None:
-            ends = (one.finalists[one.winner], before[0])
-            won, old = (float(np.median(end.samples_ms)) for end in ends)
-            rows.append(one.workload | {"open": one.workload["schedule"] is None, "gain": won / old})
-    table = pd.DataFrame(rows)
-    free, asked = table[table["open"]], table[~table["open"]]
-    (most,) = free[free[[*SHAPE, "direction"]].eq([8, 2048, 8, 256, 256, "fwd"]).all(axis=1)]["gain"]
-    said = words("docs/tuning.md")
-    assert f"take {geomean(free['gain']):.2f} of the time of what was chosen before" in said
-    assert f"(geometric mean of {len(free)}), and {most:.2f} at (8, 2048, 8, 256, 256) forward" in said
-    assert f"tiles by size, {geomean(asked['gain']):.2f} (of {len(asked)})" in said
-
-
-def random_shapes(folder: str) -> pd.Series:
-    """What the plan in use takes of what tuning found, by workload."""
-    cost = {}
-    for one in load_tunings(only_tunings([RESULTS / H100 / folder])):
-        (before,) = [end for end in one.finalists if end.role == "incumbent"]
-        assert one.winner is not None
-        won, old = (float(np.median(end.samples_ms)) for end in (one.finalists[one.winner], before))
-        cost[tuple(one.workload[name] for name in [*SHAPE, "direction"])] = old / won
-    return pd.Series(cost)
-
-
-def worst_of(table: pd.Series) -> str:
-    *shape, direction = table.idxmax()
-    where = f"({', '.join(map(str, shape))}) {'forward' if direction == 'fwd' else 'backward'}"
-    return f"{table.max():.2f}x at worst, at {where}"
-
-
-def test_what_plans_of_an_h100_cost_at_random_shapes() -> None:
-    table, said = random_shapes("tune-random"), words("docs/tuning.md")
-    assert (
-        f"what they cost there was {geomean(table):.3f}x of what tuning finds (geometric mean of {len(table)}" in said
-    )
-    assert worst_of(table) in said
-    beyond = table[table > 1.2]
-    assert {(one[3], one[5]) for one in beyond.index} == {(256, "fwd")}
-    assert f"The {('no', 'one', 'two', 'three')[len(beyond)]} above 1.2x" in said
-    fifth = random_shapes("judge-fifth-draw")
-    assert f"{geomean(fifth):.3f}x, and {worst_of(fifth)} (`judge-fifth-draw`, {len(fifth)} workloads" in said
-
-
-def test_what_a_search_finds_of_two_levels() -> None:
-    """Beside all candidates, as these were measured in one run."""
-    found: dict[str, dict[tuple[object, ...], Tuning]] = {"model": {}, "exhaustive": {}}
-    for one in load_tunings(only_tunings([RESULTS / H100 / "tune-two-levels"])):
-        key = *(one.workload[name] for name in [*SHAPE, "direction"]), *one.workload["schedule"].values()
-        found[one.strategy][key] = one
-    assert found["model"].keys() == found["exhaustive"].keys()
-    assert all(len(one.trials) == one.feasible for one in found["exhaustive"].values())
-    cost = []
-    for key, one in found["model"].items():
-        won = winner(one)
-        assert won is not None
-        cost.append(cost_of(found["exhaustive"][key], won.plan))
-    said = words("docs/tuning.md")
-    assert f"takes at most {100 * max(cost) - 100:.1f} % longer than the best of all candidates" in said
-    assert f"in the mean of the {len(cost)} {100 * geomean(pd.Series(cost)) - 100:.1f} %" in said
-    assert f"all {sum(one.feasible for one in found['exhaustive'].values()):,} were measured" in said

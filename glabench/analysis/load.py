@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from glabench import tuning_store
+from glabench.counting import outweighs
 from glabench.errors import UserError, dangling
 from glabench.lines import bounded, warn_on_stderr
 from glabench.store import Row, is_file_of_lines, open_to_read, read, unpacked_name
@@ -239,13 +240,13 @@ def trace_folder(rows: Path) -> Path:
 
 
 def latest(rows: Iterable[Row]) -> list[Row]:
-    """One row for each (case, device): the one started last, and of equals the one written last. A profile that is
-    predicted for a GPU that is not there is told from those for others."""
+    """One row for each (case, device): the one that counts, as ``glabench.counting`` has it, and of equals the one
+    written last. A profile that is predicted for a GPU that is not there is told from those for others."""
     kept: dict[tuple[str, str, str], Row] = {}
     for row in rows:
         key = (row.case_id, device(row), modelled_for(row))
         old = kept.get(key)
-        if old is None or row.started >= old.started:
+        if old is None or outweighs(row, old):
             kept.pop(key, None)
             kept[key] = row
     return list(kept.values())

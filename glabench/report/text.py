@@ -126,10 +126,10 @@ def count(amount: int, noun: str, plural: str | None = None) -> str:
 
 
 def left_out(older: int) -> str:
-    """What a page says after the rows that it is made from: "; 16 older rows of the same cases are left out"."""
+    """What a page says after the rows that it is made from: "; 16 other rows of the same cases are left out"."""
     if older < 1:
         return ""
-    return f"; {count(older, 'older row')} of the same {'case is' if older == 1 else 'cases are'} left out"
+    return f"; {count(older, 'other row')} of the same {'case is' if older == 1 else 'cases are'} left out"
 
 
 def sentence(words: str) -> str:

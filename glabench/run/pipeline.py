@@ -15,6 +15,7 @@ import torch
 
 from glabench import failures
 from glabench.claims import Claims
+from glabench.counting import LACKS
 from glabench.hardware.environment import environment, tried_again
 from glabench.phases import Phases
 from glabench.run import audit, eager, forward_parts, gate, measure, memory, oracle
@@ -41,6 +42,7 @@ class Draft:
 
     status: str = "ok"
     found: dict[str, Any] = field(default_factory=dict)
+    lacks: dict[str, str] = field(default_factory=dict)  # of the row's environment, where the system is not here
     phases: Phases = field(default_factory=Phases)
 
     def fail(self, status: str, reason: str, detail: str | None = None) -> None:
@@ -88,6 +90,8 @@ def row_of(stages: Stages, case: Case, sweep: str, settings: Settings, system: S
             stages(draft, case, settings, system or _load(draft, case))
     except Exception as error:
         draft.fail(failures.classify(error), failures.reason(error), failures.detail(error))
+        if failures.of_import(error):
+            draft.lacks = {LACKS: failures.one_line(error)}
         if failures.of_machine(error):
             facts = tried_again(facts)
     with draft.phases("release"):
@@ -98,7 +102,7 @@ def row_of(stages: Stages, case: Case, sweep: str, settings: Settings, system: S
         case=case.to_dict(),
         status=draft.status,
         work=work(case.to_dict()),
-        environment=facts,
+        environment=facts | draft.lacks,
         started=started.isoformat(timespec="seconds"),
         wall_s=round(time.perf_counter() - began, 3),
         spent=[draft.phases.spent(settings.part).to_dict()],
@@ -156,11 +160,10 @@ def _run(draft: Draft, case: Case, settings: Settings, system: System) -> None:
 def can_run(draft: Draft, case: Case, settings: Settings, system: System) -> bool:
     """Whether the system runs here, and runs the case; the row says why not, or what it is that runs."""
     with draft.phases("system"):
-        refusal = (
-            system.unavailable(settings.device)
-            or system.refusal_by_catalog(case)
-            or system.unsupported(case, settings.device)
-        )
+        missing = system.unavailable(settings.device)
+        refusal = missing or system.refusal_by_catalog(case) or system.unsupported(case, settings.device)
+        if missing is not None:
+            draft.lacks = {LACKS: missing.reason}
         if refusal is not None:
             draft.fail("unsupported", str(refusal))
             return False

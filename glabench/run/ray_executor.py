@@ -11,6 +11,7 @@ import os
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 from glabench import store
@@ -110,7 +111,9 @@ class RayDriver(Driver):
         except (ray.exceptions.RayError, ValueError) as error:
             reason = in_one_line(f"Ray lost the task {MAX_RETRIES + 1} times: {type(error).__name__}: {error}")
             where = {key: value for key, value in self.there.items() if key in ("kind", "device", "device_slug")}
-            return Row(case.id, self.sweep, case.to_dict(), "crashed", reason, environment=tried_again(where))
+            now = datetime.now(UTC).isoformat(timespec="seconds")
+            facts = tried_again(where)
+            return Row(case.id, self.sweep, case.to_dict(), "crashed", reason, environment=facts, started=now)
 
 
 def run_whole(request: dict[str, Any]) -> str:

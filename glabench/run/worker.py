@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from glabench import store
+from glabench.counting import LACKS
 from glabench.errors import UserError
 from glabench.hardware.environment import tried_again
 from glabench.phases import Spent, spent_of
@@ -86,7 +87,7 @@ class Worker:
             row = self.row_without(case, sweep, "crashed", f"the process answered what is no row of this case: {error}")
         else:
             if "fingerprint" in row.environment:
-                self._known = row.environment
+                self._known = {key: value for key, value in row.environment.items() if key != LACKS}
             if row.status == "crashed":
                 self._child.stop()  # an error on the device poisons every later call of its process
             return _with_start(row, time.monotonic() - clock)
@@ -107,7 +108,8 @@ class Worker:
     def row_without(self, case: Case, sweep: str, status: str, reason: str, **more: Any) -> Row:
         """The row of a case whose process did not say what it came to."""
         facts = self._known or self.environment
-        return Row(case.id, sweep, case.to_dict(), status, reason, environment=facts, **more)
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        return Row(case.id, sweep, case.to_dict(), status, reason, environment=facts, started=now, **more)
 
     def close(self) -> None:
         """Kill the child for good. Safe to call from another thread: a ``run`` under way there ends as crashed."""

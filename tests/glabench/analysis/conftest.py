@@ -36,3 +36,9 @@ def make_row() -> MakeRow:
         return Row(case.id, "test", asdict(case), **{**values, **of_row})
 
     return make
+
+
+@pytest.fixture
+def attention(make_row: MakeRow) -> MakeRow:
+    """``attention([1.0], T=8192)``: a row of FlashAttention-2 in the papers' setting, 16 heads of 64."""
+    return lambda samples, **given: make_row("fa2", samples, attn_heads=16, attn_dim=64, **given)

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from glabench.analysis.frame import frame
-from glabench.analysis.load import latest
 
 INTERPRETED: dict[str, Any] = {"passed": True, "where": "interpreter", "outputs": {}}
 
@@ -109,18 +108,6 @@ def test_no_rows_give_an_empty_table() -> None:
     table = frame([])
     assert len(table) == 0
     assert "ms" in table.columns
-
-
-def test_the_latest_row_of_a_case_and_device_counts(make_row: Any) -> None:
-    old = make_row("gla", [9.0], started="2026-11-20T09:00:00+00:00")
-    new = make_row("gla", [1.0], started="2026-11-21T09:00:00+00:00")
-    other = make_row("gla", [5.0], environment={"device": "NVIDIA A100"}, started="2026-11-19T09:00:00+00:00")
-    kept = latest([new, old, other])
-    assert frame(kept).set_index("device")["ms"].to_dict() == {"NVIDIA H200": 1.0, "NVIDIA A100": 5.0}
-
-
-def test_of_rows_started_together_the_one_written_last_counts(make_row: Any) -> None:
-    assert frame(latest([make_row("gla", [1.0]), make_row("gla", [2.0])]))["ms"].tolist() == [2.0]
 
 
 def test_an_error_in_one_block_counts_like_one_in_the_whole(make_row: Any) -> None:

@@ -131,8 +131,8 @@ def test_pages_say_how_many_older_rows_are_left_out(
         said[name, form] = Path(f"{name}.{form}").read_text()
     assert "Made by glabench 0.1.0 from 3 rows" in said["again", "html"]
     assert "older" not in said["once", "md"]
-    assert "from 3 rows; 1 older row of the same case is left out." in said["one", "md"]
-    assert "from 3 rows; 2 older rows of the same cases are left out." in said["again", "html"]
+    assert "from 3 rows; 1 other row of the same case is left out." in said["one", "md"]
+    assert "from 3 rows; 2 other rows of the same cases are left out." in said["again", "html"]
 
 
 def test_rows_of_the_sweep_papers_get_its_page(results: Path) -> None:

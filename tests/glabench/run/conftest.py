@@ -22,7 +22,7 @@ def run_case(case, sweep, settings):
     with open(os.environ["CALLS"], "a") as file:
         print(case.id, settings.part, os.getpid(), os.environ.get("TRITON_INTERPRET"),
               os.environ.get("CUDA_VISIBLE_DEVICES"), file=file)
-    status = "ok"
+    status, reason = "ok", None
     if case.seed == 1:
         print("last words", file=sys.stderr, flush=True)
         os.kill(os.getpid(), signal.SIGSEGV)
@@ -87,9 +87,15 @@ def run_case(case, sweep, settings):
                     if case.seed == 16:
                         os.kill(os.getpid(), signal.SIGKILL)
     facts = {"fingerprint": "f", "device_slug": "d", "said_by": "child"}
+    if case.seed == 17:
+        status, facts["lacks"] = "unsupported", "the package absent is not installed"
+        reason = "the package absent is not installed; pip install absent"
+    if case.seed == 18:
+        status, facts["lacks"] = "crashed", "No module named 'absent'"
+        reason = "ModuleNotFoundError: No module named 'absent'"
     spent = [{"part": settings.part, "began": time.time(), "seconds": {"gate": 0.0}}] if case.seed == 12 else None
-    return Row(case.id, sweep, case.to_dict(), status, implementation=settings.part, environment=facts, started="2026",
-               spent=spent)
+    return Row(case.id, sweep, case.to_dict(), status, reason, implementation=settings.part, environment=facts,
+               started="2026", spent=spent)
 """
 
 

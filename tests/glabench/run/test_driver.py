@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -223,6 +224,7 @@ def test_what_killed_two_processes_when_it_was_compiled_is_not_run(tmp_path: Pat
     (row,) = store.read(tmp_path / "rows.jsonl")
     assert (row.status, len(row.deaths or ())) == ("crashed", 2)
     assert "not tried: another part" in (row.reason or "")
+    assert datetime.fromisoformat(row.started)  # else any older row would count in its place
 
 
 def test_a_rival_whose_kernels_could_not_be_compiled_ahead_runs(tmp_path: Path, calls: Path) -> None:

@@ -27,6 +27,7 @@ from glabench.spec.catalog import CATALOG
 from glabench.spec.settings import Device, Part, Settings
 from glabench.systems.base import System, Unavailable, load
 from glabench.systems.chunkwise_torch import ChunkwiseTorch
+from glabench.systems.fa3 import FlashAttention3
 from glabench.systems.inputs import Inputs
 
 SETTINGS = replace(Settings.for_device("cpu"), warmup_s=0.0, min_time_s=0.0, max_time_s=0.01, gate_tokens_cpu=64)
@@ -135,12 +136,42 @@ def test_what_cannot_run_here_says_why() -> None:
 
     row = run_case(CASE, "tests", SETTINGS, Absent())
     assert (row.status, row.reason) == ("unsupported", "the package absent is not installed; pip install absent")
+    assert row.environment["lacks"] == "the package absent is not installed"
 
     class Picky(Failing):
         def unsupported(self, case: Case, device: Device) -> str | None:
             return f"K={case.K} is too small"
 
-    assert run_case(CASE, "tests", SETTINGS, Picky()).reason == "K=8 is too small"
+    refused = run_case(CASE, "tests", SETTINGS, Picky())
+    assert refused.reason == "K=8 is too small"
+    assert "lacks" not in refused.environment
+
+
+BROKEN = {
+    "needs what is not there": ("import not_there", "ModuleNotFoundError: No module named 'not_there'"),
+    "lacks the function": ("", "ImportError: cannot import name 'flash_attn_func' from 'flash_attn_interface'"),
+    "fails in the call": (
+        "def flash_attn_func(*args, **named):\n    import not_there",
+        "ModuleNotFoundError: No module named 'not_there'",
+    ),
+}
+
+
+@pytest.mark.parametrize("how", BROKEN)
+def test_a_package_that_cannot_be_imported_is_told_from_a_call_that_fails(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call may import by what it is given; the import of the package fails whatever the case is."""
+    code, reason = BROKEN[how]
+    (tmp_path / "flash_attn_interface.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "flash_attn_interface", raising=False)
+    monkeypatch.setattr(FlashAttention3, "unavailable", lambda self, device: None)
+    row = run_case(replace(CASE, system="fa3", dtype="bf16", mode="fwd", gate_strength=None), "tests", SETTINGS)
+    monkeypatch.delitem(sys.modules, "flash_attn_interface", raising=False)
+    assert row.status == "crashed"
+    assert str(row.reason).startswith(reason)
+    assert ("lacks" in row.environment) == (how != "fails in the call")
 
 
 @pytest.mark.parametrize("system", ["recurrent_torch", "chunkwise_torch", "parallel_torch", "sdpa"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from datetime import datetime
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -64,6 +65,7 @@ def test_a_lost_task_is_a_row_of_its_device_and_runs_again(tmp_path: Path, monke
         out.append(row)
     assert (row.status, row.environment["device_slug"]) == ("crashed", "nvidia-h100")
     assert "the node died" in str(row.reason)
+    assert datetime.fromisoformat(row.started)
     assert finished(tmp_path / "rows.jsonl", settings, 30, where=there) == {}
 
 

@@ -81,6 +81,13 @@ def test_a_crash_is_a_row_with_its_signal_and_last_words(worker: Worker) -> None
     assert run(worker, 1).environment["said_by"] == "child"
 
 
+def test_what_one_system_lacked_is_not_said_of_the_next_case(worker: Worker) -> None:
+    assert run(worker, 17).environment["lacks"] == "the package absent is not installed"
+    died = run(worker, 1)
+    assert died.environment["said_by"] == "child"
+    assert "lacks" not in died.environment
+
+
 def test_an_exit_is_a_row_with_its_code(worker: Worker) -> None:
     row = run(worker, 3)
     assert row.status == "crashed"
