@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 import numpy as np
 import pandas as pd
@@ -16,6 +17,7 @@ from .committed import H100, MODES, RESULTS, SHAPE, as_printed, geomean, lines, 
 
 BOARD = f"{H100}/board"
 OF_H200 = "nvidia-h200/board"
+H200_BEFORE, H200_TODAY = "2026-11-25-0becc44.jsonl.xz", "2026-11-28-3b0a2b3.jsonl.xz"
 
 
 @pytest.mark.parametrize(
@@ -97,6 +99,13 @@ def test_without_gates_and_decoding() -> None:
     longer = [spread(ratio[mode].drop(1024)) for mode in MODES]
     assert f"they are {longer[0]} and {longer[1]} times as fast" in said
     rows = table(OF_H200)
+    lightning = rows[rows["system"].isin(["gla", "lightning2"]) & (rows["H"] == 16) & (rows["K"] == 64)]
+    lightning = lightning.pivot_table(index=["mode", "T"], columns="variant", values="ms")
+    faster = lightning["lightning2"] / lightning["gla"]
+    both = lightning.loc[("fwdbwd", 1024), "gla"]
+    ratios = [spread(faster[mode]) for mode in MODES]
+    assert f"on an H200 they take {both:.3f} ms" in said
+    assert f"`gla` is {ratios[0]} and {ratios[1]} times as fast as LightningAttention-2" in said
     step = rows[(rows["mode"] == "step") & (rows["B"] == 256) & rows["system"].isin(["gla", "gla_recurrent"])]
     fastest = step.sort_values("ms").iloc[0]
     assert f"takes {fastest['ms']:.3f} ms on an H200, {fastest['over_floor']:.1f} times what its bytes need" in said
@@ -204,13 +213,32 @@ def test_counts_of_cases() -> None:
     assert f"{here} cases in one start, half an hour later the {of['helion'].sum()} of Helion" in said
     assert f"another day the {of['jla'].sum()} of jax-linear-attention" in said
     assert f"on one H100, the {of['fa4'].sum()} of FlashAttention-4" in said
-    assert f"all {len(table(OF_H200))} cases in one start, all right" in said
+    today = table(f"{OF_H200}/{H200_TODAY}")
+    assert f"all {len(today)} cases in two starts of one machine" in said
+    rows = [row for _, row in located([RESULTS / OF_H200 / H200_TODAY])]
+    stopped = Counter(row.case["system"] for row in rows if (row.time["stopped"] or "").startswith("wall budget"))
+    of_cudnn = (today["system"] == "cudnn").sum()
+    assert stopped["fa2"] == 2
+    assert f"{stopped['cudnn']} of cuDNN's {of_cudnn} and two of FlashAttention-2's were stopped by the budget" in said
     assert f"the papers' {len(table('nvidia-h200/papers'))} cases" in said
+
+
+def test_what_changed_on_an_h200() -> None:
+    then, today = (times(f"{OF_H200}/{file}") for file in (H200_BEFORE, H200_TODAY))
+    longer = (today / then).dropna(axis=1).xs("fwdbwd", level="mode")
+    longer = longer[(longer.index.get_level_values("K") == 128) & (longer.index.get_level_values("V") == 128)]
+    rivals = longer[["fla", "helion", "fa2", "cudnn"]].stack()
+    said = words("docs/results.md")
+    assert f"rivals take {spread(rivals)} times as long at K = V = 128 forward and backward" in said
+    assert f"and `gla` {spread(longer['gla'])}" in said
 
 
 def test_what_the_harness_takes() -> None:
     said = words("docs/results.md")
-    for name, wall in ((OF_H200, "board's {} seconds"), ("nvidia-h200/papers", "{} that the papers'")):
+    for name, wall in (
+        (f"{OF_H200}/{H200_BEFORE}", "board's {} seconds"),
+        ("nvidia-h200/papers", "{} that the papers'"),
+    ):
         found = account([row for _, row in located([RESULTS / name])]).wall
         assert f"{100 * found.overhead:.1f} % of the {wall.format(f'{found.seconds:.0f}')}" in said
 
