@@ -100,8 +100,9 @@ def ungated(
 
 def _pays(call: Call, differentiated: bool) -> bool:
     """Whether these walks, a program for each head's columns of V, are faster than plans, which cut a sequence into
-    segments where heads are few. On an H200: the walks back that are several a head, with any number that they serve;
-    else with MANY_WALKS and not with two thirds of them, or with one for each SM where a program has 64 columns."""
+    segments where heads are few. On an H200 (results/nvidia-h200/trees): the walks back that are several a head, with
+    any number that they serve; else with MANY_WALKS and not with two thirds of them, or with one for each SM where a
+    program has 64 columns."""
     B, _, H, _, V = call.dims
     if differentiated and native.serves_apart(call):
         return B * H >= NATIVE_WALKS
