@@ -70,7 +70,8 @@ class Choice:
 
 
 def chosen(work: Workload, machine: Machine | None = None) -> Choice:
-    """The plan that `gla` uses for one direction of a call, and why. machine: the current GPU by default."""
+    """The plan that `gla` uses for one direction of a call, and why; of calls without gates, where it goes by plans at
+    all. machine: the current GPU by default."""
     return plan_for(work, machine_of() if machine is None else machine)
 
 

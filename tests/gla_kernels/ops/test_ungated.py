@@ -14,6 +14,8 @@ from gla_kernels.ops import gla_form
 from gla_kernels.ops.form import Inputs
 from gla_kernels.ops.forms import Chunkwise, Simple
 from gla_kernels.ops.gla import launches
+from gla_kernels.ops.library import room_of
+from gla_kernels.ops.prepared import Prepared
 from gla_kernels.schedule import HOPPER
 from gla_kernels.simple.hopper import simple_walk_hopper_kernel
 
@@ -67,6 +69,18 @@ def test_a_call_takes_the_form_that_its_launches_say() -> None:
     assert isinstance(gla_form.form_of(x, meta, 1.0, Schedule(), True, None), Chunkwise)
     on_cpu = Inputs(*(None if one is None else torch.empty(one.shape, dtype=one.dtype) for one in x))  # type: ignore[arg-type]
     assert isinstance(gla_form.form_of(on_cpu, torch.device("cpu"), 1.0, None, True, None), Chunkwise)
+
+
+@pytest.mark.skipif(simple_walk_hopper_kernel is None, reason="Triton's Gluon is another")
+@pytest.mark.parametrize("shape", [WIDE, NARROW, (32, 1000, 4, 128, 256), (9, 1, 16, 64, 128)])
+def test_a_graph_makes_room_for_what_is_left(shape: tuple[int, ...]) -> None:
+    B, T, H, K, V = shape
+    q, v = (torch.empty(B, T, H, D, dtype=torch.bfloat16, device="meta") for D in (K, V))
+    x, meta = Inputs(q, q, v, None, None, None), torch.device("meta")
+    for recompute in (None, False, True):
+        form = gla_form.form_of(x, meta, 1.0, None, True, recompute)
+        assert isinstance(form, Simple)
+        assert Prepared(form, x, False, meta).left_bytes <= room_of("gla", x, None, recompute)
 
 
 @pytest.mark.parametrize("keep", [True, False])
