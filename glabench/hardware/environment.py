@@ -248,13 +248,18 @@ def cpu_count() -> int:
 
 
 def cuobjdump() -> str | None:
-    """The cuobjdump of Triton's wheel, or of the CUDA toolkit on the PATH; None when there is neither."""
+    """`cuda_tool` cuobjdump."""
+    return cuda_tool("cuobjdump")
+
+
+def cuda_tool(name: str) -> str | None:
+    """A tool of Triton's wheel, or of the CUDA toolkit on the PATH; None when there is neither."""
     spec = importlib.util.find_spec("triton")
     if spec is not None and spec.origin is not None:
-        bundled = Path(spec.origin).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+        bundled = Path(spec.origin).parent / "backends" / "nvidia" / "bin" / name
         if os.access(bundled, os.X_OK):
             return str(bundled)
-    return shutil.which("cuobjdump")
+    return shutil.which(name)
 
 
 def find_ncu() -> str | None:
