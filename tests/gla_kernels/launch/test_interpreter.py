@@ -65,7 +65,8 @@ def state_of_triton() -> tuple[Any, ...]:
     described = interpreter._get_np_dtype, tl.block_type.__init__, tl.tensor.__init__, broadcast
     language = tl.core.is_builtin(tl.load), tl.range, hasattr(tl.tensor, "__bool__"), interpreter._patch_lang
     operators = tl.tensor.__add__, tl.tensor.__getitem__, tl.where, tl.core.where, interpreter._patch_attr
-    return *language, options, *described, *operators
+    launches = interpreter.inspect, tl.str_to_ty, tl.sum, tl.minimum
+    return *language, options, *described, *operators, *launches
 
 
 @contextmanager
@@ -321,6 +322,23 @@ def test_the_language_is_looked_through_once_and_put_back(monkeypatch):
     assert replaced == ["outer_kernel"]  # of what is replaced the second launch knows
     assert state_of_triton() == before
     assert before[0]
+
+
+@triton.jit
+def scaled_kernel(p_x, scale, N: tl.constexpr = 4):
+    o_n = tl.arange(0, N)
+    tl.store(p_x + o_n, tl.load(p_x + o_n) * scale)
+
+
+def test_arguments_come_by_place_by_name_or_by_default():
+    x = torch.ones(8)
+    with lean():
+        scaled_kernel[(1,)](x, 2.0)
+        scaled_kernel[(1,)](x, scale=3.0, N=2)
+        scaled_kernel[(1,)](p_x=x, scale=5.0, N=8)
+        with pytest.raises(TypeError, match="scale"):
+            scaled_kernel[(1,)](p_x=x, N=8)
+    assert x.tolist() == [30.0, 30.0, 10.0, 10.0, 5.0, 5.0, 5.0, 5.0]
 
 
 def test_a_kernel_that_fails_leaves_triton_as_it_was():
