@@ -59,6 +59,7 @@ class Operators:
             put(tensor, f"__{name}__", self._operator(name, getattr(tensor, f"__{name}__")))
         for name in _NUMBERS:
             put(tensor, f"__r{name}__", self._reflected(name, getattr(tensor, f"__r{name}__")))
+        put(tensor, "__neg__", self._negated(tensor.__neg__))
         put(tensor, "__getitem__", self._indexed(tensor.__getitem__))
         put(tensor, "to", self._to(tensor.to))
         put(tl, "cast", self._to(tl.cast))
@@ -137,6 +138,17 @@ class Operators:
             return triton(right, left) if found is None else found
 
         return reflected
+
+    def _negated(self, triton: Operation) -> Operation:
+        subtract = self._operator("sub", lambda left, right: None)
+
+        def negated(x: Any) -> Any:
+            """0 - x of integers, whose zero has no sign."""
+            zero = self.constant(0, x.dtype, False) if x.dtype.is_int_signed() else None
+            found = None if zero is None else subtract(zero, x)
+            return triton(x) if found is None else found
+
+        return negated
 
     def _indexed(self, triton: Operation) -> Operation:
         known: dict[tuple[str, bool], Any] = {}
@@ -259,9 +271,8 @@ def _taken(name: str, left: Any, right: Any) -> bool:
         return name == "add" and not right.is_ptr() and bool(right.is_int_signed())
     if name in _BITS:
         return bool(left.is_int() and left == right)
-    if name in _QUOTIENTS:
-        return bool(left.is_int_signed() and left == right)
-    return bool(left == right or (left == tl.int64 and right == tl.int32))  # which NumPy casts as Triton does
+    same = left == right or (left == tl.int64 and right == tl.int32)  # which NumPy casts as Triton does
+    return bool(same and (name not in _QUOTIENTS or left.is_int_signed()))
 
 
 def selected_type(condition: Any, x: Any, y: Any) -> Any:

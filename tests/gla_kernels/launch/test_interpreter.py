@@ -204,7 +204,8 @@ def test_zeros_are_negated_and_tensors_read_backwards_as_triton_does(dtype):
 
 @triton.jit
 def quotients_kernel(p_i, p_out, n, N: tl.constexpr, D: tl.constexpr):
-    """i [N] of integers -> out [8, N] int64: quotients and remainders by constants, numbers, tiles, and wider ones."""
+    """i [N] of integers -> out [9, N] int64: quotients and remainders by constants, numbers, tiles, and wider ones, and
+    what is negated."""
     o_n = tl.arange(0, N)
     b_i, b_wide, i_0 = tl.load(p_i + o_n), tl.load(p_i + o_n).to(tl.int64), tl.program_id(0) + 7
     tl.store(p_out + o_n, b_i // D)
@@ -215,12 +216,13 @@ def quotients_kernel(p_i, p_out, n, N: tl.constexpr, D: tl.constexpr):
     tl.store(p_out + 5 * N + o_n, b_wide % (o_n + 1))
     tl.store(p_out + 6 * N + o_n, b_i // b_i)
     tl.store(p_out + 7 * N + o_n, (b_i[:, None] % (o_n + 1)[None, :]).to(tl.int64).sum(1))
+    tl.store(p_out + 8 * N + o_n, -b_i + -(b_wide // (o_n - 9)) + i_0.to(tl.int64) % -i_0)
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.int16], ids=str)
 def test_quotients_are_cut_off_as_those_of_triton(dtype):
     i = torch.tensor([-7, -6, -1, 1, 2, 6, 7, 2**31 - 1]).to(dtype)
-    found, right = torch.zeros(8, 8, dtype=torch.int64), torch.zeros(8, 8, dtype=torch.int64)
+    found, right = torch.zeros(9, 8, dtype=torch.int64), torch.zeros(9, 8, dtype=torch.int64)
     with lean():
         quotients_kernel[(1,)](i, found, 3, 8, 2)
     with by_itself():
