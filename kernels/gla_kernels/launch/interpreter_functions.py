@@ -68,10 +68,10 @@ class Functions:
         known: dict[tuple[str, str], tuple[Any, Any, Any]] = {}
         operators, tensor = self._operators, tl.core.tensor
 
-        def function(x: Any, y: Any, **options: Any) -> Any:
+        def function(x: Any, y: Any, *more: Any, **options: Any) -> Any:
             """Of tiles and numbers, as operators are."""
-            if options or not isinstance(x, tensor):
-                return triton(x, y, **options)
+            if more or options or not isinstance(x, tensor):
+                return triton(x, y, *more, **options)
             other = y if isinstance(y, tensor) else operators.constant(y, x.dtype, True)
             if other is None:
                 return triton(x, y)
@@ -115,19 +115,21 @@ class Functions:
         (function, elements), tensor = _ALONG[name], tl.core.tensor
         reduced = function.reduce
 
-        def along(x: Any, axis: Any = None, keep_dims: Any = False, **options: Any) -> Any:
-            """Of a tile, along an axis."""
-            if options or axis.__class__ is not int or keep_dims.__class__ is not bool or not isinstance(x, tensor):
-                return triton(x, axis, keep_dims=keep_dims, **options)
+        def along(x: Any, axis: Any = None, *more: Any, **options: Any) -> Any:
+            """Of a tile, along an axis, which may stay as one of size 1."""
+            keep_dims = options.get("keep_dims", False)
+            plain = not more and len(options) == ("keep_dims" in options) and keep_dims.__class__ is bool
+            if not plain or axis.__class__ is not int or not isinstance(x, tensor):
+                return triton(x, axis, *more, **options)
             key = x.type.name, axis, keep_dims
             if key not in known:
-                found = triton(x, axis, keep_dims=keep_dims)
+                found = triton(x, axis, **options)
                 same = x.dtype.name in elements and found.dtype == x.dtype and not self._operators.watched
                 known[key] = self._operators.maker(found.type) if same else None
                 return found
             make = known[key]
             if make is None:
-                return triton(x, axis, keep_dims=keep_dims)
+                return triton(x, axis, **options)
             data = x.handle.data
             found = reduced(data, axis=axis, keepdims=keep_dims)
             return make(found if found.shape else np.array([found], dtype=data.dtype), x.handle.dtype)
@@ -138,11 +140,11 @@ class Functions:
         known: dict[tuple[Any, ...], tuple[Any, bool] | None] = {}
         tensor = tl.core.tensor
 
-        def cumsum(x: Any, axis: Any = 0, reverse: Any = False, **options: Any) -> Any:
+        def cumsum(x: Any, axis: Any = 0, reverse: Any = False, *more: Any, **options: Any) -> Any:
             """Running sums of a tile, from the end on if reversed: how these lie in memory depends on the Triton."""
             plain = axis.__class__ is int and reverse.__class__ is bool and isinstance(x, tensor)
-            if options or not plain:
-                return triton(x, axis, reverse, **options)
+            if more or options or not plain:
+                return triton(x, axis, reverse, *more, **options)
             key = x.type.name, axis, reverse
             if key not in known:
                 found = triton(x, axis, reverse)
