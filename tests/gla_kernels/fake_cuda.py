@@ -11,7 +11,6 @@ import hashlib
 import inspect
 import os
 import struct
-import tempfile
 from ctypes import POINTER, c_uint64, c_void_p, cast, string_at
 from dataclasses import dataclass, field
 from typing import Any
@@ -292,7 +291,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    # Nor on what LLVM makes faster. What is compiled so is kept from Triton's own cache.
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ |= {"DISABLE_LLVM_OPT": "1", "TRITON_CACHE_DIR": folder}
-        main()
+    from triton import knobs
+
+    # Nor on what LLVM makes faster. What is compiled so is kept apart from what runs.
+    os.environ |= {"DISABLE_LLVM_OPT": "1", "TRITON_CACHE_DIR": os.path.join(knobs.cache.dir, "without-machine-code")}
+    main()
