@@ -102,7 +102,8 @@ def _replace(by: dict[Function, Function]) -> None:
     ids = {id(old): new for old, new in by.items()}
     for module in list(sys.modules.values()):
         names = getattr(module, "__dict__", None)
-        if isinstance(names, dict):
-            for name, value in list(names.items()):
-                if id(value) in ids:
-                    names[name] = ids[id(value)]
+        if not isinstance(names, dict) or ids.keys().isdisjoint(map(id, list(names.values()))):
+            continue  # as nearly all: there are thousands of modules, of hundreds of names
+        for name, value in list(names.items()):
+            if id(value) in ids:
+                names[name] = ids[id(value)]

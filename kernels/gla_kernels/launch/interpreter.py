@@ -5,9 +5,9 @@ every call of an inner function has it look again, and find all of it replaced. 
 of integers it works out in 64 bits whether it overflows, then drops the answer, unless it was asked to debug. At small
 shapes most of what is left is to describe values, not to compute them: each operation spells out anew the type, the
 shape and NumPy's dtype of its operands, of which a kernel has few different ones. `lean` remembers what is replaced and
-what was described (more in interpreter_operators.py, _memory.py and _tiles.py), and leaves the rest out. And bfloat16,
-which NumPy has not, is cut out of float32 by one shift (_casts.py), where Triton takes exponents apart. Not a bit of
-any result changes.
+what was described (more in interpreter_operators.py, _functions.py, _memory.py, _tiles.py and _launches.py), and leaves
+the rest out. And bfloat16, which NumPy has not, is cut out of float32 by one shift (_casts.py), where Triton takes
+exponents apart. Not a bit of any result changes.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from triton.language.semantic import TritonSemantic
 from triton.runtime.errors import InterpreterError
 
 from .interpreter_casts import narrowed, widened
+from .interpreter_functions import Functions
+from .interpreter_launches import Change, Replaced, Signatures, types_named
 from .interpreter_memory import Memory
 from .interpreter_operators import Operators
 from .interpreter_tiles import Tiles
@@ -31,8 +33,11 @@ from .tritons import index_of
 
 _MEMBERS = (
     "_patch_lang", "_patch_attr", "_LangPatchScope", "_get_np_dtype", "_convert_float", "TensorHandle",
-    "InterpretedFunction", "interpreter_builder", "interpreter_semantic",
+    "InterpretedFunction", "interpreter_builder", "interpreter_semantic", "inspect", "_MISSING",
 )  # fmt: skip
+
+
+SIGNATURES = Signatures()
 
 
 @contextmanager
@@ -40,7 +45,8 @@ def lean() -> Iterator[None]:
     """While this is entered, kernels that Triton interprets run without that work."""
     from triton.runtime import interpreter  # here: a GPU has no use for it
 
-    described = hasattr(tl.core, "block_type") and hasattr(TritonSemantic, "broadcast_impl_value")
+    described = hasattr(tl.core, "block_type") and hasattr(tl, "str_to_ty")
+    described = described and hasattr(TritonSemantic, "broadcast_impl_value")
     if not described or not all(hasattr(interpreter, name) for name in _MEMBERS):
         yield  # names inside Triton may move; without them the interpreter runs as it is
         return
@@ -52,6 +58,8 @@ def lean() -> Iterator[None]:
         for owner, name, value in (
             (interpreter, "_patch_lang", patch_lang),
             (interpreter, "_patch_attr", _patching_attribute(interpreter)),
+            (interpreter, "inspect", SIGNATURES),
+            (tl, "str_to_ty", types_named(tl.str_to_ty)),
             (interpreter, "_get_np_dtype", _np_dtypes(interpreter._get_np_dtype)),
             (interpreter, "_convert_float", _conversions(interpreter._convert_float)),
             (interpreter.TensorHandle, "__init__", _handles(interpreter.TensorHandle.__init__)),
@@ -78,7 +86,7 @@ def lean() -> Iterator[None]:
 @cache
 def _patching_once(interpreter: Any, patch_lang: Callable[[Any], Any], checked: bool) -> Callable[[Any], Any]:
     """checked: whether integers are checked for overflow, which Triton's own operators do."""
-    replaced: dict[tuple[Any, ...], list[tuple[Any, str, Any, Any]]] = {}
+    replaced: dict[tuple[Any, ...], Replaced] = {}
     builder = interpreter.interpreter_builder
 
     def patch_once(fn: Any) -> Any:
@@ -88,25 +96,23 @@ def _patching_once(interpreter: Any, patch_lang: Callable[[Any], Any], checked: 
             return interpreter._LangPatchScope()  # of no changes
         watching = (*(value for name, value in vars(builder).items() if name.startswith("create_")),)  # a test's, say
         known = replaced.get((languages, watching))
-        if known and all(getattr(owner, name, original) is original for owner, name, original, _ in known):
-            scope = interpreter._LangPatchScope()
-            for owner, name, _, value in known:
-                scope.set_attr(owner, name, value)
-            return scope
+        if known and known.fits():
+            return known.put()
         scope = patch_lang(fn)
         scope.set_attr(tl.core.tensor, "__index__", index_of)
         if not checked:
             operators = Operators(interpreter)
             operators.replace(scope.set_attr)
             Tiles(operators).replace(scope.set_attr)
-            Memory(interpreter).replace(scope.set_attr)
-        replaced[languages, watching] = _changed(scope)
+            Functions(operators, builder).replace(scope.set_attr)
+            Memory(interpreter, operators).replace(scope.set_attr)
+        replaced[languages, watching] = Replaced(_changed(scope), interpreter._MISSING)
         return scope
 
     return patch_once
 
 
-def _changed(scope: Any) -> list[tuple[Any, str, Any, Any]]:
+def _changed(scope: Any) -> list[Change]:
     """Whose members a scope of patches has replaced, their names, what they were and what they are now, each once."""
     first = dict[tuple[int, str], tuple[Any, str, Any]]()
     for owner, name, original in scope._changes:
@@ -120,8 +126,14 @@ def _languages(fn: Any) -> tuple[Any, ...]:
     return tuple(value for value in fn.__globals__.values() if value is tl or value is tl.core)
 
 
+_LOAD = tl.core.load
+
+
 def _is_original(languages: tuple[Any, ...]) -> bool:
-    return any(tl.core.is_builtin(language.load) for language in languages)
+    for language in languages:  # noqa: SIM110 - at each call of an inner function: any() takes three times as long
+        if language.load is _LOAD:
+            return True
+    return False
 
 
 @cache

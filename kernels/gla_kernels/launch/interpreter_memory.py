@@ -13,15 +13,16 @@ from typing import Any
 import numpy as np
 import triton.language as tl
 
+from .interpreter_operators import Operators
 from .tritons import masked_load, masked_store
 
 
 class Memory:
     """What a kernel calls in the place of Triton's own. interpreter: the module ``triton.runtime.interpreter``."""
 
-    def __init__(self, interpreter: Any) -> None:
+    def __init__(self, interpreter: Any, operators: Operators) -> None:
         self._builder, self._handle = interpreter.interpreter_builder, interpreter.TensorHandle
-        self._np_dtype = interpreter._get_np_dtype
+        self._np_dtype, self._operators = interpreter._get_np_dtype, operators
         self._same: dict[tuple[bool, str], Any] = {}
 
     def replace(self, put: Callable[[Any, str, Callable[..., Any]], None]) -> None:
@@ -44,11 +45,11 @@ class Memory:
             key = pointer.type.name, "" if mask is None else mask.type.name
             if key not in known:
                 type_ = tile_behind(pointer.type, None if mask is None else mask.type)
-                known[key] = type_, None if type_ is None else self._zeros(type_)
-            type_, zeros = known[key]
-            if type_ is None:
+                known[key] = (None, None) if type_ is None else (self._operators.holder(type_), self._zeros(type_))
+            hold, zeros = known[key]
+            if hold is None:
                 return triton(pointer, mask, other)
-            return tensor(numbers(pointer.handle, self._flags(pointer, mask), zeros), type_)
+            return hold(numbers(pointer.handle, self._flags(pointer, mask), zeros))
 
         return load
 

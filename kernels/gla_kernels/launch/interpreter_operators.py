@@ -9,6 +9,7 @@ somebody has put another into the builder, where there is more to do, or somethi
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,7 @@ _FLAGS = {
     "ne": (np.not_equal, "create_fcmpUNE", "create_icmpNE"),
 }
 _NAMES: dict[str, Any] = _NUMBERS | _BITS | _QUOTIENTS | _FLAGS
-_COLUMN, _ROW = (slice(None), None), (None, slice(None))
+_ALL = slice(None)
 
 Operation = Callable[..., Any]
 
@@ -47,7 +48,7 @@ class Operators:
 
     def __init__(self, interpreter: Any) -> None:
         self._builder, self._semantic = interpreter.interpreter_builder, interpreter.interpreter_semantic
-        self._handle, self._np_dtype = interpreter.TensorHandle, interpreter._get_np_dtype
+        self._np_dtype, self._handle_kind = interpreter._get_np_dtype, _handles_of(interpreter.TensorHandle)
         self.watched = {name for name in vars(self._builder) if name.startswith("create_")}  # not the class's own
         self._constants: dict[tuple[Any, ...], Any] = {}
 
@@ -58,6 +59,7 @@ class Operators:
             put(tensor, f"__{name}__", self._operator(name, getattr(tensor, f"__{name}__")))
         for name in _NUMBERS:
             put(tensor, f"__r{name}__", self._reflected(name, getattr(tensor, f"__r{name}__")))
+        put(tensor, "__neg__", self._negated(tensor.__neg__))
         put(tensor, "__getitem__", self._indexed(tensor.__getitem__))
         put(tensor, "to", self._to(tensor.to))
         put(tl, "cast", self._to(tl.cast))
@@ -66,17 +68,27 @@ class Operators:
     def maker(self, type_: Any) -> Callable[[Any, Any], Any]:
         """``make(data, element)``: a tile, or a number, of this type, from an array of as many numbers. element: what
         Triton calls those of its array, which is another type for flags."""
-        new, tensor, new_handle = object.__new__, tl.core.tensor, self._handle
-        described = {**vars(tensor(None, type_)), "type": type_, "dtype": type_.scalar}
+        new, kind, hold = object.__new__, self._handle_kind, self.holder(type_)
 
         def make(data: Any, element: Any) -> Any:
-            handle, made, values = new(new_handle), new(tensor), described.copy()
-            handle.__dict__ = {"data": data, "dtype": element, "attr": {}}
+            handle = new(kind)
+            handle.data, handle.dtype = data, element
+            return hold(handle)
+
+        return make
+
+    def holder(self, type_: Any) -> Callable[[Any], Any]:
+        """``hold(handle)``: a tile, or a number, of this type, from what the interpreter's builder answers."""
+        new, tensor = object.__new__, tl.core.tensor
+        described = {**vars(tensor(None, type_)), "type": type_, "dtype": type_.scalar}
+
+        def hold(handle: Any) -> Any:
+            made, values = new(tensor), described.copy()
             values["handle"] = handle
             made.__dict__ = values
             return made
 
-        return make
+        return hold
 
     def _operator(self, name: str, triton: Operation) -> Operation:
         known: dict[tuple[str, str], tuple[Any, Any, Any]] = {}
@@ -87,7 +99,7 @@ class Operators:
             if right.__class__ is not tensor:
                 if isinstance(right, tl.constexpr):
                     right = right.value
-                other = right if isinstance(right, tensor) else self._constant(right, left.dtype, own_type)
+                other = right if isinstance(right, tensor) else self.constant(right, left.dtype, own_type)
                 if other is None:
                     return triton(left, right)
             key = left.type.name, other.type.name
@@ -97,7 +109,7 @@ class Operators:
             x, y = left.handle.data, other.handle.data
             if compute is None or not (tile is None or (y if tile else x).flags.c_contiguous):
                 return triton(left, right)
-            return make(compute(x, y), left.handle.dtype.scalar)
+            return make(compute(x, y), left.handle.dtype)
 
         return operator
 
@@ -121,25 +133,36 @@ class Operators:
 
         def reflected(right: Any, left: Any) -> Any:
             """number + tile; of two tiles the left one is asked."""
-            constant = self._constant(left, right.dtype, False)
+            constant = self.constant(left, right.dtype, False)
             found = None if constant is None else operator(constant, right)
             return triton(right, left) if found is None else found
 
         return reflected
+
+    def _negated(self, triton: Operation) -> Operation:
+        subtract = self._operator("sub", lambda left, right: None)
+
+        def negated(x: Any) -> Any:
+            """0 - x of integers, whose zero has no sign."""
+            zero = self.constant(0, x.dtype, False) if x.dtype.is_int_signed() else None
+            found = None if zero is None else subtract(zero, x)
+            return triton(x) if found is None else found
+
+        return negated
 
     def _indexed(self, triton: Operation) -> Operation:
         known: dict[tuple[str, bool], Any] = {}
 
         def indexed(tile: Any, index: Any) -> Any:
             """``b_x[:, None]`` and ``b_x[None, :]`` of a row of numbers."""
-            if len(tile.type.shape) != 1 or index not in (_COLUMN, _ROW):
+            if len(tile.type.shape) != 1 or not _is_column_or_row(index):
                 return triton(tile, index)
             key = tile.type.name, index[1] is None
             if key not in known:
                 shape = (*tile.type.shape, 1) if key[1] else (1, *tile.type.shape)
                 known[key] = shape, self.maker(tl.core.block_type(tile.dtype, list(shape)))
             shape, make = known[key]
-            return make(tile.handle.data.reshape(shape), tile.handle.dtype.scalar)
+            return make(tile.handle.data.reshape(shape), tile.handle.dtype)
 
         return indexed
 
@@ -181,8 +204,8 @@ class Operators:
             tile = x if isinstance(x, tensor) else y
             if not (isinstance(condition, tensor) and isinstance(tile, tensor)):
                 return triton(condition, x, y)
-            a = x if tile is x else self._constant(x, tile.dtype, False)
-            b = y if isinstance(y, tensor) else self._constant(y, tile.dtype, False)
+            a = x if tile is x else self.constant(x, tile.dtype, False)
+            b = y if isinstance(y, tensor) else self.constant(y, tile.dtype, False)
             if a is None or b is None:
                 return triton(condition, x, y)
             key = condition.type.name, a.type.name, b.type.name
@@ -192,11 +215,11 @@ class Operators:
             make = known[key]
             if make is None or not _whole(condition, a, b):
                 return triton(condition, x, y)
-            return make(np.where(condition.handle.data, a.handle.data, b.handle.data), b.handle.dtype.scalar)
+            return make(np.where(condition.handle.data, a.handle.data, b.handle.data), b.handle.dtype)
 
         return where
 
-    def _constant(self, value: Any, dtype: Any, own_type: bool) -> Any:
+    def constant(self, value: Any, dtype: Any, own_type: bool) -> Any:
         """A number as Triton makes it: of its own type, or of that of the other operand where it has no say in it."""
         kind = type(value)
         if kind is not int and kind is not float:
@@ -212,6 +235,19 @@ class Operators:
         if not (dtype.is_standard_floating() or _holds(dtype, value)):
             return None
         return self._semantic.scalar_constant(value, dtype=dtype)
+
+
+def _handles_of(handle: Any) -> Any:
+    """The interpreter's handles, with attributes only once somebody asks for them."""
+    return type("Handle", (handle,), {"attr": cached_property(lambda _: {})})
+
+
+def _is_column_or_row(index: Any) -> bool:
+    if index.__class__ is not tuple or len(index) != 2:
+        return False
+    first, second = index
+    kept = second if first is None else first if second is None else None
+    return kept.__class__ is slice and kept == _ALL
 
 
 def _whole(*operands: Any) -> bool:
@@ -235,9 +271,8 @@ def _taken(name: str, left: Any, right: Any) -> bool:
         return name == "add" and not right.is_ptr() and bool(right.is_int_signed())
     if name in _BITS:
         return bool(left.is_int() and left == right)
-    if name in _QUOTIENTS:
-        return bool(left.is_int_signed() and left == right)
-    return bool(left == right or (left == tl.int64 and right == tl.int32))  # which NumPy casts as Triton does
+    same = left == right or (left == tl.int64 and right == tl.int32)  # which NumPy casts as Triton does
+    return bool(same and (name not in _QUOTIENTS or left.is_int_signed()))
 
 
 def selected_type(condition: Any, x: Any, y: Any) -> Any:

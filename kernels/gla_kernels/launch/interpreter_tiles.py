@@ -37,7 +37,9 @@ class Tiles:
 
         def made(*args: Any, **named: Any) -> Any:
             """A tile of constants. Of what is not constant, a tensor, there is no key."""
-            key = _plain((args, *sorted(named.items())))
+            key = None if named else _of_integers(args)
+            if key is None:
+                key = _plain((args, *sorted(named.items())))
             if key is None:
                 return triton(*args, **named)
             if key not in known:
@@ -70,6 +72,25 @@ class Tiles:
             return known[key](np.matmul(x.handle.data, y.handle.data, dtype=np.float32) + added, tl.float32)
 
         return dot
+
+
+def _of_integers(args: Any) -> Any:
+    """Sizes, as most tiles are made of, and types of elements, as a key; None where there is anything else."""
+    key: list[Any] = []
+    for one in args:
+        kind = one.__class__
+        if kind is list or kind is tuple:
+            for size in one:
+                if size.__class__ is not int:
+                    return None
+            key.append(tuple(one))
+        elif kind is int:
+            key.append(one)
+        elif kind is tl.dtype:
+            key.append(one.name)
+        else:
+            return None
+    return tuple(key)
 
 
 def _plain(value: Any) -> Any:

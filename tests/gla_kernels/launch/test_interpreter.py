@@ -65,7 +65,8 @@ def state_of_triton() -> tuple[Any, ...]:
     described = interpreter._get_np_dtype, tl.block_type.__init__, tl.tensor.__init__, broadcast
     language = tl.core.is_builtin(tl.load), tl.range, hasattr(tl.tensor, "__bool__"), interpreter._patch_lang
     operators = tl.tensor.__add__, tl.tensor.__getitem__, tl.where, tl.core.where, interpreter._patch_attr
-    return *language, options, *described, *operators
+    launches = interpreter.inspect, tl.str_to_ty, tl.sum, tl.minimum
+    return *language, options, *described, *operators, *launches
 
 
 @contextmanager
@@ -203,7 +204,8 @@ def test_zeros_are_negated_and_tensors_read_backwards_as_triton_does(dtype):
 
 @triton.jit
 def quotients_kernel(p_i, p_out, n, N: tl.constexpr, D: tl.constexpr):
-    """i [N] of integers -> out [8, N] int64: quotients and remainders by constants, numbers, tiles, and wider ones."""
+    """i [N] of integers -> out [9, N] int64: quotients and remainders by constants, numbers, tiles, and wider ones, and
+    what is negated."""
     o_n = tl.arange(0, N)
     b_i, b_wide, i_0 = tl.load(p_i + o_n), tl.load(p_i + o_n).to(tl.int64), tl.program_id(0) + 7
     tl.store(p_out + o_n, b_i // D)
@@ -214,12 +216,13 @@ def quotients_kernel(p_i, p_out, n, N: tl.constexpr, D: tl.constexpr):
     tl.store(p_out + 5 * N + o_n, b_wide % (o_n + 1))
     tl.store(p_out + 6 * N + o_n, b_i // b_i)
     tl.store(p_out + 7 * N + o_n, (b_i[:, None] % (o_n + 1)[None, :]).to(tl.int64).sum(1))
+    tl.store(p_out + 8 * N + o_n, -b_i + -(b_wide // (o_n - 9)) + i_0.to(tl.int64) % -i_0)
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.int16], ids=str)
 def test_quotients_are_cut_off_as_those_of_triton(dtype):
     i = torch.tensor([-7, -6, -1, 1, 2, 6, 7, 2**31 - 1]).to(dtype)
-    found, right = torch.zeros(8, 8, dtype=torch.int64), torch.zeros(8, 8, dtype=torch.int64)
+    found, right = torch.zeros(9, 8, dtype=torch.int64), torch.zeros(9, 8, dtype=torch.int64)
     with lean():
         quotients_kernel[(1,)](i, found, 3, 8, 2)
     with by_itself():
@@ -321,6 +324,23 @@ def test_the_language_is_looked_through_once_and_put_back(monkeypatch):
     assert replaced == ["outer_kernel"]  # of what is replaced the second launch knows
     assert state_of_triton() == before
     assert before[0]
+
+
+@triton.jit
+def scaled_kernel(p_x, scale, N: tl.constexpr = 4):
+    o_n = tl.arange(0, N)
+    tl.store(p_x + o_n, tl.load(p_x + o_n) * scale)
+
+
+def test_arguments_come_by_place_by_name_or_by_default():
+    x = torch.ones(8)
+    with lean():
+        scaled_kernel[(1,)](x, 2.0)
+        scaled_kernel[(1,)](x, scale=3.0, N=2)
+        scaled_kernel[(1,)](p_x=x, scale=5.0, N=8)
+        with pytest.raises(TypeError, match="scale"):
+            scaled_kernel[(1,)](p_x=x, N=8)
+    assert x.tolist() == [30.0, 30.0, 10.0, 10.0, 5.0, 5.0, 5.0, 5.0]
 
 
 def test_a_kernel_that_fails_leaves_triton_as_it_was():
