@@ -343,6 +343,19 @@ def test_arguments_come_by_place_by_name_or_by_default():
     assert x.tolist() == [30.0, 30.0, 10.0, 10.0, 5.0, 5.0, 5.0, 5.0]
 
 
+def test_a_kernel_may_run_while_another_is_launched():
+    """As a stand-in for a kernel does, which runs the real one."""
+    before, x = interpreter._patch_lang, torch.zeros(2)
+    with lean():
+        outer_kernel[(1,)](x, 2)
+        with lean():
+            outer_kernel[(1,)](x, 2)
+        assert interpreter._patch_lang is not before
+        outer_kernel[(1,)](x, 2)
+    assert interpreter._patch_lang is before
+    assert x.tolist() == [6, 6]
+
+
 def test_a_kernel_that_fails_leaves_triton_as_it_was():
     before = state_of_triton()
     with pytest.raises(interpreter.InterpreterError), lean():
