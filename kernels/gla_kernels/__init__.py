@@ -6,13 +6,16 @@ o, state = gla(q, k, v, g, output_final_state=True, schedule=Schedule(chunk=128,
 o, _ = simple_gla(q, k, v, g)                                      # one gate a head: g [B, T, H]
 """
 
-from .launch import Launch
-from .ops.gla import gla, gla_recurrent, gla_step, launches
-from .ops.simple_gla import retnet_decays, simple_gla
-from .plan.choose import Choice, chosen, default_config, keep, machine_of, refresh
-from .plan.table import Entry, Machine, TableError
-from .schedule import KernelConfig, Plan, Schedule, Tile, Workload
-from .version import __version__
+from .launch.sources import parsed_once
+
+with parsed_once():
+    from .launch import Launch
+    from .ops.gla import gla, gla_recurrent, gla_step, launches
+    from .ops.simple_gla import retnet_decays, simple_gla
+    from .plan.choose import Choice, chosen, default_config, keep, machine_of, refresh
+    from .plan.table import Entry, Machine, TableError
+    from .schedule import KernelConfig, Plan, Schedule, Tile, Workload
+    from .version import __version__
 
 __all__ = [
     "Choice",
