@@ -25,7 +25,7 @@ def parsed_once() -> Iterator[None]:
     if before is not inspect:  # entered already, or names inside Triton have moved
         yield
         return
-    jit.inspect = _Sources()  # type: ignore[assignment]
+    jit.inspect = _Sources()
     try:
         yield
     finally:
