@@ -66,7 +66,7 @@ def gla(
     g: [B, T, H, K], natural log of the decay, <= 0, dtype of q or float32; -inf forgets all, and its gradient is 0.
         Gates of 16 bits have to be finite with K > 128: -1e4 forgets all, too. Beside bfloat16 inputs Hopper's own
         kernels take 16 bits of each float32 gate. None: no decay (plain linear attention). With schedule and config
-        left open this goes by the walks of `simple_gla`, which are not tuned, where these are Hopper's own.
+        left open and many heads this goes by the walks of `simple_gla`, not tuned, where these are Hopper's own.
     scale: factor on the output; K^-1/2 by default.
     initial_state: [B, H, K, V], float32; zeros by default.
     output_final_state: whether to return the state after the last token.
