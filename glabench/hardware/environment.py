@@ -248,18 +248,13 @@ def cpu_count() -> int:
 
 
 def cuobjdump() -> str | None:
-    """`cuda_tool` cuobjdump."""
-    return cuda_tool("cuobjdump")
-
-
-def cuda_tool(name: str) -> str | None:
-    """A tool of Triton's wheel, or of the CUDA toolkit on the PATH; None when there is neither."""
+    """The cuobjdump of Triton's wheel, or of the CUDA toolkit on the PATH; None when there is neither."""
     spec = importlib.util.find_spec("triton")
     if spec is not None and spec.origin is not None:
-        bundled = Path(spec.origin).parent / "backends" / "nvidia" / "bin" / name
+        bundled = Path(spec.origin).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
         if os.access(bundled, os.X_OK):
             return str(bundled)
-    return shutil.which(name)
+    return shutil.which("cuobjdump")
 
 
 def find_ncu() -> str | None:

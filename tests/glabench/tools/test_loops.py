@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from glabench.errors import UserError
-from glabench.hardware.environment import cuda_tool
+from glabench.hardware.descriptors import parse
 from glabench.tools import loops
 
 CODE = """
@@ -34,14 +34,14 @@ CODE = """
 
 
 def test_loops_run_from_a_label_to_the_branch_back() -> None:
-    outer, inner = loops.loops_of(CODE)
+    outer, inner = loops.loops_of(parse(CODE))
     assert (outer.instructions, inner.instructions) == (6, 3)
     assert inner.opcodes == {"FMUL": 2, "BRA": 1}
     assert str(outer) == "loop of 6: FMUL 2, BRA 2, IMAD 1, MUFU 1"
 
 
 def test_code_without_loops() -> None:
-    assert loops.loops_of("/*0000*/  EXIT ;\n.L_x_0:\n/*0010*/  BRA `(.L_x_0);\n") == []
+    assert loops.loops_of(parse(" /*0000*/  EXIT ;\n.L_x_0:\n /*0010*/  BRA `(.L_x_0);\n")) == []
 
 
 def test_a_kernel_of_gla(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,8 +50,7 @@ def test_a_kernel_of_gla(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("glabench.hardware.crosscompile.compile_launch", lambda launch, arch: kept)
     used = {"registers": 40, "spill_bytes": 8}
     monkeypatch.setattr("glabench.hardware.crosscompile.resources", lambda cubin: used)
-    monkeypatch.setattr("glabench.hardware.environment.cuda_tool", lambda name: name)
-    monkeypatch.setattr(loops, "disassembled", lambda cubin, tool: CODE)
+    monkeypatch.setattr(loops, "disassemble", lambda cubin: CODE)
     states, *rest = loops.report("1,2048,2,64,64", "fwdbwd", "states", "sm_80", "none")
     assert states == "states_kernel: 40 registers, 8 bytes spilled, 4096 of shared memory, 11 instructions"
     assert [line.split(":")[0] for line in rest] == ["  loop of 6", "  loop of 3"]
@@ -67,14 +66,15 @@ def test_a_kernel_of_gla(monkeypatch: pytest.MonkeyPatch) -> None:
         (("1,512,2,64,64", "fwd", "sates", "sm_80", "bf16"), "--kernel sates: expected one of "),
     ],
 )
-@pytest.mark.skipif(cuda_tool("nvdisasm") is None, reason="nvdisasm is not here")
 def test_bad_input(asked: tuple[str, ...], said: str) -> None:
     with pytest.raises(UserError, match=re.escape(said)):
         list(loops.report(*asked))
 
 
 def test_an_error_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("glabench.hardware.environment.cuda_tool", lambda name: None)
+    kept = SimpleNamespace(asm={"cubin": b""})
+    monkeypatch.setattr("glabench.hardware.crosscompile.compile_launch", lambda launch, arch: kept)
+    monkeypatch.setattr("glabench.hardware.descriptors.cuobjdump", lambda: None)
     result = CliRunner().invoke(loops.app, ["1,512,2,64,64"])
     assert result.exit_code == 2
-    assert result.output == "error: nvdisasm is neither in Triton's wheel nor on the PATH\n"
+    assert result.output == "error: cuobjdump, and nvdisasm beside it, come with Triton and are missing\n"
