@@ -87,9 +87,11 @@ class Gla(System):
         return Workload("fwd", *sizes, case.dtype, gated, self.schedule(case), case.gates if gated else None)
 
     def implementation(self, case: Case) -> str:
+        from glabench.hardware.crosscompile import local_arch
+
         if case.value_gate and not self.rides(case):
             return f"{kernels_version()}; {schedule_name(value_gated_schedule(self.schedule(case)))} not tuned"
-        if (arch := arch_here()) is not None and self.simple_form(case, arch) is not None:
+        if (arch := local_arch()) is not None and self.simple_form(case, arch) is not None:
             return f"{kernels_version()}; by the walks of simple_gla, not tuned"
         found: dict[str, list[str]] = {}
         for direction, choice in self.choices(case).items():
@@ -98,7 +100,9 @@ class Gla(System):
 
     def rides(self, case: Case) -> bool:
         """Whether the case's gates of the value side go by the plans of `gla` without them."""
-        arch = arch_here()
+        from glabench.hardware.crosscompile import local_arch
+
+        arch = local_arch()
         return arch is not None and any(launch.step == "walk" for launch in self.launches(case, arch))
 
     def config(self, case: Case) -> Config:
@@ -161,15 +165,6 @@ class Gla(System):
         given, back = CallInputs(q, q, v, None, None, None), case.mode != "fwd"
         how = int(arch.removeprefix("sm_")), self.schedule(case), self.config(case), back, back
         return ungated(given, case.K**-0.5, *how)
-
-
-def arch_here() -> str | None:
-    """The architecture of the GPU that is here, None where there is none."""
-    import torch
-
-    from gla_kernels import machine_of
-
-    return f"sm_{machine_of().capability}" if torch.cuda.is_available() else None
 
 
 def heads_of(case: Case) -> tuple[int, int]:

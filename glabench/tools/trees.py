@@ -117,10 +117,8 @@ def measure(shapes: Sequence[Sequence[int]], gates: Gates, strength: float) -> T
         g = (strength * logsigmoid(g.float())).to(torch.float32 if gates == "fp32" else torch.bfloat16)
         x = [*(one.requires_grad_() for one in (q, k, v)), None if gates == "none" else g.requires_grad_()]
         do = torch.randn_like(v)
-        kept, without = (
-            partial(both, x, do, recompute=False),
-            partial(both, x, do, schedule=Schedule(materialize=False)),
-        )
+        kept = partial(both, x, do, recompute=False)
+        without = partial(both, x, do, schedule=Schedule(materialize=False))
         for way, call in zip(WAYS, (partial(forward, x), partial(both, x, do), kept, without), strict=True):
             found[f"{B}, {T}, {H}, {K}, {V} {way}"] = _replayed_ms(call)
     return found

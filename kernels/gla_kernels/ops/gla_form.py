@@ -49,32 +49,17 @@ def form_of(
     if x.q.shape[0] * x.q.shape[2] == 0:  # no state to plan for: kernels on empty grids, which never run
         return Recurrent(scale, v_first)
     form = ungated(x, scale, machine.capability, schedule, config, differentiated, keep, v_first)
-    return form or planned_form(x, device, scale, schedule, differentiated, recompute, v_first, config)
-
-
-def planned_form(
-    x: Inputs,
-    device: torch.device,
-    scale: float,
-    schedule: Schedule | None,
-    differentiated: bool,
-    recompute: bool | None,
-    v_first: bool = False,
-    config: Config = None,
-) -> Chunkwise:
-    """The form of a call that goes by a plan for each direction."""
+    if form is not None:
+        return form
     fwd = workload_of(x, schedule)
     works = [fwd, replace(fwd, direction="bwd")] if differentiated else [fwd]
     if config == "tune":
         tune(works, device)
-    machine = machine_of(device)
     plans = [plan_of(work, config, machine) for work in works]
     if config not in (None, "tune"):
         for work, plan in zip(works, plans, strict=True):
             check_plan(plan, work, machine)
-    return Chunkwise(
-        scale, plans[0], plans[-1], differentiated and not recompute, few=recompute is None, v_first=v_first
-    )
+    return Chunkwise(scale, plans[0], plans[-1], keep, few=recompute is None, v_first=v_first)
 
 
 def ungated(

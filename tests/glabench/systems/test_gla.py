@@ -119,9 +119,9 @@ def test_without_gates_no_plan_is_named_where_none_runs(monkeypatch: pytest.Monk
     """An open schedule on a Hopper GPU that is here; elsewhere, and of a tuner's plans, plans run."""
     case = replace(CASE, B=4, H=16, K=128, V=128, dtype="bf16", gate_strength=None)
     system, tuner = Gla(CATALOG["gla"]), PlannedGla(CATALOG["gla"])
-    monkeypatch.setattr("glabench.systems.gla.arch_here", lambda: None)
+    monkeypatch.setattr("glabench.hardware.crosscompile.local_arch", lambda: None)
     assert "simple_gla" not in system.implementation(case)
-    monkeypatch.setattr("glabench.systems.gla.arch_here", lambda: "sm_90")
+    monkeypatch.setattr("glabench.hardware.crosscompile.local_arch", lambda: "sm_90")
     assert system.implementation(case).endswith("; by the walks of simple_gla, not tuned")
     for other in (replace(case, chunk=64), replace(case, dtype="fp32"), replace(case, gate_strength=1.0)):
         assert "simple_gla" not in system.implementation(other)
