@@ -233,6 +233,26 @@ def test_what_changed_on_an_h200() -> None:
     assert f"and `gla` {spread(longer['gla'])}" in said
 
 
+def test_which_commits_changed_it_on_an_h200() -> None:
+    folder = RESULTS / "nvidia-h200" / "trees"
+
+    def longer(commit: str, than: str, way: str) -> list[float]:
+        """Of each shape, the mean of both rounds."""
+        found, before = (
+            pd.read_json(folder / f"2026-11-28-{one}-between.rows.xz", lines=True).mean() for one in (commit, than)
+        )
+        ratios = (found / before)[[name.endswith(f" {way}") for name in found.index]]
+        assert len(ratios) == 4
+        return list(ratios)
+
+    said = words("docs/results.md")
+    few, kept = (longer("1593329", "3121997", f"fwd+bwd{more}") for more in ("", ", all states kept"))
+    assert f"both passes take {min(few):.2f} to {max(few):.2f} times as long; an H100" in said
+    assert f"by `recompute=False`, they take {min(kept):.2f} to {max(kept):.2f} times as long" in said
+    later = longer("30c3da9", "1593329", "fwd")
+    assert f"until 30c3da9 takes {min(later):.2f} to {max(later):.2f} times as long forward" in said
+
+
 def test_what_the_harness_takes() -> None:
     said = words("docs/results.md")
     for name, wall in (

@@ -167,7 +167,7 @@ def kind_of(row: dict[str, Any]) -> str:
     """Of a line: a row of a sweep or of a profile, a tuning, or what a program calls its own."""
     if "case_id" in row:
         return "profile" if row.get("profile") else "row"
-    return "tuning" if "workload" in row else str(row.get("kind"))
+    return "tuning" if "workload" in row else str(row.get("kind", "lines"))
 
 
 def table(abouts: dict[Path, dict[str, Any]]) -> str:
