@@ -30,7 +30,6 @@ def several_lines(
         )  # fmt: skip
 
     return inner()
-    # a comment
 
 
 def test_sources_are_those_that_inspect_finds() -> None:
@@ -44,7 +43,7 @@ def test_sources_are_those_that_inspect_finds() -> None:
     assert len(functions) > 200
     for function in functions.values():
         assert sources.lines_of(function) == inspect.getsourcelines(function)
-    assert sources.lines_of(several_lines) is not None
+    assert sources.lines_of(several_lines) == inspect.getsourcelines(several_lines)
 
 
 def test_what_no_statement_defines_is_left_to_inspect() -> None:
