@@ -42,8 +42,8 @@ class _Sources:
 
 
 def lines_of(function: Callable[..., Any]) -> tuple[list[str], int] | None:
-    """A function's lines, decorators first, and the number of the first one, as `inspect.getsourcelines` has them but for
-    comments behind the last statement; None for what no statement of its file defines."""
+    """A function's lines, decorators first, and the number of the first one, as `inspect.getsourcelines` has them, but
+    for comments behind the last statement; None for what no statement of its file defines."""
     code = function.__code__
     first = code.co_firstlineno
     last = _ends(code.co_filename).get(first)
