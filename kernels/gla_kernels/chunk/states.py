@@ -31,12 +31,83 @@ if TYPE_CHECKING:
     from .problem import Problem
 
 CLOSED: tl.constexpr = tl.constexpr(-1e4)  # log2 of what forgets all
-# K up to which gates of 16 bits may be -inf: beyond, to cut them off takes them through registers that are not there.
-LIMITED: tl.constexpr = tl.constexpr(128)
 PREFETCH: tl.constexpr = tl.constexpr(4)  # segments whose loads are in flight at once, in combine_kernel
 
 
 SIZES = ["T", "n_seg", "first_seg", "n_stored", "seg_rows", "every_rows", "n_rows"]
+
+
+@triton.jit
+def walk_over(
+    p_k, p_v, p_g, p_s0, p_s, p_h, p_st, p_marks, p_open, p_sn, p_hv, d_k, d_v, d_g, d_s, T, H, seg_rows, every_rows,
+    n_rows, n_heads, i_first, i_s, i_batch, i_h, i_row0, i_k, i_v, o_k, o_v,
+    K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    EACH: tl.constexpr, LAST: tl.constexpr, HAS_S0: tl.constexpr, STORE_H: tl.constexpr, STORE_ST: tl.constexpr,
+    PACKED: tl.constexpr, HAS_SN: tl.constexpr, V_FIRST: tl.constexpr, S0_V_FIRST: tl.constexpr, OPEN_H: tl.constexpr,
+    FRAMED: tl.constexpr, GATED: tl.constexpr, LIMIT: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The segment of states_kernel whose first row is i_first: its last state [BK, BV], log2 of its decay of features
+    [BK] and of columns [BV], and whether a gate was -inf. Of 16-bit gates none may be, but with LIMIT, which takes each
+    through registers on its way to a product: 1.4 times the time where tiles are those of wgmma."""
+    b_s = tl.zeros([BK, BV], dtype=tl.float32)
+    b_gamma, b_least = tl.zeros([BK], dtype=tl.float32), tl.zeros([BK], dtype=tl.float32)
+    b_gamma_v, b_frame = tl.zeros([BV], dtype=tl.float32), tl.zeros([BV], dtype=tl.float32)
+    if FRAMED:
+        b_frame = frame(tl.load(p_hv - V, mask=(o_v < V) & (i_first > 0), other=0.0))
+    if HAS_S0:
+        b_s += load_state(p_s0, o_k, o_v, K, V, S0_V_FIRST)
+    STAGES: tl.constexpr = 1 if LIMIT else None
+    for i_t in tl.range(0, tl.cdiv(tl.minimum(T - i_first, seg_rows), BT), num_stages=STAGES):
+        i_row = i_first + i_t * BT
+        if PACKED:  # nothing passes to a sequence that begins with the block, whose gate then need not be closed
+            begins = tl.load(p_marks + i_row) == i_row
+            b_s = tl.where(begins, 0.0, b_s)
+            b_gamma = tl.where(begins, CLOSED, b_gamma)
+        if PACKED and STORE_ST:
+            if ends_here(p_marks, n_rows, i_row, BT):
+                p_at = p_st + (sequence_of(p_marks, n_rows, i_row) * n_heads + i_h) * K * V
+                store_state(p_at, b_s, o_k, o_v, K, V, V_FIRST)
+        if EACH:
+            store_state_tile(d_s, p_s, b_s, i_s + i_t, i_k * BK, i_v * BV, K, V, BK, BV)
+        elif not LAST:
+            if (i_t * BT) % every_rows == 0:
+                store_state_tile(d_s, p_s, b_s, i_s + (i_t * BT) // every_rows, i_k * BK, i_v * BV, K, V, BK, BV)
+        b_k = load_rows(d_k, p_k, i_batch, i_h, i_row, T, H, i_k * BK, K, BT, BK)
+        b_v = load_rows(d_v, p_v, i_batch, i_h, i_row, T, H, i_v * BV, V, BT, BV)
+        if GATED:
+            b_g = load_rows(d_g, p_g, i_batch, i_h, i_row, T, H, i_k * BK, K, BT, BK)
+            if b_g.dtype == tl.float32 and DOT == tl.bfloat16:
+                b_d, b_total = wide_decays(b_g, True, BT)
+            else:
+                if LIMIT or b_g.dtype == tl.float32:
+                    b_g = limited(b_g)
+                b_d = after_rows(b_g, p_g, i_row, T, H * K, o_k, K, BT, DOT)
+                b_total = whole_decay(b_g, BT, DOT)
+            b_least = tl.minimum(b_least, b_total)
+            if STORE_H:
+                b_half = 0.5 * b_total
+                if OPEN_H:
+                    b_open = limited(load_tile(p_open + i_row0 * K, i_row, T, H * K, o_k, K, BT))
+                    b_half = 0.5 * whole_decay(b_open, BT, DOT)
+                tl.store(p_h + i_t * K, b_half, mask=(o_k < K) & (i_v == 0))
+            b_k = b_k.to(tl.float32) * tl.exp2(b_d)
+            if LAST:
+                b_gamma += b_total
+            b_s = b_s * tl.exp2(b_total)[:, None]
+        if FRAMED:
+            b_h = tl.load(p_hv + i_t * V, mask=o_v < V, other=0.0)
+            b_s = b_s * tl.exp2(b_frame + b_h)[None, :]
+            b_gamma_v += b_frame + b_h
+            b_frame = frame(b_h)
+        b_s = product(tl.trans(b_k), b_v, b_s, DOT, PRECISION)
+        if PACKED and HAS_SN:
+            i_last = i_row + BT - 1
+            if begins_here(p_marks, n_rows, i_row, BT):
+                i_start = tl.load(p_marks + i_last)
+                b_e = decay_of_rows(p_open + i_row0 * K, i_row, i_start, i_row + BT, T, H * K, o_k, K, BT)
+                p_at = p_sn + (sequence_of(p_marks, n_rows, i_last) * n_heads + i_h) * K * V
+                b_s += load_state(p_at, o_k, o_v, K, V, V_FIRST) * b_e[:, None]
+    return b_s, b_gamma, b_gamma_v, tl.min(b_least, axis=0) == float("-inf")
 
 
 @triton.jit(do_not_specialize=[*SIZES, "n_start", "n_blocks"])
@@ -86,64 +157,23 @@ def states_kernel(
 
     if LEADS:
         gdc_launch_dependents()
-    b_s = tl.zeros([BK, BV], dtype=tl.float32)
-    b_gamma = tl.zeros([BK], dtype=tl.float32)
-    b_gamma_v, b_frame = tl.zeros([BV], dtype=tl.float32), tl.zeros([BV], dtype=tl.float32)
-    if FRAMED:
-        n_chunks = tl.cdiv(T, BT)
-        p_hv += (i_bh * n_chunks + i_first // BT) * V + o_v
-        b_frame = frame(tl.load(p_hv - V, mask=(o_v < V) & (i_first > 0), other=0.0))
     if HAS_S0:
-        b_s += load_state(p_s0 + (i_bh * n_start + (first_seg + i_seg) % n_start) * K * V, o_k, o_v, K, V, S0_V_FIRST)
-    for i_t in range(0, tl.cdiv(tl.minimum(T - i_first, seg_rows), BT)):
-        i_row = i_first + i_t * BT
-        if PACKED:  # nothing passes to a sequence that begins with the block, whose gate then need not be closed
-            begins = tl.load(p_marks + i_row) == i_row
-            b_s = tl.where(begins, 0.0, b_s)
-            b_gamma = tl.where(begins, CLOSED, b_gamma)
-        if PACKED and STORE_ST:
-            if ends_here(p_marks, n_rows, i_row, BT):
-                p_at = p_st + (sequence_of(p_marks, n_rows, i_row) * n_heads + i_h) * K * V
-                store_state(p_at, b_s, o_k, o_v, K, V, V_FIRST)
-        if EACH:
-            store_state_tile(d_s, p_s, b_s, i_s + i_t, i_k * BK, i_v * BV, K, V, BK, BV)
-        elif not LAST:
-            if (i_t * BT) % every_rows == 0:
-                store_state_tile(d_s, p_s, b_s, i_s + (i_t * BT) // every_rows, i_k * BK, i_v * BV, K, V, BK, BV)
-        b_k = load_rows(d_k, p_k, i_batch, i_h, i_row, T, H, i_k * BK, K, BT, BK)
-        b_v = load_rows(d_v, p_v, i_batch, i_h, i_row, T, H, i_v * BV, V, BT, BV)
-        if GATED:
-            b_g = load_rows(d_g, p_g, i_batch, i_h, i_row, T, H, i_k * BK, K, BT, BK)
-            if b_g.dtype == tl.float32 and DOT == tl.bfloat16:
-                b_d, b_total = wide_decays(b_g, True, BT)
-            else:
-                if K <= LIMITED or b_g.dtype == tl.float32:  # which go through registers anyway
-                    b_g = limited(b_g)
-                b_d = after_rows(b_g, p_g, i_row, T, H * K, o_k, K, BT, DOT)
-                b_total = whole_decay(b_g, BT, DOT)
-            if STORE_H:
-                b_half = 0.5 * b_total
-                if OPEN_H:
-                    b_open = limited(load_tile(p_open + i_row0 * K, i_row, T, H * K, o_k, K, BT))
-                    b_half = 0.5 * whole_decay(b_open, BT, DOT)
-                tl.store(p_h + i_t * K, b_half, mask=(o_k < K) & (i_v == 0))
-            b_k = b_k.to(tl.float32) * tl.exp2(b_d)
-            if LAST:
-                b_gamma += b_total
-            b_s = b_s * tl.exp2(b_total)[:, None]
-        if FRAMED:
-            b_h = tl.load(p_hv + i_t * V, mask=o_v < V, other=0.0)
-            b_s = b_s * tl.exp2(b_frame + b_h)[None, :]
-            b_gamma_v += b_frame + b_h
-            b_frame = frame(b_h)
-        b_s = product(tl.trans(b_k), b_v, b_s, DOT, PRECISION)
-        if PACKED and HAS_SN:
-            i_last = i_row + BT - 1
-            if begins_here(p_marks, n_rows, i_row, BT):
-                i_start = tl.load(p_marks + i_last)
-                b_e = decay_of_rows(p_open + i_row0 * K, i_row, i_start, i_row + BT, T, H * K, o_k, K, BT)
-                p_at = p_sn + (sequence_of(p_marks, n_rows, i_last) * n_heads + i_h) * K * V
-                b_s += load_state(p_at, o_k, o_v, K, V, V_FIRST) * b_e[:, None]
+        p_s0 += (i_bh * n_start + (first_seg + i_seg) % n_start) * K * V
+    if FRAMED:
+        p_hv += (i_bh * tl.cdiv(T, BT) + i_first // BT) * V + o_v
+    b_s, b_gamma, b_gamma_v, infinite = walk_over(
+        p_k, p_v, p_g, p_s0, p_s, p_h, p_st, p_marks, p_open, p_sn, p_hv, d_k, d_v, d_g, d_s, T, H, seg_rows, every_rows,
+        n_rows, n_heads, i_first, i_s, i_batch, i_h, i_row0, i_k, i_v, o_k, o_v, K, V, BT, BK, BV, EACH, LAST, HAS_S0,
+        STORE_H, STORE_ST, PACKED, HAS_SN, V_FIRST, S0_V_FIRST, OPEN_H, FRAMED, GATED, False, DOT, PRECISION,
+    )  # fmt: skip
+    if GATED and p_g.dtype.element_ty != tl.float32:
+        if infinite:  # what was summed beside such gates is no number
+            b_s, b_gamma, b_gamma_v, infinite = walk_over(
+                p_k, p_v, p_g, p_s0, p_s, p_h, p_st, p_marks, p_open, p_sn, p_hv, d_k, d_v, d_g, d_s, T, H, seg_rows,
+                every_rows, n_rows, n_heads, i_first, i_s, i_batch, i_h, i_row0, i_k, i_v, o_k, o_v, K, V, BT, BK, BV,
+                EACH, LAST, HAS_S0, STORE_H, STORE_ST, PACKED, HAS_SN, V_FIRST, S0_V_FIRST, OPEN_H, FRAMED, GATED, True,
+                DOT, PRECISION,
+            )  # fmt: skip
     if LAST:
         store_state_tile(d_s, p_s, b_s, i_s, i_k * BK, i_v * BV, K, V, BK, BV)
         if GATED:
@@ -153,6 +183,75 @@ def states_kernel(
     if STORE_ST and not PACKED:
         if i_seg == n_seg - 1:
             store_state(p_st + i_bh * K * V, b_s, o_k, o_v, K, V, V_FIRST)
+
+
+@triton.jit
+def walk_back(
+    p_q, p_g, p_do, p_dst, p_ds, p_ds0, p_marks, p_open, p_dsn, p_hv, d_q, d_g, d_do, d_ds, scale, T, H, seg_rows,
+    every_rows, n_rows, n_heads, i_first, i_s, i_batch, i_h, i_row0, i_k, i_v, o_k, o_v,
+    K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    EACH: tl.constexpr, LAST: tl.constexpr, HAS_DST: tl.constexpr, STORE_DS0: tl.constexpr,
+    PACKED: tl.constexpr, HAS_DSN: tl.constexpr, V_FIRST: tl.constexpr, DST_V_FIRST: tl.constexpr,
+    FRAMED: tl.constexpr, GATED: tl.constexpr, LIMIT: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """As walk_over, for grad_states_kernel: from the segment's last row to its first one."""
+    b_ds = tl.zeros([BK, BV], dtype=tl.float32)
+    b_gamma, b_least = tl.zeros([BK], dtype=tl.float32), tl.zeros([BK], dtype=tl.float32)
+    b_gamma_v, b_frame = tl.zeros([BV], dtype=tl.float32), tl.zeros([BV], dtype=tl.float32)
+    if HAS_DST:
+        b_ds += load_state(p_dst, o_k, o_v, K, V, DST_V_FIRST)
+    n_t = tl.cdiv(tl.minimum(T - i_first, seg_rows), BT)
+    if FRAMED:
+        n_chunks = tl.cdiv(T, BT)
+        b_frame = frame(tl.load(p_hv + n_t * V, mask=(o_v < V) & (i_first // BT + n_t < n_chunks), other=0.0))
+    STAGES: tl.constexpr = 1 if LIMIT else None
+    for i_back in tl.range(0, n_t, num_stages=STAGES):
+        i_t = n_t - 1 - i_back
+        i_row = i_first + i_t * BT
+        if PACKED:  # nor from one that ends with it
+            ends = tl.load(p_marks + n_rows + i_row + BT - 1) <= i_row + BT
+            b_ds = tl.where(ends, 0.0, b_ds)
+            b_gamma = tl.where(ends, CLOSED, b_gamma)
+        if PACKED and STORE_DS0:
+            if begins_here(p_marks, n_rows, i_row, BT):
+                p_at = p_ds0 + (sequence_of(p_marks, n_rows, i_row + BT - 1) * n_heads + i_h) * K * V
+                store_state(p_at, b_ds, o_k, o_v, K, V, V_FIRST)
+        if EACH:
+            store_state_tile(d_ds, p_ds, b_ds, i_s + i_t, i_k * BK, i_v * BV, K, V, BK, BV)
+        elif not LAST:
+            if ((i_t + 1) * BT % every_rows == 0) | (i_back == 0):
+                store_state_tile(d_ds, p_ds, b_ds, i_s + (i_t * BT) // every_rows, i_k * BK, i_v * BV, K, V, BK, BV)
+        if FRAMED:
+            b_h = tl.load(p_hv + i_t * V, mask=o_v < V, other=0.0)
+            b_ds = b_ds * tl.exp2(b_frame + b_h)[None, :]
+            b_gamma_v += b_frame + b_h
+            b_frame = frame(b_h)
+        b_q = load_rows(d_q, p_q, i_batch, i_h, i_row, T, H, i_k * BK, K, BT, BK)
+        b_do = load_rows(d_do, p_do, i_batch, i_h, i_row, T, H, i_v * BV, V, BT, BV)
+        if GATED:
+            b_g = load_rows(d_g, p_g, i_batch, i_h, i_row, T, H, i_k * BK, K, BT, BK)
+            if b_g.dtype == tl.float32 and DOT == tl.bfloat16:
+                b_d, b_total = wide_decays(b_g, False, BT)
+            else:
+                if LIMIT or b_g.dtype == tl.float32:
+                    b_g = limited(b_g)
+                b_d = up_to_rows(b_g, BT, DOT)
+                b_total = whole_decay(b_g, BT, DOT)
+            b_least = tl.minimum(b_least, b_total)
+            b_q = b_q.to(tl.float32) * (scale * tl.exp2(b_d))
+            if LAST:
+                b_gamma += b_total
+            b_ds = b_ds * tl.exp2(b_total)[:, None]
+            b_ds = product(tl.trans(b_q), b_do, b_ds, DOT, PRECISION)
+        else:  # a scale that is no power of two would cost q its last bits
+            b_ds += scale * dot(tl.trans(b_q), b_do, DOT, PRECISION)
+        if PACKED and HAS_DSN:
+            if ends_here(p_marks, n_rows, i_row, BT):
+                i_end = tl.load(p_marks + n_rows + i_row)
+                b_e = decay_of_rows(p_open + i_row0 * K, i_row, i_row, i_end, T, H * K, o_k, K, BT)
+                p_at = p_dsn + (sequence_of(p_marks, n_rows, i_row) * n_heads + i_h) * K * V
+                b_ds += load_state(p_at, o_k, o_v, K, V, V_FIRST) * b_e[:, None]
+    return b_ds, b_gamma, b_gamma_v, tl.min(b_least, axis=0) == float("-inf")
 
 
 @triton.jit(do_not_specialize=[*SIZES, "n_end"])
@@ -190,61 +289,23 @@ def grad_states_kernel(
 
     if LEADS:
         gdc_launch_dependents()
-    b_ds = tl.zeros([BK, BV], dtype=tl.float32)
-    b_gamma = tl.zeros([BK], dtype=tl.float32)
-    b_gamma_v, b_frame = tl.zeros([BV], dtype=tl.float32), tl.zeros([BV], dtype=tl.float32)
     if HAS_DST:
-        b_ds += load_state(p_dst + (i_bh * n_end + (first_seg + i_seg) % n_end) * K * V, o_k, o_v, K, V, DST_V_FIRST)
-    n_t = tl.cdiv(tl.minimum(T - i_first, seg_rows), BT)
+        p_dst += (i_bh * n_end + (first_seg + i_seg) % n_end) * K * V
     if FRAMED:
-        n_chunks = tl.cdiv(T, BT)
-        p_hv += (i_bh * n_chunks + i_first // BT) * V + o_v
-        b_frame = frame(tl.load(p_hv + n_t * V, mask=(o_v < V) & (i_first // BT + n_t < n_chunks), other=0.0))
-    for i_back in range(0, n_t):
-        i_t = n_t - 1 - i_back
-        i_row = i_first + i_t * BT
-        if PACKED:  # nor from one that ends with it
-            ends = tl.load(p_marks + n_rows + i_row + BT - 1) <= i_row + BT
-            b_ds = tl.where(ends, 0.0, b_ds)
-            b_gamma = tl.where(ends, CLOSED, b_gamma)
-        if PACKED and STORE_DS0:
-            if begins_here(p_marks, n_rows, i_row, BT):
-                p_at = p_ds0 + (sequence_of(p_marks, n_rows, i_row + BT - 1) * n_heads + i_h) * K * V
-                store_state(p_at, b_ds, o_k, o_v, K, V, V_FIRST)
-        if EACH:
-            store_state_tile(d_ds, p_ds, b_ds, i_s + i_t, i_k * BK, i_v * BV, K, V, BK, BV)
-        elif not LAST:
-            if ((i_t + 1) * BT % every_rows == 0) | (i_back == 0):
-                store_state_tile(d_ds, p_ds, b_ds, i_s + (i_t * BT) // every_rows, i_k * BK, i_v * BV, K, V, BK, BV)
-        if FRAMED:
-            b_h = tl.load(p_hv + i_t * V, mask=o_v < V, other=0.0)
-            b_ds = b_ds * tl.exp2(b_frame + b_h)[None, :]
-            b_gamma_v += b_frame + b_h
-            b_frame = frame(b_h)
-        b_q = load_rows(d_q, p_q, i_batch, i_h, i_row, T, H, i_k * BK, K, BT, BK)
-        b_do = load_rows(d_do, p_do, i_batch, i_h, i_row, T, H, i_v * BV, V, BT, BV)
-        if GATED:
-            b_g = load_rows(d_g, p_g, i_batch, i_h, i_row, T, H, i_k * BK, K, BT, BK)
-            if b_g.dtype == tl.float32 and DOT == tl.bfloat16:
-                b_d, b_total = wide_decays(b_g, False, BT)
-            else:
-                if K <= LIMITED or b_g.dtype == tl.float32:  # which go through registers anyway
-                    b_g = limited(b_g)
-                b_d = up_to_rows(b_g, BT, DOT)
-                b_total = whole_decay(b_g, BT, DOT)
-            b_q = b_q.to(tl.float32) * (scale * tl.exp2(b_d))
-            if LAST:
-                b_gamma += b_total
-            b_ds = b_ds * tl.exp2(b_total)[:, None]
-            b_ds = product(tl.trans(b_q), b_do, b_ds, DOT, PRECISION)
-        else:  # a scale that is no power of two would cost q its last bits
-            b_ds += scale * dot(tl.trans(b_q), b_do, DOT, PRECISION)
-        if PACKED and HAS_DSN:
-            if ends_here(p_marks, n_rows, i_row, BT):
-                i_end = tl.load(p_marks + n_rows + i_row)
-                b_e = decay_of_rows(p_open + i_row0 * K, i_row, i_row, i_end, T, H * K, o_k, K, BT)
-                p_at = p_dsn + (sequence_of(p_marks, n_rows, i_row) * n_heads + i_h) * K * V
-                b_ds += load_state(p_at, o_k, o_v, K, V, V_FIRST) * b_e[:, None]
+        p_hv += (i_bh * tl.cdiv(T, BT) + i_first // BT) * V + o_v
+    b_ds, b_gamma, b_gamma_v, infinite = walk_back(
+        p_q, p_g, p_do, p_dst, p_ds, p_ds0, p_marks, p_open, p_dsn, p_hv, d_q, d_g, d_do, d_ds, scale, T, H, seg_rows,
+        every_rows, n_rows, n_heads, i_first, i_s, i_batch, i_h, i_row0, i_k, i_v, o_k, o_v, K, V, BT, BK, BV, EACH,
+        LAST, HAS_DST, STORE_DS0, PACKED, HAS_DSN, V_FIRST, DST_V_FIRST, FRAMED, GATED, False, DOT, PRECISION,
+    )  # fmt: skip
+    if GATED and p_g.dtype.element_ty != tl.float32:
+        if infinite:
+            b_ds, b_gamma, b_gamma_v, infinite = walk_back(
+                p_q, p_g, p_do, p_dst, p_ds, p_ds0, p_marks, p_open, p_dsn, p_hv, d_q, d_g, d_do, d_ds, scale, T, H,
+                seg_rows, every_rows, n_rows, n_heads, i_first, i_s, i_batch, i_h, i_row0, i_k, i_v, o_k, o_v, K, V, BT,
+                BK, BV, EACH, LAST, HAS_DST, STORE_DS0, PACKED, HAS_DSN, V_FIRST, DST_V_FIRST, FRAMED, GATED, True, DOT,
+                PRECISION,
+            )  # fmt: skip
     if LAST:
         store_state_tile(d_ds, p_ds, b_ds, i_s, i_k * BK, i_v * BV, K, V, BK, BV)
         if GATED:

@@ -39,6 +39,7 @@ LINEAGE = {
     "6602073114801c27": "28b8cfb22576a567",  # K = 256 walks packed, in turns, first over segments; wide V as before
     "e187ccbe63d9a569": "28b8cfb22576a567",  # another name for what Triton 3.9 calls differently
     "193cc48fe204df99": "28b8cfb22576a567",  # ranks; strong gates by halving; few chunks; frames: else as before
+    "209a143dd0750485": "28b8cfb22576a567",  # passes over states begin again where gates are -inf: else as before
 }
 MAX_BYTES = 16 * 2**20  # of a file
 MAX_ENTRIES = 50_000  # about as many fit in

@@ -272,6 +272,18 @@ def test_gates_in_float32_at_full_size(judge, inputs, K, V, recompute, gates):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("gates", [1.0, "resets", "infinite", "closed"])
+@pytest.mark.parametrize("capability", [80, 90], ids=["by addresses", "by descriptors"])
+@pytest.mark.parametrize("materialize", [True, False])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=name)
+@pytest.mark.parametrize(("K", "V"), [(16, 40), (128, 128), (128, 256), (256, 256), (512, 64)])
+def test_gates_of_16_bits_by_passes(judge, inputs, K, V, dtype, materialize, capability, gates):
+    schedule = Schedule(64, 64, materialize, 8 if materialize else None)
+    plan = Plan(schedule, default_config(K, V, 2 if dtype == torch.bfloat16 else 4, schedule, capability))
+    judge(lambda q, k, v, g, s: gla(q, k, v, g, None, s, True, config=plan), inputs((1, 1001, 2, K, V), dtype, gates))
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("gates", [1.5, 1.75, 2.0, 2.5])
 @pytest.mark.parametrize("dtype", DTYPES, ids=name)
 def test_gates_at_the_limit_of_the_fast_path(judge, inputs, dtype, gates):

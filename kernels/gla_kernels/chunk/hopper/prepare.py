@@ -64,11 +64,28 @@ def _sums(s_m, s_g):
 
 
 @gluon.jit
-def _decays(s_m, s_g):
-    """Sums of 64 features' gates, in powers of two."""
-    b_sum = _sums(s_m, s_g)
-    b_sum = warpgroup_mma_wait(0, (b_sum,))
-    return b_sum * LOG2_E
+def _decays(s_up, s_after, s_g):
+    """up, after and h of 64 features, from their gates, of which none counts as less than LEAST_GATE from then on.
+
+    Products again in a branch, for what was summed beside -inf, would have ptxas wait for each product of the kernel;
+    in a loop they are the same ones.
+    """
+    if s_g.dtype == gl.float32:
+        cut_gates(s_g, LEAST_GATE)
+    b_up, b_after = gl.zeros([ROWS, ROWS], gl.float32, ACCUMULATOR), gl.zeros([ROWS, ROWS], gl.float32, ACCUMULATOR)
+    b_half = gl.zeros([ROWS], gl.float32, gl.SliceLayout(0, ACCUMULATOR))
+    times, limited = gl.to_tensor(1), gl.to_tensor(False)
+    while times > 0:
+        b_up, b_after = _sums(s_up, s_g), _sums(s_after, s_g)
+        b_up, b_after = warpgroup_mma_wait(0, (b_up, b_after))
+        b_up, b_after = b_up * LOG2_E, b_after * LOG2_E
+        b_half = _half_of(b_up)
+        times -= 1
+        if s_g.dtype != gl.float32:
+            if (gl.min(b_half, axis=0) < CLOSED_HALF) & (not limited):  # there may be gates of -inf
+                limit(s_g)
+                times, limited = 1, True
+    return b_up, b_after, b_half
 
 
 @gluon.jit
@@ -107,7 +124,6 @@ def prepare_hopper_kernel(
     head, tail = ROWS, 0
     if PACKED:
         head, tail = head_and_tail(p_edges, i_row)
-    WIDE: gl.constexpr = d_g.dtype == gl.float32
 
     s_q = gl.allocate_shared_memory(gl.bfloat16, [2, 1, ROWS, ROWS], d_q.layout)
     s_k = gl.allocate_shared_memory(gl.bfloat16, [2, 1, ROWS, ROWS], d_k.layout)
@@ -130,25 +146,9 @@ def prepare_hopper_kernel(
     for t in range(K // ROWS):
         mbarrier.wait(bar.index(t % 2), t // 2)
         s_gates = s_g.index(t % 2)
-        if WIDE:
-            cut_gates(s_gates, LEAST_GATE)
-        b_up = _decays(s_up, s_gates)
-        b_half = _half_of(b_up)
-        if not WIDE:
-            if gl.min(b_half, axis=0) < CLOSED_HALF:  # there may be gates of -inf, beside which sums are no numbers
-                limit(s_gates)
-                b_up = _decays(s_up, s_gates)
-                b_half = _half_of(b_up)
+        b_up, b_after, b_half = _decays(s_up, s_after, s_gates)
         if STORE_H:
             gl.store(p_h + t * ROWS + gl.arange(0, ROWS, gl.SliceLayout(0, ACCUMULATOR)), b_half)
-        b_c = b_up - b_half[None, :]
-        b_q = wide(matrix(s_q.index(t % 2)).load(ACCUMULATOR)) * scale
-        b_qd = rounded(b_q * gl.exp2(b_up))
-        if PACKED:
-            b_qd = gl.where(o_r < head, b_qd, 0.0)
-        matrix(s_q.index(t % 2)).store(b_qd)
-        b_qh, b_ql = cut(b_q * gl.exp2(b_c))
-        b_after = _decays(s_after, s_gates)
         if STORE_F:
             o_f = i_first + t * ROWS + gl.arange(0, ROWS, gl.SliceLayout(0, ACCUMULATOR))
             b_f = b_half
@@ -167,10 +167,17 @@ def prepare_hopper_kernel(
         if PACKED:
             b_kd = gl.where(o_r >= tail, b_kd, 0.0)
         matrix(s_k.index(t % 2)).store(b_kd)
+        b_c = b_up - b_half[None, :]
         b_kh, b_kl = cut(b_k * gl.exp2(-b_c))
         s_high = _first_of(s_gates, d_a)
         matrix(s_high).store(b_kh)
         matrix(s_low).store(b_kl)
+        b_q = wide(matrix(s_q.index(t % 2)).load(ACCUMULATOR)) * scale
+        b_qd = rounded(b_q * gl.exp2(b_up))
+        if PACKED:
+            b_qd = gl.where(o_r < head, b_qd, 0.0)
+        matrix(s_q.index(t % 2)).store(b_qd)
+        b_qh, b_ql = cut(b_q * gl.exp2(b_c))
         fence_async_shared()
         barrier()
         b_a = by_parts(b_qh, b_ql, matrix(s_high).permute((1, 0)), matrix(s_low).permute((1, 0)), b_a, False)
