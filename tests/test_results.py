@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from statistics import median
 
 import numpy as np
 import pandas as pd
@@ -251,6 +252,19 @@ def test_which_commits_changed_it_on_an_h200() -> None:
     assert f"by `recompute=False`, they take {min(kept):.2f} to {max(kept):.2f} times as long" in said
     later = longer("30c3da9", "1593329", "fwd")
     assert f"until 30c3da9 takes {min(later):.2f} to {max(later):.2f} times as long forward" in said
+
+
+def test_what_sums_of_gates_from_where_they_lie_save() -> None:
+    rows = pd.read_json(RESULTS / "nvidia-h200" / "trees" / "2026-11-28-c2dd6ea-again.rows.xz", lines=True)
+    ms = rows[rows.strength == 1].set_index("what")[["old_ms", "new_ms"]].map(median)
+    forward, both = (ms[ms.index.str.endswith(f" {way}")] for way in ("fwd", "fwd+bwd"))
+    assert len(forward) == len(both) == 8
+    said = words("docs/results.md")
+    for way, verb in ((forward, "{} times as long forward"), (both, "and {} both ways")):
+        assert verb.format(spread(way.new_ms / way.old_ms)) in said
+    shape = "2, 16384, 16, 128, 128"
+    one, two = ms.loc[f"{shape} fwd"], ms.loc[f"{shape} fwd+bwd"]
+    assert f"at ({shape}) {one.new_ms:.3f} ms for {one.old_ms:.3f} and {two.new_ms:.3f} for {two.old_ms:.3f}" in said
 
 
 def test_what_the_harness_takes() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from .committed import H100, MODES, SHAPE, lines, spread, table, words
+from .committed import H100, MODES, RESULTS, SHAPE, lines, spread, table, words
 
 
 def test_one_decay_a_head_is_that_of_the_rows() -> None:
@@ -90,3 +90,12 @@ def test_what_strong_gates_cost() -> None:
     assert f"there `gla` is {faster[0]} and {faster[1]} times as fast as FLA" in said
     differ = (rows["fla"].max(axis=1) / theirs - 1).max()
     assert f"Its times differ by {100 * differ:.1f} % at most whatever the gates are" in said
+
+
+def test_a_sequence_over_two_h200s() -> None:
+    rows = pd.read_json(RESULTS / "nvidia-h200" / "context_parallel" / "2026-11-28-f1f942e.rows.xz", lines=True)
+    ran = rows[(rows.ranks == 2) & (rows["mode"] == "fwdbwd")]
+    assert list(ran.K) == [128, 256]
+    faster, exposed = (list(ran[name]) for name in ("times_one_gpu", "exposed"))
+    speed = f"Two H200s are {faster[0]:.2f} and {faster[1]:.2f} times as fast as one at the first and the third shape"
+    assert f"{speed}, with {100 * exposed[0]:.1f} and {100 * exposed[1]:.1f} % exposed" in words("docs/kernels.md")

@@ -3,7 +3,8 @@
 Registers and spills (``glabench compile``) do not tell whether a change takes more instructions; this does, before a
 GPU is asked. Of every kernel that `gla` launches at the shape: its resources, and of its longest loops the instructions
 from where the loop begins to the branch back, other loops and branches that are not taken included, with the commonest
-opcodes. Needs no GPU, and nvdisasm, which comes with Triton.
+opcodes. Of a warp group's products, and of waits for them: as many say that ptxas has each waited for before the next,
+as it may without an error. Needs no GPU, and nvdisasm, which comes with Triton.
 """
 
 from __future__ import annotations
@@ -80,9 +81,12 @@ def report(shape: str, mode: str, kernel: str, target: str, gates: str) -> Itera
         except FileNotFoundError as error:
             raise UserError(str(error)) from None
         used = resources(cubin)
+        opcodes = Counter(line.operation.split(".")[0] for line in lines)
+        waits = sum(line.operation.startswith("WARPGROUP.DEPBAR") for line in lines)
+        products = f", {opcodes['HGMMA']} products and {waits} waits for them" if opcodes["HGMMA"] else ""
         yield (
             f"{launch.name}: {used['registers']} registers, {used['spill_bytes']} bytes spilled, "
-            f"{compiled.metadata.shared} of shared memory, {len(lines)} instructions"
+            f"{compiled.metadata.shared} of shared memory, {len(lines)} instructions{products}"
         )
         for loop in loops_of(lines)[:LOOPS]:
             yield f"  {loop}"

@@ -7,6 +7,7 @@ review:  python tests/gla_kernels/test_compiled.py
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -88,6 +89,21 @@ def test_kernels_need_what_they_needed(target, only, compiling_process: Callable
     before = {name: needs for name, needs in snapshot["kernels"].items() if only in (None, of_shape(name)[0])}
     found = changes(target, before, json.loads(compiling_process(__file__, target, *([only] if only else []))))
     assert not found, "\n".join(["kernels need something else than in the snapshot:", *found, f"if so meant: {RENEW}"])
+
+
+PRODUCTS = """
+from glabench.tools.loops import report
+print(next(report("8,2048,32,256,256", "fwd", "prepare_hopper", "sm_90", "bf16")))
+print(next(report("2,16384,16,128,128", "fwd", "states", "sm_90", "bf16")))
+"""
+
+
+def test_products_are_waited_for_together(compiling_process: Callable[..., str]):
+    """Not each before the next, as where ptxas finds no other way: of what is prepared for a walk of wide heads, whose
+    gates may be summed twice, and of states at segments' ends."""
+    said = re.findall(r"(\d+) products and (\d+) waits", compiling_process("-c", PRODUCTS))
+    assert len(said) == 2
+    assert all(4 * int(waits) <= int(products) for products, waits in said), said
 
 
 @pytest.mark.exhaustive

@@ -33,6 +33,15 @@ CODE = """
 """
 
 
+PRODUCTS = """
+        /*0000*/                   WARPGROUP.ARRIVE ;
+        /*0010*/                   HGMMA.64x64x16.F32.BF16 R24, R88, gdesc[UR4].tnspB, R24 ;
+        /*0020*/                   HGMMA.64x64x16.F32.BF16 R24, R92, gdesc[UR8].tnspB, R24, gsb0 ;
+        /*0030*/                   WARPGROUP.DEPBAR.LE gsb0, 0x0 ;
+        /*0040*/                   EXIT ;
+"""
+
+
 def test_loops_run_from_a_label_to_the_branch_back() -> None:
     outer, inner = loops.loops_of(parse(CODE))
     assert (outer.instructions, inner.instructions) == (6, 3)
@@ -54,6 +63,9 @@ def test_a_kernel_of_gla(monkeypatch: pytest.MonkeyPatch) -> None:
     states, *rest = loops.report("1,2048,2,64,64", "fwdbwd", "states", "sm_80", "none")
     assert states == "states_kernel: 40 registers, 8 bytes spilled, 4096 of shared memory, 11 instructions"
     assert [line.split(":")[0] for line in rest] == ["  loop of 6", "  loop of 3"]
+    monkeypatch.setattr(loops, "disassemble", lambda cubin: PRODUCTS)
+    with_products, *_ = loops.report("1,2048,2,64,64", "fwdbwd", "states", "sm_80", "none")
+    assert with_products.endswith("5 instructions, 2 products and 1 waits for them")
     lines = list(loops.report("1,2048,2,64,64", "fwdbwd", "", "sm_80", "bf16"))
     assert [line.split(":")[0] for line in lines if line[0] != " "][-2:] == ["grad_qk_kernel", "grad_v_kernel"]
 
