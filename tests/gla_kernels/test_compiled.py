@@ -37,15 +37,15 @@ def path(target: str) -> Path:
     return Path(__file__).with_name(f"compiled_{target}.json")
 
 
-def compile_all(target: str, only: int | None = None) -> dict[str, Needs]:
-    """What each kernel needs at every shape, or those of one K, by name such as "fwd 128x256 output". In this process:
-    what a sweep has compiled is in Triton's cache, and to start others takes longer than to read it.
+def compile_all(target: str, only: str | None = None) -> dict[str, Needs]:
+    """What each kernel needs at every shape, or those of one "KxV", by name such as "fwd 128x256 output". In this
+    process: what a sweep has compiled is in Triton's cache, and to start others takes longer than to read it.
     """
     capability = int(target.removeprefix("sm_"))
     entries = {
         f"{direction} {K}x{V} {step}{' of few chunks' if few else ''}": cross_compile([launch], target)[0]
         for few, (B, T, H, K, V) in [*((False, shape) for shape in SHAPES), (True, FEW)]
-        if only in (None, K)
+        if only in (None, f"{K}x{V}")
         for direction in DIRECTIONS
         for work in [Workload(direction, B, T, H, K, V)]
         for step, launch in launches_of(work, chosen(work, Machine(capability)).plan, few=True).items()
@@ -56,9 +56,9 @@ def compile_all(target: str, only: int | None = None) -> dict[str, Needs]:
     return {name: {need: entry[need] for need in NEEDS} for name, entry in entries.items()}
 
 
-def of_shape(name: str) -> list[str]:
-    """K and V of a kernel's name."""
-    return name.split()[1].split("x")
+def of_shape(name: str) -> str:
+    """KxV of a kernel's name."""
+    return name.split()[1]
 
 
 def changes(target: str, before: dict[str, Needs], after: dict[str, Needs]) -> list[str]:
@@ -75,8 +75,9 @@ def changes(target: str, before: dict[str, Needs], after: dict[str, Needs]) -> l
     return lines
 
 
-# At night all shapes, which take minutes where nothing is cached: a change to a kernel shows at one K of each target.
-SOME = [("sm_80", "64"), ("sm_90", "128")]
+# At night all shapes, which take minutes where nothing is cached: a change to a kernel shows at one KxV, whose kernels
+# for both targets the quick sweep compiles, too.
+SOME = [(target, "128x128") for target in TARGETS]
 
 
 @pytest.mark.exhaustive(only=(None,))
@@ -86,7 +87,7 @@ def test_kernels_need_what_they_needed(target, only, compiling_process: Callable
     if package_version("triton") != snapshot["triton"]:
         pytest.skip(f"the snapshot is of triton {snapshot['triton']}, here is {package_version('triton')}")
     # in a process that compiles: where kernels are interpreted, Hopper's own are not launched
-    before = {name: needs for name, needs in snapshot["kernels"].items() if only in (None, of_shape(name)[0])}
+    before = {name: needs for name, needs in snapshot["kernels"].items() if only in (None, of_shape(name))}
     found = changes(target, before, json.loads(compiling_process(__file__, target, *([only] if only else []))))
     assert not found, "\n".join(["kernels need something else than in the snapshot:", *found, f"if so meant: {RENEW}"])
 
@@ -110,7 +111,7 @@ def test_products_are_waited_for_together(compiling_process: Callable[..., str])
 def test_a_blackwell_gpu_gets_kernels_that_compile(compiling_process: Callable[..., str]):
     """No snapshot: nobody has tuned them there. But what is good on Hopper need not compile (see plan/choose.py): that
     of heads of 64 does not, either, and what does compiles in half the time."""
-    assert json.loads(compiling_process(__file__, "sm_100", "64"))
+    assert json.loads(compiling_process(__file__, "sm_100", "64x64"))
 
 
 def test_a_change_says_which_kernel_and_by_how_much():
@@ -143,10 +144,10 @@ def test_one_process_finds_what_another_compiled(
 
 
 def main(arguments: list[str]) -> None:
-    """Renew the snapshots, or with a target, and one K of the shapes, say what its kernels need."""
+    """Renew the snapshots, or with a target, and KxV of a shape, say what its kernels need."""
     if arguments:
         target, *only = arguments
-        print(json.dumps(compile_all(target, *map(int, only))))
+        print(json.dumps(compile_all(target, *only)))
         return
     for target in TARGETS:
         written = {"triton": package_version("triton"), "kernels": compile_all(target)}
