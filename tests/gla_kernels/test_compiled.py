@@ -125,8 +125,8 @@ def test_a_change_says_which_kernel_and_by_how_much():
 
 KEYS = """
 import sys
-from gla_kernels.chunk import grad_qk, grad_v, output, states
-modules = {"states": states, "combine": states, "output": output, "grad_states": states} | {
+from gla_kernels.chunk import combine, grad_qk, grad_states, grad_v, output, states
+modules = {"states": states, "combine": combine, "output": output, "grad_states": grad_states} | {
     "grad_qk": grad_qk, "grad_v": grad_v
 }
 names = list(modules)

@@ -14,6 +14,7 @@ from ..launch import Launcher
 from .boundaries import boundary_states, running_state, segment_ends, segment_starts
 from .edges import edge_final, edge_first, edge_gradients, edge_output
 from .grad_qk import make_grad_qk
+from .grad_states import make_grad_states
 from .grad_v import make_grad_v
 from .grad_walk import fused_grad_scan
 from .kept import Gradients, Kept, rows_of
@@ -22,7 +23,7 @@ from .packing import closed
 from .prepare import prepare
 from .problem import Problem
 from .shards import Added
-from .states import make_grad_states, make_states
+from .states import make_states
 from .strong_gates import at_once, grad_qk_strong_kernel, grad_v_strong_kernel, strong_gates_of
 from .walk import fused_scan
 

@@ -10,9 +10,11 @@ from ..copies import copied
 from ..launch import Launch, Launcher
 from ..schedule import Tile, cdiv, padded
 from ..tiles.slices import Slice
+from .combine import combine_kernel
+from .grad_states import make_grad_states
 from .prepare import Prepared
 from .problem import Problem
-from .states import combine_kernel, make_grad_states, make_states
+from .states import make_states
 from .wide_walk import wide_ends
 
 COMBINED = Tile(16, 64)  # of a state, in a program that adds segments up: few bytes a step, many programs

@@ -17,7 +17,7 @@ from torch import Tensor
 from ..launch import Launch, settle_keys
 from ..tiles.operands import load_state, store_state
 from .boundaries import launch_of_states
-from .states import PREFETCH
+from .combine import PREFETCH
 
 if TYPE_CHECKING:
     from .problem import Problem

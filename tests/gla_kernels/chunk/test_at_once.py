@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gla_kernels import Plan, Schedule, Workload, chunk, default_config, reference
-from gla_kernels.chunk import states
+from gla_kernels.chunk import grad_states, states
 from gla_kernels.chunk.hopper import grad_v_hopper_kernel, output_hopper_kernel
 from gla_kernels.chunk.packing import of_sequences
 from gla_kernels.chunk.problem import Problem
@@ -216,7 +216,8 @@ def test_what_begins_early(gate_dtype):
 
 @pytest.mark.parametrize("direction", ["fwd", "bwd"])
 def test_passes_over_states_let_the_next_begin_where_it_is_to(direction, monkeypatch):
-    monkeypatch.setattr(states, "interpreting", lambda: False)
+    for module in (states, grad_states):
+        monkeypatch.setattr(module, "interpreting", lambda: False)
     for H in (4, 5):
         found = all_launches(Workload(direction, 2, 1024, H, 128, 128), Plan(Schedule(64), CONFIG))
         leads = [launch.constants["LEADS"] for launch in found if launch.step.endswith("states")]
