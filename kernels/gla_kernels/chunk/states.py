@@ -43,7 +43,8 @@ def walk_over(
 ):  # fmt: skip
     """The segment of states_kernel whose first row is i_first: its last state [BK, BV], log2 of its decay of features
     [BK] and of columns [BV], and whether a gate was -inf. Where 16-bit gates are, sums beside them are no numbers, but
-    with LIMIT: gates then go through registers on their way to a product (NOTES.md, "-inf")."""
+    with LIMIT: gates then go through registers on their way to a product, which takes longer
+    (kernels/NOTES.md, "Scores and gates within a chunk: mild, strong, -inf")."""
     b_s = tl.zeros([BK, BV], dtype=tl.float32)
     b_gamma, b_least = tl.zeros([BK], dtype=tl.float32), tl.zeros([BK], dtype=tl.float32)
     b_gamma_v, b_frame = tl.zeros([BV], dtype=tl.float32), tl.zeros([BV], dtype=tl.float32)
