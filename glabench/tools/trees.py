@@ -1,8 +1,10 @@
-"""What kernels take in two trees of this repository, in turns: ``python -m glabench.tools.trees OLD NEW``. Needs a GPU.
+"""What kernels take in trees of this repository, in turns: ``python -m glabench.tools.trees OLD NEW``. Needs a GPU.
 
 At the shapes of the sweep ``host``, or those given: a forward pass alone, both passes, both with all states kept, and
-both with none materialized, each the median of replays of a CUDA graph. A tree is measured in a process of its own,
-with its own kernels before all others; this file is what runs there, and asks nothing of a tree but `gla`.
+both with none materialized, each the median of replays of a CUDA graph; on demand each kernel's own time besides, which
+says where a difference is. A tree is measured in a process of its own, with its own kernels before all others; this
+file is what runs there, and asks nothing of a tree but `gla`. Rows are written after each round, so that a run that is
+stopped leaves those before.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -20,35 +22,43 @@ from typing import Annotated, Any, Literal
 import typer
 
 SAMPLES, REPLAYS = 7, 8
-WAYS = ("fwd", "fwd+bwd", "fwd+bwd, all states kept", "fwd+bwd, states not materialized")
-LIMIT = 1.01  # times as long in NEW: more is named below the table
+CALLS = 5  # whose kernels are timed, each by itself
+LIMIT = 1.01  # times as long in a new tree: more is named below the table
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
-Times = dict[str, float]  # ms, by shape and way
+Times = dict[str, float]  # ms, by shape and way, and kernel
 Gates = Literal["bf16", "fp32", "none"]
+WAYS = {  # -> what is said of them
+    "fwd": "fwd", "both": "fwd+bwd", "kept": "fwd+bwd, all states kept", "without": "fwd+bwd, states not materialized"
+}  # fmt: skip
 
 
 @app.command()
 def trees(
     old: Annotated[Path, typer.Argument(help="A checkout to compare with.", exists=True, file_okay=False)],
-    new: Annotated[Path, typer.Argument(help="The checkout in question.", exists=True, file_okay=False)],
+    new: Annotated[list[Path], typer.Argument(help="Checkouts in question.", exists=True, file_okay=False)],
     rounds: Annotated[int, typer.Option(help="Times that each tree has its turn.", min=1)] = 2,
     shape: Annotated[list[str] | None, typer.Option(help="B,T,H,K,V instead of those of `host`; may repeat.")] = None,
+    ways: Annotated[str, typer.Option(help="Comma-separated.")] = ",".join(WAYS),
+    kernels: Annotated[bool, typer.Option("--kernels", help="Each kernel's own time, too.")] = False,
     gates: Annotated[Gates, typer.Option(help="What gates are, beside q, k and v in bf16.")] = "bf16",
     strength: Annotated[float, typer.Option(help="Of gates, as in sweeps.")] = 1.0,
-    out: Annotated[Path | None, typer.Option(help="File that rows are appended to.")] = None,
+    resets: Annotated[int | None, typer.Option(help="Rows from one whose gates are -inf to the next.", min=1)] = None,
+    out: Annotated[Path | None, typer.Option(help="File that rows are appended to, after each round.")] = None,
 ) -> None:
-    """Compare kernels of two trees. Exit code: 0 done; 2 bad input, or no GPU."""
+    """Compare kernels of trees. Exit code: 0 done; 2 bad input, or no GPU."""
     from glabench.errors import UserError
     from glabench.hardware.environment import detect_device, environment
     from glabench.spec.shape import sizes
     from glabench.tools.calls import by_shape
     from glabench.tools.rows import append
 
-    for tree in (old, new):
+    for tree in (old, *new):
         if not (tree / "kernels" / "gla_kernels").is_dir():
             raise typer.BadParameter(f"expected kernels/gla_kernels in {tree}")
+    if unknown := [way for way in ways.split(",") if way not in WAYS]:
+        raise typer.BadParameter(f"--ways {unknown[0]}: expected {', '.join(WAYS)}")
     try:
         shapes = [sizes(text) for text in shape or ()]
         if detect_device() != "cuda":
@@ -59,19 +69,34 @@ def trees(
     if not shapes:
         cases = [cases["gla"] for cases in by_shape()]
         shapes = [(case.B, case.T, case.H, case.K, case.V) for case in cases]
-    asked = {"shapes": shapes, "gates": gates, "strength": strength}
-    found: dict[Path, list[Times]] = {old: [], new: []}
+    given = {"gates": gates, "strength": strength, "resets": resets}
+    asked = {"shapes": shapes, "ways": ways.split(","), "kernels": kernels} | given
+    facts = given | {"environment": environment("cuda", bandwidth=False)}
+    found: list[list[Times]] = [[] for _ in (old, *new)]
     for number in range(rounds):
-        for tree in (old, new) if number % 2 == 0 else (new, old):
-            found[tree].append(in_tree(tree, asked))
-    facts = environment("cuda", bandwidth=False)
-    rows = [
-        {"kind": "kernels of two trees", "what": what, "gates": gates, "strength": strength, "environment": facts}
-        | {"old_ms": [one[what] for one in found[old]], "new_ms": [one[what] for one in found[new]]}
-        for what in found[old][0]
+        turns = list(enumerate((old, *new)))
+        for place, tree in turns if number % 2 == 0 else reversed(turns):
+            found[place].append(in_tree(tree, asked))
+        append(
+            [{"kind": "kernels of trees in turns", "round": number} | facts | row for row in latest(found, new)], out
+        )
+    for place, tree in enumerate(new, 1):
+        typer.echo("\n".join([f"new is {tree}", *report(compared(found[0], found[place]))]))
+
+
+def latest(found: Sequence[Sequence[Times]], new: Sequence[Path]) -> Iterator[dict[str, Any]]:
+    """Rows of the last round, one for each new tree: its folder's name, and the times of the old tree and of it."""
+    for tree, times in zip(new, found[1:], strict=True):
+        yield {"new": tree.resolve().name, "old_ms": found[0][-1], "new_ms": times[-1]}
+
+
+def compared(old: Sequence[Times], new: Sequence[Times]) -> list[dict[str, Any]]:
+    """What both trees have times of, with those of all rounds."""
+    return [
+        {"what": what, "old_ms": [one[what] for one in old], "new_ms": [one[what] for one in new]}
+        for what in old[0]
+        if all(what in one for one in (*old, *new))
     ]
-    append(rows, out)
-    typer.echo("\n".join(report(rows)))
 
 
 def in_tree(tree: Path, asked: dict[str, Any]) -> Times:
@@ -96,7 +121,10 @@ def report(rows: Sequence[dict[str, Any]]) -> list[str]:
     return [*lines, f"more than {LIMIT:.2f} times as long: {'; '.join(slower) or 'none'}"]
 
 
-def measure(shapes: Sequence[Sequence[int]], gates: Gates, strength: float) -> Times:
+def measure(
+    shapes: Sequence[Sequence[int]], ways: Sequence[str], kernels: bool, gates: Gates, strength: float,
+    resets: int | None = None,
+) -> Times:  # fmt: skip
     """The times of the kernels that are imported here, on the current CUDA device."""
     import torch
     from torch.nn.functional import logsigmoid
@@ -115,13 +143,33 @@ def measure(shapes: Sequence[Sequence[int]], gates: Gates, strength: float) -> T
         torch.manual_seed(0)
         q, k, g, v = (torch.randn(B, T, H, n, device="cuda", dtype=torch.bfloat16) for n in (K, K, K, V))
         g = (strength * logsigmoid(g.float())).to(torch.float32 if gates == "fp32" else torch.bfloat16)
+        if resets is not None:
+            g[:, ::resets] = -torch.inf
         x = [*(one.requires_grad_() for one in (q, k, v)), None if gates == "none" else g.requires_grad_()]
         do = torch.randn_like(v)
         kept = partial(both, x, do, recompute=False)
         without = partial(both, x, do, schedule=Schedule(materialize=False))
-        for way, call in zip(WAYS, (partial(forward, x), partial(both, x, do), kept, without), strict=True):
-            found[f"{B}, {T}, {H}, {K}, {V} {way}"] = _replayed_ms(call)
+        calls = dict(zip(WAYS, (partial(forward, x), partial(both, x, do), kept, without), strict=True))
+        for way in ways:
+            what = f"{B}, {T}, {H}, {K}, {V} {WAYS[way]}"
+            found[what] = _replayed_ms(calls[way])
+            if kernels:
+                found |= {f"{what}: {kernel}": ms for kernel, ms in _kernels_ms(calls[way]).items()}
     return found
+
+
+def _kernels_ms(call: Callable[[], Any]) -> Times:
+    """The time of each kernel in a call that was made before, of all its launches together."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+        for _ in range(CALLS):
+            call()
+        torch.cuda.synchronize()
+    times = {event.key: event.self_device_time_total / 1000 / CALLS for event in profiled.key_averages()}
+    return {kernel: ms for kernel, ms in times.items() if ms}
 
 
 def _replayed_ms(call: Callable[[], Any]) -> float:

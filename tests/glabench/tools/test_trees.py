@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,6 +26,43 @@ def test_what_takes_longer_is_named() -> None:
     assert trees.report([row("a", 1.0, 1.0)])[-1].endswith("none")
 
 
+def test_what_one_tree_alone_has_is_not_compared() -> None:
+    """As a kernel of another name."""
+    old, new = {"fwd": 2.0, "fwd: states": 1.0, "fwd: old": 1.0}, {"fwd": 3.0, "fwd: states": 2.0, "fwd: new": 1.0}
+    assert trees.compared([old, old], [new, old]) == [
+        {"what": "fwd", "old_ms": [2.0, 2.0], "new_ms": [3.0, 2.0]},
+        {"what": "fwd: states", "old_ms": [1.0, 1.0], "new_ms": [2.0, 1.0]},
+    ]
+
+
+def test_each_round_leaves_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each new tree, whose turns come in the opposite order in every other round."""
+    turns: list[str] = []
+
+    def measured(tree: Path, asked: dict[str, Any]) -> trees.Times:
+        assert asked["shapes"] == [(1, 64, 1, 64, 64)]
+        assert asked["ways"] == ["fwd"]
+        turns.append(tree.name)
+        if len(turns) == 6:
+            raise KeyboardInterrupt
+        return {"fwd": float(len(turns))}
+
+    for name in "abc":
+        (tmp_path / name / "kernels" / "gla_kernels").mkdir(parents=True)
+    monkeypatch.setattr(trees, "in_tree", measured)
+    monkeypatch.setattr("glabench.hardware.environment.detect_device", lambda: "cuda")
+    monkeypatch.setattr("glabench.hardware.environment.environment", lambda *_, **__: {"device": "a GPU"})
+    out = tmp_path / "trees.rows"
+    command = [*(str(tmp_path / name) for name in "abc"), "--shape", "1,64,1,64,64", "--ways", "fwd", "--out", str(out)]
+    assert CliRunner().invoke(trees.app, command).exit_code != 0
+    assert turns == ["a", "b", "c", "c", "b", "a"]
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [(row["round"], row["new"], row["old_ms"], row["new_ms"]) for row in rows] == [
+        (0, "b", {"fwd": 1.0}, {"fwd": 2.0}),
+        (0, "c", {"fwd": 1.0}, {"fwd": 3.0}),
+    ]
+
+
 def test_a_tree_is_measured_with_its_own_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "kernels" / "gla_kernels"
     package.mkdir(parents=True)
@@ -39,6 +78,12 @@ def test_a_folder_without_kernels_is_one_line(tmp_path: Path) -> None:
     result = CliRunner().invoke(trees.app, [str(tmp_path), str(ROOT)])
     assert result.exit_code == 2
     assert "expected kernels/gla_kernels" in result.output
+
+
+def test_a_way_that_is_none_is_one_line() -> None:
+    result = CliRunner().invoke(trees.app, [str(ROOT), str(ROOT), "--ways", "fwd,bwd"])
+    assert result.exit_code == 2
+    assert "--ways bwd: expected fwd, both, kept, without" in result.output
 
 
 def test_a_shape_that_is_none_is_one_line() -> None:
