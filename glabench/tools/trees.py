@@ -44,7 +44,9 @@ def trees(
     kernels: Annotated[bool, typer.Option("--kernels", help="Each kernel's own time, too.")] = False,
     gates: Annotated[Gates, typer.Option(help="What gates are, beside q, k and v in bf16.")] = "bf16",
     strength: Annotated[float, typer.Option(help="Of gates, as in sweeps.")] = 1.0,
-    resets: Annotated[int | None, typer.Option(help="Rows from one whose gates are -inf to the next.", min=1)] = None,
+    closed_every: Annotated[
+        int | None, typer.Option(help="Rows from one with gates of -inf to the next.", min=1)
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="File that rows are appended to, after each round.")] = None,
 ) -> None:
     """Compare kernels of trees. Exit code: 0 done; 2 bad input, or no GPU."""
@@ -69,7 +71,7 @@ def trees(
     if not shapes:
         cases = [cases["gla"] for cases in by_shape()]
         shapes = [(case.B, case.T, case.H, case.K, case.V) for case in cases]
-    given = {"gates": gates, "strength": strength, "resets": resets}
+    given = {"gates": gates, "strength": strength, "closed_every": closed_every}
     asked = {"shapes": shapes, "ways": ways.split(","), "kernels": kernels} | given
     facts = given | {"environment": environment("cuda", bandwidth=False)}
     found: list[list[Times]] = [[] for _ in (old, *new)]
@@ -123,7 +125,7 @@ def report(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 def measure(
     shapes: Sequence[Sequence[int]], ways: Sequence[str], kernels: bool, gates: Gates, strength: float,
-    resets: int | None = None,
+    closed_every: int | None = None,
 ) -> Times:  # fmt: skip
     """The times of the kernels that are imported here, on the current CUDA device."""
     import torch
@@ -143,8 +145,8 @@ def measure(
         torch.manual_seed(0)
         q, k, g, v = (torch.randn(B, T, H, n, device="cuda", dtype=torch.bfloat16) for n in (K, K, K, V))
         g = (strength * logsigmoid(g.float())).to(torch.float32 if gates == "fp32" else torch.bfloat16)
-        if resets is not None:
-            g[:, ::resets] = -torch.inf
+        if closed_every is not None:
+            g[:, ::closed_every] = -torch.inf
         x = [*(one.requires_grad_() for one in (q, k, v)), None if gates == "none" else g.requires_grad_()]
         do = torch.randn_like(v)
         kept = partial(both, x, do, recompute=False)
