@@ -217,6 +217,11 @@ def test_an_empty_sequence_hands_the_state_on(inputs):
     assert torch.equal(final, x.initial_state)
 
 
+def test_a_gate_of_minus_infinity_in_wide_heads(judge, inputs):
+    """Sums of gates in float16 are products in the interpreter, too, and no numbers beside such a gate."""
+    judge(form(Schedule(64)), inputs((1, 150, 1, 160, 16), torch.float16, "infinite"))
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("gates", [1.0, "resets"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=name)
