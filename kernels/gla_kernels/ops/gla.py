@@ -64,9 +64,9 @@ def gla(
         shared by heads h*n to h*n+n-1 of v, gv, o and states, which are H*n then. Nothing is repeated in memory where
         n * V is at most 512, else q, k and g as few times as n can be parted. Fewer heads than q's are refused.
     g: [B, T, H, K], natural log of the decay, <= 0, dtype of q or float32; -inf forgets all, and its gradient is 0.
-        Gates of 16 bits have to be finite with K > 128: -1e4 forgets all, too. Beside bfloat16 inputs Hopper's own
-        kernels take 16 bits of each float32 gate. None: no decay (plain linear attention). With schedule and config
-        left open and many heads this goes by the walks of `simple_gla`, not tuned, where these are Hopper's own.
+        Beside bfloat16 inputs Hopper's own kernels take 16 bits of each float32 gate. None: no decay (plain linear
+        attention). With schedule and config left open and many heads this goes by the walks of `simple_gla`, not tuned,
+        where these are Hopper's own.
     scale: factor on the output; K^-1/2 by default.
     initial_state: [B, H, K, V], float32; zeros by default.
     output_final_state: whether to return the state after the last token.
