@@ -30,10 +30,23 @@ def test_what_tuning_on_an_h100_won() -> None:
     assert f"tiles by size, {geomean(asked['gain']):.2f} (of {len(asked)})" in said
 
 
-def random_shapes(folder: str) -> pd.Series:
-    """What the plan in use takes of what tuning found, by workload."""
+def test_what_tuning_again_on_an_h200_won() -> None:
+    cost = cost_in_use("nvidia-h200", "retune")
+    said = words("docs/tuning.md")
+    (most,) = [f"({', '.join(map(str, shape))})" for *shape, direction in [cost.idxmax()] if direction == "bwd"]
+    assert f"{geomean(1 / cost):.3f} of the time of those in use before (geometric mean of {len(cost)}" in said
+    assert f"), and {1 / cost.max():.2f} at {most} backward" in said
+    least = cost.drop([one for one in cost.index if one[3] == 256])
+    (most,) = [f"({', '.join(map(str, shape))})" for *shape, direction in [least.idxmax()] if direction == "fwd"]
+    assert f"but for heads of 256 {1 / least.max():.2f} at least, at {most} forward" in said
+
+
+def cost_in_use(gpu: str, folder: str) -> pd.Series:
+    """What the plan in use takes of what tuning found, by workload with gates whose schedule was open."""
     cost = {}
-    for one in load_tunings(only_tunings([RESULTS / H100 / folder])):
+    for one in load_tunings(only_tunings([RESULTS / gpu / folder])):
+        if one.workload["schedule"] is not None or not one.workload["gated"]:
+            continue
         (before,) = [end for end in one.finalists if end.role == "incumbent"]
         assert one.winner is not None
         won, old = (float(np.median(end.samples_ms)) for end in (one.finalists[one.winner], before))
@@ -48,7 +61,7 @@ def worst_of(table: pd.Series) -> str:
 
 
 def test_what_plans_of_an_h100_cost_at_random_shapes() -> None:
-    table, said = random_shapes("tune-random"), words("docs/tuning.md")
+    table, said = cost_in_use(H100, "tune-random"), words("docs/tuning.md")
     assert (
         f"what they cost there was {geomean(table):.3f}x of what tuning finds (geometric mean of {len(table)}" in said
     )
@@ -56,7 +69,7 @@ def test_what_plans_of_an_h100_cost_at_random_shapes() -> None:
     beyond = table[table > 1.2]
     assert {(one[3], one[5]) for one in beyond.index} == {(256, "fwd")}
     assert f"The {('no', 'one', 'two', 'three')[len(beyond)]} above 1.2x" in said
-    fifth = random_shapes("judge-fifth-draw")
+    fifth = cost_in_use(H100, "judge-fifth-draw")
     assert f"{geomean(fifth):.3f}x, and {worst_of(fifth)} (`judge-fifth-draw`, {len(fifth)} workloads" in said
 
 

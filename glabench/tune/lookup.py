@@ -22,7 +22,7 @@ from glabench.tune.explain import TOP, explain, facts
 from glabench.tune.space import Space, space_of
 from glabench.tuning_store import Tuning
 
-PATTERNS = ("local/tune-*", "*/tune-*/*")  # in results/, where records are by default
+PATTERNS = ("local/tune-*", "*/tune-*/*", "*/retune/*")  # in results/, where records are by default
 DEFAULT_CAPABILITY = 90
 PLANS = 10  # predicted plans that are shown
 TILES = 3  # tiles of each pass of the best one
