@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from statistics import median
 
 import numpy as np
 import pandas as pd
@@ -18,7 +17,7 @@ from .committed import H100, MODES, RESULTS, SHAPE, as_printed, geomean, lines, 
 
 BOARD = f"{H100}/board"
 OF_H200 = "nvidia-h200/board"
-H200_BEFORE, H200_TODAY = "2026-11-25-0becc44.jsonl.xz", "2026-11-28-3b0a2b3.jsonl.xz"
+H200_BEFORE, H200_TODAY = "2026-11-25-0becc44.jsonl.xz", "2026-11-28-9f8914f.jsonl.xz"
 
 
 @pytest.mark.parametrize(
@@ -180,6 +179,36 @@ def test_gates_in_float32() -> None:
         assert f"{ratio:.2f}{' times' if ratio == longer.iloc[16] else ''} at ({', '.join(map(str, shape))})" in said
 
 
+def test_steps_on_an_h200() -> None:
+    rows = table("nvidia-h200/training")
+    eager, compiled = (rows[rows["training"] == f"1.3b, {how}"] for how in ("eager", "compiled"))
+    rate = compiled.pivot_table(index=["lengths", "B", "T"], columns="variant", values="tokens_per_s")
+    printed = lines("docs/models.md", "Steps on an H200")
+    assert len(printed) == len(rate) == 6
+    for (documents, *shape), of in rate.iterrows():
+        cells = [
+            cell.replace(",", "")
+            for cell in printed[", ".join([*map(str, shape), *([f"`{documents}`"] if documents else [])])]
+        ]
+        own, others = of["gla_lm"], [of[f"gla_lm:{kind}"] for kind in ("w", "re", "wo")]
+        values = [own]
+        for rival in ("transformer_lm", "gla_lm_fla"):
+            values += [of[rival], own / of[rival]]
+        for value, cell in zip([*values, *others], cells, strict=True):
+            assert as_printed(value, cell) if cell else np.isnan(value)
+    said = words("docs/models.md")
+    assert f"{len(rows)} of the sweep's 47 cases" in said
+    gla, rival = (
+        spread(compiled[compiled["system"].eq(one)]["peak_mib"] / 1024, 1) for one in ("gla_lm", "transformer_lm")
+    )
+    assert f"All of GLA have a peak of {gla} GiB, Transformer++ {rival.split()[0]}" in said
+    (one, other, fla) = (eager.set_index("system").loc[name] for name in ("gla_lm", "transformer_lm", "gla_lm_fla"))
+    times_as_many = [f"{one['tokens_per_s'] / rival['tokens_per_s']:.2f} times as many as" for rival in (other, fla)]
+    assert f"{one['tokens_per_s']:,.0f}, {times_as_many[0]} Transformer++ and {times_as_many[1]} with FLA's" in said
+    peaks = [f"{row['peak_mib'] / 1024:.1f}" for row in (one, other, fla)]
+    assert f"in {peaks[0]} GiB for {peaks[1]} and {peaks[2]}" in said
+
+
 @pytest.mark.parametrize("other", ["transformer_lm", "gla_lm_fla"])
 def test_training(other: str) -> None:
     rows = table(f"{H100}/training", f"{H100}/training-packed")
@@ -215,12 +244,13 @@ def test_counts_of_cases() -> None:
     assert f"another day the {of['jla'].sum()} of jax-linear-attention" in said
     assert f"on one H100, the {of['fa4'].sum()} of FlashAttention-4" in said
     today = table(f"{OF_H200}/{H200_TODAY}")
-    assert f"all {len(today)} cases in two starts of one machine" in said
+    assert f"all {len(today)} cases in one start on two GPUs of a host" in said
     rows = [row for _, row in located([RESULTS / OF_H200 / H200_TODAY])]
     stopped = Counter(row.case["system"] for row in rows if row.time and "wall budget" in (row.time["stopped"] or ""))
-    of_cudnn = (today["system"] == "cudnn").sum()
-    assert stopped["fa2"] == 2
-    assert f"{stopped['cudnn']} of cuDNN's {of_cudnn} and two of FlashAttention-2's were stopped by the budget" in said
+    of = today["system"].value_counts()
+    assert stopped["fa2"] == 4
+    stops = f"{stopped['cudnn']} of cuDNN's {of['cudnn']}, four of FlashAttention-2's"
+    assert f"{stops} and {stopped['gla']} of `gla`'s {of['gla']} were stopped by the budget" in said
     assert f"the papers' {len(table('nvidia-h200/papers'))} cases" in said
 
 
@@ -250,21 +280,6 @@ def test_which_commits_changed_it_on_an_h200() -> None:
     few, kept = (longer("1593329", "3121997", f"fwd+bwd{more}") for more in ("", ", all states kept"))
     assert f"both passes take {min(few):.2f} to {max(few):.2f} times as long; an H100" in said
     assert f"by `recompute=False`, they take {min(kept):.2f} to {max(kept):.2f} times as long" in said
-    later = longer("30c3da9", "1593329", "fwd")
-    assert f"until 30c3da9 takes {min(later):.2f} to {max(later):.2f} times as long forward" in said
-
-
-def test_what_sums_of_gates_from_where_they_lie_save() -> None:
-    rows = pd.read_json(RESULTS / "nvidia-h200" / "trees" / "2026-11-28-c2dd6ea-again.rows.xz", lines=True)
-    ms = rows[rows.strength == 1].set_index("what")[["old_ms", "new_ms"]].map(median)
-    forward, both = (ms[ms.index.str.endswith(f" {way}")] for way in ("fwd", "fwd+bwd"))
-    assert len(forward) == len(both) == 8
-    said = words("docs/results.md")
-    for way, verb in ((forward, "{} times as long forward"), (both, "and {} both ways")):
-        assert verb.format(spread(way.new_ms / way.old_ms)) in said
-    shape = "2, 16384, 16, 128, 128"
-    one, two = ms.loc[f"{shape} fwd"], ms.loc[f"{shape} fwd+bwd"]
-    assert f"at ({shape}) {one.new_ms:.3f} ms for {one.old_ms:.3f} and {two.new_ms:.3f} for {two.old_ms:.3f}" in said
 
 
 def test_what_the_harness_takes() -> None:

@@ -1,11 +1,13 @@
-"""The figures of docs/kernels.md are those of the committed rows, computed again."""
+"""What documents say of kernels, and of those of several commits, is what the committed rows say, computed again."""
 
 from __future__ import annotations
+
+from statistics import median
 
 import numpy as np
 import pandas as pd
 
-from .committed import H100, MODES, RESULTS, SHAPE, lines, spread, table, words
+from .committed import H100, MODES, RESULTS, SHAPE, as_printed, lines, spread, table, words
 
 
 def test_one_decay_a_head_is_that_of_the_rows() -> None:
@@ -99,3 +101,31 @@ def test_a_sequence_over_two_h200s() -> None:
     faster, exposed = (list(ran[name]) for name in ("times_one_gpu", "exposed"))
     speed = f"Two H200s are {faster[0]:.2f} and {faster[1]:.2f} times as fast as one at the first and the third shape"
     assert f"{speed}, with {100 * exposed[0]:.1f} and {100 * exposed[1]:.1f} % exposed" in words("docs/kernels.md")
+
+
+def test_what_sums_of_gates_from_where_they_lie_save() -> None:
+    rows = pd.read_json(RESULTS / "nvidia-h200" / "trees" / "2026-11-28-c2dd6ea-again.rows.xz", lines=True)
+    ms = rows[rows.strength == 1].set_index("what")[["old_ms", "new_ms"]].map(median)
+    forward, both = (ms[ms.index.str.endswith(f" {way}")] for way in ("fwd", "fwd+bwd"))
+    assert len(forward) == len(both) == 8
+    said = words("docs/results.md")
+    for way, verb in ((forward, "{} times as long forward"), (both, "and {} both ways")):
+        assert verb.format(spread(way.new_ms / way.old_ms)) in said
+    shape = "2, 16384, 16, 128, 128"
+    one, two = ms.loc[f"{shape} fwd"], ms.loc[f"{shape} fwd+bwd"]
+    assert f"at ({shape}) {one.new_ms:.3f} ms for {one.old_ms:.3f} and {two.new_ms:.3f} for {two.old_ms:.3f}" in said
+
+
+def test_what_gates_of_minus_infinity_cost() -> None:
+    def medians(name: str) -> pd.DataFrame:
+        rows = pd.read_json(RESULTS / "nvidia-h200" / "trees" / f"2026-11-28-65e395f-{name}.rows.xz", lines=True)
+        return pd.DataFrame({tree: pd.DataFrame(list(rows[tree])).median() for tree in ("old_ms", "new_ms")})
+
+    closed, finite = medians("closed"), medians("kernels")
+    printed = lines("docs/results.md", "Gates of -inf")
+    assert len(printed) == len(closed) == 8
+    for what, ms in closed.iterrows():
+        usual = finite.loc[what]
+        values = [usual["new_ms"], ms["new_ms"], ms["new_ms"] / usual["new_ms"], ms["old_ms"] / usual["old_ms"]]
+        said = printed[", ".join(str(what).rsplit(" ", 1))]
+        assert all(as_printed(value, cell) for value, cell in zip(values, said, strict=True)), what
