@@ -11,13 +11,16 @@ from gla_kernels.plan.apply import launches_of
 from glabench import failures
 from glabench.hardware.crosscompile import cross_compile
 from glabench.tune.candidate import Candidate, launch_of, variants
+from glabench.tune.decay_walks import walks_of
 from glabench.tune.space import members_of
 
 
 def handle(request: dict[str, Any]) -> dict[str, Any]:
     """Compile {"workload", "candidate", "arch"}, or one pass of a plan: {"workload", "plan", "initial_state", "step",
-    "arch"}. Answers {"status": "ok", "compile_error", "oom", or "crashed" for what the machine did; "reason";
-    "compiled": entry or None}.
+    "arch"}, or one launch of a call without a plan: {"workload", "mode", "initial_state", "walk", "arch"}.
+
+    Answers {"status": "ok", "compile_error", "oom", or "crashed" for what the machine did; "reason"; "compiled": entry
+    or None}.
 
     Of {"workload", "part": [first, step], "arch"} the members of each step-th variant: {"status", "reason", "members"}.
     """
@@ -44,5 +47,7 @@ def _launch(request: dict[str, Any]) -> Launch:
     work, capability = Workload.from_dict(request["workload"]), int(request["arch"].removeprefix("sm_"))
     if "candidate" in request:
         return launch_of(work, Candidate.from_dict(request["candidate"]), capability)
+    if "walk" in request:
+        return walks_of(work, request["mode"], request["initial_state"], capability)[request["walk"]]
     plan = Plan.from_dict(request["plan"])
     return launches_of(work, plan, request["initial_state"], few=True)[request["step"]]

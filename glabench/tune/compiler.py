@@ -15,6 +15,7 @@ from glabench.hardware.crosscompile import kernel_key
 from glabench.run.child import Child, ChildDied, ChildTimeout
 from glabench.run.processes import cores, worker_env
 from glabench.tune.candidate import Candidate, Variant, launch_of
+from glabench.tune.decay_walks import walks_of
 from glabench.tune.space import Members, Space, joined, members_of
 
 WORKER = "glabench.tune.compile_worker"
@@ -64,6 +65,14 @@ class CompilePool:
         launches = launches_of(work, plan, initial_state, few=True)
         shared = {"workload": work.to_dict(), "plan": plan.to_dict(), "initial_state": initial_state, "arch": self.arch}
         return {step: self._submit(kernel_key(launch), shared | {"step": step}) for step, launch in launches.items()}
+
+    def submit_walks(self, work: Workload, mode: str, initial_state: bool = False) -> list[tuple[str, Future[Answer]]]:
+        """Compile all that a call without a plan launches, by kernel: see `walks_of`. Nothing where a plan serves."""
+        shared = {"workload": work.to_dict(), "mode": mode, "initial_state": initial_state, "arch": self.arch}
+        return [
+            (launch.name.removesuffix("_kernel"), self._submit(kernel_key(launch), shared | {"walk": place}))
+            for place, launch in enumerate(walks_of(work, mode, initial_state, self._capability))
+        ]
 
     def space_of(self, work: Workload) -> Space:
         """`glabench.tune.space.space_of`, a part of the variants by each process; what one does not answer is

@@ -62,10 +62,11 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Asked:
-    """A workload, and whether its calls start from a state: that makes kernels of its own."""
+    """A workload, whether its calls start from a state, which makes kernels of its own, and which passes they have."""
 
     work: Workload
     initial_state: bool = False
+    mode: str = "fwdbwd"
 
 
 def asked_of(cases: Iterable[Case]) -> tuple[list[Asked], int]:
@@ -78,7 +79,7 @@ def asked_of(cases: Iterable[Case]) -> tuple[list[Asked], int]:
             continue
         work = system.workload(case)
         for direction in DIRECTIONS[case.mode]:
-            found[Asked(replace(work, direction=direction), case.initial_state)] = None
+            found[Asked(replace(work, direction=direction), case.initial_state, case.mode)] = None
     return list(found), skipped
 
 
@@ -146,8 +147,11 @@ def survey(
     with CompilePool(target, jobs=cores()) as pool:
         found: dict[Future[Answer], Kernel] = {}
         for one in asked:
-            plan = chosen(one.work, Machine(capability)).plan
-            for step, future in pool.submit_plan(one.work, plan, one.initial_state).items():
+            kernels = pool.submit_walks(one.work, one.mode, one.initial_state)
+            if not kernels:
+                plan = chosen(one.work, Machine(capability)).plan
+                kernels = list(pool.submit_plan(one.work, plan, one.initial_state).items())
+            for step, future in kernels:
                 found.setdefault(future, draft(one.work, step))
         for work, candidate in sample(asked, capability, count):
             found.setdefault(pool.submit(work, candidate), draft(work, candidate.step, candidate))

@@ -57,11 +57,12 @@ def tile(kernel: Kernel) -> str:
         return UNKNOWN
     # a copy or a sum between passes has a block of elements instead
     sizes = "×".join(str(values[name]) for name in ("BT", "BK", "BV", "BLOCK") if name in values)
-    size = f"{sizes} {kernel.fact('num_warps')}w {kernel.fact('num_stages')}s"
+    size = f"{sizes} {kernel.fact('num_warps')}w {kernel.fact('num_stages')}s".lstrip()
     dtype = [] if kernel.workload["dtype"] == "bf16" else [kernel.workload["dtype"]]
     gates = kernel.workload.get("gate_dtype")
     wide = [f"gates {gates}"] if gates else []
-    return ", ".join([size, *dtype, *wide, *([] if values.get("GATED", True) else ["no gate"])])
+    gated = values.get("GATED", kernel.workload.get("gated", True))
+    return ", ".join([size, *dtype, *wide, *([] if gated else ["no gate"])])
 
 
 def _shown(value: int | None) -> str:
