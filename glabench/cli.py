@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 import sys
+from functools import cache
 from typing import Annotated, Any
 
 import typer
@@ -63,7 +64,7 @@ def main(arguments: list[str] | None = None) -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that knows only ASCII gets question marks
     try:
-        code = typer.main.get_command(app).main(args=given, prog_name="glabench", standalone_mode=False)
+        code = _parser().main(args=given, prog_name="glabench", standalone_mode=False)
         sys.stdout.flush()  # here, where a full disk can be told of
     except UserError as error:
         _fail(str(error))
@@ -86,6 +87,12 @@ def main(arguments: list[str] | None = None) -> None:
             raise
         _fail(_usage(error, given))
     sys.exit(code if isinstance(code, int) else 0)
+
+
+@cache
+def _parser() -> Any:
+    """Of all commands: it takes a tenth of a second to make, and tests run hundreds of command lines in one process."""
+    return typer.main.get_command(app)
 
 
 def _reader_is_gone() -> None:

@@ -227,7 +227,7 @@ def test_passes_over_states_let_the_next_begin_where_it_is_to(direction, monkeyp
 # --- Both directions --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.pairwise
+@pytest.mark.each_value  # pairs are above, of either kernel by itself
 @TYPES
 @pytest.mark.parametrize("states_every", [None, 1], ids=["whole", "segments"])
 @pytest.mark.parametrize(("T", "K", "V"), [(150, 64, 128), (192, 128, 64)])

@@ -253,7 +253,7 @@ def natively(place, monkeypatch, one_by_one):
     ("gates", "K", "V", "share"),
     [("infinite", 64, 256, 2), ("resets", 128, 256, 1)]
     + [(gates, 64, 64, 1) for gates in (0.3, 1.0, 40.0, "closed")]
-    + [(gates, 128, 128, share) for gates, share in ((0.06, 2), (4.0, 1), (16.0, 1))]
+    + [(0.06, 128, 128, 2), (16.0, 128, 128, 1), pytest.param(4.0, 128, 128, 1, marks=pytest.mark.exhaustive)]
     + [
         pytest.param(gates, K, V, 2, marks=pytest.mark.exhaustive)
         for gates in (0.06, 0.3, 1.0, 4.0, 16.0, 40.0, "resets", "infinite", "closed")

@@ -92,6 +92,7 @@ def some_strong(x, side: str, chunk: int, columns: slice):
     return replace(x, **{side: gates})
 
 
+@pytest.mark.exhaustive(V=(192,))  # wide values are among head dimensions
 @pytest.mark.each_value  # a side that is not mild is told to walks as one mark, and both are at every gate strength
 @pytest.mark.parametrize(("V", "run"), [(64, 1), (64, 2), (64, 4), (192, 2)])
 @pytest.mark.parametrize("side", ["g", "gv"])
@@ -101,7 +102,7 @@ def test_a_chunk_that_is_not_mild_among_others(judge, inputs, riding, monkeypatc
     judge(riding(), some_strong(inputs((1, 215, 1, 64, V), BF16, 1.0, value_gates=1.0), side, 2, slice(3, 40)))
 
 
-@pytest.mark.exhaustive(V=(128,))
+@pytest.mark.exhaustive(V=(128, 192))
 @pytest.mark.parametrize(("K", "V", "kept"), [(64, 64, 2), (64, 128, 2), (64, 192, 2)])
 def test_few_states_are_kept_where_grad_qk_leads_them_along(judge, inputs, riding, monkeypatch, K, V, kept):
     monkeypatch.setattr(by_walks, "PROGRAMS", 1)
