@@ -61,6 +61,7 @@ def test_rates_that_are_reached(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert any("3.00 to 3.00 % by calibration" in line for line in lines)
 
 
+@pytest.mark.exhaustive
 def test_the_gate_still_reaches_the_rates_on_what_an_h200_measured(capsys: pytest.CaptureFixture[str]) -> None:
     """Real samples, which no change of the statistics may make it misjudge; docs/regressions.md has these figures."""
     assert main([str(MEASURED)]) == 0

@@ -99,6 +99,7 @@ print(next(report("2,16384,16,128,128", "fwd", "states", "sm_90", "bf16")))
 """
 
 
+@pytest.mark.exhaustive
 def test_products_are_waited_for_together(compiling_process: Callable[..., str]):
     """Not each before the next, as where ptxas finds no other way: of what is prepared for a walk of wide heads, whose
     gates may be summed twice, and of states at segments' ends."""
@@ -136,6 +137,7 @@ print([keys[name] for name in names])
 """
 
 
+@pytest.mark.exhaustive
 def test_one_process_finds_what_another_compiled(
     python_process: Callable[..., subprocess.CompletedProcess[str]], compiling_process: Callable[..., str]
 ):

@@ -54,7 +54,8 @@ def test_each_row_is_right(K: int, V: int, tile: Tile, strength: float) -> None:
         assert off.max() < 4 * EPS, f"{name}: row {int(off.amax((0, 2)).argmax())} is off by {off.max():.1e}"
 
 
-@pytest.mark.parametrize("K", [128, pytest.param(64, marks=pytest.mark.exhaustive)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("K", [128, 64])
 def test_products_read_from_where_operands_lie(K: int, compiling_process: Callable[..., str]) -> None:
     """Which the ptxas of CUDA 12.8 gets wrong where it may: glabench/hardware/descriptors.py."""
     assert compiling_process(__file__, str(K)) == "output []\ngrad_v []\n"

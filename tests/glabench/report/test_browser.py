@@ -330,7 +330,7 @@ def test_words_of_figures_stay_inside_their_cards(browser: Any, strengths: str, 
     assert outside == []
 
 
-@pytest.mark.parametrize("width", [360, pytest.param(420, marks=pytest.mark.exhaustive), 1400])
+@pytest.mark.parametrize("width", [360, *(pytest.param(width, marks=pytest.mark.exhaustive) for width in (420, 1400))])
 def test_profiles_fit_every_width_and_load_nothing(browser: Any, profiles: str, width: int) -> None:
     open_at(browser, profiles, width, kept=True)
     assert browser.get_log("browser") == []

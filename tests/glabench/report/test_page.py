@@ -179,6 +179,7 @@ def test_a_page_of_250_rows_would_stay_under_one_and_a_half_mib(board_page: str,
     assert len(board_page.encode()) < 1.5 * 2**20 * len(board_rows) / 250
 
 
+@pytest.mark.exhaustive(pick=("one row", "no environment", "one sample each"))
 @pytest.mark.parametrize("pick", ["nothing timed", "one row", "no environment", "one sample each", "all failed"])
 def test_poor_rows_still_make_a_page(board_rows: list[Row], pick: str, outline: Any) -> None:
     rows = {

@@ -123,6 +123,7 @@ assert [form(5) for form in (one, two, three)] == [5, 5, 5]
 """
 
 
+@pytest.mark.exhaustive
 def test_what_compiles_imports_none_of_pytorch_s_compiler_for_what_packages_hand_it(
     compiling_process: Callable[..., str], tmp_path: Path
 ) -> None:

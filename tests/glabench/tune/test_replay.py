@@ -36,7 +36,7 @@ def name(tuning: Tuning) -> str:
 
 
 FOUND = exhaustive()
-FIRST = {name(one) for one in {one.workload["direction"]: one for one in FOUND}.values()}  # one of each direction
+FIRST = {name(one) for one in [one for one in FOUND if one.workload["direction"] == "fwd"][:1]}  # by day, one alone
 
 
 @pytest.mark.exhaustive(tuning=[one for one in FOUND if name(one) not in FIRST])
