@@ -121,11 +121,21 @@ def test_what_gates_of_minus_infinity_cost() -> None:
         rows = pd.read_json(RESULTS / "nvidia-h200" / "trees" / f"2026-11-28-65e395f-{name}.rows.xz", lines=True)
         return pd.DataFrame({tree: pd.DataFrame(list(rows[tree])).median() for tree in ("old_ms", "new_ms")})
 
+    def longer(trees: pd.DataFrame) -> pd.Series:
+        return trees["new_ms"] / trees["old_ms"]
+
     closed, finite = medians("closed"), medians("kernels")
-    printed = lines("docs/results.md", "Gates of -inf")
+    printed, said = lines("docs/results.md", "Gates of -inf"), words("docs/results.md")
+    finite = finite.loc[closed.index]
     assert len(printed) == len(closed) == 8
-    for what, ms in closed.iterrows():
-        usual = finite.loc[what]
-        values = [usual["new_ms"], ms["new_ms"], ms["new_ms"] / usual["new_ms"], ms["old_ms"] / usual["old_ms"]]
-        said = printed[", ".join(str(what).rsplit(" ", 1))]
-        assert all(as_printed(value, cell) for value, cell in zip(values, said, strict=True)), what
+    for what in closed.index:
+        values = [value for trees in (finite, closed) for value in (*trees.loc[what], longer(trees).loc[what])]
+        cells = printed[", ".join(str(what).rsplit(" ", 1))]
+        assert all(as_printed(value, cell) for value, cell in zip(values, cells, strict=True)), what
+    for tree, sentence in (
+        ("new_ms", "that is {} times as long forward and {} both ways"),
+        ("old_ms", "before {} and {}."),
+    ):
+        price = closed[tree] / finite[tree]
+        forward = price.index.str.endswith(" fwd")
+        assert sentence.format(spread(price[forward]), spread(price[~forward])) in said

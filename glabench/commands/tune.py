@@ -63,7 +63,11 @@ def tune(
     ] = False,
     records: Annotated[
         list[Path] | None,
-        typer.Option("--from", help="With --explain: files of records, or folders.", show_default="results/*/tune-*"),
+        typer.Option(
+            "--from",
+            help="With --explain: files of records, or folders.",
+            show_default="results/*/tune-*, results/*/retune",
+        ),
     ] = None,
     all_: Annotated[bool, typer.Option("--all", help="With --explain: every candidate, not the best alone.")] = False,
     target: Annotated[
